@@ -1,0 +1,1 @@
+"""rayfed: simulation of federated learning on non-IID data, on Ray."""

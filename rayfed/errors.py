@@ -1,0 +1,12 @@
+"""The two errors that rayfed raises on purpose."""
+
+
+class UsageError(ValueError):
+    """Something the user asked for cannot be done; the message is one line: what is wrong, where, what is right.
+
+    The commands print it and exit with code 2, before anything has started.
+    """
+
+
+class Diverged(RuntimeError):
+    """Training produced a value that is not finite; the message names the round, the client and the value."""

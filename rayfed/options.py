@@ -1,0 +1,141 @@
+"""Declared options: dataclass fields with a meaning and a range, built from plain values with one-line errors.
+
+Every configurable thing (an algorithm, a dataset, a partition, a model, a group of the configuration tree) is a frozen
+dataclass whose fields are declared with `option`. `build` turns a mapping of plain values, as YAML or the command line
+gives them, into such an object, or raises `UsageError` naming the key, the value and what would be right.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rayfed.errors import UsageError
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    choices: Sequence[Any] | None = None,
+) -> Any:
+    """A dataclass field with its meaning and its range.
+
+    `low` and `high` are inclusive bounds, `above` and `below` exclusive ones; `choices` lists the only values allowed.
+    Bounds apply to each element of a list. `None` is always allowed where the annotation allows it.
+    """
+    bounds = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
+    metadata = {"help": help, **{name: bound for name, bound in bounds.items() if bound is not None}}
+    if isinstance(default, (list, dict)):
+        kind = type(default)
+        return dataclasses.field(default_factory=lambda: kind(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def build(cls: type, values: Mapping[str, Any], *, where: str) -> Any:
+    """An instance of the dataclass `cls` from plain `values`; `where` is the key prefix for messages ("algorithm").
+
+    Raises:
+        UsageError: an unknown key, a missing one, a wrong type or a value out of range.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    hints = typing.get_type_hints(cls)
+    for name in values:
+        if name not in fields:
+            raise UsageError(f"{where}.{name}: no such key; {suggestion(name, fields, prefix=f'{where}.')}")
+    ready = {}
+    for name, field in fields.items():
+        if name in values:
+            ready[name] = checked(values[name], hints[name], field.metadata, where=f"{where}.{name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise UsageError(f"{where}.{name}: needed, but not given ({field.metadata.get('help', 'no default')})")
+    return cls(**ready)
+
+
+def checked(value: Any, hint: Any, bounds: Mapping[str, Any], *, where: str) -> Any:
+    """`value` converted to the annotation `hint` and held against `bounds`; raises `UsageError` naming `where`."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if value is None and (type(None) in kinds or Any in kinds):
+        return None
+    for kind in kinds:
+        if kind is not type(None):
+            found, converted = _convert(value, kind)
+            if found:
+                _hold(converted, bounds, where)
+                return converted
+    expected = " or ".join(_name(kind) for kind in kinds)
+    raise UsageError(f"{where}={value!r}: expected {expected}, got {type(value).__name__}")
+
+
+def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
+    """Whether `value` can stand for `kind` without loss, and the converted value."""
+    origin = typing.get_origin(kind)
+    if kind is Any:
+        return True, value
+    if kind is bool:
+        return isinstance(value, bool), value
+    if kind is int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return isinstance(value, int) and not isinstance(value, bool), value
+    if kind is float:
+        if isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string
+            try:
+                return True, float(value)
+            except ValueError:
+                return False, value
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number, float(value) if is_number else value
+    if kind is str:
+        return isinstance(value, str), value
+    if origin in (list, tuple):
+        if not isinstance(value, (list, tuple)):
+            return False, value
+        (inner, *_) = typing.get_args(kind)
+        pairs = [_convert(item, inner) for item in value]
+        return all(found for found, _ in pairs), origin(item for _, item in pairs)
+    if origin is dict or kind is dict:
+        return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else value
+    return isinstance(value, kind), value
+
+
+def _hold(value: Any, bounds: Mapping[str, Any], where: str) -> None:
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        if "choices" in bounds and item not in bounds["choices"]:
+            raise UsageError(f"{where}={item!r}: {suggestion(item, bounds['choices'])}")
+        if isinstance(item, bool) or not isinstance(item, (int, float)):
+            continue
+        if item != item:
+            raise UsageError(f"{where}={item}: not a number")
+        for name, fails, words in (
+            ("low", lambda b, item=item: item < b, "at least"),
+            ("above", lambda b, item=item: item <= b, "more than"),
+            ("high", lambda b, item=item: item > b, "at most"),
+            ("below", lambda b, item=item: item >= b, "less than"),
+        ):
+            if name in bounds and fails(bounds[name]):
+                raise UsageError(f"{where}={item}: must be {words} {bounds[name]}")
+
+
+def _name(kind: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+    if kind in names:
+        return names[kind]
+    if typing.get_origin(kind) in (list, tuple):
+        return "a list"
+    return "a mapping" if typing.get_origin(kind) is dict or kind is dict else getattr(kind, "__name__", str(kind))
+
+
+def suggestion(wrong: Any, known: Iterable[Any], *, prefix: str = "") -> str:
+    """ "did you mean …?" where a known name is near `wrong`, else the list of known names."""
+    names = [str(name) for name in known]
+    near = difflib.get_close_matches(str(wrong), names, n=1)
+    if near:
+        return f"did you mean {prefix}{near[0]}?"
+    return f"known: {', '.join(sorted(names)) or 'none'}"

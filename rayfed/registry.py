@@ -1,0 +1,37 @@
+"""Names of the pieces one can choose, and how a user's own piece is found: `name` or `module:Attribute`."""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rayfed.errors import UsageError
+from rayfed.options import suggestion
+
+
+def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
+    """The object called `name`: an entry of `table` (name -> "module:Attribute") or "module:Attribute" of the user's.
+
+    The working directory is searched for a user's module, so a file `mine.py` beside the user is `mine:MyMethod`.
+
+    Raises:
+        UsageError: unknown name, module that cannot be found, or no such attribute in it.
+    """
+    target = table.get(name, name)
+    if ":" not in target:
+        raise UsageError(f"{where}={name}: {suggestion(name, table)}; your own is written module:Name")
+    module_name, attribute = target.split(":", 1)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise  # the module was found; something that it imports was not
+        raise UsageError(f"{where}={name}: no module {module_name!r} in {here} or the installed packages") from error
+    if not hasattr(module, attribute):
+        public = [key for key in vars(module) if not key.startswith("_")]
+        raise UsageError(f"{where}={name}: {module_name} has no {attribute!r}; {suggestion(attribute, public)}")
+    return getattr(module, attribute)
