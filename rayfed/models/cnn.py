@@ -1,0 +1,55 @@
+"""The four-layer CNN of FedAvg (McMahan et al., AISTATS 2017) as DBE uses it (Zhang et al., NeurIPS 2023)."""
+
+import dataclasses
+from collections import OrderedDict
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from rayfed.errors import UsageError
+from rayfed.models.base import ModelOptions, scaled
+from rayfed.models.split import Split, dry_run
+from rayfed.options import option
+
+_ENDS = {"conv1": "pool1", "conv2": "pool2", "fc1": "relu3"}  # the split comes after the layer's activation and pooling
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CNN(ModelOptions):
+    """conv5x5(32) + ReLU + pool2, conv5x5(64) + ReLU + pool2, FC 512 + ReLU, FC C; no padding.
+
+    582,026 parameters on 1x28x28 with 10 classes. Representations on 28x28: conv1 32x12x12, conv2 64x4x4, fc1 512.
+    """
+
+    name: ClassVar[str] = "cnn"
+    width: float = option(1.0, above=0, help="multiplies 32, 64 and 512 (0.5 gives 16, 32 and 256)")
+    split: str = option("fc1", choices=tuple(_ENDS), help="the layer whose output is the representation")
+
+    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
+        channels, _, _ = self.image_shape(shape, least=16)
+        if self.projection is not None and self.split != "fc1":
+            raise UsageError(f"model.projection={self.projection}: goes with model.split=fc1, not {self.split}")
+        first, second, hidden = (scaled(size, self.width) for size in (32, 64, 512))
+        layers: OrderedDict[str, nn.Module] = OrderedDict(
+            conv1=nn.Conv2d(channels, first, 5),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(first, second, 5),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+        )
+        flat = dry_run(nn.Sequential(layers), torch.zeros(1, *shape)).shape[1]
+        layers.update(fc1=nn.Linear(flat, hidden), relu3=nn.ReLU(), fc2=nn.Linear(hidden, num_classes))
+        return cut(layers, _ENDS[self.split], shape)
+
+
+def cut(layers: "OrderedDict[str, nn.Module]", last: str, shape: tuple[int, ...]) -> Split:
+    """A chain of named layers split after the one called `last`; a head of one layer is that layer itself."""
+    names = list(layers)
+    end = names.index(last) + 1
+    features = nn.Sequential(OrderedDict((name, layers[name]) for name in names[:end]))
+    rest = OrderedDict((name, layers[name]) for name in names[end:])
+    head = next(iter(rest.values())) if len(rest) == 1 else nn.Sequential(rest)
+    return Split(features, head, shape)

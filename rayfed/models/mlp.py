@@ -1,0 +1,31 @@
+"""Fully connected network; McMahan et al. (AISTATS 2017) use two hidden layers of 200 on MNIST ("2NN")."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+from torch import nn
+
+from rayfed.models.base import ModelOptions
+from rayfed.models.split import Split
+from rayfed.options import option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MLP(ModelOptions):
+    """Flattened input, hidden layers with ReLU, one linear layer; the representation is the last hidden layer."""
+
+    name: ClassVar[str] = "mlp"
+    hidden: list[int] = option([200, 200], low=1, help="widths of the hidden layers; [] is a linear model")
+    batch_norm: bool = option(False, help="batch norm between each hidden layer and its ReLU")
+
+    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
+        layers: list[nn.Module] = [nn.Flatten()]
+        size = math.prod(shape)
+        for width in self.hidden:
+            layers.append(nn.Linear(size, width))
+            if self.batch_norm:
+                layers.append(nn.BatchNorm1d(width))
+            layers.append(nn.ReLU())
+            size = width
+        return Split(nn.Sequential(*layers), nn.Linear(size, num_classes), shape)

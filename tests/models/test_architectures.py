@@ -1,0 +1,138 @@
+"""Sizes of the papers' networks, split points, and one-line refusals."""
+
+import pytest
+import torch
+
+from rayfed.errors import UsageError
+from rayfed.models.build import MODELS, build_model, check_model
+from rayfed.models.split import head_names
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "classes", "count", "feature_shape"),
+    [
+        ("mlp", {}, (1, 28, 28), 10, 199_210, (200,)),  # the 2NN of FedAvg, and the MLP of ADCOL's traffic example
+        ("mlp", {"hidden": []}, (1, 28, 28), 10, 7_850, (784,)),
+        ("cnn", {}, (1, 28, 28), 10, 582_026, (512,)),
+        ("cnn", {"width": 0.5}, (1, 28, 28), 10, 147_146, (256,)),
+        ("cnn", {"split": "conv1"}, (1, 28, 28), 10, 582_026, (32, 12, 12)),
+        ("cnn", {"split": "conv1"}, (3, 64, 64), 200, None, (32, 30, 30)),  # DBE's table 1: 28800 values
+        ("cnn", {"split": "conv2"}, (3, 64, 64), 200, None, (64, 13, 13)),  # 10816
+        ("cnn_rotated", {}, (1, 28, 28), 10, 28_938, (1568,)),
+        ("cnn_domainbed", {}, (1, 28, 28), 10, 371_850, (128,)),
+        ("digits_cnn", {}, (3, 28, 28), 10, 14_219_210, (512,)),
+        ("digits_cnn", {"pool": 3}, (3, 32, 32), 10, 18_151_370, (512,)),
+        ("digits_cnn", {"width": 0.25}, (3, 28, 28), 10, None, (128,)),
+        ("vgg11_mean", {}, (3, 32, 32), 10, 9_225_610, (512,)),
+        ("resnet18", {"norm": "group"}, (3, 64, 64), 7, 11_180_103, (512,)),  # 11.18M in FRAug's table 4
+        *[
+            ("resnet18", {"split": stage}, (3, 64, 64), 200, 11_279_112, shape)  # DBE's table 7
+            for stage, shape in {
+                "stem": (64, 16, 16),
+                "layer1": (64, 16, 16),
+                "layer2": (128, 8, 8),
+                "layer3": (256, 4, 4),
+                "layer4": (512, 2, 2),
+                "pool": (512,),
+            }.items()
+        ],
+        ("mobilenet_v3_small", {}, (1, 32, 32), 10, None, (1024,)),
+        ("torchvision", {"arch": "mnasnet0_5"}, (3, 64, 64), 10, None, (1280,)),
+        ("mlp", {"projection": 64}, (1, 8, 8), 10, None, (64,)),
+        ("cnn_domainbed", {"projection": 32}, (1, 28, 28), 10, None, (32,)),
+    ],
+)
+def test_size_and_split(name, options, shape, classes, count, feature_shape):
+    model = build_model(name, options, shape, classes)
+    if count is not None:
+        assert parameters(model) == count
+    assert model.feature_shape == feature_shape
+    model.eval()
+    x = torch.randn(2, *shape)
+    z = model.features(x)
+    assert z.shape == (2, *feature_shape)
+    assert torch.equal(model(x), model.head(z))
+    assert model(x).shape == (2, classes)
+    names = head_names(model)
+    assert names
+    assert names <= set(model.state_dict())
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"vgg11", "resnet50", "densenet121", "efficientnet_b0"}))
+def test_same_seed_same_weights(name):
+    options = {"arch": "mnasnet0_5"} if name == "torchvision" else {}
+    models = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        models.append(build_model(name, options, (1, 32, 32), 10).state_dict())
+    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
+
+
+def test_building_leaves_the_model_in_training_mode_with_untouched_statistics():
+    model = build_model("mobilenet_v3_small", {}, (3, 32, 32), 10)
+    assert all(part.training for part in model.modules())
+    assert all(int(value) == 0 for name, value in model.state_dict().items() if name.endswith("num_batches_tracked"))
+
+
+def test_small_stem_keeps_small_images_at_full_size():
+    model = build_model("resnet18", {"small_stem": True, "split": "stem"}, (1, 32, 32), 10)
+    assert model.feature_shape == (64, 32, 32)
+
+
+def test_width_of_the_projection_and_its_predictor():
+    model = build_model("mlp", {"projection": 16, "hidden": [12]}, (5,), 3)
+    projection = 12 * 16 + 16 + 2 * (16 * 16 + 16) + 3 * 2 * 16  # three linear layers, three batch norms
+    predictor = 16 * 512 + 512 + 2 * 512 + 512 * 3 + 3
+    assert parameters(model) == 5 * 12 + 12 + projection + predictor
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "message"),
+    [
+        ("cnn", {}, (1, 12, 12), "model.name=cnn: images of 1x12x12 are too small, it needs 16x16"),
+        ("cnn", {}, (196,), "model.name=cnn: takes images (channels x height x width), got samples of 196"),
+        ("cnn", {"split": "conv1", "projection": 8}, (1, 28, 28), "model.projection=8: goes with model.split=fc1"),
+        ("torchvision", {"arch": "squeezenet1_0"}, (3, 64, 64), "no nn.Linear to split at"),
+        ("torchvision", {"arch": "resnet19"}, (3, 64, 64), "did you mean resnet18?"),
+        ("mobilenet_v3_small", {"norm": "group", "groups": 7}, (3, 64, 64), "model.groups=7: does not divide the 16"),
+    ],
+)
+def test_refusals_when_building(name, options, shape, message):
+    with pytest.raises(UsageError) as caught:
+        build_model(name, options, shape, 10)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cnnn", {}, "model.name=cnnn: did you mean cnn?"),
+        ("cnn", {"widht": 2}, "model.widht: no such key; did you mean model.width?"),
+        ("cnn", {"split": "conv3"}, "model.split='conv3'"),
+        ("resnet18", {"norm": "layer"}, "model.norm='layer'"),
+        ("torchvision", {}, "model.arch: needed, but not given"),
+        ("mlp", {"hidden": [0]}, "model.hidden=0: must be at least 1"),
+    ],
+)
+def test_refusals_before_building(name, options, message):
+    with pytest.raises(UsageError) as caught:
+        check_model(name, options)
+    assert message in str(caught.value)
+
+
+def test_weights_that_cannot_be_fetched(monkeypatch, tmp_path):
+    from urllib.error import URLError
+
+    def fails(*args, **kwargs):
+        raise URLError("no route")
+
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", fails)
+    monkeypatch.setattr("torchvision._internally_replaced_utils.load_state_dict_from_url", fails)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fails)
+    with pytest.raises(UsageError, match=r"model.pretrained=true: could not fetch the weights of resnet18"):
+        build_model("resnet18", {"pretrained": True}, (3, 32, 32), 10)

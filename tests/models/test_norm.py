@@ -1,0 +1,65 @@
+"""Batch norm is found by type: all of it, on networks whose names do not say "bn"."""
+
+import pytest
+import torch
+from torch import nn
+
+from rayfed.models.build import build_model
+from rayfed.models.norm import batch_norm_names, batch_norm_statistics
+
+
+def by_running_statistics(model: nn.Module) -> set[str]:
+    """Every tensor that lies beside a running mean: found from the state's names, not from the types."""
+    names = set(model.state_dict())
+    layers = {name.removesuffix("running_mean") for name in names if name.endswith("running_mean")}
+    return {name for name in names if name[: name.rfind(".") + 1] in layers}
+
+
+@pytest.mark.parametrize(
+    ("name", "share_named_bn"),
+    [
+        ("resnet18", 0.85),
+        ("mobilenet_v3_small", 0.0),
+        ("efficientnet_b0", 0.0),
+        ("densenet121", 0.0),
+        ("shufflenet_v2_x1_0", 0.0),
+        ("digits_cnn", 0.0),
+    ],
+)
+def test_all_of_it_is_found(name, share_named_bn):
+    model = build_model(name, {}, (3, 32, 32), 10)
+    names = batch_norm_names(model)
+    assert names == by_running_statistics(model)
+    assert len([key for key in names if "bn" in key]) / len(names) == pytest.approx(share_named_bn, abs=0.01)
+    statistics = batch_norm_statistics(model)
+    assert statistics == {key for key, _ in model.named_buffers()}
+    assert len(statistics) * 5 == len(names) * 3  # weight, bias; mean, variance, count
+
+
+def test_nothing_in_group_norm():
+    model = build_model("resnet18", {"norm": "group"}, (3, 32, 32), 10)
+    assert batch_norm_names(model) == frozenset()
+    assert not list(model.named_buffers())
+
+
+def test_other_kinds_of_layers():
+    from torchvision.ops.misc import FrozenBatchNorm2d
+
+    layers = {
+        "sync": nn.SyncBatchNorm(4),
+        "plain": nn.BatchNorm3d(4, track_running_stats=False),
+        "tracking": nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+        "frozen": FrozenBatchNorm2d(4),
+        "instance": nn.InstanceNorm2d(4, affine=True),
+        "layer": nn.LayerNorm(4),
+        "group": nn.GroupNorm(2, 4),
+    }
+    found = batch_norm_names(nn.ModuleDict(layers))
+    assert {name.split(".")[0] for name in found} == {"sync", "plain", "tracking", "frozen"}
+    assert {"plain.weight", "plain.bias"} <= found
+    assert batch_norm_statistics(nn.ModuleDict({"plain": layers["plain"]})) == frozenset()
+
+
+def test_a_lone_layer_has_names_without_prefix():
+    assert batch_norm_statistics(nn.BatchNorm1d(2)) == {"running_mean", "running_var", "num_batches_tracked"}
+    assert all(isinstance(value, torch.Tensor) for value in nn.BatchNorm1d(2).state_dict().values())

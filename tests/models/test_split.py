@@ -1,0 +1,161 @@
+"""Split points of a user's own networks, and the functional calls that methods use."""
+
+import pytest
+import torch
+from torch import nn
+
+from rayfed.errors import UsageError
+from rayfed.models.build import build_model, check_model
+from rayfed.models.split import call_features, call_head, ensure_split, head_names, split_last_linear
+
+
+class Plain(nn.Module):
+    """No split of its own."""
+
+    def __init__(self, shape=(6,), num_classes=3, width=4):
+        super().__init__()
+        self.first = nn.Linear(shape[0], width)
+        self.last = nn.Linear(width, num_classes)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
+class OwnSplit(nn.Module):
+    """Split in the middle, by a method and a module."""
+
+    def __init__(self, shape=(6,), num_classes=3):
+        super().__init__()
+        self.first = nn.Linear(shape[0], 5)
+        self.head = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, num_classes))
+
+    def features(self, x):
+        return torch.relu(self.first(x))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+class Softmax(Plain):
+    def forward(self, x):
+        return super().forward(x).log_softmax(1)
+
+
+class Contradiction(OwnSplit):
+    feature_shape = (5,)
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class WrongShape(OwnSplit):
+    feature_shape = (7,)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.only = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.only(torch.relu(self.only(x)))
+
+
+class Tokens(nn.Module):
+    """fastText: the mean of embeddings."""
+
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 8)
+        self.last = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.last(self.embedding(x).mean(dim=1))
+
+
+def test_last_linear_layer_is_found_and_outputs_stay():
+    plain = Plain()
+    x = torch.randn(5, 6)
+    before = plain(x)
+    model = split_last_linear(plain, (6,))
+    assert model.feature_shape == (4,)
+    assert torch.equal(model(x), before)
+    assert head_names(model) == {"head.weight", "head.bias"}
+
+
+def test_a_lone_linear_layer_is_all_head():
+    model = split_last_linear(nn.Linear(6, 3), (6,))
+    assert model.feature_shape == (6,)
+
+
+def test_own_split_is_kept():
+    own = OwnSplit()
+    model = ensure_split(own, (6,))
+    assert model is own
+    assert model.feature_shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Softmax(), "does not end in its last nn.Linear"),
+        (Tied(), "does not end in its last nn.Linear"),
+        (nn.Flatten(), "no nn.Linear to split at"),
+        (Contradiction(), "forward(x) must equal head(features(x))"),
+        (WrongShape(), "feature_shape is 7, features give 5"),
+        (Plain((9,)), "an input of shape 6 does not fit"),
+    ],
+)
+def test_refusals(module, message):
+    with pytest.raises(UsageError) as caught:
+        ensure_split(module, (6,))
+    assert message in str(caught.value)
+
+
+def test_users_module_by_name():
+    name = f"{__name__}:Plain"
+    model = build_model(name, {"width": 7, "projection": 3}, (6,), 2)
+    assert model.feature_shape == (3,)
+    assert model.eval()(torch.zeros(4, 6)).shape == (4, 2)
+    check_model(f"{__name__}:OwnSplit", {})
+    with pytest.raises(UsageError, match="unexpected keyword argument 'deep'"):
+        check_model(name, {"deep": 1})
+
+
+def test_whole_numbers_as_inputs():
+    model = build_model(f"{__name__}:Tokens", {}, (20,), 4, dtype=torch.int64)
+    assert model.feature_shape == (8,)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("cnn", (1, 16, 16)), (f"{__name__}:OwnSplit", (6,))])
+def test_halves_called_with_other_weights(name, shape):
+    model, other = (build_model(name, {}, shape, 3) for _ in range(2))
+    state = other.state_dict()
+    x = torch.randn(2, *shape)
+    z = call_features(model, state, x)
+    assert torch.equal(z, other.features(x))
+    assert torch.equal(call_head(model, state, z), other(x))
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "mlp", "resnet18"])
+def test_training_step_of_several_clients_at_once(name):
+    """Gradients and running statistics under vmap are those of one client after the other."""
+    options = {"width": 0.05} if name == "digits_cnn" else {"batch_norm": True} if name == "mlp" else {}
+    shape = (1, 32, 32) if name == "resnet18" else (1, 8, 8)
+    template = build_model(name, options, shape, 3).double()
+    clients = [build_model(name, options, shape, 3).double() for _ in range(2)]
+    x, y = torch.randn(2, 4, *shape, dtype=torch.float64), torch.randint(3, (2, 4))
+
+    def loss(weights, buffers, x, y):
+        buffers = {key: value.clone() for key, value in buffers.items()}  # batch norm writes into what it is given
+        logits = torch.func.functional_call(template, (weights, buffers), (x,))
+        return nn.functional.cross_entropy(logits, y), buffers
+
+    step = torch.func.grad(loss, has_aux=True)
+    weights, buffers = torch.func.stack_module_state(clients)  # type: ignore[arg-type]
+    together = torch.vmap(step)({k: v.detach() for k, v in weights.items()}, buffers, x, y)
+    for index, client in enumerate(clients):
+        alone = step(dict(client.named_parameters()), dict(client.named_buffers()), x[index], y[index])
+        for ours, theirs in zip(together, alone, strict=True):
+            for key in theirs:
+                torch.testing.assert_close(ours[key][index], theirs[key])
