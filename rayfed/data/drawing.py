@@ -1,0 +1,150 @@
+"""How mini_digits draws a digit in each of its five styles; every function returns uint8 [28, 28, 3]."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+SIDE = 28
+FONTS = (
+    "DejaVuSans.ttf",
+    "DejaVuSans-Bold.ttf",
+    "DejaVuSans-Oblique.ttf",
+    "DejaVuSansMono.ttf",
+    "DejaVuSansMono-BoldOblique.ttf",
+    "DejaVuSerif.ttf",
+    "DejaVuSerif-BoldItalic.ttf",
+    "DejaVuSerif-Italic.ttf",
+)
+
+Random = np.random.Generator
+
+
+def plain(digit: np.ndarray, random: Random) -> np.ndarray:
+    """As MNIST: white strokes on black, 20 pixels high, the middle of the ink at the centre."""
+    mask = centred(ink(digit, 20), SIDE)
+    return as_pixels(np.repeat(mask[:, :, None], 3, axis=2))
+
+
+def blended(digit: np.ndarray, photographs: list[np.ndarray], random: Random) -> np.ndarray:
+    """As MNIST-M (Ganin et al. 2016): |photograph - digit| in each colour."""
+    mask = centred(ink(digit, 22), SIDE)
+    return as_pixels(np.abs(patch(photographs, random) - mask[:, :, None]))
+
+
+def blurred(digit: np.ndarray, random: Random) -> np.ndarray:
+    """As USPS: drawn on 16 x 16 pixels, which it nearly fills, slanted a little, and enlarged without sharpness."""
+    small = np.zeros((16, 16), np.float32)
+    width = int(random.integers(10, 15))
+    left = (16 - width) // 2
+    small[1:15, left : left + width] = resized(digit / 16, (width, 14), Image.Resampling.BILINEAR)
+    slant = random.uniform(-0.25, 0.25)
+    leaning = Image.fromarray(small).transform(
+        (16, 16), Image.Transform.AFFINE, (1, slant, -slant * 7.5, 0, 1, 0), Image.Resampling.BILINEAR
+    )
+    mask = resized(np.asarray(leaning), (SIDE, SIDE), Image.Resampling.BICUBIC).clip(0, 1)
+    grey = mask ** random.uniform(0.7, 1.1) * random.uniform(0.8, 1.0)
+    return as_pixels(np.repeat(grey[:, :, None], 3, axis=2))
+
+
+def street(
+    digit: np.ndarray, left: np.ndarray, right: np.ndarray, photographs: list[np.ndarray], random: Random
+) -> np.ndarray:
+    """As SVHN: one digit of a house number, its neighbours cut off by the frame, one colour on a wall of another."""
+    height = int(random.integers(19, 25))
+    step = int(height * random.uniform(0.66, 0.8))
+    canvas = np.zeros((3 * SIDE, 3 * SIDE), np.float32)
+    middle = 3 * SIDE // 2
+    for neighbour, shift in ((left, -step), (right, step), (digit, 0)):
+        if neighbour is digit or random.random() < 0.8:
+            place = canvas[middle - SIDE // 2 :, middle - SIDE // 2 + shift :][:SIDE, :SIDE]
+            np.maximum(place, centred(ink(neighbour, height), SIDE), out=place)
+    turned = Image.fromarray(canvas).rotate(random.uniform(-8, 8), Image.Resampling.BILINEAR)
+    down, across = random.integers(-2, 3, size=2)
+    top = middle - SIDE // 2
+    mask = np.asarray(turned)[top + down :, top + across :][:SIDE, :SIDE]
+    front, back = colours(random, contrast=0.25, faded=0.55)
+    wall = back + 0.25 * (patch(photographs, random) - 0.5) + gradient(random, 0.2)
+    image = wall + mask[:, :, None] * (front - wall) * random.uniform(0.85, 1.0)
+    return smoothed(as_pixels(image + random.normal(0, 0.02, image.shape)), random.uniform(0.3, 0.8))
+
+
+def font(label: int, random: Random) -> np.ndarray:
+    """As SynthDigits: printed in one of eight DejaVu faces, at any place, colour and tilt, on a shaded ground."""
+    large = 4 * SIDE  # drawn large and reduced, for smooth edges
+    canvas = Image.new("L", (large, large))
+    face = typeface(FONTS[random.integers(len(FONTS))], int(4 * random.integers(18, 28)))
+    shift = random.uniform(-14, 14, size=2)
+    place = (large / 2 + float(shift[0]), large / 2 + float(shift[1]))
+    ImageDraw.Draw(canvas).text(place, str(label), fill=255, font=face, anchor="mm")
+    turned = canvas.rotate(random.uniform(-30, 30), Image.Resampling.BILINEAR)
+    mask = np.asarray(turned.resize((SIDE, SIDE), Image.Resampling.BOX), np.float32)[:, :, None] / 255
+    front, back = colours(random, contrast=0.25)
+    ground = back + gradient(random, 0.3)
+    image = ground + mask * (front - ground)
+    return smoothed(as_pixels(image + random.normal(0, 0.03, image.shape)), random.uniform(0, 0.8))
+
+
+def ink(digit: np.ndarray, height: int) -> np.ndarray:
+    """Strokes [height, height] in [0, 1] from an 8 x 8 digit of 0..16: enlarged, then the soft edges made steep."""
+    large = resized(digit / 16, (height, height), Image.Resampling.BICUBIC)
+    return np.clip((large - 0.2) / 0.55, 0, 1)
+
+
+def centred(mask: np.ndarray, side: int) -> np.ndarray:
+    """`mask` on a square of zeros, with the middle of its ink's columns and rows at the centre."""
+    framed = np.zeros((side, side), np.float32)
+    rows, columns = (np.flatnonzero(mask.max(axis=axis) > 0.3) for axis in (1, 0))
+    if not len(rows) or not len(columns):
+        return framed
+    part = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    top, left = (side - part.shape[0]) // 2, (side - part.shape[1]) // 2
+    framed[top : top + part.shape[0], left : left + part.shape[1]] = part
+    return framed
+
+
+def resized(values: np.ndarray, size: tuple[int, int], method: Image.Resampling) -> np.ndarray:
+    """Floats [h, w] at `size` (width, height)."""
+    return np.asarray(Image.fromarray(values.astype(np.float32)).resize(size, method))
+
+
+def patch(photographs: list[np.ndarray], random: Random) -> np.ndarray:
+    """A random 28 x 28 x 3 piece, in [0, 1], of one of the photographs."""
+    photograph = photographs[random.integers(len(photographs))]
+    top, left = (int(random.integers(size - SIDE + 1)) for size in photograph.shape[:2])
+    return photograph[top : top + SIDE, left : left + SIDE] / np.float32(255)
+
+
+def colours(random: Random, *, contrast: float, faded: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Two colours whose brightness differs by at least `contrast`; `faded` 1 would leave only their greys."""
+    weights = np.array([0.299, 0.587, 0.114])  # of red, green and blue in what the eye takes for brightness
+    while True:
+        front, back = random.random((2, 3))
+        if abs(weights @ (front - back)) >= contrast:
+            return tuple(colour + faded * (weights @ colour - colour) for colour in (front, back))
+
+
+def gradient(random: Random, strength: float) -> np.ndarray:
+    """A shade [28, 28, 1] that rises in a random direction from -strength / 2 to strength / 2 at most."""
+    angle = random.uniform(0, 2 * np.pi)
+    down, across = np.indices((SIDE, SIDE)) / (SIDE - 1) - 0.5
+    return (strength * random.random() * (np.sin(angle) * down + np.cos(angle) * across))[:, :, None]
+
+
+def smoothed(pixels: np.ndarray, radius: float) -> np.ndarray:
+    """`pixels` after a Gaussian blur."""
+    return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
+
+
+def as_pixels(values: np.ndarray) -> np.ndarray:
+    """Floats in [0, 1] as uint8."""
+    return np.rint(values.clip(0, 1) * 255).astype(np.uint8)
+
+
+@cache
+def typeface(name: str, size: int) -> ImageFont.FreeTypeFont:
+    """One of the fonts that matplotlib ships."""
+    import matplotlib
+
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name), size)

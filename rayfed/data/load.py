@@ -1,0 +1,113 @@
+"""From the names of a dataset and a partition to the population that the engine is given."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rayfed.data.dataset import Dataset, Part
+from rayfed.data.population import Client, Examples, Population, TestSet
+from rayfed.errors import UsageError
+from rayfed.options import build
+from rayfed.registry import resolve
+
+DATASETS = {
+    "mini_digits": "rayfed.data.mini_digits:MiniDigits",
+    "mnist": "rayfed.data.mnist:Mnist",
+    "fashion_mnist": "rayfed.data.mnist:FashionMnist",
+    "rotated_mnist": "rayfed.data.rotated_mnist:RotatedMnist",
+    "npz": "rayfed.data.npz:Npz",
+}
+PARTITIONS = {
+    "domains": "rayfed.data.partitions:Domains",
+    "iid": "rayfed.data.partitions:Iid",
+    "dirichlet": "rayfed.data.dirichlet:Dirichlet",
+    "file": "rayfed.data.partition_file:File",
+    "natural": "rayfed.data.partitions:Natural",
+}
+
+
+def check(
+    data_name: str,
+    data_options: Mapping[str, Any] | None = None,
+    partition_name: str | None = None,
+    partition_options: Mapping[str, Any] | None = None,
+) -> tuple[Any, Any]:
+    """The dataset and the partition, built from their options but with nothing loaded.
+
+    A name is an entry of `DATASETS` or `PARTITIONS`, or a user's own "module:Class": a dataclass whose fields are its
+    options, with `load() -> Dataset` for a dataset or `split(dataset) -> list[Part]` for a partition. A dataset may say
+    its `default_partition` (else "domains") and `partition_defaults`, options for that partition that are not given.
+
+    Raises:
+        UsageError: an unknown name, or an option that is unknown, missing, of a wrong type or out of range.
+    """
+    data = build(_class(data_name, DATASETS, "data", "load"), dict(data_options or {}), where="data")
+    default = getattr(data, "default_partition", "domains")
+    name = default if partition_name is None else partition_name
+    options = dict(getattr(data, "partition_defaults", {}) if name == default else {}) | dict(partition_options or {})
+    return data, build(_class(name, PARTITIONS, "partition", "split"), options, where="partition")
+
+
+def load(
+    data_name: str = "mini_digits",
+    data_options: Mapping[str, Any] | None = None,
+    partition_name: str | None = None,
+    partition_options: Mapping[str, Any] | None = None,
+) -> Population:
+    """The clients of a dataset under a partition; the dataset's own choice of partition where none is named.
+
+    Raises:
+        UsageError: as `check`; files that are missing or damaged; a dataset that cannot be divided as asked.
+    """
+    data, partition = check(data_name, data_options, partition_name, partition_options)
+    dataset = data.load()
+    parts = [Part(*part) for part in partition.split(dataset)]
+    _check_parts(dataset, parts)
+    clients = tuple(_client(dataset, part) for part in parts)
+    return Population(
+        name=dataset.name,
+        clients=clients,
+        num_classes=dataset.num_classes,
+        shape=tuple(clients[0].train.x.shape[1:]),
+        mean=dataset.mean,
+        std=dataset.std,
+        tests=(*dataset.tests, *(_unheld(dataset, name) for name in dataset.ood)),
+    )
+
+
+def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type:
+    found = resolve(name, table, where=where)
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, method)):
+        raise UsageError(f"{where}={name}: expected a dataclass with a method {method}(), got {found!r}")
+    return found
+
+
+def _check_parts(dataset: Dataset, parts: list[Part]) -> None:
+    """Holds for every partition, a user's own too: ids in order, something to train on, no row in two parts."""
+    if [part.id for part in parts] != list(range(len(parts))) or not parts:
+        first = [part.id for part in parts][:5]
+        raise UsageError(f"partition: client ids {first}…; expected 0..N-1 in order, at least one")
+    for part in parts:
+        if not len(part.train):
+            raise UsageError(f"partition: client {part.id} ({part.domain}) of {dataset.name} has no training samples")
+    rows = np.concatenate([rows for part in parts for rows in part[2:]])
+    values, counts = np.unique(rows, return_counts=True)
+    if counts.max() > 1:
+        row = values[counts.argmax()]
+        raise UsageError(f"partition: row {row} of {dataset.name} is in {counts.max()} parts; expected each row in one")
+
+
+def _client(dataset: Dataset, part: Part) -> Client:
+    personal = dataset.personal
+    examples = []
+    for rows in part[2:]:
+        images = dataset.images[rows]
+        examples.append(Examples(personal.images(part.id, images) if personal else images, dataset.labels[rows]))
+    return Client(part.id, personal.domain(part.id) if personal else part.domain, *examples)
+
+
+def _unheld(dataset: Dataset, name: str) -> TestSet:
+    rows = np.flatnonzero(dataset.domain == dataset.domains.index(name))
+    return TestSet(name, "ood", Examples(dataset.images[rows], dataset.labels[rows]))
