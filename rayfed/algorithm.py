@@ -1,0 +1,203 @@
+"""The one interface that an algorithm implements.
+
+State lives in four places and nowhere else; each is a dict of named trees of tensors:
+
+  server    one, kept between rounds by the server
+  client    one per client, kept between rounds where the client lives; never sent
+  down, up  what crosses the network; the bytes of every field are counted
+  work      scratch of one client for one exchange, then gone
+
+Hooks take state and return new state. They change nothing that they are given, with one exception: `work` is the
+engine's private copy for that client, and `step` and `finish` may change it in place. An algorithm object holds
+hyperparameters only: it is a frozen dataclass whose fields are declared with `rayfed.options.option`.
+
+A round is one exchange (or `trips` of them): broadcast → start → step, step, … → finish → aggregate. All sampled
+clients take part; before the first round and after the last, `setup_exchanges` and `final_exchanges` reach everyone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.optim import Optimizer
+from rayfed.task import Batch, Task
+
+State = dict[str, Any]
+
+
+class Phase(NamedTuple):
+    """A stretch of local training inside an exchange: so many epochs, or so many steps, of batches of client data."""
+
+    name: str
+    epochs: int | None = None
+    steps: int | None = None
+
+
+class Reply(NamedTuple):
+    """What one client sent: its number, its training examples, and the fields that are not averaged."""
+
+    client: int
+    examples: int
+    up: State
+
+
+class Replies(NamedTuple):
+    """All that came back in an exchange: `mean` of every averaged field, and each client's reply in client order."""
+
+    mean: State
+    each: Sequence[Reply]
+
+
+@dataclass
+class Context:
+    """What a hook may know besides state; the engine's to write, the hooks' to read.
+
+    `client` and `examples` are those of the client at hand, where there is one: `step` may run many clients at once, so
+    what it needs to know of its client belongs into `work`.
+    """
+
+    task: Task
+    optimizer: Optimizer
+    batch_size: int
+    local: Phase  # the local training that the configuration asks for
+    rounds: int
+    stage: str = "round"  # setup | round | final
+    round: int = 0  # from 1; 0 in the setup
+    trip: int = 0  # exchange within the round
+    phase: str = ""
+    step: int = 0  # within the phase
+    client: int = -1
+    examples: int = 0
+    cohort: tuple[int, ...] = ()  # the clients of this exchange, in order
+
+    def at(self, **changes: Any) -> "Context":
+        return replace(self, **changes)
+
+
+class ClientData(NamedTuple):
+    """A client's own data in `finish`: each part has `len()`, `y` and `batches(size, rows=None) -> Batch, Batch, …`."""
+
+    train: Any
+    val: Any
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an algorithm may refuse: the task, the share of clients in a round, their sizes, and how they train."""
+
+    task: Task
+    everyone: bool  # every client takes part in every round
+    cohort: int
+    examples: Mapping[int, int]
+    batch_size: int
+    drop_last: bool
+    optimizer: Optimizer
+    width: int
+
+
+class Algorithm:
+    """Base of all algorithms; see the module's text for the rules. Most override a few hooks of `FedAvg` instead."""
+
+    name: ClassVar[str] = ""
+    source: ClassVar[str] = ""  # paper and equations
+    averaged: ClassVar[tuple[str, ...]] = ()  # fields of `up` of which only the weighted mean is needed
+    weighs_replies: ClassVar[bool] = False  # `weights` needs the other fields of the replies first
+    trips: ClassVar[int] = 1  # exchanges in a round
+    setup_exchanges: ClassVar[int] = 0  # before round 1, with everyone
+    final_exchanges: ClassVar[int] = 0  # after the last round, with everyone
+    scored: ClassVar[str] = "global"  # the point at which the paper scores: global | downloaded | trained | adapted
+
+    # Before anything runs
+
+    def check(self, setting: Setting) -> None:
+        """Raises UsageError if the algorithm cannot do what is asked."""
+
+    def modules(self, task: Task) -> dict[str, nn.Module]:
+        """Templates of further networks, found at `task.modules`; their weights belong into the state."""
+        return {}
+
+    def adapt(self, ctx: Context) -> Context:
+        """The context with which all hooks are called: a wrapper's place to change the task or the optimiser."""
+        return ctx
+
+    # On the server
+
+    def init(self, ctx: Context) -> State:
+        """The server's state before anything was sent."""
+        raise NotImplementedError
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        """`down`: what every client of the exchange receives."""
+        return server
+
+    def unicast(self, ctx: Context, server: State) -> State:
+        """Fields of `down` for the client `ctx.client` alone, added to the broadcast."""
+        return {}
+
+    def weight(self, ctx: Context, examples: int) -> float:
+        """A client's weight in the mean before normalisation: by default its number of training examples."""
+        return float(examples)
+
+    def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
+        """With `weighs_replies`: the clients' weights, taken as they are, in the order of `replies`."""
+        raise NotImplementedError
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        """The server's next state."""
+        raise NotImplementedError
+
+    # With the client
+
+    def join(self, ctx: Context) -> State:
+        """A client's state before its first exchange."""
+        return {}
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        """The local training of this exchange: by default what the configuration asks for."""
+        return (ctx.local,)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        """`work` before the first step. The engine copies it, so that it may share tensors with its arguments."""
+        raise NotImplementedError
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        """One step on one batch: (work, metrics), each metric a scalar tensor. Must run under `torch.vmap`."""
+        raise NotImplementedError
+
+    def finish(
+        self, ctx: Context, work: State, client: State, down: State, data: ClientData
+    ) -> tuple[State, State]:
+        """(the client's next state, up) after the last step."""
+        raise NotImplementedError
+
+    # Scored models. A "model" is whatever `predict` takes.
+
+    def global_model(self, ctx: Context, server: State) -> Any:
+        """The server's model, or None where there is none."""
+        return None
+
+    def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
+        """What the client would use after a download, before training."""
+        raise NotImplementedError
+
+    def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
+        """What the client has after local training, before aggregation; `client` is its new state."""
+        raise NotImplementedError
+
+    def predict(self, ctx: Context, model: Any, x: Tensor) -> Tensor:
+        """Logits [batch, classes] in evaluation mode."""
+        return ctx.task.predict(model, x)
+
+
+@torch.no_grad()
+def represent(ctx: Context, weights: Any, part: Any, rows: Tensor | None = None) -> Tensor:
+    """Features [n, *feature_shape] of `part` of a client's data (or of its `rows`), in evaluation mode."""
+    return torch.cat([ctx.task.represent(weights, batch.x) for batch in part.batches(512, rows)])
+
+
+def server_batches(count: int, size: int, device: torch.device) -> Iterator[Tensor]:
+    """Shuffled row numbers of `count` items in batches of `size`, the last one smaller; torch's generator."""
+    yield from torch.randperm(count).to(device).split(size)

@@ -1,0 +1,88 @@
+"""SCAFFOLD, option II: Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging", Alg. 1, Eq. 3 to 5.
+
+    client:  y ← x, then K steps  y ← y − η (g(y) − c_i + c)
+             c_i⁺ = c_i − c + (x − y) / (K η);  sends Δy = y − x and Δc = c_i⁺ − c_i
+    server:  x ← x + η_s · mean Δy;  c ← c + |S|/N · mean Δc   (unweighted means)
+
+With momentum or Adam (x − y)/(K η) is no mean gradient; there the mean of the raw gradients is used, to which it is
+equal under plain SGD. Control variates exist for what is trained and sent: not for batch-norm statistics, which are
+averaged, and not for personal weights.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import ClientData, Context, Replies, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.optim import add_
+from rayfed.options import option
+from rayfed.task import Batch, Task
+from rayfed.tree import Weights, add, only, scale, sub, without, zeros_like
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(FedAvg):
+    name: ClassVar[str] = "scaffold"
+    source: ClassVar[str] = "Karimireddy et al. 2020, Alg. 1, option II"
+    averaged: ClassVar[tuple[str, ...]] = ("delta", "delta_c", "buffers")
+
+    server_lr: float = option(1.0, above=0, help="η_s, step along the mean update")
+
+    def controlled(self, task: Task) -> tuple[str, ...]:
+        personal = self.personal(task)
+        return tuple(name for name in task.trainable if name not in personal)
+
+    def init(self, ctx: Context) -> State:
+        server = super().init(ctx)
+        return server | {"c": zeros_like(only(server["weights"], self.controlled(ctx.task)))}
+
+    def join(self, ctx: Context) -> State:
+        names = self.controlled(ctx.task)
+        return super().join(ctx) | {"c": zeros_like(only(ctx.task.initial_weights(), names))}
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return {"weights": server["weights"], "c": server["c"]}
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        drift = sub(down["c"], client["c"])
+        scratch = {"drift": drift, "steps": torch.zeros((), device=ctx.task.device)}
+        if not ctx.optimizer.is_plain:
+            scratch["total"] = zeros_like(drift)
+        return super().start(ctx, client, down) | scratch
+
+    def correct(self, ctx: Context, grads: Weights, work: State, down: State) -> Weights:
+        controlled = only(grads, work["drift"])
+        if "total" in work:
+            add_(list(only(work["total"], controlled).values()), list(controlled.values()))
+        return grads | add(controlled, only(work["drift"], controlled))
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        work, metrics = super().step(ctx, work, down, batch)
+        return work | {"steps": work["steps"] + 1}, metrics
+
+    def finish(
+        self, ctx: Context, work: State, client: State, down: State, data: ClientData
+    ) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        names = client["c"]
+        delta = sub(only(up["weights"], names), only(down["weights"], names))
+        if "total" in work:
+            c = scale(work["total"], 1 / work["steps"])
+        else:
+            c = sub(scale(delta, -1 / (work["steps"] * ctx.optimizer.lr)), work["drift"])
+        return kept | {"c": c}, {
+            "delta": delta,
+            "delta_c": sub(c, client["c"]),
+            "buffers": without(up["weights"], names),
+        }
+
+    def weight(self, ctx: Context, examples: int) -> float:
+        return 1.0
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        mean, share = replies.mean, len(replies.each) / ctx.task.num_clients
+        moved = add(only(server["weights"], mean["delta"]), mean["delta"], alpha=self.server_lr)
+        return server | {"weights": moved | mean["buffers"], "c": add(server["c"], mean["delta_c"], alpha=share)}

@@ -1,0 +1,101 @@
+"""Everything that the server and the hosts need to know alike, as one value that can be sent to other processes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.algorithm import Algorithm, Context, Phase, Setting
+from rayfed.data.population import Population
+from rayfed.errors import UsageError
+from rayfed.optim import Optimizer
+from rayfed.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """One simulation before it is placed: what is learned, by which algorithm, with which local training.
+
+    `model` fixes the initial weights. `cohort` is the number of clients in a round. `width` clients train at once on a
+    host. `threads` is torch's thread count on a CPU host: it changes the last bits of results, so it belongs here.
+    """
+
+    algorithm: Algorithm
+    model: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]
+    batch_norm: str
+    optimizer: Optimizer
+    local: Phase
+    batch_size: int
+    drop_last: bool
+    rounds: int
+    cohort: int
+    seed: int
+    width: int = 1
+    threads: int = 1
+
+    def context(self, population: Population, device: str | torch.device) -> Context:
+        """The context of all hooks on `device`. The model is copied there."""
+        task = Task(
+            self.model,
+            self.loss,
+            num_clients=len(population.clients),
+            num_classes=population.num_classes,
+            batch_norm=self.batch_norm,
+            device=device,
+        )
+        ctx = Context(
+            task=task,
+            optimizer=self.optimizer,
+            batch_size=self.batch_size,
+            local=self.local,
+            rounds=self.rounds,
+        )
+        ctx = self.algorithm.adapt(ctx)
+        return ctx.at(task=ctx.task.equip(self.algorithm.modules(ctx.task)))
+
+    def check(self, population: Population) -> None:
+        """Raises UsageError for what cannot work: it is called before anything starts."""
+        sizes = {client.id: len(client.train) for client in population.clients}
+        smallest = min(sizes, key=lambda i: sizes[i])
+        if not sizes[smallest]:
+            raise UsageError(f"client {smallest} has no training examples; partition.* must give it some")
+        if self.drop_last and sizes[smallest] < self.batch_size:
+            raise UsageError(
+                f"local.batch_size={self.batch_size}: client {smallest} has {sizes[smallest]} training examples, less "
+                f"than one batch; use at most {sizes[smallest]}, or local.drop_last=false"
+            )
+        if self.width > 1 and not self.drop_last:
+            ragged = [i for i, n in sizes.items() if n % self.batch_size and n > self.batch_size] or [
+                i for i, n in sizes.items() if n < self.batch_size
+            ]
+            if ragged:
+                raise UsageError(
+                    f"placement.width={self.width}: clients that train together need batches of one size, and client "
+                    f"{ragged[0]}'s last batch is smaller; use local.drop_last=true or placement.width=1"
+                )
+        ctx = self.context(population, "cpu")
+        self.algorithm.check(
+            Setting(
+                task=ctx.task,
+                everyone=self.cohort == len(sizes),
+                cohort=self.cohort,
+                examples=sizes,
+                batch_size=self.batch_size,
+                drop_last=self.drop_last,
+                optimizer=self.optimizer,
+                width=self.width,
+            )
+        )
+
+
+def deal(sizes: Sequence[int], hosts: int) -> list[list[int]]:
+    """Clients dealt out to hosts, the largest first and each to the host with least so far; ids ascending per host."""
+    loads = [0] * hosts
+    homes: list[list[int]] = [[] for _ in range(hosts)]
+    for client in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        host = min(range(hosts), key=lambda h: (loads[h], h))
+        loads[host] += max(1, sizes[client])
+        homes[host].append(client)
+    return [sorted(home) for home in homes]

@@ -1,0 +1,88 @@
+"""All hosts behind one face: the server's calls are the same wherever the clients live. This one is in-process."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from rayfed.algorithm import State
+from rayfed.data.population import Population
+from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.host import Answer, Host
+from rayfed.engine.scoring import Score
+from rayfed.engine.sums import ExactSum
+
+
+class Fleet(Protocol):
+    """What the server asks of its hosts; the arguments are those of `Host`."""
+
+    def exchange(
+        self,
+        ids: Sequence[int],
+        down: State,
+        own: Mapping[int, State],
+        weights: Mapping[int, float],
+        now: Mapping[str, Any],
+        score_trained: Sequence[str],
+    ) -> list[Answer]: ...
+
+    def weigh(self, weights: Mapping[int, float]) -> list[ExactSum]: ...
+
+    def score_downloads(
+        self,
+        ids: Sequence[int],
+        down: State,
+        own: Mapping[int, State],
+        now: Mapping[str, Any],
+        points: Sequence[str],
+        splits: Sequence[str],
+        adapt: int,
+    ) -> list[Score]: ...
+
+    def score_global(
+        self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Sequence[str]
+    ) -> list[Score]: ...
+
+    def save(self) -> dict[int, State]: ...
+
+    def load(self, states: Mapping[int, State]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LocalFleet:
+    """hosts=0: one host in this process. A debugger works, and Ray is not even imported."""
+
+    def __init__(self, blueprint: Blueprint, population: Population, device: str | torch.device = "cpu"):
+        torch.set_num_threads(blueprint.threads)
+        self.host = Host(
+            blueprint.algorithm,
+            blueprint.context(population, device),
+            population,
+            range(len(population.clients)),
+            range(len(population.tests)),
+            width=blueprint.width,
+            drop_last=blueprint.drop_last,
+            seed=blueprint.seed,
+        )
+
+    def exchange(self, *args: Any) -> list[Answer]:
+        return [self.host.exchange(*args)]
+
+    def weigh(self, weights: Mapping[int, float]) -> list[ExactSum]:
+        return [self.host.weigh(weights)]
+
+    def score_downloads(self, *args: Any) -> list[Score]:
+        return self.host.score_downloads(*args)
+
+    def score_global(self, *args: Any) -> list[Score]:
+        return self.host.score_global(*args)
+
+    def save(self) -> dict[int, State]:
+        return self.host.save()
+
+    def load(self, states: Mapping[int, State]) -> None:
+        self.host.load(states)
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,194 @@
+"""A host: holds some of the clients, their data and their state, and runs them. Knows neither Ray nor any method."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from rayfed.algorithm import Algorithm, ClientData, Context, Reply, State
+from rayfed.data.population import Population
+from rayfed.engine.payload import bytes_by_field
+from rayfed.engine.purity import untouched
+from rayfed.engine.resident import Normalise, Part
+from rayfed.engine.scoring import Score, score
+from rayfed.engine.seeds import seed_of
+from rayfed.engine.sums import ExactSum
+from rayfed.engine.training import Job, train
+
+PARTS = ("train", "val", "test")
+
+
+class Answer(NamedTuple):
+    """What a host returns from an exchange. `total` is empty where the server weighs the replies first."""
+
+    total: ExactSum
+    replies: list[Reply]
+    metrics: list[tuple[int, str, float, int]]  # client, name, mean over its steps, training examples
+    bytes_up: dict[str, int]
+    scores: list[Score]
+    seconds: float
+
+
+class Host:
+    """Some clients on one device.
+
+    Args:
+        ctx: the context common to all hooks; its task lies on this host's device.
+        clients: the numbers of the clients that live here.
+        width: how many of them train at once (1: one after the other; more: `torch.vmap`).
+        drop_last: whether an epoch leaves out the examples that do not fill a batch.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        ctx: Context,
+        population: Population,
+        clients: Sequence[int],
+        tests: Sequence[int],
+        *,
+        width: int,
+        drop_last: bool,
+        seed: int,
+    ):
+        self.algorithm, self.ctx, self.width, self.drop_last, self.seed = algorithm, ctx, width, drop_last, seed
+        task = ctx.task
+        normalise = Normalise(population, task.device, channels_last=task.channels_last)
+        self.domains = {i: population.clients[i].domain for i in clients}
+        self.parts = {
+            i: {name: Part(getattr(population.clients[i], name), task.device, normalise) for name in PARTS}
+            for i in clients
+        }
+        chosen = [population.tests[k] for k in tests]
+        self.tests = [(test, Part(test.examples, task.device, normalise)) for test in chosen]
+        self.states: dict[int, State] = {}
+        self._waiting: list[tuple[int, State]] = []  # averaged fields, until the server has weighed the replies
+
+    def exchange(
+        self,
+        ids: Sequence[int],
+        down: State,
+        own: Mapping[int, State],
+        weights: Mapping[int, float],
+        now: Mapping[str, Any],
+        score_trained: Sequence[str] = (),
+    ) -> Answer:
+        """Trains the clients `ids` and returns their replies, with the averaged fields already summed by `weights`.
+
+        `own` holds the fields sent to single clients, `now` the time (stage, round, trip, cohort), `score_trained` the
+        splits on which the locally trained models are scored.
+        """
+        began = time.perf_counter()
+        down = self.ctx.task.layout(down)
+        replies, metrics, scores, sizes = [], [], [], {}
+        total, self._waiting = ExactSum(), []
+        for ctx, client, received, trained in self._trained(ids, down, own, now):
+            state = self.states[client]
+            torch.manual_seed(seed_of(self.seed, "finish", ctx.stage, ctx.round, ctx.trip, client))
+            data = ClientData(self.parts[client]["train"], self.parts[client]["val"])
+            with untouched(f"{type(self.algorithm).__name__}.finish", client=state, down=received):
+                self.states[client], up = self.algorithm.finish(ctx, trained.work, state, received, data)
+            if score_trained:
+                model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
+                scores += self._score(ctx, model, "trained", score_trained)
+            for field, size in bytes_by_field(up).items():
+                sizes[field] = sizes.get(field, 0) + size
+            summed = {name: up[name] for name in self.algorithm.averaged if name in up}
+            if self.algorithm.weighs_replies:
+                self._waiting.append((client, summed))
+            else:
+                total.add(summed, weights[client])
+            sent = {name: value for name, value in up.items() if name not in summed}
+            replies.append(Reply(client, ctx.examples, sent))
+            metrics += [(client, name, value, ctx.examples) for name, value in trained.metrics.items()]
+        self._synchronise()
+        return Answer(total, replies, metrics, sizes, scores, time.perf_counter() - began)
+
+    def weigh(self, weights: Mapping[int, float]) -> ExactSum:
+        """The averaged fields of the last exchange, summed with the weights that the server has found."""
+        total = ExactSum()
+        for client, summed in self._waiting:
+            total.add(summed, weights[client])
+        self._waiting = []
+        return total
+
+    def score_downloads(
+        self,
+        ids: Sequence[int],
+        down: State,
+        own: Mapping[int, State],
+        now: Mapping[str, Any],
+        points: Sequence[str],
+        splits: Sequence[str],
+        adapt: int,
+    ) -> list[Score]:
+        """Scores the clients' models on their own data: as downloaded, or adapted by `adapt` epochs more."""
+        down, scores = self.ctx.task.layout(down), []
+        for client in ids if "downloaded" in points else ():
+            ctx, received = self._context(client, now), down | self.ctx.task.layout(own.get(client, {}))
+            model = self.algorithm.downloaded_model(ctx, self._state(ctx), received)
+            scores += self._score(ctx, model, "downloaded", splits)
+        if "adapted" in points:
+            now = {**now, "stage": "final", "local": self.ctx.local._replace(epochs=adapt, steps=None)}
+            for ctx, client, received, trained in self._trained(ids, down, own, now):
+                model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
+                scores += self._score(ctx, model, "adapted", splits)
+        return scores
+
+    def score_global(
+        self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Sequence[str]
+    ) -> list[Score]:
+        """Scores the server's model on the clients' data, and on the test sets that nobody holds."""
+        model, scores = self.ctx.task.layout(model), []
+        for client in ids:
+            scores += self._score(self._context(client, now), model, "global", splits)
+        for test, part in self.tests:
+            made = score(self.algorithm, self.ctx.at(**now), model, part)
+            scores += [Score(-1, test.domain, test.split, "global", *row) for row in made]
+        return scores
+
+    def save(self) -> dict[int, State]:
+        """The state of every client that has been asked for so far."""
+        return self.states
+
+    def load(self, states: Mapping[int, State]) -> None:
+        self.states = {i: self.ctx.task.layout(states[i]) for i in states if i in self.parts}
+
+    def _trained(self, ids: Sequence[int], down: State, own: Mapping[int, State], now: Mapping[str, Any]) -> Iterator:
+        """Trains `ids` in blocks of `width`; yields (context, client, down, trained) one client after the other."""
+        for first in range(0, len(ids), self.width):
+            block, jobs, received = ids[first : first + self.width], [], []
+            for client in block:
+                ctx, mine = self._context(client, now), down | self.ctx.task.layout(own.get(client, {}))
+                torch.manual_seed(seed_of(self.seed, "start", ctx.stage, ctx.round, ctx.trip, client))
+                work = self.algorithm.start(ctx, self._state(ctx), mine)
+                jobs.append(Job(client, self.parts[client]["train"], work, ctx))
+                received.append(mine)
+            phases = self.algorithm.phases(jobs[0].ctx)
+            with untouched(f"{type(self.algorithm).__name__}.step", down=received[0], client=self._state(jobs[0].ctx)):
+                done = train(self.algorithm, jobs, received[0], phases, seed=self.seed, drop_last=self.drop_last)
+            for job, mine, trained in zip(jobs, received, done, strict=True):
+                yield job.ctx, job.client, mine, trained
+
+    def _context(self, client: int, now: Mapping[str, Any]) -> Context:
+        return self.ctx.at(client=client, examples=len(self.parts[client]["train"]), **now)
+
+    def _state(self, ctx: Context) -> State:
+        if ctx.client not in self.states:
+            torch.manual_seed(seed_of(self.seed, "join", ctx.client))
+            self.states[ctx.client] = self.ctx.task.layout(self.algorithm.join(ctx))
+        return self.states[ctx.client]
+
+    def _score(self, ctx: Context, model: Any, point: str, splits: Sequence[str]) -> list[Score]:
+        rows = []
+        for split in splits:
+            part = self.parts[ctx.client][split]
+            if len(part):
+                made = score(self.algorithm, ctx, model, part)
+                rows += [Score(ctx.client, self.domains[ctx.client], split, point, *row) for row in made]
+        return rows
+
+    def _synchronise(self) -> None:
+        if self.ctx.task.device.type == "cuda":
+            torch.cuda.synchronize(self.ctx.task.device)

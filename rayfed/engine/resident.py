@@ -1,0 +1,80 @@
+"""A client's examples, resident on its host's device, and their batches."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfed.data.population import Examples, Population
+from rayfed.task import Batch
+
+Transform = Callable[[Tensor], Tensor]
+
+
+class Normalise:
+    """uint8 images to normalised floats, a batch at a time: (x / 255 − mean) / std; other types stay as they are."""
+
+    def __init__(self, population: Population, device: torch.device, *, channels_last: bool):
+        mean, std = torch.tensor(population.mean), torch.tensor(population.std)
+        self.scale = (1 / (255 * std)).view(-1, 1, 1).to(device)
+        self.shift = (-mean / std).view(-1, 1, 1).to(device)
+        self.channels_last = channels_last
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.uint8:
+            x = x.float().mul_(self.scale).add_(self.shift)
+        if self.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x
+
+
+class Part:
+    """One part (train, val or test) of a client, or a test set: `x` as stored, `y`, both on the device."""
+
+    def __init__(self, examples: Examples, device: torch.device, normalise: Normalise):
+        self.x = _to_tensor(examples.x).to(device)
+        self.y = _to_tensor(examples.y).to(device)
+        self.normalise = normalise
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, rows: Tensor) -> Batch:
+        """The rows as a batch, normalised."""
+        return Batch(self.normalise(self.x[rows]), self.y[rows])
+
+    def batches(self, size: int, rows: Tensor | None = None) -> Iterator[Batch]:
+        """All examples (or `rows`) in order, in batches of at most `size`."""
+        if rows is not None:
+            for some in rows.to(self.y.device).split(size):
+                yield self.take(some)
+            return
+        for start in range(0, len(self), size):
+            stop = start + size
+            yield Batch(self.normalise(self.x[start:stop]), self.y[start:stop])
+
+
+def _to_tensor(array: np.ndarray | Tensor) -> Tensor:
+    if isinstance(array, Tensor):
+        return array
+    if not array.flags.writeable:  # pages of the object store: torch wants its own
+        array = array.copy()
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def batch_rows(
+    examples: int, batch_size: int, *, epochs: int | None, steps: int | None, drop_last: bool, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Row numbers of every batch of a phase: each epoch a new permutation, cut into batches.
+
+    With `drop_last` an epoch has ⌊n / B⌋ full batches, otherwise ⌈n / B⌉. `steps` overrides `epochs`: as many epochs as
+    are needed, cut after the last step.
+    """
+    per_epoch = examples // batch_size if drop_last else -(-examples // batch_size)
+    wanted = steps if steps is not None else (epochs or 0) * per_epoch
+    rows: list[np.ndarray] = []
+    while len(rows) < wanted and per_epoch:
+        order = rng.permutation(examples)
+        rows += [order[k * batch_size : (k + 1) * batch_size] for k in range(per_epoch)]
+    return rows[:wanted]

@@ -1,0 +1,138 @@
+"""Local training of a block of clients: one after the other, or several at once with `torch.vmap`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import Algorithm, Context, Phase, State
+from rayfed.engine.resident import Part, batch_rows
+from rayfed.engine.seeds import generator, seed_of
+from rayfed.errors import Diverged
+from rayfed.network import vectorised
+from rayfed.tree import clone, stack, tree_map, unstack
+
+
+class Job(NamedTuple):
+    """A client about to train: its number, its training part, its work and the context of its hooks."""
+
+    client: int
+    part: Part
+    work: State
+    ctx: Context
+
+
+class Trained(NamedTuple):
+    """What training left: the work, and the mean over all steps of every metric of `step`."""
+
+    work: State
+    metrics: dict[str, float]
+    steps: int
+
+
+def train(
+    algorithm: Algorithm, jobs: Sequence[Job], down: State, phases: Sequence[Phase], *, seed: int, drop_last: bool
+) -> list[Trained]:
+    """Runs all phases for all jobs; more than one job means `torch.vmap`.
+
+    Raises:
+        Diverged: a metric of a client is not finite.
+    """
+    work = [clone(job.work) for job in jobs]  # private copies: steps may change them in place
+    totals: list[dict[str, Tensor]] = [{} for _ in jobs]
+    steps = [0] * len(jobs)
+    for number, phase in enumerate(phases):
+        rows = [_rows(job, phase, number, seed, drop_last) for job in jobs]
+        ctxs = [job.ctx.at(phase=phase.name) for job in jobs]
+        torch.manual_seed(seed_of(seed, "steps", *_key(jobs[0].ctx), number, *(job.client for job in jobs)))
+        if len(jobs) == 1:
+            _loop(algorithm, ctxs[0], work, down, jobs[0].part, rows[0], totals[0])
+        else:
+            work = _vmap(algorithm, ctxs[0], work, down, [job.part for job in jobs], rows, totals)
+        steps = [done + len(some) for done, some in zip(steps, rows, strict=True)]
+    done = [
+        Trained(w, {name: float(total) / max(count, 1) for name, total in sums.items()}, count)
+        for w, sums, count in zip(work, totals, steps, strict=True)
+    ]
+    for job, trained in zip(jobs, done, strict=True):
+        for name, value in trained.metrics.items():
+            if not math.isfinite(value):
+                raise Diverged(f"round {job.ctx.round}, client {job.client}: training {name} is {value}")
+    return done
+
+
+def _key(ctx: Context) -> tuple[Any, ...]:
+    return ctx.stage, ctx.round, ctx.trip
+
+
+def _rows(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> list[Tensor]:
+    rng = generator(seed, "batches", *_key(job.ctx), number, job.client)
+    size = job.ctx.batch_size
+    some = batch_rows(
+        len(job.part), size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng
+    )
+    if not some:
+        return []
+    device = job.part.y.device
+    if all(len(rows) == len(some[0]) for rows in some):  # one transfer for the phase
+        return list(torch.stack([torch.from_numpy(rows) for rows in some]).to(device))
+    return [torch.from_numpy(rows).to(device) for rows in some]
+
+
+def _loop(
+    algorithm: Algorithm,
+    ctx: Context,
+    work: list[State],
+    down: State,
+    part: Part,
+    rows: list[Tensor],
+    totals: dict[str, Tensor],
+) -> None:
+    state = work[0]
+    for step, some in enumerate(rows):
+        ctx.step = step
+        state, metrics = algorithm.step(ctx, state, down, part.take(some))
+        for name, value in metrics.items():
+            totals[name] = totals[name] + value if name in totals else value
+    work[0] = state
+
+
+def _vmap(
+    algorithm: Algorithm,
+    ctx: Context,
+    work: list[State],
+    down: State,
+    parts: list[Part],
+    rows: list[list[Tensor]],
+    totals: list[dict[str, Tensor]],
+) -> list[State]:
+    """All clients in step; those with fewer batches repeat their last one at the end, without effect."""
+    counts = [len(some) for some in rows]
+    if not max(counts):
+        return work
+    ctx = ctx.at(client=-1, examples=0)  # not one client's: what a step needs of its client lies in `work`
+    stacked = stack(work)
+    for step in range(max(counts)):
+        batch = stack([part.take(some[min(step, len(some) - 1)]) for part, some in zip(parts, rows, strict=True)])
+        here = ctx.at(step=step)
+        live = torch.tensor([step < count for count in counts], device=parts[0].y.device)
+        before = None if min(counts) > step else clone(stacked)
+
+        def one(state: State, batch: Any, here: Context = here) -> tuple[State, dict[str, Tensor]]:
+            return algorithm.step(here, state, down, batch)
+
+        with vectorised():
+            stacked, metrics = torch.vmap(one, randomness="different")(stacked, batch)
+        if before is not None:
+            stacked = tree_map(lambda new, old, live=live: torch.where(_like(live, new), new, old), stacked, before)
+        for name, values in metrics.items():
+            for index, sums in enumerate(totals):
+                if step < counts[index]:
+                    sums[name] = sums[name] + values[index] if name in sums else values[index]
+    return unstack(stacked, len(work))
+
+
+def _like(live: Tensor, value: Tensor) -> Tensor:
+    return live.view(-1, *[1] * (value.dim() - 1))

@@ -1,0 +1,172 @@
+"""`python -m rayfed.report RESULTS`: the table of a run or a sweep, also while it runs, and a plot of its curves."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import pandas as pd
+
+from rayfed.errors import UsageError
+from rayfed.options import suggestion
+from rayfed.results.read import Tables, read
+from rayfed.results.selection import RULES
+from rayfed.results.summary import points_to_show, summarise
+from rayfed.results.tables import POINTS, SPLITS
+from rayfed.results.text_table import is_share, setting_table
+
+_RULE_WORDS = {
+    "final": "at the last evaluated round",
+    "selected": "at the round with the best validation mean",
+    "oracle": "ORACLE: at the round that is best on this very split, which no honest protocol can know",
+}
+_FAILURES_SHOWN = 5
+
+
+def render(
+    folder: str | Path,
+    experiment: str | None = None,
+    *,
+    metric: str = "accuracy",
+    point: str | None = None,
+    split: str = "test",
+    rule: str | None = None,
+    width: int | None = None,
+) -> str:
+    """The report on `experiment`, or on every one in `folder`, as text of `width` columns (None: the terminal's).
+
+    `point` None is the point that each algorithm's paper scores. `rule` None is `selected` where every setting has
+    validation values, and `final` where not.
+
+    Raises:
+        UsageError: no results, or none of that metric, point, split or rule.
+    """
+    tables = read(folder, experiment)
+    width = width or shutil.get_terminal_size((100, 24)).columns
+    summary = summarise(tables)
+    if summary.rows.empty:
+        return "\n".join(["No trial is done yet.", *summary.notes, *_failures(tables.trials), *_where(folder, tables)])
+    rows = _wanted(summary.rows, tables, metric=metric, point=point, split=split)
+    parts = []
+    for name, of_experiment in rows.groupby("experiment"):
+        shown, used = _ruled(of_experiment, rule)
+        points = sorted(set(shown["point"]), key=POINTS.index)
+        unit = ", %" if is_share(metric) else ""
+        title = f"{name}: {split} {metric}{unit}, {_RULE_WORDS[used]}; mean ± sd over seeds"
+        scored = f"Model scored: {points[0]}. " if len(points) == 1 else ""
+        caption = f"{scored}AVG: mean over clients. worst: the worst client."
+        parts.append(f"{title}\n\n{setting_table(shown, metric, width=width)}\n\n{caption}{_choice(shown)}")
+    return "\n\n".join([*parts, "\n".join([*summary.notes, *_failures(tables.trials), *_where(folder, tables)])])
+
+
+def plot(
+    tables: Tables, path: str | Path, *, metric: str = "accuracy", point: str | None = None, split: str = "test"
+) -> None:
+    """Writes the curves of one experiment's trials that are done as a PNG; raises `UsageError` as `render` does."""
+    from rayfed.results.curves import draw  # matplotlib takes most of a second to import
+
+    if len(names := sorted(set(tables.trials["experiment"]))) > 1:
+        raise UsageError(f"a plot shows one experiment; choose with --experiment: {', '.join(names)}")
+    curves = summarise(tables).curves
+    if curves.empty:
+        raise UsageError(f"{path}: nothing to plot, because no trial is done yet")
+    draw(_wanted(curves, tables, metric=metric, point=point, split=split), path, metric=metric, split=split)
+
+
+def _wanted(rows: pd.DataFrame, tables: Tables, *, metric: str, point: str | None, split: str) -> pd.DataFrame:
+    points = points_to_show(tables)
+    for name, value in (("metric", metric), ("split", split)):
+        if value not in set(rows[name]):
+            raise UsageError(f"{name}={value}: {suggestion(value, sorted(set(rows[name])))}")
+        rows = rows[rows[name] == value]
+    wanted = [point or points[key] for key in zip(rows["experiment"], rows["algorithm"], strict=True)]
+    found = rows[rows["point"] == pd.Series(wanted, index=rows.index)]
+    if found.empty:
+        asked = point or "/".join(sorted(set(wanted)))
+        raise UsageError(f"point={asked}: no {split} {metric} there; known: {', '.join(sorted(set(rows['point'])))}")
+    return found
+
+
+def _ruled(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
+    """The lines of the rule, and which it was."""
+    selected = rows[rows["rule"] == "selected"]
+    if rule is None:
+        rule = "selected" if set(selected["order"]) == set(rows["order"]) else "final"
+    if rule == "selected" and selected.empty:
+        raise UsageError("rule=selected: no validation split was evaluated at this point; use final")
+    return rows[rows["rule"] == rule], rule
+
+
+def _choice(rows: pd.DataFrame) -> str:
+    settings = rows.groupby("algorithm")["order"].nunique()
+    several = rows[rows["algorithm"].map(settings) > 1]
+    if several.empty:
+        return ""
+    if several["chosen"].any():
+        return " *: the algorithm's setting with the best validation mean."
+    return " No setting is marked as chosen, because no validation split was evaluated."
+
+
+def _failures(trials: pd.DataFrame) -> list[str]:
+    failed = trials[trials["status"].isin(["failed", "diverged"])]
+    if failed.empty:
+        return []
+    words = [
+        f"{trial} {status} ({error if isinstance(error, str) else 'no error recorded'})"
+        for trial, status, error in zip(failed["trial"], failed["status"], failed["error"], strict=True)
+    ]
+    more = f"; and {len(words) - _FAILURES_SHOWN} more" if len(words) > _FAILURES_SHOWN else ""
+    return [f"Not finished: {'; '.join(words[:_FAILURES_SHOWN])}{more}."]
+
+
+def _where(folder: str | Path, tables: Tables) -> list[str]:
+    names = sorted(set(tables.trials["experiment"]) | set(tables.metrics["experiment"]))
+    home = Path(folder) / (names[0] if names else "EXPERIMENT")
+    return [f'Parquet: pandas.read_parquet("{home.as_posix()}/metrics"), and likewise rounds and trials']
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code: 0, or 2 after one line on what was wrong with the request."""
+    parser = _Parser(prog="python -m rayfed.report", description=__doc__)
+    parser.add_argument("folder", metavar="RESULTS", help="the folder that runs wrote to")
+    parser.add_argument("--experiment", metavar="NAME", help="one experiment of the folder; all of them if not given")
+    parser.add_argument("--metric", default="accuracy", help="accuracy, loss, ... (default: accuracy)")
+    parser.add_argument("--point", choices=POINTS, help="which model; by default what each algorithm's paper scores")
+    parser.add_argument("--split", default="test", choices=SPLITS, help="default: test")
+    parser.add_argument("--rule", choices=RULES, help="which round; default: selected, or final without validation")
+    parser.add_argument("--plot", metavar="FILE.png", help="write the curves over rounds")
+    parser.add_argument("--csv", metavar="FILE", help="write means, sds and numbers of seeds, under every rule")
+    try:
+        given = parser.parse_args(arguments)
+        scored = {"metric": given.metric, "point": given.point, "split": given.split}
+        print(render(given.folder, given.experiment, rule=given.rule, **scored))
+        if given.plot or given.csv:
+            tables = read(given.folder, given.experiment)
+            if given.plot:
+                plot(tables, given.plot, **scored)
+                print(f"Plot: {given.plot}")
+            if given.csv:
+                _write_csv(_wanted(summarise(tables).rows, tables, **scored), given.csv)
+                print(f"CSV: {given.csv}")
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _write_csv(rows: pd.DataFrame, path: str) -> None:
+    try:
+        rows.drop(columns="order").to_csv(path, index=False)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

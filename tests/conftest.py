@@ -1,0 +1,9 @@
+"""Makes `support` importable from every test folder, and keeps torch on one thread as the hosts do."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+torch.set_num_threads(1)

@@ -1,0 +1,124 @@
+"""Small federations for tests: quadratics with known solutions, and blobs with a small network."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rayfed.algorithm import Algorithm, Phase
+from rayfed.data.population import Client, Examples, Population
+from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.server import Evaluation, Record, Server
+from rayfed.optim import SGD, Optimizer
+
+
+class Net(nn.Module):
+    """Two layers with batch norm, then a linear head: 6 inputs, 8 features, 3 classes."""
+
+    feature_shape = (8,)
+
+    def __init__(self, batch_norm: bool = True):
+        super().__init__()
+        norm = nn.BatchNorm1d(12) if batch_norm else nn.Identity()
+        self.body = nn.Sequential(nn.Linear(6, 12), norm, nn.ReLU(), nn.Linear(12, 8), nn.ReLU())
+        self.fc = nn.Linear(8, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.fc(features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+class Point(nn.Module):
+    """One parameter w and no input: for quadratics f_i(w) = h_i/2 (w − a_i)²."""
+
+    feature_shape = (1,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.w.expand(len(x), 1)
+
+    def head(self, features: Tensor) -> Tensor:
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x)
+
+
+def quadratic(w: Tensor, target: Tensor) -> Tensor:
+    """Mean of h/2 (w − a)² with target rows (h, a)."""
+    return (target[:, 0] / 2 * (w[:, 0] - target[:, 1]) ** 2).mean()
+
+
+def quadratics(*curves: tuple[float, float], copies: int = 1) -> Population:
+    """One client per (h, a), each with `copies` equal examples."""
+
+    def examples(h: float, a: float, n: int) -> Examples:
+        return Examples(np.zeros((n, 1), np.float32), np.tile(np.array([[h, a]], np.float32), (n, 1)))
+
+    clients = [
+        Client(i, f"d{i}", examples(h, a, copies), examples(h, a, 0), examples(h, a, 1))
+        for i, (h, a) in enumerate(curves)
+    ]
+    return Population("quadratics", tuple(clients), 1, (1,))
+
+
+def blobs(clients: int = 4, *, sizes: Sequence[int] = (20, 26, 33, 41), seed: int = 0) -> Population:
+    """Gaussian classes in six dimensions, each client's shifted; training sizes cycle through `sizes`."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(3, 6)) * 2
+
+    def draw(n: int, shift: np.ndarray) -> Examples:
+        y = rng.integers(0, 3, n)
+        return Examples((centres[y] + shift + rng.normal(size=(n, 6))).astype(np.float32), y.astype(np.int64))
+
+    made = []
+    for i in range(clients):
+        shift = rng.normal(size=6)
+        made.append(Client(i, f"d{i % 2}", draw(sizes[i % len(sizes)], shift), draw(9, shift), draw(15, shift)))
+    return Population("blobs", tuple(made), 3, (6,))
+
+
+def net(batch_norm: bool = True, seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    return Net(batch_norm)
+
+
+def blueprint(algorithm: Algorithm, population: Population, **changes: Any) -> Blueprint:
+    """A blueprint with small defaults: SGD 0.05, batches of 5, one epoch, two rounds, everyone, seed 0."""
+    optimizer: Optimizer = SGD(lr=0.05)
+    values: dict[str, Any] = {
+        "algorithm": algorithm,
+        "model": changes.pop("model", None) or net(),
+        "loss": F.cross_entropy,
+        "batch_norm": "aggregate",
+        "optimizer": optimizer,
+        "local": Phase("train", epochs=1),
+        "batch_size": 5,
+        "drop_last": True,
+        "rounds": 2,
+        "cohort": len(population.clients),
+        "seed": 0,
+    }
+    return Blueprint(**(values | changes))
+
+
+def simulate(
+    plan: Blueprint, population: Population, *, points: Sequence[str] = (), every: int = 1
+) -> tuple[Server, list[Record]]:
+    """Runs `plan` to its end in this process; returns the server and its records."""
+    plan.check(population)
+    points = tuple(points) or (plan.algorithm.scored,)
+    server = Server(plan, population, LocalFleet(plan, population), Evaluation(every=every, points=points))
+    return server, list(server.run())
