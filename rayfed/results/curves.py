@@ -1,0 +1,66 @@
+"""A picture of the curves: the mean over clients at each evaluated round, a line a setting, a band of one sd."""
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rayfed.errors import UsageError
+from rayfed.results.text_table import is_share
+
+MOST_LINES = 8
+# Okabe and Ito's colours, told apart with every common colour blindness; the yellow is too pale for a line on white.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+_DASHES = ("-", "--", "-.", ":")
+
+
+def draw(curves: pd.DataFrame, path: str | Path, *, metric: str, split: str) -> None:
+    """Writes a PNG, about 1000 pixels wide, of `curves` (one experiment, metric and split; see `Summary.curves`).
+
+    With more than `MOST_LINES` settings, the chosen one of each algorithm is drawn, or, where validation chose none,
+    the first; the picture says so.
+
+    Raises:
+        UsageError: `path` does not end in .png, or its folder cannot be written to.
+    """
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        raise UsageError(f"{path}: the plot is a PNG; give a name that ends in .png")
+    means = curves[curves["quantity"] == "mean"]
+    scale = 100 if is_share(metric) else 1
+    said = ""
+    if means["order"].nunique() > MOST_LINES:
+        ranked = means.sort_values(["chosen", "order"], ascending=[False, True])
+        kept = ranked.drop_duplicates("algorithm")["order"]
+        one_chosen = means[means["order"].isin(kept)]["chosen"].all()
+        said = f"; {'the setting chosen by validation' if one_chosen else 'one setting'} of each algorithm"
+        means = means[means["order"].isin(kept)]
+
+    figure = Figure(figsize=(6.6, 4.2), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for index, (_, line) in enumerate(means.groupby("order")):
+        line = line.sort_values("round")
+        colour, dash = _COLOURS[index % len(_COLOURS)], _DASHES[index % len(_DASHES)]
+        middle, sd = line["mean"] * scale, line["sd"].fillna(0.0) * scale
+        label = " ".join(filter(None, [line["algorithm"].iloc[0], line["setting"].iloc[0]]))
+        mark = "o" if len(line) == 1 else None
+        axes.plot(line["round"], middle, dash, color=colour, marker=mark, linewidth=1.6, label=label)
+        if (sd > 0).any():
+            axes.fill_between(line["round"], middle - sd, middle + sd, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlabel("round")
+    axes.set_ylabel(f"{split} {metric}" + (" (%)" if scale == 100 else ""))
+    seeds = means["seeds"].max()
+    band = "band: ± 1 sd over seeds" if seeds > 1 else "one seed"
+    axes.set_title(f"{means['experiment'].iloc[0]}: mean over clients, {band}{said}", fontsize=8, loc="left", wrap=True)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    lines = means["order"].nunique()
+    figure.legend(loc="outside lower center", ncols=1 if lines <= 2 else 2, fontsize=8, frameon=False)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,64 @@
+"""Which trials are repetitions of one setting: the same algorithm and hyperparameters, another seed."""
+
+from typing import Any
+
+import pandas as pd
+
+from rayfed.results.trials import FIXED
+
+_NOT_A_SETTING = ("experiment", "name", "results", "resume", "algorithm.name", "evaluate.every", "evaluate.points")
+_NOT_A_SETTING_GROUP = ("placement.", "checkpoint.")
+
+
+def settings(trials: pd.DataFrame) -> pd.DataFrame:
+    """One row a trial: experiment, trial, algorithm, seed, status, started, `setting` (text) and `order` (a number).
+
+    `setting` names what varies: values of `algorithm.*` that differ between trials of that algorithm, without the
+    prefix, and any other configuration value that differs inside the experiment. Seed, placement, checkpoints, the
+    results folder and how often to evaluate are no setting. `order` sorts by algorithm, then by the values as numbers.
+    The values themselves are in further columns under their dotted names.
+    """
+    base = trials[["experiment", "trial", "algorithm", "seed", "status", "started"]].reset_index(drop=True)
+    names = [name for name in trials.columns if _is_setting(name)]
+    values = trials[names].reset_index(drop=True).astype(object)
+    values = values.where(values.notna(), None)
+    own = [name for name in names if name.startswith("algorithm.")]
+    shared = [name for name in names if name not in own]
+    shown: list[list[str]] = [[] for _ in range(len(base))]
+    for columns, group_by in ((own, ["experiment", "algorithm"]), (shared, ["experiment"])):
+        for _, group in base.groupby(group_by):
+            varying = [name for name in columns if values.loc[group.index, name].map(repr).nunique() > 1]
+            for index in group.index:
+                shown[index].extend(varying)
+    setting = [_label(values.loc[index], shown[index]) for index in range(len(base))]
+    keys = [
+        (str(base.at[index, "algorithm"]), tuple(_sort_key(values.at[index, name]) for name in shown[index]), label)
+        for index, label in enumerate(setting)
+    ]
+    place = {key: order for order, key in enumerate(sorted(set(keys)))}
+    varying = sorted({name for columns in shown for name in columns}, key=names.index)
+    order = pd.Series([place[key] for key in keys], dtype="int64")
+    return base.assign(setting=pd.Series(setting, dtype=object), order=order).join(values[varying])
+
+
+def text(value: Any) -> str:
+    """A configuration value in few letters: 0.1, 3, true, none."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _is_setting(name: str) -> bool:
+    return name not in FIXED and name not in _NOT_A_SETTING and not name.startswith(_NOT_A_SETTING_GROUP)
+
+
+def _label(values: pd.Series, names: list[str]) -> str:
+    return ", ".join(f"{name.removeprefix('algorithm.')}={text(values[name])}" for name in names)
+
+
+def _sort_key(value: Any) -> tuple[int, float, str]:
+    if isinstance(value, (int, float)):
+        return (0, float(value), "")
+    return (1, 0.0, text(value))

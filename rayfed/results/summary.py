@@ -1,0 +1,96 @@
+"""Mean and spread over seeds of each setting, and which setting of an algorithm validation chooses."""
+
+from typing import NamedTuple
+
+import pandas as pd
+
+from rayfed.results.read import Tables
+from rayfed.results.selection import TRIAL, by_round, lower_is_better, picked
+from rayfed.results.settings import settings
+from rayfed.results.tables import POINTS
+from rayfed.results.trials import STATUSES
+
+SCORE = ["point", "split", "metric", "rule", "quantity"]
+
+
+class Summary(NamedTuple):
+    """`rows`: a line a setting and score; `curves`: the same without `rule`, a line a round; `notes`: what to say.
+
+    Columns of both: experiment, algorithm, setting, order, point, split, metric, (rule | round), quantity, `mean`, `sd`
+    (ddof=1, NaN for one seed), `seeds` (how many), `chosen`, and the hyperparameters that vary.
+    """
+
+    rows: pd.DataFrame
+    curves: pd.DataFrame
+    notes: list[str]
+
+
+def summarise(tables: Tables) -> Summary:
+    """Means over seeds of the trials that are done; the others are counted in the notes.
+
+    `chosen` marks, for each algorithm, point and metric, the setting with the best mean over seeds of its validation
+    mean at its best round (the first of equals). Without a validation split no setting is chosen, unless it is the
+    algorithm's only one. Test values never choose.
+    """
+    trials = settings(tables.trials)
+    done, notes = _counted(trials, tables)
+    curves = by_round(tables.metrics.merge(done[TRIAL], on=TRIAL))
+    rows = _over_seeds(picked(curves), done, SCORE)
+    chosen = _chosen(rows)
+    over_rounds = _over_seeds(curves, done, [*[name for name in SCORE if name != "rule"], "round"])
+    first, then = (
+        frame.merge(chosen, on=["experiment", "order", "point", "metric"], how="left")
+        .fillna({"chosen": False})
+        .astype({"chosen": bool})
+        for frame in (rows, over_rounds)
+    )
+    return Summary(first, then, notes)
+
+
+def points_to_show(tables: Tables) -> dict[tuple[str, str], str]:
+    """(experiment, algorithm) -> the point that the algorithm's paper scores (`scored` in `trials`), else the first."""
+    present = tables.metrics[["experiment", "algorithm", "point"]].drop_duplicates()
+    points = {}
+    for (experiment, algorithm), group in present.groupby(["experiment", "algorithm"]):
+        points[experiment, algorithm] = min(group["point"], key=POINTS.index)
+    declared = tables.trials.dropna(subset=["scored"])
+    for experiment, algorithm, point in zip(
+        declared["experiment"], declared["algorithm"], declared["scored"], strict=True
+    ):
+        points[experiment, algorithm] = point
+    return points
+
+
+def _counted(trials: pd.DataFrame, tables: Tables) -> tuple[pd.DataFrame, list[str]]:
+    """The trials that count, one a setting and seed, and a line on each kind that does not."""
+    notes = []
+    left_out = {status: int((trials["status"] == status).sum()) for status in STATUSES if status != "done"}
+    if any(left_out.values()):
+        words = ", ".join(f"{count} {status}" for status, count in left_out.items() if count)
+        notes.append(f"{sum(left_out.values())} of {len(trials)} trials do not count, because not done: {words}.")
+    done = trials[trials["status"] == "done"].sort_values(["started", "trial"])
+    once = done.drop_duplicates(["experiment", "order", "seed"], keep="last")
+    if len(once) < len(done):
+        notes.append(f"{len(done) - len(once)} trials repeat the setting and seed of a later one and do not count.")
+    unknown = tables.metrics[TRIAL].drop_duplicates().merge(tables.trials[TRIAL], on=TRIAL, how="left", indicator=True)
+    if count := int((unknown["_merge"] == "left_only").sum()):
+        notes.append(f"{count} trials in metrics have no row in trials and do not count.")
+    return once, notes
+
+
+def _over_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    setting = ["experiment", "order"]
+    grouped = values.merge(trials[[*TRIAL, "order"]], on=TRIAL).groupby([*setting, *by])["value"]
+    result = grouped.agg(mean="mean", sd="std", seeds="count").reset_index()  # pandas divides by n - 1
+    described = trials.drop(columns=["trial", "seed", "status", "started"]).drop_duplicates(setting)
+    return described.merge(result, on=setting).sort_values([*setting, *by], ignore_index=True)
+
+
+def _chosen(rows: pd.DataFrame) -> pd.DataFrame:
+    keys = ["experiment", "algorithm", "point", "metric"]
+    scores = rows[(rows["split"] == "val") & (rows["rule"] == "selected") & (rows["quantity"] == "mean")]
+    badness = scores["mean"].where(scores["metric"].map(lower_is_better).astype(bool), -scores["mean"])
+    best = scores.assign(badness=badness).sort_values(["badness", "order"]).drop_duplicates(keys)
+    only = rows[[*keys, "order"]].drop_duplicates().drop_duplicates(keys, keep=False)
+    marks = pd.concat([best[[*keys, "order"]], only], ignore_index=True).drop_duplicates()
+    return marks.drop(columns="algorithm").assign(chosen=True)
