@@ -3,6 +3,7 @@
 import argparse
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -52,13 +53,13 @@ def render(
     parts = []
     for name, of_experiment in rows.groupby("experiment"):
         shown, used = _ruled(of_experiment, rule)
-        points = sorted(set(shown["point"]), key=POINTS.index)
         unit = ", %" if is_share(metric) else ""
         title = f"{name}: {split} {metric}{unit}, {_RULE_WORDS[used]}; mean ± sd over seeds"
-        scored = f"Model scored: {points[0]}. " if len(points) == 1 else ""
-        caption = f"{scored}AVG: mean over clients. worst: the worst client."
-        parts.append(f"{title}\n\n{setting_table(shown, metric, width=width)}\n\n{caption}{_choice(shown)}")
-    return "\n\n".join([*parts, "\n".join([*summary.notes, *_failures(tables.trials), *_where(folder, tables)])])
+        caption = f"AVG: mean over clients. worst: the worst client.{_choice(shown)} {_scored(shown)}"
+        table = setting_table(shown, metric, width=width)
+        parts.extend([textwrap.fill(title, width), table, textwrap.fill(caption, width)])
+    notes = [textwrap.fill(note, width) for note in [*summary.notes, *_failures(tables.trials)]]
+    return "\n\n".join([*parts, "\n".join([*notes, *_where(folder, tables)])])
 
 
 def plot(
@@ -97,6 +98,14 @@ def _ruled(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
     if rule == "selected" and selected.empty:
         raise UsageError("rule=selected: no validation split was evaluated at this point; use final")
     return rows[rows["rule"] == rule], rule
+
+
+def _scored(rows: pd.DataFrame) -> str:
+    algorithms = rows.groupby("point")["algorithm"].unique()
+    if len(algorithms) == 1:
+        return f"Model scored: {algorithms.index[0]}."
+    words = [f"{point} of {', '.join(sorted(algorithms[point]))}" for point in POINTS if point in algorithms]
+    return f"Model scored: {'; '.join(words)}."
 
 
 def _choice(rows: pd.DataFrame) -> str:

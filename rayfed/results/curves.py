@@ -13,6 +13,7 @@ from rayfed.results.text_table import is_share
 MOST_LINES = 8
 # Okabe and Ito's colours, told apart with every common colour blindness; the yellow is too pale for a line on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+_LEGEND_LETTERS = 50  # longer labels do not fit beside each other
 _DASHES = ("-", "--", "-.", ":")
 
 
@@ -35,17 +36,19 @@ def draw(curves: pd.DataFrame, path: str | Path, *, metric: str, split: str) -> 
         ranked = means.sort_values(["chosen", "order"], ascending=[False, True])
         kept = ranked.drop_duplicates("algorithm")["order"]
         one_chosen = means[means["order"].isin(kept)]["chosen"].all()
-        said = f"; {'the setting chosen by validation' if one_chosen else 'one setting'} of each algorithm"
+        said = f"; each algorithm's {'setting chosen by validation' if one_chosen else 'first setting'}"
         means = means[means["order"].isin(kept)]
 
     figure = Figure(figsize=(6.6, 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    longest = 0
     for index, (_, line) in enumerate(means.groupby("order")):
         line = line.sort_values("round")
-        colour, dash = _COLOURS[index % len(_COLOURS)], _DASHES[index % len(_DASHES)]
+        colour, dash = _COLOURS[index % len(_COLOURS)], _DASHES[(index + index // len(_COLOURS)) % len(_DASHES)]
         middle, sd = line["mean"] * scale, line["sd"].fillna(0.0) * scale
         label = " ".join(filter(None, [line["algorithm"].iloc[0], line["setting"].iloc[0]]))
+        longest = max(longest, len(label))
         mark = "o" if len(line) == 1 else None
         axes.plot(line["round"], middle, dash, color=colour, marker=mark, linewidth=1.6, label=label)
         if (sd > 0).any():
@@ -58,8 +61,7 @@ def draw(curves: pd.DataFrame, path: str | Path, *, metric: str, split: str) -> 
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    lines = means["order"].nunique()
-    figure.legend(loc="outside lower center", ncols=1 if lines <= 2 else 2, fontsize=8, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2 if longest <= _LEGEND_LETTERS else 1, fontsize=8, frameon=False)
     try:
         figure.savefig(path)
     except OSError as error:

@@ -43,8 +43,6 @@ def setting_table(rows: pd.DataFrame, metric: str, *, width: int) -> str:
         marks = [" *" if row["chosen"] and several[row["algorithm"]] > 1 else "" for row in first]
         cells = [_folded(row["setting"]) + mark for row, mark in zip(first, marks, strict=True)]
         labels.append(_Column("setting", cells, right=False))
-    if rows["point"].nunique() > 1:
-        labels.append(_Column("point", [row["point"] for row in first], right=False))
 
     domains = sorted({name for name in rows["quantity"] if name.startswith(DOMAIN)}, key=_by_number)
     for between in (" ± ", "\n± "):

@@ -50,7 +50,8 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
     """Puts `values` into the row of `trial`, which begins as running, now, with the versions installed here.
 
     Keys are the fixed columns and dotted configuration names; a mapping inside is flattened to dotted names, and
-    `algorithm` is `algorithm.name` where it is not given. Keys that are not given keep what they had. A column has one type: values of several kinds, and lists, become JSON text.
+    `algorithm` is `algorithm.name` where it is not given. Keys that are not given keep what they had. A column
+    has one type: values of several kinds, and lists, become JSON text.
     Safe from many processes at once, also on several machines where the file system has working locks.
 
     Raises:
@@ -127,7 +128,7 @@ def _one_type(values: list[Any]) -> pa.Array:
         return pa.array(values, pa.bool_())
     if kinds == {int} and all(value is None or abs(value) < 2**63 for value in values):
         return pa.array(values, pa.int64())
-    if kinds and kinds <= {int, float}:
+    if float in kinds and kinds <= {int, float}:
         return pa.array([None if value is None else float(value) for value in values], pa.float64())
     texts = [value if value is None or isinstance(value, str) else json.dumps(value, default=str) for value in values]
     return pa.array(texts, pa.string())

@@ -1,0 +1,155 @@
+"""Rows on disk: never half, never twice, never lost, whatever moment a reader or a kill -9 picks."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from rayfed.errors import UsageError
+from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA, MetricRow, RoundRow
+from rayfed.results.writer import TrialWriter
+
+CLIENTS = 4
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def one_round(writer: TrialWriter, number: int) -> None:
+    writer.add_metrics(
+        MetricRow(number, client, "d", "test", "global", "accuracy", 0.5, 10) for client in range(CLIENTS)
+    )
+    writer.add_round(RoundRow(number, "round", bytes_down_by_field={"weights": 8, "c": 2}, cohort=CLIENTS))
+
+
+def write_rounds(folder: Path, first: int, last: int, keep: int | None) -> None:
+    """Segments of 40 rows, so that a test of seconds meets several."""
+    with TrialWriter(folder, "e", "t", "fedavg", 0, keep_through_round=keep, segment_rows=40) as writer:
+        for number in range(first, last + 1):
+            one_round(writer, number)
+            writer.flush(force=True)
+
+
+def rounds_of(folder: Path) -> list[int]:
+    metrics, rounds = (pd.read_parquet(folder / "e" / name) for name in ("metrics", "rounds"))
+    assert not metrics.duplicated(["round", "client"]).any()
+    assert list(metrics.groupby("round").size().unique()) == [CLIENTS]
+    assert list(rounds["round"]) == sorted(metrics["round"].unique())
+    return list(rounds["round"])
+
+
+def test_a_reader_meets_no_error_and_no_row_twice_while_another_process_writes(tmp_path: Path) -> None:
+    process = SPAWN.Process(target=write_rounds, args=(tmp_path, 1, 250, None))
+    problems: list[str] = []
+    reads = {"metrics": 0, "rounds": 0}
+
+    def read_in_a_loop(name: str) -> None:
+        seen = 0
+        while process.exitcode is None:
+            if not list((tmp_path / "e" / name).glob("*.parquet")):
+                continue
+            try:
+                table = pd.read_parquet(tmp_path / "e" / name)
+            except (OSError, ValueError) as error:  # what pyarrow raises for files that are gone or broken
+                problems.append(repr(error))
+                return
+            if table.duplicated([key for key in ("round", "client") if key in table]).any():
+                problems.append("a row twice")
+            if len(table) < seen:
+                problems.append(f"{len(table)} rows after {seen}")
+            seen = len(table)
+            reads[name] += 1
+
+    process.start()
+    readers = [threading.Thread(target=read_in_a_loop, args=(name,)) for name in reads]
+    for reader in readers:
+        reader.start()
+    process.join()
+    for reader in readers:
+        reader.join()
+    assert problems == []
+    assert min(reads.values()) > 5
+    assert rounds_of(tmp_path) == list(range(1, 251))
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.013, 0.031])
+def test_after_kill_9_a_resume_keeps_exactly_the_rounds_through_its_checkpoint(tmp_path: Path, delay: float) -> None:
+    process = SPAWN.Process(target=write_rounds, args=(tmp_path, 1, 100_000, None))
+    process.start()
+    while len(list((tmp_path / "e" / "rounds").glob("*.parquet"))) < 1 or len(rounds_on_disk(tmp_path)) < 25:
+        time.sleep(0.01)
+    time.sleep(delay)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    write_rounds(tmp_path, 21, 30, keep=20)
+    assert rounds_of(tmp_path) == list(range(1, 31))
+
+
+def rounds_on_disk(folder: Path) -> pd.DataFrame:
+    return pd.read_parquet(folder / "e" / "rounds")
+
+
+def test_a_resume_says_which_round_it_found_and_none_begins_anew(tmp_path: Path) -> None:
+    write_rounds(tmp_path, 1, 30, keep=None)
+    writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0, keep_through_round=99)
+    assert writer.last_round == 30
+    assert TrialWriter(tmp_path, "e", "t", "fedavg", 0).last_round is None
+    assert len(rounds_on_disk(tmp_path)) == 0
+
+
+def test_trials_whose_names_begin_alike_do_not_touch_each_other(tmp_path: Path) -> None:
+    for trial in ("t", "t-0000", "t=1"):
+        with TrialWriter(tmp_path, "e", trial, "fedavg", 0) as writer:
+            one_round(writer, 1)
+    TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+    table = rounds_on_disk(tmp_path)
+    assert sorted(table["trial"]) == ["t-0000", "t=1"]
+    assert list(table.columns) == ROUNDS_SCHEMA.names
+
+
+def test_the_schemas_are_on_disk_as_declared_also_for_nulls(tmp_path: Path) -> None:
+    write_rounds(tmp_path, 1, 1, keep=None)
+    for name, schema in (("metrics", METRICS_SCHEMA), ("rounds", ROUNDS_SCHEMA)):
+        assert pq.read_schema(tmp_path / "e" / name / "t-0000.parquet").equals(schema)
+    row = rounds_on_disk(tmp_path).iloc[0]
+    assert row["bytes_down"] == 10
+    assert dict(row["bytes_down_by_field"]) == {"weights": 8, "c": 2}
+    assert row["epsilon"] != row["epsilon"]  # null, as there was no privacy
+
+
+def test_flush_skips_when_writing_takes_too_long_and_close_writes_all(tmp_path: Path) -> None:
+    writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+    for number in range(1, 51):
+        one_round(writer, number)
+        writer.flush()
+    assert len(rounds_on_disk(tmp_path)) < 50
+    writer.close()
+    assert rounds_of(tmp_path) == list(range(1, 51))
+
+
+def test_rows_stay_for_the_next_flush_when_the_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+    one_round(writer, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space left"):
+            writer.flush(force=True)
+    writer.close()
+    assert rounds_of(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("name", ["", ".a", "_a", "a/b", "a\nb"])
+def test_a_name_that_readers_would_not_see_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"^trial=.* use a name without .*$"):
+        TrialWriter(tmp_path, "e", name, "fedavg", 0)
+
+
+def test_an_unknown_point_is_refused(tmp_path: Path) -> None:
+    writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+    writer.add_metrics([MetricRow(1, 0, "d", "test", "local", "accuracy", 0.5, 10)])
+    with pytest.raises(ValueError, match="point 'local': known are global, downloaded, trained, adapted"):
+        writer.flush()
