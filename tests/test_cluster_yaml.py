@@ -2,7 +2,9 @@
 
 import copy
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -75,8 +77,23 @@ def test_authentication_stays_on(written):
 
 
 def test_commands_are_valid_shell(written):
-    import subprocess
-
     for key in ("setup_commands", "head_setup_commands", "head_start_ray_commands", "worker_start_ray_commands"):
         for command in written[key]:
             subprocess.run(["bash", "-n", "-c", command], check=True)
+
+
+def test_workers_get_the_image_that_the_head_runs(prepared, tmp_path):
+    """The command that rewrites the head's copy of this file; a script plays the instance's metadata service."""
+    fake = tmp_path / "curl"
+    fake.write_text('#!/bin/sh\ncase "$*" in *PUT*) echo secret ;; *secret*ami-id) echo ami-123 ;; *) exit 1 ;; esac\n')
+    fake.chmod(0o755)
+    copy_on_head = tmp_path / "ray_bootstrap_config.yaml"
+    copy_on_head.write_text(json.dumps(prepared))
+    (command,) = [command for command in prepared["head_setup_commands"] if "ray_bootstrap_config" in command]
+    environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", command], check=True, env=environment)
+
+    expected = copy.deepcopy(prepared)
+    for kind in expected["available_node_types"].values():
+        kind["node_config"]["ImageId"] = "ami-123"
+    assert json.loads(copy_on_head.read_text()) == expected
