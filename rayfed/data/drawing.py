@@ -74,13 +74,13 @@ def font(label: int, random: Random) -> np.ndarray:
     """As SynthDigits: printed in one of eight DejaVu faces, at any place, colour and tilt, on a shaded ground."""
     large = 4 * SIDE  # drawn large and reduced, for smooth edges
     canvas = Image.new("L", (large, large))
-    face = typeface(FONTS[random.integers(len(FONTS))], int(4 * random.integers(18, 28)))
-    shift = random.uniform(-14, 14, size=2)
+    face = typeface(FONTS[random.integers(len(FONTS))], int(4 * random.integers(20, 28)))
+    shift = random.uniform(-9, 9, size=2)
     place = (large / 2 + float(shift[0]), large / 2 + float(shift[1]))
     ImageDraw.Draw(canvas).text(place, str(label), fill=255, font=face, anchor="mm")
-    turned = canvas.rotate(random.uniform(-30, 30), Image.Resampling.BILINEAR)
+    turned = canvas.rotate(random.uniform(-20, 20), Image.Resampling.BILINEAR)
     mask = np.asarray(turned.resize((SIDE, SIDE), Image.Resampling.BOX), np.float32)[:, :, None] / 255
-    front, back = colours(random, contrast=0.25)
+    front, back = colours(random, contrast=0.4)
     ground = back + gradient(random, 0.3)
     image = ground + mask * (front - ground)
     return smoothed(as_pixels(image + random.normal(0, 0.03, image.shape)), random.uniform(0, 0.8))

@@ -69,9 +69,10 @@ def read(path: Path) -> dict[str, np.ndarray]:
         raise UsageError(f"data.file={path}: no such file; expected an .npz with {', '.join(EXPECTED)}")
     name = "the archive"
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise UsageError(f"data.file={path}: a single array; expected an .npz with {', '.join(EXPECTED)}")
+        stored = np.load(path, allow_pickle=False)
+        if isinstance(stored, np.ndarray):
+            raise UsageError(f"data.file={path}: a single array; expected an .npz with {', '.join(EXPECTED)}")
+        with stored:
             for name in EXPECTED:
                 if name not in stored.files:
                     found, needed = ", ".join(stored.files) or "nothing", ", ".join(EXPECTED)

@@ -1,0 +1,151 @@
+"""MNIST's IDX files: read plain and gzipped, from a read-only folder, and every way in which they can be wrong."""
+
+import gzip
+import struct
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from rayfed.data.load import load
+from rayfed.data.mnist import FashionMnist, Mnist
+from rayfed.errors import UsageError
+
+COUNTS = {"train": 12, "t10k": 6}
+
+
+def idx_bytes(array):
+    return struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def arrays():
+    random = np.random.default_rng(5)
+    return {
+        source: (random.integers(0, 256, (count, 28, 28)), np.arange(count) % 10) for source, count in COUNTS.items()
+    }
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A folder as torchvision lays it out: the training files plain, the test files gzipped."""
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for source, (images, labels) in arrays().items():
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            name = raw / f"{source}-{kind}-ubyte"
+            if source == "train":
+                name.write_bytes(idx_bytes(array))
+            else:
+                name.with_name(f"{name.name}.gz").write_bytes(gzip.compress(idx_bytes(array)))
+    return tmp_path
+
+
+def test_plain_and_gzipped_files_give_the_same_pixels_and_are_left_alone(root):
+    before = sorted(path.name for path in root.rglob("*"))
+    dataset = Mnist(root=str(root)).load()
+    for code, (images, labels) in enumerate(arrays().values()):
+        own = dataset.source == code
+        np.testing.assert_array_equal(dataset.images[own][:, 0], images)
+        np.testing.assert_array_equal(dataset.labels[own], labels)
+        np.testing.assert_array_equal(dataset.index[own], np.arange(len(labels)))
+        assert (dataset.is_test[own] == (code == 1)).all()
+    assert dataset.images.dtype == np.uint8
+    assert dataset.images.shape == (18, 1, 28, 28)
+    assert (dataset.mean, dataset.std, dataset.sources) == ((0.5,), (0.5,), ("train", "t10k"))
+    assert sorted(path.name for path in root.rglob("*")) == before
+
+
+def test_root_comes_from_the_environment(root, monkeypatch):
+    monkeypatch.setenv("RAYFED_DATA", str(root))
+    population = load("mnist", {"mean": [0.1], "std": [0.3]}, "iid", {"clients": 2})
+    assert [len(client.test) for client in population.clients] == [3, 3]
+    assert (population.mean, population.std) == ((0.1,), (0.3,))
+
+
+def test_missing_files_name_folder_files_and_remedies(root):
+    (root / "MNIST/raw/train-labels-idx1-ubyte").unlink()
+    with pytest.raises(UsageError) as caught:
+        Mnist(root=str(root)).load()
+    message = str(caught.value)
+    for fact in (str(root / "MNIST/raw"), "train-labels-idx1-ubyte", "data.download=true", "data.root"):
+        assert fact in message
+    assert "t10k" not in message
+    assert "\n" not in message
+    with pytest.raises(UsageError, match=r"FashionMNIST.raw: no train-images-idx3-ubyte"):
+        FashionMnist(root=str(root)).load()
+
+
+def break_file(path, change):
+    """`change` applied to the bytes of `path`, of which there is a plain or a gzipped form."""
+    zipped = path.with_name(f"{path.name}.gz")
+    target = path if path.is_file() else zipped
+    target.write_bytes(change(target.read_bytes()))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "facts"),
+    [
+        ("train-images-idx3-ubyte", lambda b: b[:-1], ["9407 bytes of data", "expected 9408 (12 x 28 x 28)"]),
+        ("train-images-idx3-ubyte", lambda b: b + b"?", ["9409 bytes of data", "expected 9408"]),
+        ("train-images-idx3-ubyte", lambda b: b[:7], ["7 bytes", "header of 16 bytes"]),
+        ("train-images-idx3-ubyte", lambda b: b"<htm" + b[4:], ["0x3c68746d", "expected 0x00000803", "images"]),
+        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.zeros(11)), ["11 labels", "train-images", "12 images"]),
+        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.full(12, 10)), ["label 10", "expected 0..9"]),
+        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.zeros(0)), ["holds no data", "0 entries"]),
+        ("t10k-images-idx3-ubyte", lambda b: b[: len(b) // 2], ["cut short", "bytes of IDX"]),
+        ("t10k-images-idx3-ubyte", lambda b: b[:40] + bytes(20) + b[60:], ["damaged", "gzipped IDX file"]),
+        ("t10k-labels-idx1-ubyte", lambda b: b"not gzip at all", ["damaged", "gzipped IDX file"]),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_was_expected(root, file, change, facts):
+    broken = break_file(root / "MNIST/raw" / file, change)
+    with pytest.raises(UsageError) as caught:
+        Mnist(root=str(root)).load()
+    message = str(caught.value)
+    assert message.startswith(str(broken))
+    for fact in facts:
+        assert fact in message
+    assert "\n" not in message
+
+
+def test_a_train_and_a_test_file_of_different_size(root):
+    (root / "MNIST/raw/train-images-idx3-ubyte").write_bytes(idx_bytes(np.zeros((12, 14, 14))))
+    with pytest.raises(UsageError, match=r"differ in size: \[\(14, 14\), \(28, 28\)\]"):
+        Mnist(root=str(root)).load()
+
+
+@pytest.fixture
+def torchvision(monkeypatch):
+    """A stand-in for torchvision, so that no test needs a network; its data set is set by the test."""
+    fake = types.ModuleType("torchvision")
+    fake.datasets = types.SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "torchvision", fake)
+    monkeypatch.setattr("rayfed.torchvision_cpu.prepare", lambda: None)
+    return fake
+
+
+def test_download_fetches_only_what_is_missing(root, tmp_path, torchvision):
+    elsewhere = tmp_path / "elsewhere"
+
+    def fetch(folder, download):
+        assert download
+        (root / "MNIST").rename(elsewhere / "MNIST")
+
+    torchvision.datasets.MNIST = None  # calling it would fail: the files are there
+    assert len(Mnist(root=str(root), download=True).load()) == 18
+    elsewhere.mkdir()
+    torchvision.datasets.MNIST = fetch
+    assert len(Mnist(root=str(elsewhere), download=True).load()) == 18
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Error downloading\n train-images"), OSError("no route to host")])
+def test_a_download_that_fails_is_one_line(tmp_path, torchvision, error):
+    def fetch(folder, download):
+        raise error
+
+    torchvision.datasets.FashionMNIST = fetch
+    with pytest.raises(UsageError, match=r"download=true: could not fetch FashionMNIST into .*: ") as caught:
+        FashionMnist(root=str(tmp_path), download=True).load()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,154 @@
+"""Names and options to a population: a user's own pieces, checks without loading, the table and the fingerprint."""
+
+import dataclasses
+import textwrap
+
+import numpy as np
+import pytest
+
+from rayfed.data.describe import describe, fingerprint
+from rayfed.data.load import DATASETS, PARTITIONS, check, load
+from rayfed.data.population import Client, Examples, Population
+from rayfed.errors import UsageError
+from rayfed.registry import resolve
+
+OWN = """
+    from dataclasses import dataclass
+    import numpy as np
+    from rayfed.data.dataset import Dataset
+    from rayfed.options import option
+
+    @dataclass(frozen=True)
+    class Lines:
+        slope: float = option(2.0, above=0, help="of the line")
+        default_partition = "iid"
+        partition_defaults = {"clients": 4}
+
+        def load(self):
+            x = np.arange(40, dtype=np.float32)[:, None]
+            return Dataset.of("lines", x, (x[:, 0] * self.slope > 30))
+
+    @dataclass(frozen=True)
+    class Chosen:
+        what: str = "good"
+
+        def split(self, dataset):
+            rows, none = np.arange(40), np.arange(0)
+            return {
+                "good": [(0, "a", rows[:20], rows[20:], none), ],
+                "shared": [(0, "a", rows, none, none), (1, "b", rows[:1], none, none)],
+                "numbered": [(1, "a", rows, none, none)],
+                "empty": [(0, "a", none, rows, none)],
+                "nobody": [],
+            }[self.what]
+
+    def function():
+        pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "my_lines.py").write_text(textwrap.dedent(OWN))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def test_every_name_in_the_tables_is_found_and_every_option_explained():
+    for table, where in ((DATASETS, "data"), (PARTITIONS, "partition")):
+        for name in table:
+            for field in dataclasses.fields(resolve(name, table, where=where)):
+                assert field.metadata["help"], (name, field.name)
+
+
+def test_own_dataset_and_partition(own):
+    population = load("my_lines:Lines", {"slope": 1})
+    assert [len(client.train) + len(client.val) + len(client.test) for client in population.clients] == [10] * 4
+    assert population.num_classes == 2
+    population = load("my_lines:Lines", {}, "my_lines:Chosen")
+    assert [len(part) for part in (population.clients[0].train, population.clients[0].val)] == [20, 20]
+    assert load("mini_digits", {}, "my_lines:Chosen").name == "mini_digits"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("shared", "row 0 of lines is in 2 parts"),
+        ("numbered", r"client ids \[1\].*expected 0..N-1"),
+        ("empty", r"client 0 \(a\) of lines has no training samples"),
+        ("nobody", r"client ids \[\]"),
+    ],
+)
+def test_own_partitions_are_held_to_the_rules(own, what, words):
+    with pytest.raises(UsageError, match=words):
+        load("my_lines:Lines", {}, "my_lines:Chosen", {"what": what})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("mini_digit",), "data=mini_digit: did you mean mini_digits"),
+        (("mini_digits", {"sed": 1}), "data.sed: no such key; did you mean data.seed"),
+        (("mini_digits", {}, "dirichle"), "partition=dirichle: did you mean dirichlet"),
+        (("mini_digits", {}, "dirichlet", {"alpha": -1}), "partition.alpha=-1.*more than 0"),
+        (("mini_digits", {}, None, {"alpha": 1}), "partition.alpha: no such key"),
+        (("mini_digits", {}, "file"), "partition.file: needed, but not given"),
+        (("my_lines:function",), "expected a dataclass with a method load"),
+        (("my_lines:Chosen",), "expected a dataclass with a method load"),
+        (("mnist", {"mean": [0.1, 0.2]}), r"data.mean=\[0.1, 0.2\]: 2 numbers for 1 channels"),
+    ],
+)
+def test_check_finds_wrong_names_and_options_without_loading(own, arguments, words):
+    with pytest.raises(UsageError, match=words):
+        check(*arguments)
+
+
+def test_check_reads_no_file():
+    check("mnist", {"root": "/nowhere"})
+    check("npz", {"file": "/nowhere/none.npz"})
+    data, partition = check("rotated_mnist", {"recipe": "feddebias"}, None, {"alpha": 1.0})
+    assert (type(data).__name__, type(partition).__name__) == ("RotatedMnist", "Dirichlet")
+    assert (partition.alpha, partition.base, partition.validation, partition.test) == (1.0, "prior", 0.2, 0.0)
+    _, partition = check("rotated_mnist", {"recipe": "feddebias"}, "iid")
+    assert partition.test == 0.25
+
+
+def test_table():
+    lines = describe(load("mini_digits", {"domains": ["plain", "font"], "per_domain": 50, "held_out": ["font"]}))
+    assert lines.splitlines() == [
+        "mini_digits: 1 clients, 10 classes, inputs 3 x 28 x 28",
+        "client  domain  train  val  test  classes",
+        "0       plain      36    4    10  0 1 2 3 4 5 6 7 8 9",
+        "all                36    4    10  10",
+        "server  font                  50  0 1 2 3 4 5 6 7 8 9 (ood)",
+    ]
+
+
+def test_table_of_many_clients_and_of_targets_that_are_no_classes():
+    part = Examples(np.zeros((1, 2), np.float32), np.zeros((1, 3), np.float32))
+    clients = tuple(Client(number, "all", part, part, part) for number in range(70))
+    lines = describe(Population("many", clients, 1, (2,))).splitlines()
+    assert len(lines) == 2 + 60 + 2
+    assert lines[2].split() == ["0", "all", "1", "1", "1", "-"]
+    assert "10 more" in lines[-2]
+    assert lines[-1].split() == ["all", "70", "70", "70", "1"]
+
+
+def test_fingerprint_follows_every_byte():
+    options = {"per_domain": 20, "held_out": ["font"]}
+    first = load("mini_digits", options)
+    assert fingerprint(first) == fingerprint(load("mini_digits", options))
+    assert fingerprint(first) != fingerprint(load("mini_digits", options, None, {"seed": 1}))
+    before = fingerprint(first)
+    first.tests[0].examples.x[0, 0, 0, 0] ^= 1
+    assert fingerprint(first) != before
+    first.tests[0].examples.x[0, 0, 0, 0] ^= 1
+    first.clients[3].val.y[0] = 1 - first.clients[3].val.y[0]
+    assert fingerprint(first) != before

@@ -1,0 +1,139 @@
+"""The embedded digits: disjoint originals, balanced, the same pixels with and without a cache."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rayfed.data import cache, mini_digits
+from rayfed.data.dataset import Dataset
+from rayfed.data.load import load
+from rayfed.data.mini_digits import DOMAINS, MiniDigits
+from rayfed.data.picture import contact_sheet
+from rayfed.errors import UsageError
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def test_form_and_balance():
+    dataset = MiniDigits().load()
+    assert dataset.images.shape == (5 * 449, 3, 28, 28)
+    assert dataset.images.dtype == np.uint8
+    assert dataset.mean == dataset.std == (0.5, 0.5, 0.5)
+    assert dataset.domains == DOMAINS
+    for domain in range(5):
+        own = dataset.domain == domain
+        assert np.ptp(np.bincount(dataset.labels[own], minlength=10)) <= 3
+        assert dataset.is_test[own].sum() == 89
+
+
+def test_no_handwritten_digit_is_in_two_domains():
+    dataset = MiniDigits().load()
+    handwritten = dataset.source == dataset.sources.index("digits")
+    assert handwritten.sum() == 4 * 449
+    assert len(np.unique(dataset.index[handwritten])) == 4 * 449
+    assert (dataset.domain[~handwritten] == DOMAINS.index("font")).all()
+
+
+def test_labels_are_those_of_the_originals():
+    from sklearn.datasets import load_digits
+
+    dataset = MiniDigits().load()
+    handwritten = dataset.source == 0
+    np.testing.assert_array_equal(load_digits().target[dataset.index[handwritten]], dataset.labels[handwritten])
+
+
+def test_domains_differ_as_their_models_do():
+    dataset = MiniDigits().load()
+    images = [dataset.images[dataset.domain == domain].astype(float) for domain in range(5)]
+    plain, blended, blurred, street, font = images
+    for grey in (plain, blurred):
+        assert (np.ptp(grey, axis=1) == 0).all()
+        assert grey[:, :, 0, 0].max() == 0
+    for colour in (blended, street, font):
+        assert np.ptp(colour, axis=1).mean() > 20
+    steepest = [np.abs(np.diff(grey[:, 0], axis=2)).max(axis=(1, 2)).mean() for grey in (plain, blurred)]
+    assert steepest[0] > 1.5 * steepest[1]
+
+
+def test_a_subset_holds_the_same_pixels():
+    whole = MiniDigits().load()
+    part = MiniDigits(domains=["street", "plain"], per_domain=50).load()
+    assert part.domains == ("street", "plain")
+    np.testing.assert_array_equal(part.images[:50], whole.images[whole.domain == 3][:50])
+    np.testing.assert_array_equal(part.images[50:], whole.images[:50])
+    assert part.is_test.sum() == 20
+
+
+def test_held_out_domains_become_ood_test_sets():
+    population = load("mini_digits", {"held_out": ["street"], "per_domain": 20})
+    assert [client.domain for client in population.clients] == ["plain", "blended", "blurred", "font"]
+    (test,) = population.tests
+    assert (test.domain, test.split, len(test.examples)) == ("street", "ood", 20)
+
+
+def test_same_bits_with_a_cache_without_one_and_with_a_damaged_one(tmp_path, monkeypatch):
+    expected = cache.digest(*mini_digits.make(0).values())
+
+    def found():
+        made = cache.cached("mini_digits", {"version": mini_digits.VERSION, "seed": 0}, lambda: mini_digits.make(0))
+        return cache.digest(*made.values())
+
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "new"))
+    assert found() == expected
+    (file,) = (tmp_path / "new").iterdir()
+    stamp = file.stat().st_mtime_ns
+    assert found() == expected
+    assert file.stat().st_mtime_ns == stamp
+    file.write_bytes(file.read_bytes()[:5000])
+    assert found() == expected
+    assert len(list((tmp_path / "new").iterdir())) == 1
+    (tmp_path / "file").write_text("in the way of the folder")
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "file"))
+    assert found() == expected
+
+
+def test_another_seed_draws_other_pictures():
+    assert not np.array_equal(MiniDigits().load().images, MiniDigits(seed=1).load().images)
+
+
+def test_a_full_disk_only_costs_time(tmp_path, monkeypatch):
+    def full(file, **arrays):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path))
+    monkeypatch.setattr(np, "savez", full)
+    made = cache.cached("thing", {"version": 1}, lambda: {"a": np.arange(3)})
+    np.testing.assert_array_equal(made["a"], np.arange(3))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({"domains": ["plane"]}, ["data.domains='plane'", "did you mean plain?"]),
+        ({"domains": ["plain", "plain"]}, ["data.domains", "named twice"]),
+        ({"held_out": ["font"], "domains": ["plain"]}, ["data.held_out=['font']", "data.domains=['plain']"]),
+        ({"held_out": ["font"], "domains": ["font"]}, ["data.held_out=['font']", "no domain"]),
+        ({"per_domain": 450}, ["data.per_domain=450", "at most 449"]),
+    ],
+)
+def test_wrong_options_are_one_line(options, facts):
+    with pytest.raises(UsageError) as caught:
+        load("mini_digits", options)
+    assert "\n" not in str(caught.value)
+    for fact in facts:
+        assert fact in str(caught.value)
+
+
+def test_contact_sheet(tmp_path):
+    contact_sheet(MiniDigits(per_domain=20).load(), tmp_path / "new" / "sheet.png", columns=10)
+    with Image.open(tmp_path / "new" / "sheet.png") as image:
+        assert image.format == "PNG"
+        assert image.height == 5 * (2 * 28 + 2)
+    with pytest.raises(UsageError, match=r"expected uint8 \[N, 1 or 3, height, width\]"):
+        contact_sheet(Dataset.of("flat", np.zeros((2, 4)), np.zeros(2)), tmp_path / "flat.png")

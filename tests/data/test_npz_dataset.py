@@ -1,0 +1,114 @@
+"""A user's .npz: clients dropped and numbered anew, and one line for every way in which the file can be wrong."""
+
+import numpy as np
+import pytest
+
+from rayfed.data.load import load
+from rayfed.data.npz import Npz
+from rayfed.errors import UsageError
+
+
+def arrays(clients=3, each=8):
+    size = clients * each
+    return {
+        "images": np.arange(size * 16, dtype=np.uint8).reshape(size, 4, 4),
+        "labels": (np.arange(size) % 5).astype(np.uint8),
+        "client": np.repeat(np.arange(clients), each).astype(np.int16),
+        "is_test": np.arange(size) % 4 == 0,
+    }
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(**changes):
+        path = tmp_path / "mine.npz"
+        np.savez(path, **{key: value for key, value in {**arrays(), **changes}.items() if value is not None})
+        return str(path)
+
+    return write
+
+
+def test_each_client_gets_its_own_rows(write):
+    population = load("npz", {"file": write()}, None, {"validation": 0.0})
+    whole = arrays()
+    assert [client.domain for client in population.clients] == ["client-0", "client-1", "client-2"]
+    for client in population.clients:
+        own = whole["client"] == client.id
+        np.testing.assert_array_equal(client.test.x[:, 0], whole["images"][own & whole["is_test"]])
+        np.testing.assert_array_equal(np.sort(client.train.y), np.sort(whole["labels"][own & ~whole["is_test"]]))
+        assert len(client.val) == 0
+    assert (population.shape, population.num_classes, population.mean) == ((1, 4, 4), 5, (0.5,))
+
+
+def test_a_client_without_training_samples_must_be_dropped_and_the_rest_are_numbered_anew(write):
+    is_test = arrays()["is_test"]
+    is_test[8:16] = True
+    path = write(is_test=is_test)
+    with pytest.raises(UsageError, match=r"client 1 of mine has no training samples \(8 test .*drop_clients=\[1\]"):
+        load("npz", {"file": path})
+    population = load("npz", {"file": path, "drop_clients": [1]})
+    assert [(client.id, client.domain) for client in population.clients] == [(0, "client-0"), (1, "client-2")]
+
+
+@pytest.mark.parametrize(
+    ("dropped", "facts"), [([7], ["no client 7", "3 clients, 0..2"]), ([0, 1, 2], ["leaves no client"])]
+)
+def test_clients_that_cannot_be_dropped(write, dropped, facts):
+    with pytest.raises(UsageError) as caught:
+        load("npz", {"file": write(), "drop_clients": dropped})
+    assert all(fact in str(caught.value) for fact in facts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts"),
+    [
+        ({"client": None}, ["no array 'client'", "found: images, labels, is_test"]),
+        ({"labels": np.zeros(23, int)}, ["images 24", "labels 23", "one length"]),
+        ({"labels": np.zeros(24)}, ["labels is float64 [24]", "whole numbers"]),
+        ({"is_test": np.zeros(24, int)}, ["is_test is int64 [24]", "true or false"]),
+        ({"client": np.full(24, -1)}, ["client has -1", "from 0"]),
+        ({"images": np.zeros((24, 4), np.uint8)}, ["images is uint8 [24, 4]", "[N, height, width]"]),
+        ({"images": np.zeros((24, 4, 4), int)}, ["images is int64 [24, 4, 4]", "uint8"]),
+        ({"images": np.zeros((24, 32, 32, 3), np.uint8)}, ["channels last", "[N, channels, height, width]"]),
+        ({"images": np.full((24, 9), np.nan)}, ["not finite"]),
+        ({"labels": np.array([{}] * 24)}, ["cannot read labels", "Object arrays"]),
+    ],
+)
+def test_a_wrong_array_is_one_line(write, changes, facts):
+    path = write(**changes)
+    with pytest.raises(UsageError) as caught:
+        load("npz", {"file": path})
+    message = str(caught.value)
+    assert message.startswith(f"data.file={path}: ")
+    assert "\n" not in message
+    for fact in facts:
+        assert fact in message
+
+
+@pytest.mark.parametrize("size", [0, 10, 700, -30])
+def test_a_file_cut_short_is_one_line(write, tmp_path, size):
+    path = write()
+    short = tmp_path / "short.npz"
+    with open(path, "rb") as whole:
+        short.write_bytes(whole.read()[:size])
+    with pytest.raises(UsageError, match=r"short.npz: cannot read .*: cut short, damaged or no .npz"):
+        load("npz", {"file": str(short)})
+
+
+def test_other_files(tmp_path):
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(UsageError, match=r"one.npy: a single array; expected an .npz with images, labels"):
+        load("npz", {"file": str(tmp_path / "one.npy")})
+    with pytest.raises(UsageError, match=r"none.npz: no such file"):
+        load("npz", {"file": str(tmp_path / "none.npz")})
+    with pytest.raises(UsageError, match=r"data.file: needed, but not given"):
+        load("npz")
+
+
+def test_features_that_are_no_images_and_images_in_colour(write):
+    floats = load("npz", {"file": write(images=np.ones((24, 9)))}).clients[0].train.x
+    assert (floats.dtype, floats.shape[1:]) == (np.float32, (9,))
+    colour = Npz(file=write(images=np.zeros((24, 3, 4, 4), np.uint8)), mean=[0.1, 0.2, 0.3]).load()
+    assert (colour.mean, colour.std) == ((0.1, 0.2, 0.3), (0.5, 0.5, 0.5))
+    with pytest.raises(UsageError, match=r"data.mean=\[0.1, 0.2\]: 2 numbers for 1 channels; give 1 or 1"):
+        Npz(file=write(), mean=[0.1, 0.2]).load()

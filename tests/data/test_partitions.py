@@ -1,0 +1,168 @@
+"""Every partition: who gets what, pinned for ever, and what cannot be divided."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from rayfed.data.dataset import Dataset
+from rayfed.data.load import PARTITIONS
+from rayfed.errors import UsageError
+from rayfed.options import build
+from rayfed.registry import resolve
+
+
+def toy(size=1200, **changes):
+    """Two domains, ten classes, a fifth test examples; the labels of the second domain are skewed."""
+    row = np.arange(size)
+    labels = np.where(row < size // 2, row % 10, (row * row) % 7)
+    return Dataset.of(
+        "toy",
+        np.zeros((size, 1), np.float32),
+        labels,
+        **{
+            "is_test": row % 5 == 0,
+            "num_classes": 10,
+            "domain": (row >= size // 2).astype(np.int16),
+            "domains": ("left", "right"),
+            **changes,
+        },
+    )
+
+
+def split(name, dataset, **options):
+    return build(resolve(name, PARTITIONS, where="partition"), options, where="partition").split(dataset)
+
+
+def pin(parts):
+    """A hash of who has which rows in which part, whatever their order."""
+    found = hashlib.sha256()
+    for part in parts:
+        for rows in part[2:]:
+            found.update(np.sort(rows).astype("<i8").tobytes() + b"|")
+    return found.hexdigest()[:16]
+
+
+OWNED = {"client": np.arange(1200) % 7}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "changes", "expected"),
+    [
+        ("domains", {}, {}, "4221797059bbe216"),
+        ("domains", {"clients_per_domain": 3, "seed": 1}, {}, "ab022e6231507b89"),
+        ("iid", {"clients": 7}, {}, "6b2d6bfc5c168b6a"),
+        ("dirichlet", {"clients": 10}, {}, "b66e107c423603c9"),
+        ("dirichlet", {"clients": 5, "alpha": 0.5, "seed": 3, "min_size": 100}, {}, "63e44431456363cb"),
+        ("dirichlet", {"clients": 10, "equal": True, "base": "prior"}, {}, "32dcd40360b84851"),
+        ("dirichlet", {"clients": 10, "equal": True, "per_client": 50}, {}, "416a62e41c78901c"),
+        ("natural", {}, OWNED, "12db3c7b0c62ff0e"),
+    ],
+)
+def test_rows_are_the_same_for_ever(name, options, changes, expected):
+    dataset = toy(**changes)
+    parts = split(name, dataset, **options)
+    assert pin(parts) == expected
+    assert pin(split(name, dataset, **options)) == expected
+    assert pin(split(name, dataset, **{**options, "seed": 11})) != expected
+    rows = np.concatenate([rows for part in parts for rows in part[2:]])
+    assert len(np.unique(rows)) == len(rows)
+    if "per_client" not in options:
+        assert len(rows) == 1200
+
+
+def test_domains_keep_the_test_examples_of_the_dataset():
+    dataset = toy()
+    parts = split("domains", dataset, clients_per_domain=2)
+    assert [(part.id, part.domain) for part in parts] == [(0, "left"), (1, "left"), (2, "right"), (3, "right")]
+    assert {(len(part.train), len(part.val), len(part.test)) for part in parts} == {(216, 24, 60)}
+    for part in parts:
+        assert dataset.is_test[part.test].all()
+        assert not dataset.is_test[np.concatenate([part.train, part.val])].any()
+
+
+def test_a_domain_that_nobody_holds_is_dealt_to_nobody():
+    dataset = toy(ood=("left",))
+    assert [part.domain for part in split("domains", dataset)] == ["right"]
+    rows = np.concatenate([np.concatenate(part[2:]) for part in split("iid", dataset, clients=3)])
+    assert rows.min() == 600
+    assert len(rows) == 600
+
+
+def test_shares_round_as_the_published_splits_do():
+    (part,) = split("iid", toy(1103), clients=1, validation=0.1)
+    assert len(part.test) == 1103 - 827  # 827 = floor(0.75 x 1103)
+    assert len(part.val) == 82
+    assert part.domain == "mixed"
+    (part,) = split("iid", toy(100), clients=1, validation=0.0, test=0.0)
+    assert [len(rows) for rows in part[2:]] == [100, 0, 0]
+    (part,) = split("iid", toy(100), clients=1, validation=0.29, test=0.0)
+    assert len(part.val) == 29  # 0.29 x 100 is 28.999… in floats
+
+
+def classes_per_client(parts, dataset):
+    return np.mean([len(np.unique(dataset.labels[np.concatenate(part[2:])])) for part in parts])
+
+
+def test_alpha_sets_how_many_classes_a_client_has():
+    dataset = Dataset.of("even", np.zeros((6000, 1), np.float32), np.arange(6000) % 10)
+    for options in ({}, {"equal": True}):
+        found = [classes_per_client(split("dirichlet", dataset, alpha=a, **options), dataset) for a in (0.05, 0.5, 100)]
+        assert found[0] < found[1] - 1 < found[2] - 1
+        assert found[2] > 9
+
+
+def test_equal_clients_are_equal_and_the_prior_base_leaves_one_or_two_classes():
+    dataset = toy(10000)
+    prior = split("dirichlet", dataset, clients=10, alpha=0.1, equal=True, base="prior", test=0.0, validation=0.2)
+    assert {(len(part.train), len(part.val), len(part.test)) for part in prior} == {(800, 200, 0)}
+    ones = split("dirichlet", dataset, clients=10, alpha=0.1, equal=True, base="ones")
+    assert classes_per_client(prior, dataset) < classes_per_client(ones, dataset)
+    assert classes_per_client(prior[:5], dataset) <= 2  # later clients also take what others have left
+
+
+def test_no_client_is_far_above_its_equal_share():
+    """The rule of PFLlib's splits: who has an equal share gets no more of the classes that follow."""
+    dataset = toy(6000)
+    share, largest_class = 6000 / 20, max(np.bincount(dataset.labels))
+    for part in split("dirichlet", dataset, seed=4):
+        assert 40 <= sum(map(len, part[2:])) < share + largest_class
+
+
+def test_draws_end_even_where_no_draw_can_do():
+    with pytest.raises(UsageError) as caught:
+        split("dirichlet", toy(), clients=100, alpha=0.001, min_size=5)
+    message = str(caught.value)
+    for fact in ("alpha=0.001", "1000 draws", "100 clients", "min_size=5", "had at most 0 samples"):
+        assert fact in message
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-300])
+def test_a_vanishing_alpha_neither_fails_nor_divides_by_zero(alpha):
+    parts = split("dirichlet", toy(), clients=4, alpha=alpha, equal=True, base="prior")
+    assert [sum(map(len, part[2:])) for part in parts] == [300] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "facts"),
+    [
+        ("iid", {"clients": 1201}, ["partition.clients=1201", "1200 samples of toy"]),
+        ("dirichlet", {"clients": 5000}, ["partition.clients=5000", "1200 samples"]),
+        ("iid", {"clients": 1200}, ["client 0 gets 1 samples", "partition.test=0.25"]),
+        ("domains", {"clients_per_domain": 481}, ["clients_per_domain=481", "domain left", "480 training samples"]),
+        ("natural", {}, ["toy does not say whose", "domains, iid or dirichlet"]),
+        ("dirichlet", {"min_size": 100}, ["min_size=100", "20 clients would need 2000 samples", "has 1200"]),
+        ("dirichlet", {"base": "prior"}, ["base=prior", "equal=true"]),
+        ("dirichlet", {"equal": True, "min_size": 3}, ["min_size=3", "equal"]),
+        ("dirichlet", {"alpha": 0}, ["partition.alpha=0", "more than 0"]),
+        ("iid", {"validation": 1}, ["partition.validation=1", "less than 1"]),
+        ("iid", {"alpha": 1}, ["partition.alpha: no such key"]),
+    ],
+)
+def test_what_cannot_be_divided_is_one_line(name, options, facts):
+    with pytest.raises(UsageError) as caught:
+        split(name, toy(), **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    for fact in facts:
+        assert fact in message

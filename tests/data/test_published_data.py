@@ -1,0 +1,72 @@
+"""The real files and the published splits, where RAYFED_DATA says that they are."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayfed.data.load import load
+from rayfed.data.mnist import Mnist
+from rayfed.data.rotated_mnist import RotatedMnist
+from rayfed.errors import UsageError
+
+ROOT = Path(os.environ.get("RAYFED_DATA", "unset"))
+SPLIT = ROOT / "partitions" / "mnist_dir0.1_20clients.parquet"
+FASHION = ROOT / "fashion_mnist_dir0.1_20clients.npz"
+
+
+def needs(path):
+    found = (ROOT / path).exists()
+    return pytest.mark.skipif(not found, reason=f"needs {path} in the folder that RAYFED_DATA names")
+
+
+@pytest.fixture(autouse=True)
+def no_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path))
+
+
+@needs("MNIST/raw")
+def test_mnist_counts():
+    dataset = Mnist().load()
+    assert np.bincount(dataset.source).tolist() == [60000, 10000]
+    # The counts per digit that are published for the two sets.
+    assert np.bincount(dataset.labels[~dataset.is_test]).tolist() == [
+        5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949,
+    ]  # fmt: skip
+    assert np.bincount(dataset.labels[dataset.is_test]).tolist() == [
+        980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009,
+    ]  # fmt: skip
+
+
+@needs("MNIST/raw")
+@needs(SPLIT.relative_to(ROOT))
+def test_the_published_mnist_split_gives_every_image_once():
+    population = load("mnist", {}, "file", {"file": str(SPLIT), "validation": 0.0})
+    assert len(population.clients) == 20
+    sizes = np.array([[len(client.train), len(client.test)] for client in population.clients])
+    assert sizes.sum() == 70000
+    totals = sizes.sum(axis=1)
+    np.testing.assert_array_equal(sizes[:, 0], totals * 3 // 4)
+    labels = np.concatenate([part.y for client in population.clients for part in (client.train, client.test)])
+    np.testing.assert_array_equal(np.bincount(labels), np.bincount(Mnist().load().labels))
+
+
+@needs(FASHION.relative_to(ROOT))
+def test_the_published_fashion_split_has_19_clients_that_can_train():
+    with pytest.raises(UsageError, match=r"client 12 .* no training samples \(2138 .*data.drop_clients=\[12\]"):
+        load("npz", {"file": str(FASHION)})
+    population = load("npz", {"file": str(FASHION), "drop_clients": [12]}, None, {"validation": 0.0})
+    assert len(population.clients) == 19
+    assert [client.domain for client in population.clients[11:14]] == ["client-11", "client-13", "client-14"]
+    assert sum(len(client.train) + len(client.test) for client in population.clients) == 63587 - 2138
+    assert population.shape == (1, 28, 28)
+
+
+@needs("MNIST/raw")
+def test_rotated_mnist_sizes_are_those_of_the_paper():
+    dataset = RotatedMnist().load()
+    assert np.bincount(dataset.domain).tolist() == [11667] * 4 + [11666] * 2
+    population = load("rotated_mnist")
+    assert {len(client.val) for client in population.clients} == {1166}
+    assert [len(test.examples) for test in population.tests] == [11666]

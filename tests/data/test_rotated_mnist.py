@@ -1,0 +1,150 @@
+"""Both recipes of Rotated MNIST, on a few images of our own making."""
+
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rayfed.data.load import load
+from rayfed.data.rotate import halve, rotate
+from rayfed.data.rotated_mnist import TEN_ANGLES, RotatedMnist
+from rayfed.errors import UsageError
+
+TRAIN, TEST = 600, 120
+
+
+@pytest.fixture(scope="module")
+def images():
+    """A bright bar at the top left and noise, so that an image can be told from any other and from its turned self."""
+    random = np.random.default_rng(2)
+    made = random.integers(0, 120, (TRAIN + TEST, 28, 28)).astype(np.uint8)
+    made[:, 4:8, 4:20] = 250
+    return made
+
+
+@pytest.fixture(autouse=True, scope="module")
+def root(images, tmp_path_factory):
+    raw = tmp_path_factory.mktemp("data") / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for source, part in (("train", images[:TRAIN]), ("t10k", images[TRAIN:])):
+        head = struct.pack(">4I", 0x803, len(part), 28, 28)
+        (raw / f"{source}-images-idx3-ubyte").write_bytes(head + part.tobytes())
+        labels = (np.arange(len(part)) % 10).astype(np.uint8)
+        (raw / f"{source}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, len(part)) + labels.tobytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYFED_DATA", str(raw.parents[1]))
+        patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield raw.parents[1]
+
+
+def test_rotation_is_counter_clockwise():
+    """By hand: a mark right of the centre goes up with a quarter turn, and stands half way there after an eighth."""
+    mark = np.zeros((1, 1, 5, 5), np.uint8)
+    mark[0, 0, 2, 4] = 200
+    up = rotate(mark, 90)
+    assert up[0, 0, 0, 2] == 200
+    assert up.astype(int).sum() == 200
+    np.testing.assert_array_equal(up[0, 0], np.rot90(mark[0, 0]))
+    row, column = np.unravel_index(rotate(mark, 45)[0, 0].argmax(), (5, 5))
+    assert (row, column) in {(0, 3), (1, 3), (1, 4), (0, 4)}
+
+
+def test_quarter_turns_are_exact_and_outside_is_black(images):
+    few = images[:3, None]
+    for turns in range(4):
+        np.testing.assert_array_equal(rotate(few, 90 * turns), np.rot90(few, turns, axes=(2, 3)))
+    corner = rotate(np.full((1, 1, 28, 28), 255, np.uint8), 45)[0, 0]
+    assert corner[0, 0] == corner[27, 27] == 0
+    assert corner[14, 14] == 255
+
+
+@pytest.mark.parametrize("angle", [15, 60, 135])
+def test_rotation_agrees_with_pillow_up_to_rounding(images, angle):
+    """Pillow turns counter-clockwise too; it treats the outermost pixels differently, so those are left out."""
+    own = rotate(images[:1, None], angle)[0, 0].astype(int)
+    pillow = np.asarray(Image.fromarray(images[0]).rotate(angle, Image.Resampling.BILINEAR)).astype(int)
+    down, across = np.indices((28, 28)) - 13.5
+    inside = np.hypot(down, across) < 12.5
+    assert np.abs(own - pillow)[inside].max() <= 2
+
+
+def test_halving_averages_blocks():
+    block = np.array([[0, 1], [1, 0]], np.uint8).reshape(1, 1, 2, 2)
+    assert halve(block).tolist() == [[[[1]]]]  # 0.5 rounds up
+    assert halve(np.full((1, 1, 28, 28), 255, np.uint8)).max() == 255
+
+
+def test_augmentation_gives_each_image_one_angle_and_holds_one_angle_out(images):
+    dataset = RotatedMnist().load()
+    assert len(dataset) == TRAIN + TEST
+    assert dataset.domains == ("0deg", "15deg", "30deg", "45deg", "60deg", "75deg")
+    assert (np.bincount(dataset.domain) == 120).all()
+    original = dataset.source.astype(int) * TRAIN + dataset.index
+    assert sorted(original) == list(range(TRAIN + TEST))
+    for domain, angle in enumerate(range(0, 90, 15)):
+        own = dataset.domain == domain
+        np.testing.assert_array_equal(dataset.images[own], rotate(images[original[own], None], angle))
+
+
+def test_augmentation_population():
+    population = load("rotated_mnist")
+    assert [client.domain for client in population.clients] == ["0deg", "15deg", "30deg", "45deg", "60deg"]
+    assert {(len(c.train), len(c.val), len(c.test)) for c in population.clients} == {(108, 12, 0)}
+    (test,) = population.tests
+    assert (test.domain, test.split, len(test.examples)) == ("75deg", "ood", 120)
+    assert (population.mean, population.std) == ((0.0,), (1.0,))
+    other = load("rotated_mnist", {"held_out": 0, "per_domain": 30, "size": 14})
+    assert [test.domain for test in other.tests] == ["0deg"]
+    assert other.shape == (1, 14, 14)
+    assert {len(client.train) for client in other.clients} == {27}
+
+
+def test_feddebias_turns_each_client_and_ten_common_test_sets(images):
+    population = load("rotated_mnist", {"recipe": "feddebias"})
+    assert [client.domain for client in population.clients] == [f"{angle}deg" for angle in TEN_ANGLES]
+    assert {(len(c.train), len(c.val), len(c.test)) for c in population.clients} == {(48, 12, 0)}
+    assert max(len(np.unique(client.train.y)) for client in population.clients[:5]) <= 2
+    seen = []
+    for client, angle in zip(population.clients, TEN_ANGLES, strict=True):
+        turned = {image.tobytes(): row for row, image in enumerate(rotate(images[:TRAIN, None], angle))}
+        own = [turned[image.tobytes()] for image in np.concatenate([client.train.x, client.val.x])]
+        assert [row % 10 for row in own] == [*client.train.y, *client.val.y]
+        seen += own
+    assert sorted(seen) == list(range(TRAIN))
+    assert [(test.domain, test.split) for test in population.tests] == [(f"{a}deg", "test") for a in TEN_ANGLES]
+    for test, angle in zip(population.tests, TEN_ANGLES, strict=True):
+        np.testing.assert_array_equal(np.sort(test.examples.y), np.sort(np.arange(TEST) % 10))
+        expected = {image.tobytes() for image in rotate(images[TRAIN:, None], angle)}
+        assert {image.tobytes() for image in test.examples.x} == expected
+
+
+def test_feddebias_of_more_clients_small_images_and_caps():
+    options = {"recipe": "feddebias", "size": 14, "per_domain": 40}
+    population = load("rotated_mnist", options, None, {"clients": 12, "per_client": 20, "base": "ones"})
+    assert [client.domain for client in population.clients[9:]] == ["135deg", "0deg", "15deg"]
+    assert {(len(c.train), len(c.val)) for c in population.clients} == {(16, 4)}
+    assert {test.examples.x.shape for test in population.tests} == {(40, 1, 14, 14)}
+    assert len({test.examples.y.tobytes() for test in population.tests}) == 1
+
+
+def test_cached_and_fresh_images_are_the_same(tmp_path, monkeypatch):
+    cached = load("rotated_mnist"), load("rotated_mnist", {"recipe": "feddebias"})
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "file"))
+    fresh = load("rotated_mnist"), load("rotated_mnist", {"recipe": "feddebias"})
+    for one, other in zip(cached, fresh, strict=True):
+        for left, right in zip(one.tests, other.tests, strict=True):
+            np.testing.assert_array_equal(left.examples.x, right.examples.x)
+        for left, right in zip(one.clients, other.clients, strict=True):
+            np.testing.assert_array_equal(left.train.x, right.train.x)
+
+
+def test_wrong_options_are_one_line():
+    for options, words in (
+        ({"held_out": 20}, "data.held_out=20: "),
+        ({"recipe": "fedebias"}, "data.recipe='fedebias': did you mean feddebias"),
+        ({"size": 16}, "data.size=16"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            load("rotated_mnist", options)
