@@ -10,3 +10,7 @@ class UsageError(ValueError):
 
 class Diverged(RuntimeError):
     """Training produced a value that is not finite; the message names the round, the client and the value."""
+
+
+class HostLost(RuntimeError):
+    """A host did not start, or died; what was recorded and checkpointed so far is kept."""

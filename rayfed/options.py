@@ -38,8 +38,10 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def build(cls: type, values: Mapping[str, Any], *, where: str) -> Any:
+def build(cls: type, values: Mapping[str, Any], *, where: str, also: Sequence[str] = ()) -> Any:
     """An instance of the dataclass `cls` from plain `values`; `where` is the key prefix for messages ("algorithm").
+
+    `also` names keys that exist beside the fields and that the caller has taken out, for the suggestions.
 
     Raises:
         UsageError: an unknown key, a missing one, a wrong type or a value out of range.
@@ -48,7 +50,7 @@ def build(cls: type, values: Mapping[str, Any], *, where: str) -> Any:
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in fields:
-            raise UsageError(f"{where}.{name}: no such key; {suggestion(name, fields, prefix=f'{where}.')}")
+            raise UsageError(f"{where}.{name}: no such key; {suggestion(name, [*fields, *also], prefix=f'{where}.')}")
     ready = {}
     for name, field in fields.items():
         if name in values:

@@ -78,23 +78,20 @@ class Server:
         self.state: State = self.algorithm.init(self.ctx)
 
     def run(self) -> Iterator[Record]:
-        """The remaining rounds: setup, rounds 1 to `rounds`, and what the algorithm does after the last."""
-        rounds = self.blueprint.rounds
-        if self.round == 0:
-            if self.evaluation.initial:
-                yield self._evaluated(Record("setup", 0, 0))
-            for trip in range(self.algorithm.setup_exchanges):
-                yield self._exchanges("setup", 0, self.everyone, [trip])
+        """The remaining rounds: the setup (round 0), rounds 1 to `rounds`, and the final stage (`rounds` + 1)."""
+        rounds, setup, final = self.blueprint.rounds, self.algorithm.setup_exchanges, self.algorithm.final_exchanges
+        if self.round == 0 and (setup or self.evaluation.initial):
+            record = self._exchanges("setup", 0, self.everyone, range(setup))
+            yield self._evaluated(record) if self.evaluation.initial else record
         for number in range(self.round + 1, rounds + 1):
             record = self._exchanges("round", number, self.sample(number), range(self.algorithm.trips))
-            last = number == rounds
-            if last and self.algorithm.final_exchanges:
-                self.round = number
-                yield record
-                record = self._exchanges("final", number, self.everyone, range(self.algorithm.final_exchanges))
             if self.evaluation.due(number, rounds):
                 self._evaluated(record)
             self.round = number
+            yield record
+        if final and self.round == rounds:
+            record = self._evaluated(self._exchanges("final", rounds + 1, self.everyone, range(final)))
+            self.round = rounds + 1
             yield record
 
     def sample(self, round: int) -> tuple[int, ...]:

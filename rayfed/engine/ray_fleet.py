@@ -1,0 +1,184 @@
+"""hosts=k: the hosts as long-lived Ray actors. With `rayfed.cluster` and the commands, the only importer of Ray.
+
+A down payload goes into the object store once for all hosts; clients' data and state stay on their host.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+import torch
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rayfed.algorithm import State
+from rayfed.data.population import Population
+from rayfed.engine.blueprint import Blueprint, deal
+from rayfed.engine.host import Answer, Host
+from rayfed.engine.payload import pack, unpack
+from rayfed.engine.scoring import Score
+from rayfed.engine.sums import ExactSum
+from rayfed.errors import HostLost
+
+START_SECONDS = 120  # more than an actor ever took to import torch; after that it is waiting for what never comes
+
+
+class RayHost:
+    """A `Host` in its own process: unpacks what arrives, packs what leaves."""
+
+    def __init__(
+        self, blueprint: Blueprint, population: Population, clients: Sequence[int], tests: Sequence[int], gpus: float
+    ):
+        torch.set_num_threads(blueprint.threads)
+        device = torch.device("cuda:0" if gpus else "cpu")
+        if 0 < gpus < 1:  # a slot keeps to its share, so that a neighbour's memory is safe
+            torch.cuda.set_per_process_memory_fraction(gpus, device)
+        self.host = Host(
+            blueprint.algorithm,
+            blueprint.context(population, device),
+            population,
+            clients,
+            tests,
+            width=blueprint.width,
+            drop_last=blueprint.drop_last,
+            seed=blueprint.seed,
+        )
+        self.device = device
+
+    def ready(self) -> bool:
+        return True
+
+    def exchange(self, ids: Sequence[int], down: Any, own: Any, *rest: Any) -> Any:
+        answer = self.host.exchange(ids, unpack(down, self.device), unpack(own, self.device), *rest)
+        replies = [reply._replace(up=pack(reply.up)) for reply in answer.replies]
+        return answer._replace(total=_packed(answer.total), replies=replies)
+
+    def weigh(self, weights: Mapping[int, float]) -> Any:
+        return _packed(self.host.weigh(weights))
+
+    def score_downloads(self, ids: Sequence[int], down: Any, own: Any, *rest: Any) -> list[Score]:
+        return self.host.score_downloads(ids, unpack(down, self.device), unpack(own, self.device), *rest)
+
+    def score_global(self, ids: Sequence[int], model: Any, *rest: Any) -> list[Score]:
+        return self.host.score_global(ids, unpack(model, self.device), *rest)
+
+    def save(self) -> Any:
+        return pack(self.host.save())
+
+    def load(self, states: Any) -> None:
+        self.host.load(unpack(states, self.device))
+
+
+class RayFleet:
+    """`hosts` actors among which the clients are dealt, by their number of examples.
+
+    Args:
+        group: the placement group that holds the trial's bundles; host h uses bundle h + 1 (0 is the server's).
+
+    Raises:
+        HostLost: an actor did not start in time, or died.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        population: Population,
+        hosts: int,
+        *,
+        cpus: float,
+        gpus: float,
+        device: torch.device,
+        group: PlacementGroup,
+    ):
+        self.device = device
+        homes = deal([len(client.train) for client in population.clients], hosts)
+        self.home = {client: host for host, clients in enumerate(homes) for client in clients}
+        data, plan = ray.put(population), ray.put(blueprint)
+        made = ray.remote(RayHost)
+        self.hosts = [
+            made.options(
+                num_cpus=cpus,
+                num_gpus=gpus,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=h + 1),
+            ).remote(plan, data, homes[h], list(range(h, len(population.tests), hosts)), gpus)
+            for h in range(hosts)
+        ]
+        waiting = [host.ready.remote() for host in self.hosts]
+        _, late = ray.wait(waiting, num_returns=hosts, timeout=START_SECONDS)
+        if late:
+            raise HostLost(
+                f"{len(late)} of {hosts} hosts did not start within {START_SECONDS} s, each needing {cpus:g} CPU and "
+                f"{gpus:g} GPU; `ray status` tells what is taken"
+            )
+        self._get(waiting)
+
+    def exchange(
+        self, ids: Sequence[int], down: State, own: Mapping[int, State], weights: Mapping[int, float], *rest: Any
+    ) -> list[Answer]:
+        sent = ray.put(pack(down))
+        calls = [
+            self.hosts[h].exchange.remote(
+                some, sent, {i: pack(own[i]) for i in some if i in own}, {i: weights[i] for i in some}, *rest
+            )
+            for h, some in self._groups(ids).items()
+        ]
+        answers = self._get(calls)
+        return [
+            answer._replace(
+                total=self._unpacked(answer.total),
+                replies=[reply._replace(up=unpack(reply.up, self.device)) for reply in answer.replies],
+            )
+            for answer in answers
+        ]
+
+    def weigh(self, weights: Mapping[int, float]) -> list[ExactSum]:
+        calls = [
+            self.hosts[h].weigh.remote({i: weights[i] for i in some}) for h, some in self._groups(list(weights)).items()
+        ]
+        return [self._unpacked(total) for total in self._get(calls)]
+
+    def score_downloads(
+        self, ids: Sequence[int], down: State, own: Mapping[int, State], *rest: Any
+    ) -> list[Score]:
+        sent = ray.put(pack(down))
+        calls = [
+            self.hosts[h].score_downloads.remote(some, sent, {i: pack(own[i]) for i in some if i in own}, *rest)
+            for h, some in self._groups(ids).items()
+        ]
+        return [score for scores in self._get(calls) for score in scores]
+
+    def score_global(self, ids: Sequence[int], model: Any, *rest: Any) -> list[Score]:
+        sent, groups = ray.put(pack(model)), self._groups(ids)
+        calls = [host.score_global.remote(groups.get(h, []), sent, *rest) for h, host in enumerate(self.hosts)]
+        return [score for scores in self._get(calls) for score in scores]
+
+    def save(self) -> dict[int, State]:
+        parts = self._get([host.save.remote() for host in self.hosts])
+        return {i: state for part in parts for i, state in unpack(part, self.device).items()}
+
+    def load(self, states: Mapping[int, State]) -> None:
+        sent = ray.put(pack(dict(states)))
+        self._get([host.load.remote(sent) for host in self.hosts])
+
+    def close(self) -> None:
+        for host in self.hosts:
+            ray.kill(host)
+
+    def _groups(self, ids: Sequence[int]) -> dict[int, list[int]]:
+        groups: dict[int, list[int]] = {}
+        for i in ids:
+            groups.setdefault(self.home[i], []).append(i)
+        return dict(sorted(groups.items()))
+
+    def _unpacked(self, total: Any) -> ExactSum:
+        return ExactSum(unpack(total[0], self.device), total[1])
+
+    def _get(self, calls: list[Any]) -> list[Any]:
+        try:
+            return ray.get(calls)
+        except ray.exceptions.RayActorError as error:
+            raise HostLost(f"a host died: {str(error).splitlines()[0]}") from error
+
+
+def _packed(total: ExactSum) -> tuple[Any, Any]:
+    return pack(total.value), total.dtypes
