@@ -14,7 +14,8 @@ import numpy as np
 
 Arrays = dict[str, np.ndarray]
 
-UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
+# What numpy and zipfile raise on a file that is not there, or that is damaged in any way.
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
 def folder() -> Path:

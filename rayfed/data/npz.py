@@ -12,6 +12,9 @@ from rayfed.data.dataset import Dataset, per_channel
 from rayfed.errors import UsageError
 from rayfed.options import option
 
+# What numpy and zipfile raise on bytes that they cannot make sense of.
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError)
+
 EXPECTED = {
     "images": "uint8 [N, height, width] or [N, channels, height, width], or floats [N, ...]",
     "labels": "whole numbers [N], from 0",
@@ -82,7 +85,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
                 arrays[name] = stored[name]
     except UsageError:
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+    except DAMAGED as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"data.file={path}: cannot read {name}: cut short, damaged or no .npz ({reason})") from error
     _check(path, arrays)

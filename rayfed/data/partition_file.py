@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pyarrow
+from pyarrow import parquet
 
 from rayfed.data.dataset import Dataset, Part
 from rayfed.data.partition import Partition
@@ -48,8 +49,9 @@ class File(Partition):
             needed = ", ".join(COLUMNS)
             raise UsageError(f"partition.file={self.file}: no such file; expected a Parquet file of {needed}")
         try:
-            table = pandas.read_parquet(path)
-        except (pyarrow.ArrowException, OSError) as error:
+            # Without what pandas adds to the file about itself: it is not needed, and can be damaged too.
+            table = parquet.read_table(path).to_pandas(ignore_metadata=True)
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UsageError(f"partition.file={self.file}: cut short, damaged or no Parquet file ({reason})") from error
         missing = [name for name in COLUMNS if name not in table]
