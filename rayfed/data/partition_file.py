@@ -49,8 +49,10 @@ class File(Partition):
             needed = ", ".join(COLUMNS)
             raise UsageError(f"partition.file={self.file}: no such file; expected a Parquet file of {needed}")
         try:
+            stored = parquet.read_table(path)
+            stored.validate(full=True)  # texts are otherwise decoded late, one by one
             # Without what pandas adds to the file about itself: it is not needed, and can be damaged too.
-            table = parquet.read_table(path).to_pandas(ignore_metadata=True)
+            table = stored.to_pandas(ignore_metadata=True)
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UsageError(f"partition.file={self.file}: cut short, damaged or no Parquet file ({reason})") from error

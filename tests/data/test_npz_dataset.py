@@ -118,11 +118,12 @@ def test_any_byte_may_be_wrong(write, tmp_path):
     """Wherever a byte of the archive's own tables is changed, the file is read or refused in one line."""
     with open(write(), "rb") as file:
         whole = file.read()
-    broken = tmp_path / "broken.npz"
+    broken, messages = tmp_path / "broken.npz", []
     for place in [*range(60), *range(len(whole) - 300, len(whole))]:
         broken.write_bytes(whole[:place] + b"\xc1" + whole[place + 1 :])
         try:
             load("npz", {"file": str(broken)})
         except UsageError as error:
-            assert str(error).startswith(f"data.file={broken}: ")
-            assert "\n" not in str(error)
+            messages.append(str(error))
+    assert len(messages) > 10
+    assert all(message.startswith(f"data.file={broken}: ") and "\n" not in message for message in messages)
