@@ -105,10 +105,25 @@ class Algorithm:
     source: ClassVar[str] = ""  # paper and equations
     averaged: ClassVar[tuple[str, ...]] = ()  # fields of `up` of which only the weighted mean is needed
     weighs_replies: ClassVar[bool] = False  # `weights` needs the other fields of the replies first
-    trips: ClassVar[int] = 1  # exchanges in a round
-    setup_exchanges: ClassVar[int] = 0  # before round 1, with everyone
-    final_exchanges: ClassVar[int] = 0  # after the last round, with everyone
     scored: ClassVar[str] = "global"  # the point at which the paper scores: global | downloaded | trained | adapted
+
+    # How many exchanges there are; a subclass may write a class attribute (`trips: ClassVar[int] = 2`) or, where it
+    # depends on hyperparameters, a property
+
+    @property
+    def trips(self) -> int:
+        """Exchanges in a round."""
+        return 1
+
+    @property
+    def setup_exchanges(self) -> int:
+        """Exchanges before round 1, with everyone."""
+        return 0
+
+    @property
+    def final_exchanges(self) -> int:
+        """Exchanges after the last round, with everyone."""
+        return 0
 
     # Before anything runs
 
@@ -167,9 +182,7 @@ class Algorithm:
         """One step on one batch: (work, metrics), each metric a scalar tensor. Must run under `torch.vmap`."""
         raise NotImplementedError
 
-    def finish(
-        self, ctx: Context, work: State, client: State, down: State, data: ClientData
-    ) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         """(the client's next state, up) after the last step."""
         raise NotImplementedError
 
