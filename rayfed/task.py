@@ -29,6 +29,10 @@ class Output(NamedTuple):
     buffers: Weights
 
 
+Term = Callable[[Tensor, Weights, Output], tuple[Tensor, Output]]
+"""What a wrapper adds to a task's objective: (loss so far, weights, output) -> (loss, output)."""
+
+
 class Task:
     """The network as a template (its weights travel separately), the loss, and how many clients and classes there are.
 
@@ -54,7 +58,9 @@ class Task:
         self.loss, self.num_clients, self.num_classes = loss, num_clients, num_classes
         self.batch_norm = batch_norm
         self.modules: dict[str, Network] = {}
-        self._set_model(model.to(self.device))
+        self.terms: tuple[Term, ...] = ()
+        # a copy of its own: two templates round one module would change its training mode behind each other's back
+        self._set_model(copy.deepcopy(model).to(self.device))
 
     def _set_model(self, model: nn.Module) -> None:
         self.model = Network(model, frozen_batch_norm=self.batch_norm == "frozen")
@@ -77,8 +83,14 @@ class Task:
     def with_model(self, model: nn.Module, *, personal: Any = ()) -> "Task":
         """The same task for another network (a wrapper's, round the original), whose `personal` names never travel."""
         task = copy.copy(self)
-        task._set_model(model.to(self.device))
-        task.personal |= frozenset(personal)
+        task._set_model(copy.deepcopy(model).to(self.device))
+        task.personal |= self.personal | frozenset(personal)
+        return task
+
+    def with_term(self, term: Term) -> "Task":
+        """The same task with one more term in its objective."""
+        task = copy.copy(self)
+        task.terms = (*self.terms, term)
         return task
 
     def layout(self, tree: Any) -> Any:
@@ -110,9 +122,12 @@ class Task:
         return self.model.run(weights, lambda model: model.head(features), train=train)[0]
 
     def objective(self, weights: Weights, batch: Batch) -> tuple[Tensor, Output]:
-        """The loss of `weights` on `batch` in training mode; wrappers extend it (DBE's mean regulariser)."""
+        """The loss of `weights` on `batch` in training mode, and the wrappers' terms (DBE's mean regulariser)."""
         output = self.forward(weights, batch.x)
-        return self.loss(output.logits, batch.y), output
+        loss = self.loss(output.logits, batch.y)
+        for term in self.terms:
+            loss, output = term(loss, weights, output)
+        return loss, output
 
     def gradients(self, weights: Weights, batch: Batch, names: Any = None) -> tuple[Weights, Tensor, Weights]:
         """(gradients of `objective` for `names` (default: all trainable), loss, buffers after the step)."""
