@@ -211,6 +211,13 @@ def represent(ctx: Context, weights: Any, part: Any, rows: Tensor | None = None)
     return torch.cat([ctx.task.represent(weights, batch.x) for batch in part.batches(512, rows)])
 
 
+@torch.no_grad()
+def mean_loss(ctx: Context, weights: Any, part: Any) -> Tensor:
+    """Mean loss, a scalar, of `weights` over `part` of a client's data, in evaluation mode."""
+    sums = [ctx.task.loss(ctx.task.predict(weights, batch.x), batch.y) * len(batch.y) for batch in part.batches(512)]
+    return torch.stack(sums).sum() / len(part)
+
+
 def server_batches(count: int, size: int, device: torch.device) -> Iterator[Tensor]:
     """Shuffled row numbers of `count` items in batches of `size`, the last one smaller; torch's generator."""
     yield from torch.randperm(count).to(device).split(size)

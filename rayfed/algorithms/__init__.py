@@ -10,6 +10,7 @@ ALGORITHMS = {
     "fedrep": "rayfed.algorithms.fedrep:FedRep",
     "ditto": "rayfed.algorithms.ditto:Ditto",
     "afl": "rayfed.algorithms.afl:AFL",
+    "gen_afl": "rayfed.algorithms.afl:GenAFL",
     "vm": "rayfed.algorithms.vm:VM",
     "adcol": "rayfed.algorithms.adcol:Adcol",
     "dbe": "rayfed.algorithms.dbe:DBE",

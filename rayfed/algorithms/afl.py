@@ -1,0 +1,71 @@
+"""AFL: Mohri et al. 2019, "Agnostic Federated Learning"; Gen-AFL: de Luca et al. 2022, "Mitigating Data Heterogeneity
+in Federated Learning with Data Augmentation", Alg. 1 and Prop. 1.
+
+    min over θ, max over λ in Δ(λ_min) of Σ λ_i f_i(θ),   Δ(λ_min) = {Σ λ_i = 1, λ_i ≥ λ_min};  AFL: λ_min = 0
+    client:  sends f_i(θ_t) over its training set, and θ^(i) after local training from θ_t
+    server:  λ ← n_i/N in the first round, then λ ← Π(λ + η_λ f(θ_t)) before it takes θ_{t+1} = Σ λ_i θ^(i)
+
+The papers update λ after aggregating, by the losses of the new model, which takes a second exchange. Those are the
+losses that clients find on the arrival of that model in the next round, so they come with that round's reply.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import ClientData, Context, Replies, Reply, Setting, State, mean_loss
+from rayfed.algorithms.loss_weighted import LossWeighted, reported
+from rayfed.algorithms.simplex import project_simplex
+from rayfed.errors import UsageError
+from rayfed.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class AFL(LossWeighted):
+    name: ClassVar[str] = "afl"
+    source: ClassVar[str] = "Mohri et al. 2019; de Luca et al. 2022, Alg. 1 with lambda_min = 0"
+
+    lambda_lr: float = option(0.1, low=0, help="η_λ, step of the clients' weights along their losses")
+    lambda_min: float = option(0.0, help="least weight of a client, at most 1/clients; negative ones extrapolate")
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        clients = setting.task.num_clients
+        if self.lambda_min * clients > 1 + 1e-9:
+            raise UsageError(
+                f"algorithm.lambda_min={self.lambda_min:g}: the weights of {clients} clients sum to 1, so the least "
+                f"can be at most 1/{clients} = {1 / clients:.4g}"
+            )
+        if self.lambda_min < 0:
+            self.refuse_averaged_statistics(setting)
+
+    def init(self, ctx: Context) -> State:
+        unknown = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
+        return super().init(ctx) | {"lambda": unknown}  # the first replies tell n_i
+
+    def next_lambda(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Tensor:
+        losses, shares = reported(replies)
+        if ctx.round <= 1:
+            return shares
+        return project_simplex(server["lambda"] + self.lambda_lr * losses, self.lambda_min)
+
+    def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
+        return self.next_lambda(ctx, server, replies).tolist()
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept, up | {"loss": mean_loss(ctx, self.downloaded_model(ctx, client, down), data.train)}
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return super().aggregate(ctx, server, replies) | {"lambda": self.next_lambda(ctx, server, replies.each)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenAFL(AFL):
+    name: ClassVar[str] = "gen_afl"
+    source: ClassVar[str] = "de Luca et al. 2022, Alg. 1 and Prop. 1"
+
+    lambda_min: float = option(-1.0, help="least weight of a client, at most 1/clients; 0 is AFL")

@@ -1,0 +1,70 @@
+"""Ditto: Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", Alg. 1 and 2.
+
+    client:  v_i ← v_i − η (∇f_i(v_i) + μ (v_i − w_t)) for some epochs, w_t the weights as received;
+             w_i ← w_t, then local training as in FedAvg
+    server:  FedAvg of the w_i; the personal models v_i are never sent
+
+The client's model is v_i: it is what all points but `global` score.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from rayfed.algorithm import ClientData, Context, Phase, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedprox import pulled
+from rayfed.options import option
+from rayfed.task import Batch
+from rayfed.tree import Weights, only
+
+PERSONAL = "personal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(FedAvg):
+    name: ClassVar[str] = "ditto"
+    source: ClassVar[str] = "Li et al. 2021 (Ditto), Alg. 1 and 2"
+    scored: ClassVar[str] = "downloaded"
+
+    mu: float = option(0.1, low=0, help="μ (λ in the paper), pull of the personal model towards the weights received")
+    personal_epochs: int = option(1, low=1, help="epochs of the personal model in a round")
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        if ctx.stage == "final":  # adaptation: the personal model is all that it is about
+            return (ctx.local._replace(name=PERSONAL),)
+        return Phase(PERSONAL, epochs=self.personal_epochs), ctx.local
+
+    def correct(self, ctx: Context, grads: Weights, work: State, down: State) -> Weights:
+        if ctx.phase != PERSONAL:
+            return grads
+        return pulled(grads, work["weights"], down["weights"], self.mu)
+
+    def join(self, ctx: Context) -> State:
+        return super().join(ctx) | {"model": ctx.task.initial_weights()}
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        fresh = ctx.optimizer.init(only(client["model"], ctx.task.trainable))
+        own = {"model": client["model"], "model_optimizer": client.get("model_optimizer", fresh)}
+        return super().start(ctx, client, down) | own
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        if ctx.phase != PERSONAL:
+            return super().step(ctx, work, down, batch)
+        own = work | {"weights": work["model"], "optimizer": work["model_optimizer"]}
+        own, metrics = super().step(ctx, own, down, batch)
+        return work | {"model": own["weights"], "model_optimizer": own["optimizer"]}, metrics
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        if self.keep_optimizer:
+            kept = kept | {"model_optimizer": work["model_optimizer"]}
+        return kept | {"model": work["model"]}, up
+
+    def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
+        return client["model"]
+
+    def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
+        return work["model"]

@@ -1,0 +1,44 @@
+"""FedBN: Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", Alg. 1.
+
+    client:  keeps its batch-norm layers, affine part and running statistics, for itself; trains all of the network
+    server:  FedAvg of everything else
+
+Batch norm is found by the type of the layer. So `batch_norm=aggregate` and `batch_norm=local_statistics` mean nothing
+here: all of these layers stay with the client.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rayfed.algorithm import Context, Setting
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.errors import UsageError
+from rayfed.options import option
+from rayfed.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBN(FedAvg):
+    name: ClassVar[str] = "fedbn"
+    source: ClassVar[str] = "Li et al. 2021 (FedBN), Alg. 1"
+    scored: ClassVar[str] = "downloaded"
+
+    uniform: bool = option(False, help="average with equal weights, as Alg. 1 is printed, and not by training examples")
+
+    def check(self, setting: Setting) -> None:
+        if not setting.task.batch_norm_names:
+            raise UsageError(
+                f"algorithm.name={self.name}: the model has no batch-norm layer that could stay with the client; use a "
+                "model that has one, or algorithm.name=fedavg"
+            )
+        if setting.task.batch_norm == "frozen":
+            raise UsageError(
+                f"batch_norm=frozen: algorithm.name={self.name} trains every client's own batch-norm layers; use "
+                "batch_norm=local, or algorithm.name=fedavg"
+            )
+
+    def personal(self, task: Task) -> frozenset[str]:
+        return task.personal | task.batch_norm_names
+
+    def weight(self, ctx: Context, examples: int) -> float:
+        return 1.0 if self.uniform else super().weight(ctx, examples)

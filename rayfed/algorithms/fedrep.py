@@ -1,0 +1,68 @@
+"""FedRep: Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning", Alg. 1.
+
+    client:  keeps its own head; first trains the head for some epochs with the body fixed, then the body with that head
+    server:  FedAvg of the bodies; heads are never sent
+
+Each part has an optimiser of its own: with a common one Adam's count of steps, and so its bias correction, would be
+that of the other part. As in the authors' code, the forward passes of the head's epochs do update the running
+statistics of batch norm in the body.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from rayfed.algorithm import Context, Phase, Setting, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.errors import UsageError
+from rayfed.options import option
+from rayfed.task import Batch, Task
+from rayfed.tree import only
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRep(FedAvg):
+    name: ClassVar[str] = "fedrep"
+    source: ClassVar[str] = "Collins et al. 2021, Alg. 1"
+    scored: ClassVar[str] = "downloaded"
+
+    head_epochs: int = option(1, low=1, help="epochs of the head, with the body fixed")
+    body_epochs: int | None = option(None, low=1, help="epochs of the body after that; by default what local.* says")
+
+    def check(self, setting: Setting) -> None:
+        task = setting.task
+        for part, names in (("head", _part(task, "head")), ("body", _part(task, "body"))):
+            if not names:
+                raise UsageError(
+                    f"algorithm.name={self.name}: the model's {part} has nothing to train; choose a model whose split "
+                    "leaves trainable layers on both sides"
+                )
+
+    def personal(self, task: Task) -> frozenset[str]:
+        return task.personal | task.head_names
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        if ctx.stage == "final":  # adaptation, as the paper does for new clients: the head alone
+            return (ctx.local._replace(name="head"),)
+        body = Phase("body", epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name="body")
+        return Phase("head", epochs=self.head_epochs), body
+
+    def trained(self, ctx: Context) -> Sequence[str]:
+        return _part(ctx.task, ctx.phase)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        work = super().start(ctx, client, down)
+        fresh = {part: ctx.optimizer.init(only(work["weights"], _part(ctx.task, part))) for part in ("head", "body")}
+        return work | {"optimizer": client.get("optimizer", fresh)}
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        optimizers = work["optimizer"]  # the step changes the one of its phase in place
+        work, metrics = super().step(ctx, work | {"optimizer": optimizers[ctx.phase]}, down, batch)
+        return work | {"optimizer": optimizers}, metrics
+
+
+def _part(task: Task, part: str) -> tuple[str, ...]:
+    """Names of what the phase `part` (head or body) trains."""
+    return tuple(name for name in task.trainable if (name in task.head_names) == (part == "head"))

@@ -1,0 +1,46 @@
+"""What AFL, Gen-AFL and VM share: clients report their mean loss, and the server weighs the models by these losses.
+
+They need every client in every round: their weights over a part of the clients do not sum to 1, and negative ones
+cannot be renormalised.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import Reply, Setting
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.errors import UsageError
+from rayfed.models.norm import batch_norm_statistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossWeighted(FedAvg):
+    weighs_replies: ClassVar[bool] = True
+
+    def check(self, setting: Setting) -> None:
+        if not setting.everyone:
+            raise UsageError(
+                f"cohort={setting.cohort}: algorithm.name={self.name} weighs the clients by the losses of all of them; "
+                f"use cohort=1.0, all {setting.task.num_clients} clients"
+            )
+
+    def refuse_averaged_statistics(self, setting: Setting) -> None:
+        """Negative weights would make negative variances of batch norm's running ones."""
+        task = setting.task
+        if task.batch_norm != "frozen" and batch_norm_statistics(task.model.module) - self.personal(task):
+            raise UsageError(
+                f"batch_norm={task.batch_norm}: algorithm.name={self.name} may give clients negative weights, which "
+                "turn averaged running variances negative; use batch_norm=local_statistics, local or frozen, or a "
+                "model without batch norm"
+            )
+
+
+def reported(replies: Sequence[Reply]) -> tuple[Tensor, Tensor]:
+    """(losses f_i, shares n_i / N) [clients] in float64, in the order of the replies."""
+    losses = torch.stack([reply.up["loss"].double() for reply in replies])
+    examples = torch.tensor([float(reply.examples) for reply in replies], dtype=torch.float64, device=losses.device)
+    return losses, examples / examples.sum()

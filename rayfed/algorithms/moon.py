@@ -1,0 +1,55 @@
+"""MOON: Li, He and Song 2021, "Model-Contrastive Federated Learning", Alg. 1, Eq. 3 and 4.
+
+    client:  min over w of  f_i(w) + μ · mean −log( e^{s(z, z_glob)/τ} / (e^{s(z, z_glob)/τ} + e^{s(z, z_prev)/τ}) )
+             s: cosine; z: features under w; z_glob: under the model received; z_prev: under the client's model as its
+             last local training left it. The latter two are constants, taken in evaluation mode.
+    server:  as FedAvg
+
+On its first visit a client has no previous model: z_prev = z_glob, so that the term is log 2 and has no gradient. The
+paper's projection head belongs into the network, in front of the split.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rayfed.algorithm import ClientData, Context, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.options import option
+from rayfed.task import Batch, Output
+from rayfed.tree import Weights
+
+
+def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
+    """The model-contrastive term, mean over the batch; the arguments are features [batch, ...]."""
+    near = F.cosine_similarity(z.flatten(1), z_glob.flatten(1)) / tau
+    far = F.cosine_similarity(z.flatten(1), z_prev.flatten(1)) / tau
+    return (torch.logaddexp(near, far) - near).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moon(FedAvg):
+    name: ClassVar[str] = "moon"
+    source: ClassVar[str] = "Li, He and Song 2021, Alg. 1, Eq. 3 and 4"
+
+    mu: float = option(1.0, low=0, help="μ, weight of the model-contrastive term; 0 is FedAvg")
+    tau: float = option(0.5, above=0, help="τ, temperature of the cosines")
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        # the model received is `down` and what the client kept for itself, which only `start` can see
+        kept = client["weights"]
+        previous = client.get("previous", down["weights"] | kept)
+        return super().start(ctx, client, down) | {"kept": kept, "previous": previous}
+
+    def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
+        value, output = super().loss(ctx, weights, work, down, batch)
+        z_glob = ctx.task.represent(down["weights"] | work["kept"], batch.x)
+        z_prev = ctx.task.represent(work["previous"], batch.x)
+        return value + self.mu * contrast(output.features, z_glob, z_prev, self.tau), output
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept | {"previous": work["weights"]}, up

@@ -1,0 +1,26 @@
+"""SOLO, no federation: every client trains its own network alone, the baseline of Li, He and Song 2023 (ADCOL), sec. 5.
+
+    client:  w_i ← SGD on its own mean loss f_i, going on where the last round left it
+    server:  nothing; nothing is sent
+
+All clients start from the same weights. Rounds only say when to score, so the optimiser goes on, too.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.options import option
+from rayfed.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solo(FedAvg):
+    name: ClassVar[str] = "solo"
+    source: ClassVar[str] = "Li, He and Song 2023 (ADCOL), section 5, baseline SOLO"
+    scored: ClassVar[str] = "downloaded"
+
+    keep_optimizer: bool = option(True, help="keep the optimiser's moments with the client between rounds")
+
+    def personal(self, task: Task) -> frozenset[str]:
+        return frozenset((*task.model.parameters, *task.model.buffers))
