@@ -1,0 +1,376 @@
+"""ADCOL: the client's step and the server's training by hand, what is sent and kept, and the paper's byte counts."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import Net, blobs, blueprint, net, simulate
+from torch import nn
+
+from rayfed.algorithm import Phase, Replies, Reply
+from rayfed.algorithms.adcol import Adcol, divergence
+from rayfed.algorithms.discriminator import mlp, train_classifier
+from rayfed.engine.training import Job, _rows, train
+from rayfed.errors import UsageError
+from rayfed.network import Network, weights_of
+from rayfed.optim import SGD
+from rayfed.tree import clone, nbytes
+
+SIZES = (20, 26, 33, 41)
+
+
+def small(**options):
+    return Adcol(**({"hidden": [16], "server_batch_size": 16} | options))
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def weights_by_client(server):
+    return {i: state["weights"] for i, state in server.fleet.host.states.items()}
+
+
+def test_divergence_is_zero_at_equal_logits_and_pulls_towards_them():
+    assert divergence(torch.full((3, 5), 7.0)).item() == pytest.approx(0, abs=1e-6)
+    logits = torch.tensor([[1.0, 2.0, -1.0], [0.0, 0.5, 3.0]], requires_grad=True)
+    value = divergence(logits)
+    log_d = logits.detach().log_softmax(1)
+    by_torch = F.kl_div(log_d, torch.full_like(log_d, 1 / 3), reduction="batchmean")
+    assert value.item() == pytest.approx(by_torch.item(), rel=1e-6)
+    (grad,) = torch.autograd.grad(value, logits)
+    torch.testing.assert_close(grad, (log_d.exp() - 1 / 3) / 2)  # two rows
+
+
+class Maps(nn.Module):
+    """Features that are no vectors: [2, 4]."""
+
+    feature_shape = (2, 4)
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.fc = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def features(self, x):
+        return self.body(x).view(-1, 2, 4)
+
+    def head(self, features):
+        return self.fc(features.flatten(1))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("model", [Net, Maps])
+@pytest.mark.parametrize("width", [1, 2])
+def test_two_steps_by_hand(model, momentum, width):
+    torch.manual_seed(3)
+    template, algorithm, population = model(), small(mu=0.7), blobs()
+    plan = blueprint(algorithm, population, model=template, optimizer=SGD(lr=0.1, momentum=momentum))
+    ctx = plan.context(population, "cpu")
+    discriminator = mlp([8, 16, 4])
+    down = {"weights": {}, "discriminator": weights_of(discriminator)}
+    fleet = simulate(plan, population)[0].fleet
+    jobs = []
+    for client in range(width):
+        own = ctx.at(client=client)
+        work = algorithm.start(own, algorithm.join(own), down)
+        jobs.append(Job(client, fleet.host.parts[client]["train"], work, own))
+    before = clone(down)
+    done = train(algorithm, jobs, down, [Phase("train", steps=2)], seed=0, drop_last=True)
+    assert equal(before["discriminator"], down["discriminator"])
+
+    for job, trained in zip(jobs, done, strict=True):
+        torch.manual_seed(3)
+        byhand = model()
+        byhand.load_state_dict(template.state_dict())
+        torch_sgd = torch.optim.SGD(byhand.parameters(), lr=0.1, momentum=momentum)
+        seen = []
+        for rows in _rows(job, Phase("train", steps=2), 0, 0, True):
+            batch = job.part.take(rows)
+            z = byhand.features(batch.x)
+            log_d = discriminator(z.flatten(1)).log_softmax(1)
+            ce = F.cross_entropy(byhand.head(z), batch.y)
+            kl = F.kl_div(log_d, torch.full_like(log_d, 1 / 4), reduction="batchmean")
+            torch_sgd.zero_grad()
+            (ce + 0.7 * kl).backward()
+            torch_sgd.step()
+            spread = z.detach().flatten(1).var(0, unbiased=False).mean()
+            seen.append(((ce + 0.7 * kl).item(), ce.item(), kl.item(), spread.item()))
+        for name, value in byhand.state_dict().items():
+            torch.testing.assert_close(trained.work["weights"][name], value, msg=name)
+        names = ("loss", "cross_entropy", "divergence", "representation_variance")
+        for name, *values in zip(names, *seen, strict=True):
+            assert trained.metrics[name] == pytest.approx(sum(values) / 2, rel=1e-4), name
+
+
+def test_no_weight_of_the_divergence_is_local_training_alone():
+    population = blobs()
+    control, records = simulate(blueprint(small(mu=0.0), population), population)
+    other, _ = simulate(blueprint(small(mu=0.0, server_lr=0.5), population), population)
+    pulled, _ = simulate(blueprint(small(mu=1.0), population), population)
+    for client, weights in weights_by_client(control).items():
+        assert equal(weights, weights_by_client(other)[client])  # whatever the discriminator says
+        assert not equal(weights, weights_by_client(pulled)[client])
+    assert {score.metric for record in records for score in record.scores if score.point == "trained"} == {
+        "loss",
+        "cross_entropy",
+        "divergence",
+        "representation_variance",
+    }
+
+
+def test_server_training_is_a_plain_loop_of_shuffled_batches():
+    torch.manual_seed(0)
+    module, z, labels = mlp([8, 16, 3]), torch.randn(50, 8), torch.randint(3, (50,))
+    optimizer = SGD(lr=0.1, momentum=0.9, weight_decay=1e-2)
+    start = weights_of(module)
+    torch.manual_seed(1)
+    found = train_classifier(Network(module), start, z, labels, optimizer=optimizer, batch_size=16, epochs=2)
+    assert equal(start, weights_of(module))
+    torch.manual_seed(1)
+    torch_sgd = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+    for _ in range(2):
+        order = torch.randperm(50)
+        for rows in order.split(16):
+            torch_sgd.zero_grad()
+            F.cross_entropy(module(z[rows]), labels[rows]).backward()
+            torch_sgd.step()
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(found[name], value)
+
+
+def test_aggregate_labels_vectors_with_their_party_and_keeps_the_discriminator():
+    algorithm, population = small(server_epochs=3), blobs()
+    ctx = blueprint(algorithm, population).context(population, "cpu")
+    torch.manual_seed(0)
+    server = algorithm.init(ctx)
+    z = {1: torch.randn(10, 8), 3: torch.randn(7, 8)}
+    replies = Replies({"weights": {}}, [Reply(i, 99, {"representations": value}) for i, value in z.items()])
+    torch.manual_seed(1)
+    found = algorithm.aggregate(ctx.at(cohort=(1, 3)), server, replies)["discriminator"]
+    labels, network = torch.tensor([1] * 10 + [3] * 7), Network(mlp([8, 16, 4]))
+    torch.manual_seed(1)
+    by_hand = train_classifier(
+        network,
+        server["discriminator"],
+        torch.cat([z[1], z[3]]),
+        labels,
+        optimizer=SGD(lr=0.01, momentum=0.9, weight_decay=1e-5),
+        batch_size=16,
+        epochs=3,
+    )
+    assert equal(found, by_hand)
+    assert not equal(found, server["discriminator"])
+
+
+def test_a_discriminator_cannot_tell_identical_vectors_apart():
+    z = torch.randn(30, 8, generator=torch.Generator().manual_seed(0)).repeat(4, 1)
+    labels = torch.arange(4).repeat_interleave(30)
+    torch.manual_seed(0)
+    module = mlp([8, 16, 4])
+    optimizer = SGD(lr=0.1)
+    network, start = Network(module), weights_of(module)
+    weights = train_classifier(network, start, z, labels, optimizer=optimizer, batch_size=120, epochs=400)
+    before, after = (F.cross_entropy(network(some, z)[0], labels).item() for some in (start, weights))
+    assert before > math.log(4) + 0.005
+    assert after == pytest.approx(math.log(4), abs=1e-3)
+    assert after >= math.log(4) - 1e-6  # no discriminator does better
+
+
+def test_models_stay_apart_and_no_weight_is_sent():
+    population = blobs()
+    server, records = simulate(blueprint(small(), population, batch_norm="aggregate"), population)
+    models = list(weights_by_client(server).values())
+    for i, one in enumerate(models):
+        for other in models[:i]:
+            for name in ("body.0.weight", "body.1.weight", "body.1.running_mean", "fc.weight", "fc.bias"):
+                assert not torch.equal(one[name], other[name])
+    assert server.algorithm.global_model(server.ctx, server.state) is None
+    assert {score.point for score in records[-1].scores} == {"downloaded", "trained"}
+    size = nbytes(weights_of(mlp([8, 16, 4])))
+    for record in records:
+        assert record.bytes_up == {"representations": 4 * sum(SIZES) * 8}
+        assert record.bytes_down == {"discriminator": 4 * size}
+
+
+def test_looped_and_vmapped_agree():
+    population = blobs()
+    servers = [simulate(blueprint(small(), population, width=width), population)[0] for width in (1, 4)]
+    for client in range(4):
+        one, other = (weights_by_client(server)[client] for server in servers)
+        for name in one:
+            torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
+    for name, value in servers[0].state["discriminator"].items():
+        torch.testing.assert_close(value, servers[1].state["discriminator"][name], rtol=1e-4, atol=1e-5)
+
+
+class Recording(Adcol):
+    """Keeps what the parties sent."""
+
+    def aggregate(self, ctx, server, replies):
+        kept = {f"sent{reply.client}": reply.up.get("representations", torch.empty(0)) for reply in replies.each}
+        return super().aggregate(ctx, server, replies) | kept
+
+
+def test_representations_are_of_the_trained_model_in_evaluation_mode():
+    population = blobs()
+    server, _ = simulate(blueprint(Recording(hidden=[16]), population), population)
+    for client, weights in weights_by_client(server).items():
+        model = net()
+        model.load_state_dict(weights)
+        model.eval()
+        z = model.features(torch.from_numpy(population.clients[client].train.x))
+        torch.testing.assert_close(server.state[f"sent{client}"], z)
+
+
+def test_sampling_sends_a_fresh_share_without_repetition():
+    population = blobs(1, sizes=(30,))
+    options = {"hidden": [4], "sampling": 0.7, "mu": 0.0}
+    still = SGD(lr=1e-30)  # the model does not move, so that vectors can be compared between rounds
+    plan = blueprint(Recording(**options), population, optimizer=still, model=net(False), rounds=1)
+    server, records = simulate(plan, population)
+    again, _ = simulate(blueprint(plan.algorithm, population, optimizer=still, model=net(False), rounds=2), population)
+    whole, _ = simulate(
+        blueprint(Recording(hidden=[4], mu=0.0), population, optimizer=still, model=net(False), rounds=1), population
+    )
+    first, second, everything = (s.state["sent0"] for s in (server, again, whole))
+    assert len(first) == 21  # 0.7·30 is 21, although 0.7 * 30 is 20.999… and 0.7 * 10 is 7.000…1
+    assert records[0].bytes_up == {"representations": 4 * 21 * 8}
+
+    def rows(vectors):
+        return [int((everything - vector).abs().sum(1).argmin()) for vector in vectors]
+
+    assert len(set(rows(first))) == len(set(rows(second))) == 21
+    assert set(rows(first)) != set(rows(second))
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.7, 7), (0.2, 2), (0.25, 3), (1.0, 10), (0.01, 1)])
+def test_sampled_sizes_round_up(share, count):
+    population = blobs(1, sizes=(10,))
+    server, _ = simulate(blueprint(Recording(hidden=[4], sampling=share), population, rounds=1), population)
+    assert len(server.state["sent0"]) == count
+
+
+def test_parties_that_are_not_sampled_do_not_change():
+    population = blobs()
+    before, _ = simulate(blueprint(small(), population, cohort=2, rounds=2), population)
+    after, records = simulate(blueprint(small(), population, cohort=2, rounds=3), population)
+    cohort = after.sample(3)
+    assert before.state["discriminator"]["2.bias"].shape == (4,)  # one output per party, sampled or not
+    for client in range(4):
+        same = equal(weights_by_client(before)[client], weights_by_client(after)[client])
+        assert same == (client not in cohort)
+    assert records[-1].bytes_up == {"representations": 4 * sum(SIZES[i] for i in cohort) * 8}
+
+
+class Watching(Recording):
+    """Notes the trips in the server's state."""
+
+    def broadcast(self, ctx, server):
+        down = super().broadcast(ctx, server)
+        assert ("discriminator" in down) == (ctx.trip == 1)
+        return down
+
+    def start(self, ctx, client, down):
+        count = client.get("trips", torch.zeros(()))
+        return super().start(ctx, client, down) | {"trips": count + 1}
+
+    def finish(self, ctx, work, client, down, data):
+        kept, up = super().finish(ctx, work, client, down, data)
+        assert ("representations" in up) == (ctx.trip == 0)
+        return kept | {"trips": work["trips"]}, up
+
+    def aggregate(self, ctx, server, replies):
+        kept = super().aggregate(ctx, server, replies)
+        cohort = {"cohort": torch.tensor(ctx.cohort)} if ctx.trip == 0 else {}
+        return kept | cohort if ctx.trip == 0 else kept | {k: v for k, v in server.items() if k.startswith("sent")}
+
+
+def test_fixed_size_trains_without_then_with_a_new_discriminator_of_the_cohort():
+    population = blobs()
+    algorithm = Watching(hidden=[16], fixed_size=True, mu=5.0, server_lr=0.1, server_batch_size=8)
+    plan = blueprint(algorithm, population, cohort=2, rounds=1)
+    server, records = simulate(plan, population)
+    cohort = server.sample(1)
+    d = server.state["discriminator"]
+    assert d["2.bias"].shape == (2,)
+    states = server.fleet.host.states
+    assert {i: int(state["trips"]) for i, state in states.items() if "trips" in state} == dict.fromkeys(cohort, 2)
+    assert records[0].bytes_up == {"representations": 4 * sum(SIZES[i] for i in cohort) * 8}  # nothing after trip 1
+    assert records[0].bytes_down == {"discriminator": 2 * nbytes(d)}
+
+    z = [server.state[f"sent{i}"] for i in cohort]
+    labels = torch.tensor([0, 1]).repeat_interleave(torch.tensor([len(some) for some in z]))
+    logits = Network(mlp([8, 16, 2]))(d, torch.cat(z))[0]
+    assert F.cross_entropy(logits, labels).item() < math.log(2) - 0.05  # places, not client numbers
+
+    def trained(mu):
+        plan = blueprint(small(fixed_size=True, mu=mu), population, cohort=2, rounds=1)
+        return weights_by_client(simulate(plan, population)[0])
+
+    assert not equal(trained(0.0)[cohort[0]], trained(5.0)[cohort[0]])
+
+
+def test_fixed_size_starts_its_discriminator_anew_and_trains_it_ten_times():
+    algorithm, population = small(fixed_size=True), blobs()
+    ctx = blueprint(algorithm, population).context(population, "cpu").at(cohort=(1, 3))
+    z = torch.randn(12, 8)
+    sent = [Reply(1, 6, {"representations": z[:6]}), Reply(3, 6, {"representations": z[6:]})]
+    replies, network = Replies({"weights": {}}, sent), Network(mlp([8, 16, 2]))
+    made = []
+    for old in ({}, {"discriminator": weights_of(mlp([8, 16, 2]))}):
+        torch.manual_seed(5)
+        made.append(algorithm.aggregate(ctx, {"weights": {}} | old, replies)["discriminator"])
+    torch.manual_seed(5)
+    start = weights_of(mlp([8, 16, 2]))
+    optimizer = SGD(lr=0.01, momentum=0.9, weight_decay=1e-5)
+    labels = torch.tensor([0] * 6 + [1] * 6)
+    by_hand = train_classifier(network, start, z, labels, optimizer=optimizer, batch_size=16, epochs=10)
+    assert equal(made[0], by_hand)
+    assert equal(made[1], by_hand)
+    kept = {"weights": {}, "discriminator": by_hand}
+    assert algorithm.aggregate(ctx.at(trip=1), kept, Replies({}, [Reply(1, 6, {}), Reply(3, 6, {})])) is kept
+
+
+def test_optimizer_may_be_kept():
+    population = blobs()
+    sgd = SGD(lr=0.05, momentum=0.9)
+    kept, fresh = (
+        simulate(blueprint(small(keep_optimizer=keep), population, optimizer=sgd), population)[0]
+        for keep in (True, False)
+    )
+    assert "optimizer" in kept.fleet.host.states[0]
+    assert "optimizer" not in fresh.fleet.host.states[0]
+    assert not equal(weights_by_client(kept)[0], weights_by_client(fresh)[0])
+
+
+def test_linear_discriminator_has_the_same_layers_without_relu():
+    curved, straight = mlp([3, 5, 5, 2]), mlp([3, 5, 5, 2], linear=True)
+    assert [type(layer) for layer in curved] == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU, nn.Linear]
+    assert [(layer.in_features, layer.out_features) for layer in straight] == [(3, 5), (5, 5), (5, 2)]
+    population = blobs()
+    task = blueprint(small(linear=True), population).context(population, "cpu").task
+    assert not any(isinstance(layer, nn.ReLU) for layer in task.modules["discriminator"].module)
+
+
+def test_bytes_of_the_worked_example():
+    """n = 60,000 vectors of 128 from 100 parties; the paper's S_D of 68,628 bytes has 5 outputs, not 100."""
+    five, hundred = (nbytes(weights_of(mlp([128, 128, outputs]))) for outputs in (5, 100))
+    assert (five, hundred) == (68_628, 117_648)
+    vectors = 60_000 * nbytes(torch.empty(1, 128))
+    assert round((vectors + 100 * five) / 1e6, 3) == 37.583
+    assert round((vectors + 100 * hundred) / 1e6, 3) == 42.485
+    assert round(2 * 100 * 4 * 199_210 / 1e6, 3) == 159.368  # FedAvg with a perceptron 784-200-200-10
+    assert sum(p.numel() for p in mlp([784, 200, 200, 10]).parameters()) == 199_210
+
+
+def test_refusals():
+    population = blobs()
+    with pytest.raises(UsageError, match=r"^algorithm.fixed_size=true: needs two parties or more in a round"):
+        blueprint(small(fixed_size=True), population, cohort=1).check(population)
+    model = nn.Sequential(nn.Linear(6, 3))
+    with pytest.raises(UsageError, match=r"^algorithm.name=adcol: needs representations, and the model has no split"):
+        blueprint(small(), population, model=model).check(population)
