@@ -1,38 +1,40 @@
 """Checkpoints: the server's state, every client's, and the round. Random numbers need none: they are keyed by round."""
 
-import os
-from pathlib import Path
-from typing import Any
+import io
+from typing import Any, BinaryIO
 
 import torch
 
 from rayfed.engine.server import Server
 from rayfed.errors import UsageError
+from rayfed.tree import tree_map
 
 
-def save(server: Server, path: Path) -> None:
-    """Writes the state after the last finished round to `path`, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    torch.save({"round": server.round, "server": server.state, "clients": server.fleet.save()}, part)
-    os.replace(part, path)
+def state(server: Server) -> dict[str, Any]:
+    """The server's state and every client's, copied to the CPU."""
+    whole = {"server": server.state, "clients": dict(sorted(server.fleet.save().items()))}
+    return tree_map(lambda tensor: tensor.detach().cpu().clone(), whole)
 
 
-def load(server: Server, path: Path) -> None:
+def dump(server: Server) -> bytes:
+    """The whole state after the last finished round, for `load`."""
+    buffer = io.BytesIO()
+    torch.save({"round": server.round, **state(server)}, buffer)
+    return buffer.getvalue()
+
+
+def load(server: Server, file: BinaryIO, name: str) -> None:
     """Puts `server` and its clients where the checkpoint left them; its next round is the one after.
 
     Raises:
-        UsageError: the file is no checkpoint of this simulation.
+        UsageError: `file`, called `name`, is damaged or of another algorithm.
     """
-    content = _read(path, server.ctx.task.device)
+    try:
+        content = torch.load(file, map_location=server.ctx.task.device, weights_only=True)
+    except (RuntimeError, EOFError, OSError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise UsageError(f"{name}: cannot be read ({why}); start anew with resume=false") from error
     if content["server"].keys() != server.state.keys():
-        raise UsageError(f"{path}: the checkpoint is of another algorithm; remove it or use another results folder")
+        raise UsageError(f"{name}: is of another algorithm; start anew with resume=false")
     server.state, server.round = server.ctx.task.layout(content["server"]), content["round"]
     server.fleet.load(content["clients"])
-
-
-def _read(path: Path, device: torch.device) -> dict[str, Any]:
-    try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, EOFError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read as a checkpoint ({str(error).splitlines()[0]})") from error

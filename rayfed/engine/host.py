@@ -20,9 +20,10 @@ PARTS = ("train", "val", "test")
 
 
 class Answer(NamedTuple):
-    """What a host returns from an exchange. `total` is empty where the server weighs the replies first."""
+    """What a host returns from an exchange. `total` is the `ExactSum` of the averaged fields, empty where
+    the server weighs the replies first."""
 
-    total: ExactSum
+    total: Any
     replies: list[Reply]
     metrics: list[tuple[int, str, float, int]]  # client, name, mean over its steps, training examples
     bytes_up: dict[str, int]
@@ -81,7 +82,8 @@ class Host:
         """
         began = time.perf_counter()
         down = self.ctx.task.layout(down)
-        replies, metrics, scores, sizes = [], [], [], {}
+        replies, metrics, scores = [], [], []
+        sizes: dict[str, int] = {}
         total, self._waiting = ExactSum(), []
         for ctx, client, received, trained in self._trained(ids, down, own, now):
             state = self.states[client]

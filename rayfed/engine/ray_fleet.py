@@ -73,7 +73,7 @@ class RayFleet:
     """`hosts` actors among which the clients are dealt, by their number of examples.
 
     Args:
-        group: the placement group that holds the trial's bundles; host h uses bundle h + 1 (0 is the server's).
+        group: the placement group that holds the trial's bundles; host h uses bundle `first_bundle` + h.
 
     Raises:
         HostLost: an actor did not start in time, or died.
@@ -83,26 +83,23 @@ class RayFleet:
         self,
         blueprint: Blueprint,
         population: Population,
-        hosts: int,
+        placement: Any,
         *,
-        cpus: float,
-        gpus: float,
         device: torch.device,
         group: PlacementGroup,
+        first_bundle: int,
     ):
         self.device = device
+        hosts, cpus, gpus = placement.hosts, placement.cpus, placement.gpus
         homes = deal([len(client.train) for client in population.clients], hosts)
         self.home = {client: host for host, clients in enumerate(homes) for client in clients}
         data, plan = ray.put(population), ray.put(blueprint)
-        made = ray.remote(RayHost)
-        self.hosts = [
-            made.options(
-                num_cpus=cpus,
-                num_gpus=gpus,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=h + 1),
-            ).remote(plan, data, homes[h], list(range(h, len(population.tests), hosts)), gpus)
-            for h in range(hosts)
-        ]
+        made: Any = ray.remote(RayHost)
+        self.hosts: list[Any] = []
+        for h in range(hosts):
+            bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=first_bundle + h)
+            host = made.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=bundle)
+            self.hosts.append(host.remote(plan, data, homes[h], list(range(h, len(population.tests), hosts)), gpus))
         waiting = [host.ready.remote() for host in self.hosts]
         _, late = ray.wait(waiting, num_returns=hosts, timeout=START_SECONDS)
         if late:
@@ -137,9 +134,7 @@ class RayFleet:
         ]
         return [self._unpacked(total) for total in self._get(calls)]
 
-    def score_downloads(
-        self, ids: Sequence[int], down: State, own: Mapping[int, State], *rest: Any
-    ) -> list[Score]:
+    def score_downloads(self, ids: Sequence[int], down: State, own: Mapping[int, State], *rest: Any) -> list[Score]:
         sent = ray.put(pack(down))
         calls = [
             self.hosts[h].score_downloads.remote(some, sent, {i: pack(own[i]) for i in some if i in own}, *rest)

@@ -70,9 +70,7 @@ def _key(ctx: Context) -> tuple[Any, ...]:
 def _rows(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> list[Tensor]:
     rng = generator(seed, "batches", *_key(job.ctx), number, job.client)
     size = job.ctx.batch_size
-    some = batch_rows(
-        len(job.part), size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng
-    )
+    some = batch_rows(len(job.part), size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng)
     if not some:
         return []
     device = job.part.y.device

@@ -1,0 +1,117 @@
+"""The Python API: `rayfed.run(config) -> Result`."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import nn
+
+from rayfed.config import Config
+from rayfed.data.population import Client
+from rayfed.engine.fleet import LocalFleet
+from rayfed.introduction import introduce
+from rayfed.plan import Loss, MakeModel, Plan, make_plan
+from rayfed.progress import StatusLine, one_trial, watch_trials
+from rayfed.recorder import Recorder
+from rayfed.results.read import read
+from rayfed.sources import from_file
+from rayfed.trial import run_trial
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a simulation leaves.
+
+    `metrics`, `rounds` and `trials` are its rows of the three tables; `server` is the final server state and `clients`
+    the final state of every client by number, both nested dicts of CPU tensors; `weights_hash` is a hash of all of it;
+    `folder` holds the Parquet tables.
+    """
+
+    trial: str
+    folder: Path
+    weights_hash: str
+    metrics: pd.DataFrame
+    rounds: pd.DataFrame
+    trials: pd.DataFrame
+    server: dict[str, Any]
+    clients: dict[int, dict[str, Any]]
+
+
+def run(
+    config: Mapping[str, Any] | Config | str | Path | None = None,
+    *,
+    clients: Sequence[Client | Mapping[str, Any]] | None = None,
+    model: MakeModel | nn.Module | None = None,
+    loss: Loss | None = None,
+    num_classes: int | None = None,
+    quiet: bool = True,
+    **overrides: Any,
+) -> Result:
+    """Runs one simulation to its end and returns its tables and final state.
+
+    Args:
+        config: a mapping (nested or dotted keys), a `Config`, or the path of a YAML file.
+        clients, num_classes: your own clients in place of data.* and partition.*; see `rayfed.plan.own_clients`.
+        model: your own factory of a `torch.nn.Module` (or a module) in place of model.*.
+        loss: (logits, y) -> scalar mean over the batch, in place of cross-entropy.
+        quiet: no introduction and no progress line.
+        overrides: top-level keys, such as rounds=5.
+
+    Raises:
+        UsageError: the configuration cannot work; nothing was started.
+        Diverged: a value became infinite or NaN; what was measured until then is in the tables.
+        HostLost: a Ray actor died.
+    """
+    if not isinstance(config, Config):
+        source = from_file(config) if isinstance(config, (str, Path)) else config or {}
+        config = Config.read(source, overrides)
+    plan = make_plan(config, clients=clients, model=model, loss=loss, num_classes=num_classes)
+    if not quiet:
+        print(introduce(plan), file=sys.stderr, flush=True)
+    saved = _saved(plan)
+    digest, state = _in_process(plan, saved, quiet) if not config.placement.hosts else _on_ray(plan, saved, quiet)
+    tables = read(config.results, config.experiment)
+    mine = [frame[frame.trial == plan.trial].reset_index(drop=True) for frame in tables]
+    folder = Path(config.results) / config.experiment
+    return Result(plan.trial, folder, digest, mine[0], mine[1], mine[2], state["server"], state["clients"])
+
+
+def _saved(plan: Plan) -> bytes | None:
+    recorder = Recorder(plan.config.results, plan.config.experiment)
+    return recorder.saved(plan.trial) if plan.config.resume else None
+
+
+def _in_process(plan: Plan, saved: bytes | None, quiet: bool) -> tuple[str, dict[str, Any]]:
+    device = "cuda:0" if plan.config.placement.gpus else "cpu"
+    recorder = Recorder(plan.config.results, plan.config.experiment)
+    with StatusLine() as status:
+
+        def report(record: Any) -> None:
+            if not quiet:
+                status.show(one_trial(recorder.progress()[0]))
+
+        return run_trial(
+            plan,
+            recorder,
+            lambda: LocalFleet(plan.blueprint, plan.population, device),
+            device,
+            saved=saved,
+            report=report,
+        )
+
+
+def _on_ray(plan: Plan, saved: bytes | None, quiet: bool) -> tuple[str, dict[str, Any]]:
+    from rayfed import cluster  # hosts=0 works without Ray
+
+    cluster.connect(plan.config.placement, dashboard=False)
+
+    def watch(progress: Any, wait: Any) -> None:
+        if quiet:
+            wait(None)
+        else:
+            watch_trials(progress, wait, lambda trials: one_trial(trials[0]))
+
+    return cluster.run_on_ray(plan, saved, watch)

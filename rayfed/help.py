@@ -1,0 +1,74 @@
+"""What `--help` and `--list` print, made from the declared options themselves."""
+
+import dataclasses
+import textwrap
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from rayfed.algorithms import ALGORITHMS
+from rayfed.config import _GROUPS, Config
+from rayfed.data.load import DATASETS, PARTITIONS
+from rayfed.models.build import MODELS
+from rayfed.registry import resolve
+
+_COMMAND = """\
+usage: python -m rayfed.run [file.yaml …] [key=value …]
+       python -m rayfed.sweep space.yaml [key=value …]
+       python -m rayfed.report RESULTS
+       python -m rayfed.run --list     the algorithms, datasets, partitions and models, with their own keys
+
+Later values win over earlier ones. Values are YAML: local.lr=0.05 evaluate.points=[global,trained] cohort=0.5
+A name may also be your own module:Class, such as algorithm.name=mine:MyMethod for a file mine.py beside you.
+"""
+
+
+def usage() -> str:
+    """The keys of the configuration, each with its default and its meaning."""
+    lines = [_COMMAND]
+    for key in ("algorithm", "data", "partition", "model"):
+        lines.append(_line(f"{key}.name", "", f"which {key}; its own keys are {key}.<key> (see --list)"))
+    for field in dataclasses.fields(Config):
+        if field.metadata:
+            lines.append(_line(field.name, _default(field), field.metadata["help"]))
+    for name, kind in _GROUPS.items():
+        lines += _lines(kind, f"{name}.")
+    return "\n".join(lines)
+
+
+def listing() -> str:
+    """Everything that can be chosen by name, with its own keys."""
+    parts = []
+    for key, table in (("algorithm", ALGORITHMS), ("data", DATASETS), ("partition", PARTITIONS), ("model", MODELS)):
+        parts.append(f"{key}.name=…")
+        for name in table:
+            found = resolve(name, table, where=key)
+            source = getattr(found, "source", "") or (found.__doc__ or "").strip().splitlines()[0]
+            parts.append(f"  {name:20} {source}")
+            parts += [f"  {line}" for line in _lines(found, f"  {key}.")]
+    return "\n".join(parts)
+
+
+def _lines(kind: Any, prefix: str) -> Iterator[str]:
+    for field in dataclasses.fields(kind):
+        if field.init:
+            yield _line(f"{prefix}{field.name}", _default(field), field.metadata.get("help", ""))
+
+
+def _line(name: str, default: str, words: str) -> str:
+    left = f"  {name}{f' = {default}' if default else ''}"
+    first = " " * 38 if len(left) > 36 else left.ljust(38)
+    text = textwrap.fill(words, 118, initial_indent=first, subsequent_indent=" " * 38)
+    return f"{left}\n{text}" if len(left) > 36 else text
+
+
+def _default(field: "dataclasses.Field[typing.Any]") -> str:
+    if field.default is not dataclasses.MISSING:
+        value = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    else:
+        return "(needed)"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return value.name if hasattr(value, "name") else str(value)

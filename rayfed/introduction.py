@@ -1,0 +1,52 @@
+"""What a simulation says of itself before it starts: the things that papers' codes leave silent."""
+
+from rayfed.engine.payload import bytes_by_field
+from rayfed.models.norm import batch_norm_names
+from rayfed.plan import Plan
+from rayfed.tree import nbytes
+
+_POLICIES = {
+    "aggregate": "averaged by the server, running statistics included",
+    "local": "left with the client, running statistics included",
+    "local_statistics": "affine weights averaged, running statistics left with the client",
+    "frozen": "neither trained nor updated",
+}
+
+
+def introduce(plan: Plan) -> str:
+    """A few lines: data, model, batch norm, algorithm with what it sends, training, placement, where results go."""
+    config, blueprint, population = plan.config, plan.blueprint, plan.population
+    ctx = blueprint.context(population, "cpu")
+    task, algorithm = ctx.task, blueprint.algorithm
+    sizes = [len(client.train) for client in population.clients]
+    domains = sorted({client.domain for client in population.clients})
+    shown = ", ".join(domains[:6]) + (", …" if len(domains) > 6 else "")
+    parameters = sum(task.initial_weights()[name].numel() for name in task.model.parameters)
+    layers = {name.rpartition(".")[0] for name in batch_norm_names(blueprint.model)}
+    norm = f"{len(layers)} layers, {_POLICIES[blueprint.batch_norm]}" if layers else "none in this model"
+    down = bytes_by_field(algorithm.broadcast(ctx.at(cohort=tuple(range(blueprint.cohort))), algorithm.init(ctx)))
+    sent = ", ".join(f"{field} {_bytes(size)}" for field, size in down.items()) or "nothing"
+    kept = _bytes(nbytes(algorithm.join(ctx.at(client=0, examples=sizes[0]))))
+    local = f"{blueprint.local.epochs} epochs" if blueprint.local.epochs else f"{blueprint.local.steps} steps"
+    place = config.placement
+    where = f"{place.hosts} Ray hosts" if place.hosts else "this process"
+    lines = {
+        "data": f"{population.name}: {len(sizes)} clients, {min(sizes)} to {max(sizes)} training examples; {shown}",
+        "model": f"{config.model.name}, {parameters:,} parameters, split at {task.feature_shape}",
+        "batch norm": norm,
+        "algorithm": f"{config.algorithm_name}; down to each client: {sent}; kept by each: {kept}; "
+        f"scored: {', '.join(plan.evaluation.points)}",
+        "training": f"{blueprint.rounds} rounds, {blueprint.cohort} clients each, {local} of batches of "
+        f"{blueprint.batch_size}, {blueprint.optimizer}",
+        "placement": f"{where}, width {place.width}",
+        "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
+    }
+    return "\n".join(f"{name:>10}  {text}" for name, text in lines.items())
+
+
+def _bytes(size: int) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000  # type: ignore[assignment]
+    return f"{size:.3g} GB"

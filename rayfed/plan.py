@@ -1,0 +1,195 @@
+"""From a configuration to everything that a simulation needs, checked as a whole, with nothing started yet."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rayfed.algorithm import Phase
+from rayfed.config import Config
+from rayfed.data.describe import fingerprint
+from rayfed.data.load import load
+from rayfed.data.population import Client, Examples, Population
+from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.seeds import seed_of, torch_state_kept
+from rayfed.engine.server import Evaluation
+from rayfed.errors import UsageError
+from rayfed.models.build import build_model, check_model
+from rayfed.models.split import ensure_split
+from rayfed.optim import SGD, Adam
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+MakeModel = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One trial, ready to run. `trial` names it: the same configuration has the same name wherever it is placed."""
+
+    config: Config
+    population: Population
+    blueprint: Blueprint
+    evaluation: Evaluation
+    trial: str
+
+    def values(self) -> dict[str, Any]:
+        """The row of the trials table, as far as it is known before the start."""
+        return self.config.tree() | {"seed": self.config.seed, "scored": self.evaluation.points[0]}
+
+
+def make_plan(
+    config: Config,
+    *,
+    clients: Sequence[Client | Mapping[str, Any]] | None = None,
+    model: MakeModel | nn.Module | None = None,
+    loss: Loss | None = None,
+    num_classes: int | None = None,
+    population: Population | None = None,
+) -> Plan:
+    """Loads the data, builds the model, and refuses what cannot work.
+
+    Args:
+        clients: the user's own clients in place of data and partition; see `own_clients`.
+        model: a factory (or a module) in place of model.name.
+        loss: (logits, y) -> scalar mean, in place of cross-entropy.
+        population: the same data, where a caller has loaded it already.
+
+    Raises:
+        UsageError: with the key at fault.
+    """
+    if model is None:
+        check_model(config.model.name or "", config.model.options)
+    if clients is not None:
+        population = own_clients(clients, num_classes)
+    elif population is None:
+        population = load(config.data.name or "", config.data.options, config.partition.name, config.partition.options)
+    cohort = _cohort(config.cohort, len(population.clients))
+    blueprint = Blueprint(
+        algorithm=config.algorithm,
+        model=_model(config, population, model),
+        loss=loss or F.cross_entropy,
+        batch_norm=config.batch_norm,
+        optimizer=_optimizer(config),
+        local=Phase("train", config.local.epochs or (None if config.local.steps else 1), config.local.steps),
+        batch_size=config.local.batch_size,
+        drop_last=config.local.drop_last,
+        rounds=config.rounds,
+        cohort=cohort,
+        seed=config.seed,
+        width=config.placement.width,
+        threads=config.placement.threads,
+    )
+    blueprint.check(population)
+    evaluation = Evaluation(
+        every=config.evaluate.every,
+        initial=config.evaluate.initial,
+        points=_points(config, blueprint, population),
+        splits=tuple(config.evaluate.splits),
+        adapt_epochs=config.evaluate.adapt_epochs,
+    )
+    extra = fingerprint(population) if clients is not None else ""
+    return Plan(config, population, blueprint, evaluation, trial_name(config, extra))
+
+
+def trial_name(config: Config, extra: str = "") -> str:
+    """The trial's name: its algorithm, its seed, and a hash of every value that can change its outcome."""
+    tree = config.tree()
+    for key in ("results", "experiment", "resume", "checkpoint"):
+        tree.pop(key)
+    tree["placement"] = {key: tree["placement"][key] for key in ("width", "threads", "gpus")}
+    digest = hashlib.blake2b((json.dumps(tree, sort_keys=True, default=str) + extra).encode(), digest_size=4)
+    name = config.algorithm_name.rpartition(":")[2]
+    return f"{name}-seed{config.seed}-{digest.hexdigest()}"
+
+
+def own_clients(clients: Sequence[Client | Mapping[str, Any]], num_classes: int | None = None) -> Population:
+    """A population of the user's own clients.
+
+    Each is a `Client`, or a mapping with `train` and `test` (and, if wanted, `val` and `domain`), each part a pair
+    (x [n, ...], y [n] or [n, ...]) of arrays or tensors. uint8 images are scaled to [0, 1]; anything else reaches the
+    model as it is. `num_classes` is one more than the largest label where it is not given.
+    """
+    made = [client if isinstance(client, Client) else _client(i, client) for i, client in enumerate(clients)]
+    if not made:
+        raise UsageError("clients: expected at least one")
+    made = [dataclasses.replace(client, id=i) for i, client in enumerate(made)]
+    if num_classes is None:
+        labels = [part.y for client in made for part in (client.train, client.val, client.test) if len(part)]
+        whole = all(label.dtype.kind in "iu" for label in labels)
+        num_classes = int(max(label.max() for label in labels)) + 1 if whole else 1
+    return Population("clients", tuple(made), num_classes, tuple(made[0].train.x.shape[1:]))
+
+
+def _client(number: int, given: Mapping[str, Any]) -> Client:
+    known = {"train", "val", "test", "domain"}
+    for key in given:
+        if key not in known:
+            raise UsageError(f"clients[{number}]: {key!r} is not one of {', '.join(sorted(known))}")
+    for key in ("train", "test"):
+        if key not in given:
+            raise UsageError(f"clients[{number}]: {key!r} is missing; give a pair (x, y)")
+    train = _examples(given["train"], f"clients[{number}].train")
+    nothing = Examples(train.x[:0], train.y[:0])
+    val = _examples(given["val"], f"clients[{number}].val") if given.get("val") is not None else nothing
+    domain = str(given.get("domain", f"client-{number}"))
+    return Client(number, domain, train, val, _examples(given["test"], f"clients[{number}].test"))
+
+
+def _examples(pair: Any, where: str) -> Examples:
+    x, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part) for part in pair)
+    if len(x) != len(y):
+        raise UsageError(f"{where}: {len(x)} inputs but {len(y)} labels")
+    x = x.astype(np.float32) if x.dtype == np.float64 else x
+    y = y.astype(np.int64) if y.dtype.kind in "iu" else y.astype(np.float32)
+    return Examples(x, y)
+
+
+def _model(config: Config, population: Population, model: MakeModel | nn.Module | None) -> nn.Module:
+    dtype = torch.from_numpy(population.clients[0].train.x[:0]).dtype
+    with torch_state_kept():
+        torch.manual_seed(seed_of(config.seed, "model"))
+        if model is None:
+            name, options = config.model.name or "", config.model.options
+            return build_model(name, options, population.shape, population.num_classes, dtype)
+        made = model if isinstance(model, nn.Module) else model()
+        if not isinstance(made, nn.Module):
+            raise UsageError(f"model: expected a function that makes a torch.nn.Module, got {type(made).__name__}")
+        return made if hasattr(made, "feature_shape") else ensure_split(made, population.shape, dtype)
+
+
+def _optimizer(config: Config) -> SGD | Adam:
+    local = config.local
+    if local.optimizer == "adam":
+        return Adam(lr=local.lr, weight_decay=local.weight_decay)
+    return SGD(lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, nesterov=local.nesterov)
+
+
+def _cohort(asked: int | float, clients: int) -> int:
+    if isinstance(asked, float):
+        return max(1, int(asked * clients + 1e-9))
+    if asked > clients:
+        raise UsageError(f"cohort={asked}: there are {clients} clients; give at most that, or a share such as 0.5")
+    return asked
+
+
+def _points(config: Config, blueprint: Blueprint, population: Population) -> tuple[str, ...]:
+    algorithm = blueprint.algorithm
+    points = tuple(config.evaluate.points or (algorithm.scored,))
+    if "global" in points:
+        with torch_state_kept():
+            ctx = blueprint.context(population, "cpu")
+            if algorithm.global_model(ctx, algorithm.init(ctx)) is None:
+                better = "downloaded" if algorithm.scored == "global" else algorithm.scored
+                raise UsageError(
+                    f"evaluate.points: algorithm {config.algorithm_name} has no global model here, since parts of the "
+                    f"model stay with the clients; use evaluate.points=[{better}]"
+                )
+    # the point that the algorithm is judged by comes first
+    return tuple(sorted(points, key=lambda point: point != algorithm.scored))

@@ -1,0 +1,104 @@
+"""One line that tells a person how far things are: rounds, time left, clients per second, the best score so far."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from rayfed.recorder import Progress
+
+LINE_SECONDS = 10.0  # between two lines where nobody is watching a terminal
+
+
+class StatusLine:
+    """Shows the last line given: renewed in place on a terminal, else printed now and then to stderr."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
+        self._printed = time.monotonic()
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def show(self, line: str) -> None:
+        now = time.monotonic()
+        if self._live:
+            self._live.update(Text(line, overflow="ellipsis", no_wrap=True))
+        elif line != self._last and now - self._printed >= LINE_SECONDS:
+            print(line, file=sys.stderr, flush=True)
+            self._printed, self._last = now, line
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+
+def one_trial(progress: Progress) -> str:
+    """ "round 12/50 · 3.1 s a round · 118 s left · 6.4 clients/s · val 91.2% (best 91.4%)"."""
+    done = progress.round - progress.first_round
+    parts = [f"round {progress.round}/{progress.rounds}"]
+    if done > 0:
+        pace = progress.seconds / done
+        left = max(0, progress.rounds - progress.round) * pace
+        parts += [f"{pace:.3g} s a round", f"{span(left)} left", f"{progress.clients / progress.seconds:.3g} clients/s"]
+    if progress.val is not None and progress.best_val is not None:
+        parts.append(f"val {progress.val:.1%} (best {progress.best_val:.1%})")
+    elif progress.test is not None:
+        parts.append(f"test {progress.test:.1%}")
+    return " · ".join(parts)
+
+
+def many_trials(trials: Sequence[Progress], total: int, seconds: float) -> str:
+    """ "trials 5/18 (2 running, 1 failed) · rounds 130/450 · 84 s left · 52 clients/s · best val 91.4% adcol-…"."""
+    over = [p for p in trials if p.status != "running"]
+    failed = sum(p.status in ("failed", "diverged") for p in over)
+    running = len(trials) - len(over)
+    counts = f"{running} running" + (f", {failed} failed" if failed else "")
+    parts = [f"trials {len(over)}/{total} ({counts})"]
+    work = sum(max(0, p.round - p.first_round) for p in trials)
+    rounds = max((p.rounds for p in trials), default=0) * total
+    finished = sum(p.rounds if p.status != "running" else p.round for p in trials)
+    if work and seconds:
+        left = max(0, rounds - finished) * seconds / work
+        pace = sum(p.clients for p in trials) / seconds
+        parts += [f"rounds {finished}/{rounds}", f"{span(left)} left", f"{pace:.3g} clients/s"]
+    best = max((p for p in trials if p.best_val is not None), key=lambda p: p.best_val or 0.0, default=None)
+    if best is not None:
+        parts.append(f"best val {best.best_val:.1%} {best.trial}")
+    return " · ".join(parts)
+
+
+def span(seconds: float) -> str:
+    """Seconds as a person says them: "42 s", "3 min 10 s", "2 h 5 min"."""
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def watch_trials(
+    progress: Callable[[], list[Progress]],
+    wait: Callable[[float], bool],
+    line: Callable[[list[Progress]], str],
+    *,
+    seconds: float = 0.5,
+) -> None:
+    """Shows `line(progress())` every so often until `wait(seconds)` says that all is over."""
+    with StatusLine() as status:
+        while not wait(seconds):
+            trials = progress()
+            if trials:
+                status.show(line(trials))

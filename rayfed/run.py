@@ -1,0 +1,53 @@
+"""One simulation from the command line: `python -m rayfed.run [file.yaml …] [key=value …]`; --help tells the keys."""
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from rayfed.api import run
+from rayfed.config import Config
+from rayfed.errors import Diverged, HostLost, UsageError
+from rayfed.help import listing, usage
+from rayfed.sources import from_arguments, from_file
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 0 done, 1 it went wrong on the way, 2 it could not be started."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(arguments):
+        print(usage())
+        return 0
+    if "--list" in arguments:
+        print(listing())
+        return 0
+    try:
+        files = [argument for argument in arguments if "=" not in argument]
+        values = from_arguments([argument for argument in arguments if "=" in argument])
+        result = run(Config.read(*map(from_file, files), values), quiet=False)
+    except UsageError as error:
+        print(f"rayfed: {error}", file=sys.stderr)
+        return 2
+    except (Diverged, HostLost) as error:
+        print(f"rayfed: {error}", file=sys.stderr)
+        return 1
+    from rayfed.report import render
+
+    splits = set(result.metrics["split"])
+    split = next((name for name in ("test", "ood", "val") if name in splits), "train")
+    print(render(result.folder.parent, result.folder.name, split=split))
+    print(f"weights {result.weights_hash}")
+    return 0
+
+
+class _Callable(ModuleType):
+    """Importing this module hides the function `rayfed.run` behind its name, so the module can be called as well."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable
+
+if __name__ == "__main__":
+    sys.exit(main())

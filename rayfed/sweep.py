@@ -1,0 +1,233 @@
+"""A sweep over Ray Tune: `python -m rayfed.sweep space.yaml [key=value …]`; see `rayfed.space` for the file."""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayfed.capacity import bundles
+from rayfed.config import Config
+from rayfed.engine.server import Record
+from rayfed.errors import UsageError
+from rayfed.help import usage
+from rayfed.plan import Plan, make_plan, trial_name
+from rayfed.progress import many_trials, span, watch_trials
+from rayfed.report import plot, render
+from rayfed.results.read import read
+from rayfed.sources import from_arguments, from_file
+from rayfed.space import Space, read_space
+
+
+def sweep(space: Space, *, quiet: bool = False) -> int:
+    """Runs every trial of `space` and returns how many went wrong. Finished ones are skipped with resume=true.
+
+    Raises:
+        UsageError: a configuration that cannot work, or resources that do not exist; nothing was started.
+    """
+    trials = [(Config.read(values), values) for values in space.trials()]
+    configs = [config for config, _ in trials]
+    first = configs[0]
+    names = [trial_name(config) for config in configs]
+    if len(set(names)) < len(names):
+        raise UsageError(f"arms: two trials are the same configuration ({_repeated(names)}); each must differ")
+    if any((c.results, c.experiment) != (first.results, first.experiment) for c in configs):
+        raise UsageError("results and experiment: one for the whole sweep, not one for each arm")
+    _check_all(configs, space)
+    done = _done(first) if first.resume else set()
+    todo = [
+        {"trial": name, "values": values} for name, (_, values) in zip(names, trials, strict=True) if name not in done
+    ]
+    if not quiet:
+        print(_announce(space, len(names), len(done & set(names))), file=sys.stderr, flush=True)
+    return _tune(space, configs, todo, quiet) if todo else 0
+
+
+def _check_all(configs: Sequence[Config], space: Space) -> None:
+    """Plans each configuration once, with data loaded once for each way of dividing it."""
+    loaded: dict[str, Any] = {}
+    for config in configs[: len(configs) // len(space.seeds)]:
+        key = repr((config.data, config.partition))
+        plan = make_plan(config, population=loaded.get(key))
+        loaded[key] = plan.population
+        if space.search.scheduler == "asha" and not any(len(client.val) for client in plan.population.clients):
+            raise UsageError("search.scheduler=asha: compares validation accuracies, and partition.validation is 0")
+
+
+def _repeated(names: Sequence[str]) -> str:
+    return next(name for name in names if names.count(name) > 1)
+
+
+def _done(config: Config) -> set[str]:
+    if not (Path(config.results) / config.experiment / "trials").exists():
+        return set()
+    trials = read(config.results, config.experiment).trials
+    return set(trials.loc[trials["status"] == "done", "trial"])
+
+
+def _announce(space: Space, total: int, done: int) -> str:
+    counts: dict[str, int] = {}
+    for arm in space.arms:
+        name = str(arm[0].get("algorithm", {}).get("name", "fedavg"))
+        counts[name] = counts.get(name, 0) + len(arm)
+    budget = ", ".join(f"{name} {count}" for name, count in counts.items())
+    seeds = f"{len(space.seeds)} seed{'s' * (len(space.seeds) > 1)}"
+    skipped = f"; {done} are done already" if done else ""
+    return f"{total} trials: configurations {budget}; each with {seeds}{skipped}"
+
+
+def _tune(space: Space, configs: Sequence[Config], todo: list[dict[str, Any]], quiet: bool) -> int:
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    from ray import tune
+    from ray.tune.schedulers import ASHAScheduler
+
+    from rayfed import cluster
+
+    first = configs[0]
+    url = cluster.connect(first.placement, dashboard=True)
+    for config in configs:
+        cluster.connect(config.placement, dashboard=True)
+        cluster.carry_user_modules(config.algorithm)
+    if not quiet and url:
+        print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
+    home = (Path(first.results) / first.experiment).resolve()
+    recorder = cluster.remote_recorder(first.results, first.experiment)
+    scheduler = None
+    if space.search.scheduler == "asha":
+        scheduler = ASHAScheduler(
+            time_attr="round",
+            max_t=max(config.rounds for config in configs),
+            grace_period=space.search.grace_rounds,
+            reduction_factor=space.search.reduction_factor,
+        )
+    for name in ("ray.tune", "ray.train", "ray.air"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    tuner = tune.Tuner(
+        tune.with_resources(_trainable(recorder), _resources),
+        param_space={"job": tune.grid_search(todo)},
+        tune_config=tune.TuneConfig(
+            metric="val" if scheduler else None,
+            mode="max" if scheduler else None,
+            scheduler=scheduler,
+            max_concurrent_trials=space.search.max_concurrent,
+            trial_name_creator=lambda trial: trial.config["job"]["trial"],
+            trial_dirname_creator=lambda trial: trial.config["job"]["trial"],
+        ),
+        run_config=tune.RunConfig(name="tune", storage_path=str(home), verbose=0),
+    )
+    over, began = threading.Event(), time.monotonic()
+    watcher = threading.Thread(
+        target=watch_trials,
+        args=(
+            recorder.progress,
+            over.wait,
+            lambda trials: many_trials(trials, len(todo), time.monotonic() - began),
+        ),
+        daemon=True,
+    )
+    if not quiet:
+        watcher.start()
+    try:
+        tuner.fit()
+    finally:
+        over.set()
+        if not quiet:
+            watcher.join()
+        wrong = _close(recorder, todo)
+    if not quiet:
+        print(f"{len(todo)} trials in {span(time.monotonic() - began)}", file=sys.stderr, flush=True)
+    return wrong
+
+
+def _resources(config: Mapping[str, Any]) -> Any:
+    from ray import tune
+
+    return tune.PlacementGroupFactory(bundles(Config.read(config["job"]["values"]).placement), strategy="PACK")
+
+
+def _trainable(recorder: Any) -> Any:
+    actor = recorder.actor  # the function travels to each trial; of the recorder it needs this handle
+
+    def trial(config: Mapping[str, Any]) -> None:
+        import ray
+        from ray import tune
+
+        from rayfed.cluster import RemoteRecorder, run_placed
+
+        sink = RemoteRecorder(actor)
+        plan = make_plan(Config.read(config["job"]["values"]))
+
+        def report(record: Record) -> None:
+            scores = _headline(plan, record)
+            if scores:
+                tune.report({"round": record.round, **scores})
+
+        saved = sink.saved(plan.trial) if plan.config.resume else None
+        run_placed(plan, sink, ray.util.get_current_placement_group(), saved, report)
+
+    return trial
+
+
+def _headline(plan: Plan, record: Record) -> dict[str, float]:
+    """Mean accuracy over clients at the scored point, of each split that was evaluated."""
+    found: dict[str, list[float]] = {}
+    for s in record.scores:
+        if s.metric == "accuracy" and s.point == plan.evaluation.points[0]:
+            found.setdefault(s.split, []).append(s.value)
+    return {split: sum(values) / len(values) for split, values in found.items()}
+
+
+def _close(recorder: Any, todo: Sequence[Mapping[str, Any]]) -> int:
+    """Settles the trials that ended without a word (stopped by the scheduler, or lost); returns how many went wrong."""
+    known = {progress.trial: progress for progress in recorder.progress()}
+    wrong = 0
+    for job in todo:
+        progress = known.get(job["trial"])
+        if progress is None:
+            config = Config.read(job["values"])
+            values = config.tree() | {"seed": config.seed, "status": "failed", "error": "did not start"}
+            recorder.end(job["trial"], values)
+            wrong += 1
+        elif progress.status == "running":
+            recorder.end(job["trial"], {"status": "stopped"})
+        wrong += progress is not None and progress.status in ("failed", "diverged")
+    return wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 0 done, 1 some trials went wrong, 2 it could not be started."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(arguments) or not arguments:
+        print(usage())
+        return 0 if arguments else 2
+    try:
+        files = [argument for argument in arguments if "=" not in argument]
+        if len(files) != 1:
+            raise UsageError(f"expected one space file, such as tune_spaces/adcol.yaml, got {len(files)}")
+        space = read_space(from_file(files[0]), from_arguments([a for a in arguments if "=" in a]))
+        wrong = sweep(space)
+        config = Config.read(next(space.trials()))
+        print(_shown(config))
+    except UsageError as error:
+        print(f"rayfed: {error}", file=sys.stderr)
+        return 2
+    return 1 if wrong else 0
+
+
+def _shown(config: Config) -> str:
+    """The report on the sweep, and a plot of it beside the tables."""
+    text = render(config.results, config.experiment)
+    tables = read(config.results, config.experiment)
+    if not (tables.trials["status"] == "done").any():
+        return text
+    picture = Path(config.results) / config.experiment / "curves.png"
+    plot(tables, picture)
+    return f"{text}\nPlot: {picture}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Runs one planned trial to its end, wherever it is placed, and tells a recorder all along."""
+
+import io
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from rayfed.engine import checkpoint
+from rayfed.engine.fleet import Fleet
+from rayfed.engine.seeds import torch_state_kept
+from rayfed.engine.server import Record, Server
+from rayfed.errors import Diverged
+from rayfed.plan import Plan
+
+
+class Sink(Protocol):
+    """What a trial needs of a recorder, be it called directly or in another process."""
+
+    def begin(self, trial: str, values: Any, rounds: int, keep_through_round: int | None) -> None: ...
+    def record(self, trial: str, record: Record) -> None: ...
+    def checkpoint(self, trial: str, content: bytes) -> None: ...
+    def end(self, trial: str, values: Any) -> None: ...
+
+
+def run_trial(
+    plan: Plan,
+    sink: Sink,
+    make_fleet: Callable[[], Fleet],
+    device: str | torch.device,
+    *,
+    saved: bytes | None = None,
+    report: Callable[[Record], None] = lambda record: None,
+) -> tuple[str, dict[str, Any]]:
+    """Runs `plan` from the start, or from the checkpoint `saved`; returns (hash of all final state, final state).
+
+    The final state has `server` and `clients`, both on the CPU.
+
+    Raises:
+        Diverged: after it was recorded, as is anything else that goes wrong.
+    """
+    every, fleet = plan.config.checkpoint.every, None
+    try:
+        with torch_state_kept():
+            fleet = make_fleet()
+            server = Server(plan.blueprint, plan.population, fleet, plan.evaluation, device)
+            if saved is not None:
+                checkpoint.load(server, io.BytesIO(saved), f"checkpoint of {plan.trial}")
+            sink.begin(plan.trial, plan.values(), plan.config.rounds, server.round if saved is not None else None)
+            for record in server.run():
+                sink.record(plan.trial, record)
+                if every and server.round and (server.round % every == 0 or server.round >= plan.config.rounds):
+                    sink.checkpoint(plan.trial, checkpoint.dump(server))
+                report(record)
+            digest = server.fingerprint()
+            sink.end(plan.trial, {"status": "done", "weights_hash": digest})
+            state = checkpoint.state(server)
+    except BaseException as error:
+        status = "diverged" if isinstance(error, Diverged) else "failed"
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        shown = text[0] if isinstance(error, Diverged) else f"{type(error).__name__}: {text[-1]}"
+        trace = "".join(traceback.format_exception(error))
+        sink.end(plan.trial, {**plan.values(), "status": status, "error": shown, "traceback": trace})
+        raise
+    finally:
+        if fleet is not None:
+            fleet.close()
+    return digest, state
