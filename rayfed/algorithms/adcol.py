@@ -105,7 +105,7 @@ class Adcol(FedAvg):
         kept, up = super().finish(ctx, work, client, down, data)
         if self.fixed_size and ctx.trip == 1:
             return kept, up
-        count = math.ceil(self.sampling * len(data.train) - 1e-9)  # 0.7·10 is a little more than 7 in floating point
+        count = math.ceil(self.sampling * len(data.train) - 1e-9)  # 0.28·25 is a little more than 7 in floating point
         rows = None if self.sampling == 1 else torch.randperm(len(data.train))[:count]
         return kept, up | {"representations": represent(ctx, work["weights"], data.train, rows).flatten(1)}
 

@@ -237,7 +237,7 @@ def test_sampling_sends_a_fresh_share_without_repetition():
         blueprint(Recording(hidden=[4], mu=0.0), population, optimizer=still, model=net(False), rounds=1), population
     )
     first, second, everything = (s.state["sent0"] for s in (server, again, whole))
-    assert len(first) == 21  # 0.7·30 is 21, although 0.7 * 30 is 20.999… and 0.7 * 10 is 7.000…1
+    assert len(first) == 21
     assert records[0].bytes_up == {"representations": 4 * 21 * 8}
 
     def rows(vectors):
@@ -247,9 +247,11 @@ def test_sampling_sends_a_fresh_share_without_repetition():
     assert set(rows(first)) != set(rows(second))
 
 
-@pytest.mark.parametrize(("share", "count"), [(0.7, 7), (0.2, 2), (0.25, 3), (1.0, 10), (0.01, 1)])
-def test_sampled_sizes_round_up(share, count):
-    population = blobs(1, sizes=(10,))
+@pytest.mark.parametrize(
+    ("share", "size", "count"), [(0.7, 10, 7), (0.25, 10, 3), (1.0, 10, 10), (0.01, 10, 1), (0.28, 25, 7)]
+)
+def test_sampled_sizes_round_up(share, size, count):
+    population = blobs(1, sizes=(size,))
     server, _ = simulate(blueprint(Recording(hidden=[4], sampling=share), population, rounds=1), population)
     assert len(server.state["sent0"]) == count
 
