@@ -142,6 +142,9 @@ def run_on_ray(
         server = made.options(**options).remote()
         call = server.run.remote(plan, recorder.actor, group, saved)
         watch(recorder.progress, lambda wait: bool(ray.wait([call], timeout=wait)[0]))
-        return ray.get(call)
+        try:
+            return ray.get(call)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error
     finally:
         remove_placement_group(group)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfed.capacity import bundles
+from rayfed.capacity import bundles, check_fits, cluster_is_running, this_machine
 from rayfed.config import Config
 from rayfed.engine.server import Record
 from rayfed.errors import UsageError
@@ -31,6 +31,8 @@ def sweep(space: Space, *, quiet: bool = False) -> int:
     trials = [(Config.read(values), values) for values in space.trials()]
     configs = [config for config, _ in trials]
     first = configs[0]
+    for config in configs if not cluster_is_running() else ():
+        check_fits(config.placement, this_machine())
     names = [trial_name(config) for config in configs]
     if len(set(names)) < len(names):
         raise UsageError(f"arms: two trials are the same configuration ({_repeated(names)}); each must differ")
@@ -105,7 +107,7 @@ def _tune(space: Space, configs: Sequence[Config], todo: list[dict[str, Any]], q
             reduction_factor=space.search.reduction_factor,
         )
     for name in ("ray.tune", "ray.train", "ray.air"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
     tuner = tune.Tuner(
         tune.with_resources(_trainable(recorder), _resources),
         param_space={"job": tune.grid_search(todo)},

@@ -171,6 +171,8 @@ class RayFleet:
     def _get(self, calls: list[Any]) -> list[Any]:
         try:
             return ray.get(calls)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error  # what the host raised, with its traceback there
         except ray.exceptions.RayActorError as error:
             raise HostLost(f"a host died: {str(error).splitlines()[0]}") from error
 
