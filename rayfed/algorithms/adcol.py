@@ -59,8 +59,6 @@ class Adcol(FedAvg):
         return 2 if self.fixed_size else 1
 
     def check(self, setting: Setting) -> None:
-        if not setting.task.feature_shape:
-            raise UsageError("algorithm.name=adcol: needs representations, and the model has no split into features")
         if self.fixed_size and setting.cohort < 2:
             raise UsageError("algorithm.fixed_size=true: needs two parties or more in a round to tell apart, got 1")
 

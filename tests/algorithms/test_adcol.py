@@ -373,6 +373,3 @@ def test_refusals():
     population = blobs()
     with pytest.raises(UsageError, match=r"^algorithm.fixed_size=true: needs two parties or more in a round"):
         blueprint(small(fixed_size=True), population, cohort=1).check(population)
-    model = nn.Sequential(nn.Linear(6, 3))
-    with pytest.raises(UsageError, match=r"^algorithm.name=adcol: needs representations, and the model has no split"):
-        blueprint(small(), population, model=model).check(population)

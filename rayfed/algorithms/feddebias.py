@@ -1,0 +1,161 @@
+"""FedDebias: Guo, Tang and Lin 2022, "FedDebias: Reducing the Local Learning Bias Improves Federated Learning on
+Heterogeneous Data", Eq. 2, 3, 5, Alg. 1 and 2.
+
+Beside its own data every client sees pseudo-data D_p, alike everywhere. φ is the extractor, ω the classifier, θ a
+projection P that serves the contrast alone, φ_g the extractor as received.
+
+    s⁺ = cos(Pφ(x_p), Pφ_g(x_p)),  s⁻ = cos(Pφ(x_p), Pφ(x)),  L_con = softplus(τ2 s⁻ − τ1 s⁺)
+    client, each step:  θ ← θ + η ∇L_con,  then
+                        (φ, ω) ← (φ, ω) − η ∇[CE(x, y) + λ CE(x_p, 1/C) + μ L_con]
+    server:             means of φ, ω, θ, weighted by n_i
+
+Eq. 5 divides by τ; but the ablations with τ2 = 0 want it multiplied, as above (`tau_mode`). Its negative is printed as
+φ(x_p) with itself; text and Eq. 6 mean φ(x_p) with φ(x). Pairs are formed by index: x_j with x_p of row j mod |D_p|.
+λ CE is over all of D_p. x_p goes through the network apart from x and, like it, in training mode: in φ and in φ_g, so
+that both normalise alike and s⁺ = 1 before the first step. Only x moves the running statistics of batch norm.
+
+How D_p travels (random sample means, RSM): for each mean the server draws the client that makes it. In the setup all
+clients send theirs. With `transfer=once` they then get D_p, and keep it; with `each_round` D_p goes down with the
+model, and the round's clients send with their models the means of which the next round's D_p is made.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
+from rayfed.algorithms.discriminator import mlp
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.pseudo_data import draw_owners, sample_means
+from rayfed.errors import UsageError
+from rayfed.network import gradients
+from rayfed.options import option
+from rayfed.task import Batch, Output, Task
+from rayfed.tree import Weights, only
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDebias(FedAvg):
+    name: ClassVar[str] = "feddebias"
+    source: ClassVar[str] = "Guo, Tang and Lin 2022, Alg. 1 and 2"
+    averaged: ClassVar[tuple[str, ...]] = ("weights", "projector")
+
+    lam: float = option(1.0, low=0, help="λ, weight of the uniform labels on pseudo-data; 0: component 2 alone")
+    mu: float = option(0.5, low=0, help="μ, weight of the contrast; 0: component 1 alone, without a projector")
+    tau1: float = option(2.0, low=0, help="τ1, of local and global features of pseudo-data")
+    tau2: float = option(2.0, low=0, help="τ2, of pseudo-data and local data")
+    tau_mode: str = option("multiply", choices=("multiply", "divide"), help="what τ does to a similarity")
+    max_step: bool = option(True, help="train the projector against the model; false: it stays as it was drawn")
+    projector: bool = option(True, help="false: compare the features themselves, without a max step")
+    widths: list[int] = option([256, 256, 128], low=1, help="widths of the projector's layers, the output last")
+    pseudo: str = option("rsm", choices=("rsm",), help="what pseudo-data is made of: means of clients' images")
+    pseudo_samples: int | None = option(None, low=1, help="|D_p|; null: the batch size")
+    rsm_images: int = option(10, low=1, help="images in a mean")
+    transfer: str = option("each_round", choices=("each_round", "once"), help="how often clients get pseudo-data")
+
+    @property
+    def setup_exchanges(self) -> int:
+        return 0 if not (self.lam or self.mu) else 2 if self.transfer == "once" else 1
+
+    @property
+    def projects(self) -> bool:
+        return bool(self.mu) and self.projector
+
+    def check(self, setting: Setting) -> None:
+        for key in ("tau1", "tau2"):
+            if self.tau_mode == "divide" and not getattr(self, key):
+                raise UsageError(f"algorithm.{key}=0: cannot be divided by; use algorithm.tau_mode=multiply")
+
+    def modules(self, task: Task) -> dict[str, nn.Module]:
+        return {"projector": mlp([math.prod(task.feature_shape), *self.widths])} if self.projects else {}
+
+    def init(self, ctx: Context) -> State:
+        drawn = {"projector": ctx.task.modules["projector"].initial()} if self.projects else {}
+        return super().init(ctx) | drawn
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        asked = {"owners": draw_owners(ctx.cohort, self.pseudo_samples or ctx.batch_size)}
+        if ctx.stage == "setup":
+            return asked if ctx.trip == 0 else {"pseudo": server["pseudo"]}
+        down = only(server, self.averaged)
+        if "pseudo" in server and self.transfer == "each_round":
+            down |= asked | {"pseudo": server["pseudo"]}
+        return down
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        return () if ctx.stage == "setup" else super().phases(ctx)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        if ctx.stage == "setup":
+            return {}
+        work = super().start(ctx, client, down)
+        if self.lam or self.mu:
+            work["pseudo"] = down["pseudo"] if "pseudo" in down else client["pseudo"]
+        if self.mu:
+            with torch.no_grad():
+                work["received"] = ctx.task.forward(work["weights"], work["pseudo"]).features
+        if self.projects:
+            work |= {"projector": down["projector"], "ascent": ctx.optimizer.init(down["projector"])}
+        return work
+
+    def contrast(self, ctx: Context, theta: Weights, local: Tensor, received: Tensor, own: Tensor) -> Tensor:
+        """L_con of features: φ(x_p) and φ_g(x_p), both [|D_p|, ...], and φ(x) [batch, ...]."""
+        pairs = torch.arange(len(own), device=own.device) % len(local)
+        parts = [part.flatten(1) for part in (local[pairs], received[pairs], own)]
+        if self.projector:
+            parts = [ctx.task.modules["projector"](theta, part)[0] for part in parts]
+        positive, negative = F.cosine_similarity(parts[0], parts[1]), F.cosine_similarity(parts[0], parts[2])
+        if self.tau_mode == "divide":
+            return F.softplus(negative / self.tau2 - positive / self.tau1).mean()
+        return F.softplus(self.tau2 * negative - self.tau1 * positive).mean()
+
+    def ascend(self, ctx: Context, work: State, batch: Batch) -> None:
+        """The max step, on `work["projector"]` in place."""
+        with torch.no_grad():
+            local, own = (ctx.task.forward(work["weights"], x).features for x in (work["pseudo"], batch.x))
+
+        def negated(theta: Weights) -> tuple[Tensor, Weights]:
+            return -self.contrast(ctx, theta, local, work["received"], own), {}
+
+        grads, _, _ = gradients(negated, work["projector"])
+        ctx.optimizer.update_(work["projector"], grads, work["ascent"])
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        if self.projects and self.max_step:
+            self.ascend(ctx, work, batch)
+        return super().step(ctx, work, down, batch)
+
+    def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
+        loss, output = super().loss(ctx, weights, work, down, batch)
+        if not (self.lam or self.mu):
+            return loss, output
+        pseudo = ctx.task.forward(weights, work["pseudo"])  # its buffers are dropped
+        if self.lam:
+            labels = torch.full_like(pseudo.logits, 1 / pseudo.logits.shape[1])
+            loss = loss + self.lam * F.cross_entropy(pseudo.logits, labels)
+        if self.mu:
+            theta = work.get("projector", {})
+            loss = loss + self.mu * self.contrast(ctx, theta, pseudo.features, work["received"], output.features)
+        return loss, output
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        up: State
+        if ctx.stage == "setup":
+            kept, up = client | only(down, ("pseudo",)), {}
+        else:
+            kept, up = super().finish(ctx, work, client, down, data)
+            if self.projects and self.max_step:
+                up["projector"] = work["projector"]
+        if "owners" in down and (count := int((down["owners"] == ctx.client).sum())):
+            up["means"] = sample_means(data.train, count, self.rsm_images)
+        return kept, up
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        means = [reply.up["means"] for reply in replies.each if "means" in reply.up]
+        fresh = {"pseudo": torch.cat(means).to(ctx.task.device)} if means else {}
+        return server | only(replies.mean, self.averaged) | fresh

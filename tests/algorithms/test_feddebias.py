@@ -1,0 +1,345 @@
+"""FedDebias: both steps by hand, its limits, and the way of the pseudo-data."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support import blobs, blueprint, net, simulate
+from torch import nn
+
+from rayfed.algorithm import Phase
+from rayfed.algorithms.discriminator import mlp
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.feddebias import FedDebias
+from rayfed.algorithms.pseudo_data import draw_owners, sample_means
+from rayfed.data.population import Client, Examples, Population
+from rayfed.engine.resident import Normalise, Part
+from rayfed.engine.training import Job, _rows, train
+from rayfed.errors import UsageError
+from rayfed.optim import SGD
+from rayfed.tree import clone, nbytes
+
+PHASE = Phase("train", steps=2)
+
+
+def small(**options):
+    return FedDebias(**({"widths": [7, 5]} | options))
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+class Workbench:
+    """One client of `blobs` about to train in a round, with pseudo-data of `samples` rows."""
+
+    def __init__(self, algorithm, samples=5, model=None, clients=1, **plan):
+        population = blobs()
+        self.algorithm = algorithm
+        plan = blueprint(algorithm, population, model=model or net(), **plan)
+        self.ctx = plan.context(population, "cpu").at(client=0, cohort=(0, 1, 2, 3), round=1)
+        torch.manual_seed(1)
+        server = algorithm.init(self.ctx) | {"pseudo": torch.randn(samples, 6)}
+        self.down = algorithm.broadcast(self.ctx, server)
+        normalise = Normalise(population, torch.device("cpu"), channels_last=False)
+        self.jobs = []
+        for i in range(clients):
+            ctx = self.ctx.at(client=i)
+            work = algorithm.start(ctx, algorithm.join(ctx), self.down)
+            self.jobs.append(Job(i, Part(population.clients[i].train, torch.device("cpu"), normalise), work, ctx))
+        self.batch = self.jobs[0].part.take(torch.arange(5))
+
+    @property
+    def work(self):
+        return clone(self.jobs[0].work)
+
+    def train(self):
+        return train(self.algorithm, self.jobs, self.down, [PHASE], seed=0, drop_last=True)
+
+
+def contrast(theta, local, received, own, tau1=2.0, tau2=2.0, divide=False):
+    """Eq. 5 as it is printed, one pair after the other, with the negative that its text means."""
+    losses = []
+    for j in range(len(own)):
+        a, b, c = theta(local[j % len(local)]), theta(received[j % len(local)]), theta(own[j])
+        plus, minus = (torch.dot(a, o) / (a.norm() * o.norm()) for o in (b, c))
+        plus, minus = (plus / tau1, minus / tau2) if divide else (plus * tau1, minus * tau2)
+        losses.append(-torch.log(plus.exp() / (plus.exp() + minus.exp())))
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("mode", ["multiply", "divide"])
+@pytest.mark.parametrize("samples", [3, 5, 9])
+def test_contrast_is_its_literal_form(mode, samples):
+    bench = Workbench(small(tau1=1.5, tau2=0.7, tau_mode=mode), samples)
+    theta = mlp([8, 7, 5])
+    theta.load_state_dict(bench.down["projector"])
+    torch.manual_seed(0)
+    local, received, own = torch.randn(samples, 8), torch.randn(samples, 8), torch.randn(5, 8)
+    found = bench.algorithm.contrast(bench.ctx, bench.down["projector"], local, received, own)
+    literal = contrast(theta, local, received, own, 1.5, 0.7, divide=mode == "divide")
+    assert found.item() == pytest.approx(literal.item(), rel=1e-5)
+
+
+def test_contrast_of_ones_and_of_no_second_temperature():
+    torch.manual_seed(0)
+    features, other = torch.randn(5, 8), torch.randn(5, 8)
+    without = Workbench(small(projector=False, tau1=2.0, tau2=0.0)).algorithm
+    ctx = Workbench(without).ctx
+    value = without.contrast(ctx, {}, features, features, other)  # s⁺ = 1, and s⁻ no longer matters
+    assert value.item() == pytest.approx(np.log1p(np.exp(-2)), rel=1e-6)
+    both = small(projector=False)
+    assert both.contrast(ctx, {}, features, features, features).item() == pytest.approx(np.log(2), rel=1e-6)
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+@pytest.mark.parametrize("samples", [3, 5, 9])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("width", [1, 2])
+def test_two_steps_by_hand(batch_norm, samples, momentum, width):
+    lam, mu = 0.3, 0.8
+    sgd = SGD(lr=0.1, momentum=momentum)
+    bench = Workbench(small(lam=lam, mu=mu), samples, net(batch_norm), width, optimizer=sgd)
+    sent = clone(bench.down)
+    done = bench.train()
+    assert equal(sent["weights"], bench.down["weights"])
+    assert equal(sent["projector"], bench.down["projector"])
+    for job, trained in zip(bench.jobs, done, strict=True):
+        model, received, theta = net(batch_norm), net(batch_norm), mlp([8, 7, 5])
+        theta.load_state_dict(bench.down["projector"])
+        descent = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        ascent = torch.optim.SGD(theta.parameters(), lr=0.1, momentum=momentum, maximize=True)
+        x_p = bench.down["pseudo"]
+        for rows in _rows(job, PHASE, 0, 0, True):
+            batch = job.part.take(rows)
+            spare = copy.deepcopy(model)  # its running statistics may move
+            anchors = received.features(x_p).detach()
+            ascent.zero_grad()
+            contrast(theta, spare.features(x_p).detach(), anchors, spare.features(batch.x).detach()).backward()
+            ascent.step()
+            descent.zero_grad()
+            features = model.features(batch.x)
+            statistics = {name: value.clone() for name, value in model.named_buffers()}
+            pseudo = model.features(x_p)
+            uniform = -model.head(pseudo).log_softmax(1).mean(1).mean()
+            loss = F.cross_entropy(model.head(features), batch.y) + lam * uniform
+            (loss + mu * contrast(theta, pseudo, anchors, features)).backward()
+            descent.step()
+            model.load_state_dict(statistics, strict=False)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(trained.work["weights"][name], value, msg=name, rtol=1e-4, atol=1e-6)
+        for name, value in theta.state_dict().items():
+            torch.testing.assert_close(trained.work["projector"][name], value, msg=name, rtol=1e-4, atol=1e-6)
+
+
+def test_max_step_raises_the_contrast_and_moves_the_projector_alone():
+    bench = Workbench(small(), optimizer=SGD(lr=0.01))
+    work = bench.work
+    with torch.no_grad():  # away from the start, where φ and φ_g agree
+        for name, value in work["weights"].items():
+            if value.is_floating_point() and "running" not in name:
+                value.add_(0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name))))
+    before = clone(work)
+
+    def value():
+        forward = bench.ctx.task.forward
+        local, own = (forward(work["weights"], x).features for x in (work["pseudo"], bench.batch.x))
+        return bench.algorithm.contrast(bench.ctx, work["projector"], local, work["received"], own).item()
+
+    low = value()
+    for _ in range(3):
+        bench.algorithm.ascend(bench.ctx, work, bench.batch)
+        low, high = value(), low
+        assert low > high
+    assert equal(work["weights"], before["weights"])
+    assert torch.equal(work["received"], before["received"])
+    assert not any(torch.equal(work["projector"][name], before["projector"][name]) for name in work["projector"])
+
+
+def test_min_step_leaves_the_projector_alone():
+    bench = Workbench(small(max_step=False))
+    work, before = bench.work, bench.work
+    work, _ = bench.algorithm.step(bench.ctx, work, bench.down, bench.batch)
+    assert equal(work["projector"], before["projector"])
+    assert not torch.equal(work["weights"]["body.0.weight"], before["weights"]["body.0.weight"])
+
+    bench = Workbench(small())
+    stepped, _ = bench.algorithm.step(bench.ctx, bench.work, bench.down, bench.batch)
+    ascended = bench.work
+    bench.algorithm.ascend(bench.ctx, ascended, bench.batch)
+    assert equal(stepped["projector"], ascended["projector"])  # all of its movement is the max step's
+
+
+def test_received_extractor_gets_no_gradient():
+    bench = Workbench(small())
+    assert not bench.jobs[0].work["received"].requires_grad
+    bench.train()
+    assert not any(value.requires_grad for value in bench.down["weights"].values())
+    # before the first step φ = φ_g, and s⁺ = 1 holds with batch norm too: both see their own batch's statistics
+    local = bench.ctx.task.forward(bench.down["weights"], bench.down["pseudo"]).features
+    assert torch.equal(local, bench.jobs[0].work["received"])
+
+
+def test_local_batch_norm_belongs_to_the_received_extractor():
+    bench = Workbench(small(), batch_norm="local")
+    own = {name: value + 1 for name, value in net().state_dict().items() if name.startswith("body.1.")}
+    work = bench.algorithm.start(bench.ctx, {"weights": own}, bench.down)
+    assert torch.equal(work["weights"]["body.1.weight"], own["body.1.weight"])
+    assert torch.equal(work["received"], bench.ctx.task.forward(work["weights"], work["pseudo"]).features)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("transfer", ["once", "each_round"])
+def test_without_both_components_it_is_fedavg(transfer, width):
+    population = blobs()
+    sgd = SGD(lr=0.05, momentum=0.9)
+    ours, theirs = (
+        simulate(blueprint(algorithm, population, optimizer=sgd, width=width), population)
+        for algorithm in (small(lam=0.0, mu=0.0, transfer=transfer), FedAvg())
+    )
+    assert ours[0].fingerprint() == theirs[0].fingerprint()
+    assert [r.bytes_up for r in ours[1]] == [r.bytes_up for r in theirs[1]]
+    assert [r.bytes_down for r in ours[1]] == [r.bytes_down for r in theirs[1]]
+
+
+def test_each_component_alone():
+    population = blobs()
+    first, _ = simulate(blueprint(small(mu=0.0), population), population)
+    second, _ = simulate(blueprint(small(lam=0.0), population), population)
+    both, _ = simulate(blueprint(small(), population), population)
+    assert "projector" not in first.state
+    weights = [server.state["weights"]["fc.weight"] for server in (first, second, both)]
+    assert not any(torch.equal(a, b) for a, b in ((weights[0], weights[1]), (weights[1], weights[2])))
+
+    def entropy(server):  # of the prediction on pseudo-data
+        log_p = server.ctx.task.predict(server.state["weights"], both.state["pseudo"]).log_softmax(1)
+        return -(log_p.exp() * log_p).sum(1).mean().item()
+
+    strong, _ = simulate(blueprint(small(mu=0.0, lam=3.0), population, rounds=5), population)
+    plain, _ = simulate(blueprint(FedAvg(), population, rounds=5), population)
+    assert entropy(strong) > entropy(plain)
+
+
+def test_ablations_send_no_more_than_they_need():
+    population = blobs()
+    full, records = simulate(blueprint(small(), population), population)
+    theta = nbytes(full.state["projector"])
+    assert records[-1].bytes_up["projector"] == records[-1].bytes_down["projector"] == 4 * theta
+
+    still, records = simulate(blueprint(small(max_step=False), population), population)
+    again, _ = simulate(blueprint(small(max_step=False), population, rounds=1), population)
+    assert equal(still.state["projector"], again.state["projector"])  # as it was drawn
+    assert not equal(still.state["projector"], full.state["projector"])
+    assert "projector" not in records[-1].bytes_up
+
+    bare, records = simulate(blueprint(small(projector=False), population), population)
+    assert "projector" not in bare.state
+    assert "projector" not in records[-1].bytes_down
+    assert not torch.equal(bare.state["weights"]["fc.weight"], still.state["weights"]["fc.weight"])
+
+
+def test_projector_is_averaged_by_examples():
+    population = blobs(2, sizes=(10, 30))
+    plan = blueprint(small(), population, rounds=1)
+    server, _ = simulate(plan, population)
+    kept = {}
+
+    class Spy(FedDebias):
+        def finish(self, ctx, work, client, down, data):
+            kept[ctx.client] = work.get("projector")
+            return super().finish(ctx, work, client, down, data)
+
+    simulate(blueprint(Spy(widths=[7, 5]), population, rounds=1), population)
+    for name, value in server.state["projector"].items():
+        torch.testing.assert_close(value, 0.25 * kept[0][name] + 0.75 * kept[1][name])
+
+
+# Pseudo-data
+
+
+def test_means_are_of_so_many_normalised_images_of_one_client():
+    images = np.arange(12, dtype=np.uint8).reshape(12, 1, 1, 1) * 20
+    examples = Examples(images, np.zeros(12, np.int64))
+    population = Population("p", (Client(0, "d", examples, examples, examples),), 2, (1, 1, 1), (0.5,), (0.25,))
+    part = Part(examples, torch.device("cpu"), Normalise(population, torch.device("cpu"), channels_last=True))
+    torch.manual_seed(0)
+    means = sample_means(part, 3, 10)
+    torch.manual_seed(0)
+    for mean in means:
+        rows = torch.randperm(12)[:10]
+        by_hand = ((rows * 20.0 / 255 - 0.5) / 0.25).mean()
+        assert mean.shape == (1, 1, 1)
+        assert mean.item() == pytest.approx(by_hand.item(), abs=1e-5)
+    assert len({round(mean.item(), 5) for mean in means}) == 3
+    everything = sample_means(part, 2, 50)  # fewer images than a mean wants: all of them
+    assert everything[0].item() == pytest.approx(everything[1].item(), abs=1e-5)
+
+
+def test_owners_are_uniform_over_the_cohort():
+    torch.manual_seed(0)
+    owners = draw_owners((1, 4, 7), 3000)
+    counts = [(owners == i).sum().item() for i in (1, 4, 7)]
+    assert sum(counts) == 3000
+    assert max(abs(count - 1000) for count in counts) < 4 * np.sqrt(3000 * 2 / 9)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_each_round_brings_new_pseudo_data(width):
+    population = blobs()
+    plan = blueprint(small(pseudo_samples=6), population, rounds=3, cohort=2 if width == 1 else 4, width=width)
+    server, records = simulate(plan, population)
+    assert [record.stage for record in records] == ["setup", "round", "round", "round"]
+    size, owners = 6 * 6 * 4, 6 * 4
+    assert records[0].bytes_down == {"owners": 4 * owners}
+    assert records[0].bytes_up == {"means": size}
+    for record in records[1:]:
+        assert record.bytes_up["means"] == size
+        assert record.bytes_down["pseudo"] == record.cohort * size
+        assert record.bytes_down["owners"] == record.cohort * owners
+    one, _ = simulate(blueprint(plan.algorithm, population, rounds=2, cohort=plan.cohort, width=width), population)
+    assert server.state["pseudo"].shape == one.state["pseudo"].shape == (6, 6)
+    assert not torch.equal(server.state["pseudo"], one.state["pseudo"])
+    assert "pseudo" not in server.fleet.host.states[0]
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_transfer_once(width):
+    population = blobs()
+    plan = blueprint(small(transfer="once"), population, rounds=3, cohort=2 if width == 1 else 4, width=width)
+    server, records = simulate(plan, population)
+    size = 5 * 6 * 4  # as many as there are examples in a batch
+    assert records[0].stage == "setup"
+    assert records[0].bytes_up == {"means": size}
+    assert records[0].bytes_down == {"owners": 4 * 5 * 4, "pseudo": 4 * size}
+    for record in records[1:]:
+        assert set(record.bytes_up) == set(record.bytes_down) == {"weights", "projector"}
+    for client in range(4):
+        assert torch.equal(server.fleet.host.states[client]["pseudo"], server.state["pseudo"])
+
+
+def test_looped_and_vmapped_agree():
+    population = blobs()
+    one, other = (simulate(blueprint(small(), population, width=width), population)[0] for width in (1, 4))
+    assert torch.equal(one.state["pseudo"], other.state["pseudo"])
+    for name, value in one.state["weights"].items():
+        torch.testing.assert_close(value, other.state["weights"][name], rtol=1e-4, atol=1e-5)
+    for name, value in one.state["projector"].items():
+        torch.testing.assert_close(value, other.state["projector"][name], rtol=1e-4, atol=1e-5)
+
+
+def test_projector_of_the_paper():
+    population = blobs()
+    task = blueprint(FedDebias(), population).context(population, "cpu").task
+    layers = [layer for layer in task.modules["projector"].module if isinstance(layer, nn.Linear)]
+    assert [layer.out_features for layer in layers] == [256, 256, 128]
+    # the digest's count, with d = 128 features
+    assert sum(p.numel() for p in mlp([128, *FedDebias().widths]).parameters()) == 131_712
+
+
+def test_refusals():
+    population = blobs()
+    blueprint(small(tau2=0.0), population).check(population)
+    with pytest.raises(UsageError, match=r"^algorithm.tau2=0: cannot be divided by"):
+        blueprint(small(tau_mode="divide", tau2=0.0), population).check(population)
