@@ -1,0 +1,399 @@
+"""DBE: its setup, one step by hand, what is sent and kept, and the bases that it wraps."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import blobs, blueprint, net, simulate
+from torch import nn
+
+from rayfed.algorithm import Algorithm, ClientData
+from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.ditto import Ditto
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedprox import FedProx
+from rayfed.algorithms.fedrep import FedRep
+from rayfed.algorithms.moon import Moon
+from rayfed.algorithms.scaffold import Scaffold
+from rayfed.algorithms.two_levels import BIAS, CONSENSUS, MEAN
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.server import Evaluation, Server
+from rayfed.engine.training import Job, _rows
+from rayfed.errors import UsageError
+from rayfed.optim import SGD, Adam
+from rayfed.options import build
+from rayfed.task import Batch, Output
+from rayfed.tree import clone
+
+LR = 0.05
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def stepwise(algorithm, population=None, **changes):
+    """The server, and its rounds one after the other."""
+    population = population or blobs()
+    plan = blueprint(algorithm, population, **changes)
+    plan.check(population)
+    server = Server(plan, population, LocalFleet(plan, population), Evaluation(points=(algorithm.scored,)))
+    return server, server.run()
+
+
+def weights_by_client(server):
+    return {i: state["weights"] for i, state in server.fleet.host.states.items()}
+
+
+def batch(seed=0, n=5):
+    draw = torch.Generator().manual_seed(seed)
+    return Batch(torch.randn(n, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw))
+
+
+def client_at_work(algorithm, *, bias=0.3, consensus=0.2, **changes):
+    """(context, client, down, work) of a client in round 1 whose bias and consensus are constants."""
+    population = blobs()
+    plan = blueprint(algorithm, population, **({"optimizer": SGD(lr=LR)} | changes))
+    ctx = plan.context(population, "cpu").at(stage="round", round=1, client=0, examples=20)
+    client = algorithm.join(ctx)
+    values = {BIAS: bias, CONSENSUS: consensus}
+    filled = {name: torch.full_like(value, values.get(name, 9.0)) for name, value in client["weights"].items()}
+    client = client | {"weights": filled}
+    down = algorithm.broadcast(ctx, algorithm.init(ctx))
+    return ctx, client, down, clone(algorithm.start(ctx, client, down))
+
+
+def by_hand(bias, consensus, mean, data, *, kappa, mu, model=None):
+    """(gradients by name, the bias's, the next running mean, features) with plain autograd on the original model."""
+    model = copy.deepcopy(model or net(batch_norm=False)).train()
+    z_p = torch.full((8,), bias, requires_grad=True)
+    features = model.features(data.x)
+    m = (1 - mu) * mean + mu * features.mean(0)
+    loss = F.cross_entropy(model.head(features + z_p), data.y) + kappa * 0.5 * F.mse_loss(
+        m, torch.full((8,), consensus)
+    )
+    named = dict(model.named_parameters())
+    *grads, bias_grad = torch.autograd.grad(loss, [*named.values(), z_p])
+    return dict(zip(named, grads, strict=True)), bias_grad, m.detach(), loss.detach()
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("off", [{"kappa": 0.0, "prbm": False}, {"mr": False, "prbm": False}])
+def test_without_both_parts_it_is_fedavg_bit_for_bit(width, off):
+    plain, _ = simulate(blueprint(FedAvg(), blobs(), width=width), blobs())
+    wrapped, records = simulate(blueprint(DBE(**off), blobs(), width=width), blobs())
+    assert equal(wrapped.state["weights"], plain.state["weights"])
+    assert [record.stage for record in records] == ["round", "round"]
+    biased, _ = simulate(blueprint(DBE(kappa=0.0), blobs(), width=width), blobs())
+    assert not equal(biased.state["weights"], plain.state["weights"])
+
+
+@pytest.mark.parametrize("base", [FedAvg(keep_optimizer=True), Scaffold(), Ditto()])
+def test_the_setup_leaves_the_weights_and_the_bases_state_as_they_were(base):
+    server, rounds = stepwise(DBE(base=base), optimizer=SGD(lr=LR, momentum=0.5))
+    before = base.init(server.ctx)
+    assert next(rounds).stage == "setup"
+    assert equal(server.state["weights"], before["weights"])
+    assert not server.state["consensus"].eq(0).all()
+    for i, state in server.fleet.host.states.items():
+        fresh = base.join(server.ctx.at(client=i))
+        assert state.keys() == fresh.keys()
+        assert torch.equal(state["weights"][CONSENSUS], server.state["consensus"])
+        assert torch.equal(state["weights"][BIAS], torch.zeros(8))
+        assert "c" not in state or equal(state["c"], fresh["c"])
+    next(rounds)
+    assert not equal(server.state["weights"], before["weights"])
+
+
+def test_the_consensus_is_the_mean_by_examples_of_what_plain_training_saw():
+    population = blobs()
+    server, rounds = stepwise(DBE(mu=0.4), population, cohort=2)
+    next(rounds)
+    means = []
+    for i in range(4):
+        part = server.fleet.host.parts[i]["train"]
+        job = Job(i, part, {}, server.ctx.at(stage="setup", client=i))
+        model, mean = net().train(), torch.zeros(8)
+        sgd = torch.optim.SGD(model.parameters(), lr=LR)
+        for rows in _rows(job, server.blueprint.local, 0, 0, True):
+            sgd.zero_grad()
+            features = model.features(part.take(rows).x)
+            mean = 0.6 * mean + 0.4 * features.mean(0).detach()
+            F.cross_entropy(model.head(features), part.take(rows).y).backward()
+            sgd.step()
+        means.append(mean)
+    sizes = torch.tensor([20.0, 26.0, 33.0, 41.0])
+    expected = (torch.stack(means) * sizes[:, None]).sum(0) / sizes.sum()
+    torch.testing.assert_close(server.state["consensus"], expected)
+
+
+def test_what_travels_is_what_fedavg_sends_but_for_one_mean_each_way():
+    population = blobs()
+    _, plain = simulate(blueprint(FedAvg(), population, cohort=2), population)
+    server, records = simulate(blueprint(DBE(), population, cohort=2), population)
+    setup, *rounds = records
+    once = 4 * 8 * 4  # of every client, whether it takes part in the first round or not
+    assert setup.bytes_up == {"mean": once}
+    assert setup.bytes_down == {"weights": 2 * plain[0].bytes_down["weights"], "consensus": once}
+    for ours, theirs in zip(rounds, plain, strict=True):
+        assert ours.bytes_up == theirs.bytes_up
+        assert ours.bytes_down == theirs.bytes_down
+    assert set(server.state["weights"]) == set(net().state_dict())
+
+
+def test_with_mu_one_the_mean_sent_is_the_last_batchs():
+    algorithm = DBE()
+    ctx, client, down, work = client_at_work(algorithm, bias=0.0, model=net())
+    ctx = ctx.at(stage="setup", round=0, trip=0)
+    for seed in range(3):
+        last = clone(work["weights"])
+        work, _ = algorithm.step(ctx, work, down, batch(seed))
+    kept, up = algorithm.finish(ctx, work, client, down, ClientData(None, None))
+    seen = ctx.task.forward(last, batch(2).x).features.mean(0)
+    torch.testing.assert_close(up["mean"], seen)
+    assert not torch.allclose(up["mean"], ctx.task.forward(work["weights"], batch(2).x).features.mean(0))
+    assert kept is client
+
+
+class Data:
+    def __init__(self, *batches):
+        self.parts = batches
+
+    def batches(self, size, rows=None):
+        return iter(self.parts)
+
+
+def test_the_mean_sent_may_be_that_of_all_data_and_noisy():
+    algorithm = DBE(init_mean="full", noise_scale=0.5, noise_mix=0.2)
+    ctx, client, down, work = client_at_work(algorithm)
+    data = ClientData(Data(batch(0, 7), batch(1, 4)), None)
+    torch.manual_seed(3)
+    _, up = algorithm.finish(ctx.at(stage="setup", trip=0), work, client, down, data)
+    x = torch.cat([batch(0, 7).x, batch(1, 4).x])
+    mean = net().eval().features(x).mean(0).detach()
+    torch.manual_seed(3)
+    torch.testing.assert_close(up["mean"], 0.8 * mean + 0.5 * torch.randn(8))
+
+
+@pytest.mark.parametrize("optimizer", [SGD(lr=LR), SGD(lr=LR, momentum=0.9, weight_decay=0.1)])
+def test_two_steps_by_hand(optimizer):
+    algorithm = DBE(kappa=50.0, mu=0.3)
+    ctx, _, down, work = client_at_work(algorithm, model=net(batch_norm=False), optimizer=optimizer)
+    assert torch.equal(work["weights"][MEAN], torch.zeros(8))  # anew in every round
+    model, bias, mean, momentum = net(batch_norm=False), torch.full((8,), 0.3), torch.zeros(8), {}
+    for seed in range(2):
+        work, metrics = algorithm.step(ctx, work, down, batch(seed))
+        z_p = bias.clone().requires_grad_()
+        features = model.features(batch(seed).x)
+        m = 0.7 * mean + 0.3 * features.mean(0)
+        gap = 50.0 * ((m - 0.2) ** 2 / 2).sum() / 8
+        loss = F.cross_entropy(model.head(features + z_p), batch(seed).y) + gap
+        grads = torch.autograd.grad(loss, [*model.parameters(), z_p])
+        with torch.no_grad():
+            for i, (p, grad) in enumerate(zip(model.parameters(), grads[:-1], strict=True)):
+                momentum[i] = optimizer.momentum * momentum.get(i, 0) + grad + optimizer.weight_decay * p
+                p -= LR * momentum[i]
+        bias, mean = bias - LR * grads[-1], m.detach()  # without momentum and decay
+        torch.testing.assert_close(metrics["loss"], loss.detach())
+        torch.testing.assert_close(work["weights"][MEAN], mean)
+        torch.testing.assert_close(work["weights"][BIAS], bias)
+        torch.testing.assert_close({k: work["weights"][k] for k, _ in model.named_parameters()}, _named(model))
+        assert torch.equal(work["weights"][CONSENSUS], torch.full((8,), 0.2))
+
+
+def _named(model):
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def test_the_regularisers_gradient_on_a_feature():
+    ctx, _, _, work = client_at_work(DBE(kappa=50.0, mu=0.3), model=net(batch_norm=False))
+    features = torch.randn(5, 8, requires_grad=True)
+    old = torch.randn(8)
+    output = Output(torch.zeros(5, 3), features, {})
+    (term,) = ctx.task.terms
+    value, out = term(torch.tensor(0.0), work["weights"] | {MEAN: old}, output)
+    (grad,) = torch.autograd.grad(value, features)
+    m = 0.7 * old + 0.3 * features.detach().mean(0)
+    torch.testing.assert_close(grad, (50.0 * 0.3 * (m - 0.2) / (8 * 5)).expand(5, 8))
+    torch.testing.assert_close(out.buffers[MEAN], m)
+
+
+def test_the_running_mean_has_lost_mass_after_few_steps():
+    algorithm = DBE(mu=0.3)
+    ctx, _, down, work = client_at_work(algorithm, model=net(batch_norm=False), optimizer=SGD(lr=0.0))
+    mean = net(batch_norm=False).features(batch().x).mean(0).detach()
+    for s in range(1, 5):
+        work, _ = algorithm.step(ctx, work, down, batch())
+        torch.testing.assert_close(work["weights"][MEAN], (1 - 0.7**s) * mean)
+
+
+def test_adam_leaves_the_bias_to_plain_sgd():
+    algorithm = DBE(kappa=50.0, mu=1.0)
+    ctx, _, down, work = client_at_work(algorithm, model=net(batch_norm=False), optimizer=Adam(lr=LR))
+    _, bias_grad, _, _ = by_hand(0.3, 0.2, torch.zeros(8), batch(), kappa=50.0, mu=1.0)
+    work, _ = algorithm.step(ctx, work, down, batch())
+    torch.testing.assert_close(work["weights"][BIAS], 0.3 - LR * bias_grad)
+
+
+def test_scaffold_corrects_the_weights_and_never_the_bias():
+    algorithm = DBE(base=Scaffold(), kappa=50.0, mu=1.0)
+    ctx, client, down, _ = client_at_work(algorithm, model=net(batch_norm=False))
+    assert BIAS not in client["c"]
+    down = down | {"c": {name: torch.full_like(value, 0.7) for name, value in down["c"].items()}}
+    work = clone(algorithm.start(ctx, client, down))
+    grads, bias_grad, _, _ = by_hand(0.3, 0.2, torch.zeros(8), batch(), kappa=50.0, mu=1.0)
+    work, _ = algorithm.step(ctx, work, down, batch())
+    for name, grad in grads.items():
+        torch.testing.assert_close(work["weights"][name], down["weights"][name] - LR * (grad + 0.7))
+    torch.testing.assert_close(work["weights"][BIAS], 0.3 - LR * bias_grad)
+    kept, up = algorithm.finish(ctx, work, client, down, ClientData(None, None))
+    torch.testing.assert_close(kept["c"]["fc.weight"], grads["fc.weight"], atol=1e-5, rtol=1e-4)
+    assert BIAS not in up["delta"]
+    assert not {BIAS, MEAN, CONSENSUS} & set(up["buffers"])
+
+
+def test_fedprox_pulls_the_weights_and_never_the_bias():
+    algorithm = DBE(base=FedProx(mu=2.0), kappa=50.0, mu=1.0)
+    ctx, _, down, work = client_at_work(algorithm, model=net(batch_norm=False))
+    work["weights"] = {name: value + 0.1 for name, value in work["weights"].items()}
+    model = net(batch_norm=False)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.1
+    grads, bias_grad, _, _ = by_hand(0.4, 0.3, torch.zeros(8), batch(), kappa=50.0, mu=1.0, model=model)
+    before = clone(work["weights"])
+    work, _ = algorithm.step(ctx, work, down, batch())
+    for name, grad in grads.items():
+        torch.testing.assert_close(work["weights"][name], before[name] - LR * (grad + 2.0 * 0.1))
+    torch.testing.assert_close(work["weights"][BIAS], 0.4 - LR * bias_grad)
+
+
+def test_moon_contrasts_the_features_before_the_bias():
+    algorithm = DBE(base=Moon(mu=1.0), kappa=0.0)
+    losses = []
+    for bias in (0.0, 5.0):
+        ctx, _, down, work = client_at_work(algorithm, bias=bias, model=net(batch_norm=False))
+        work["previous"] = {name: value * 1.5 for name, value in work["previous"].items()}
+        plain = DBE(base=Moon(mu=0.0), kappa=0.0)
+        _, with_term = algorithm.step(ctx, clone(work), down, batch())
+        _, without_term = plain.step(ctx, clone(work), down, batch())
+        losses.append(with_term["loss"] - without_term["loss"])
+    torch.testing.assert_close(losses[0], losses[1])
+
+
+@pytest.mark.parametrize("kappa", [0.0, 50.0])
+def test_dittos_personal_model_is_not_regularised(kappa):
+    algorithm = DBE(base=Ditto(mu=0.0), kappa=kappa, prbm=False)
+    ctx, _, down, work = client_at_work(algorithm, model=net(batch_norm=False), optimizer=SGD(lr=0.0))
+    loss = F.cross_entropy(net(batch_norm=False)(batch().x), batch().y).detach()
+    work, metrics = algorithm.step(ctx.at(phase="personal"), work, down, batch())
+    torch.testing.assert_close(metrics["loss"], loss)
+    _, metrics = algorithm.step(ctx.at(phase="train"), work, down, batch())
+    assert torch.allclose(metrics["loss"], loss) is (kappa == 0.0)
+
+
+@pytest.mark.parametrize("base", [FedAvg(), Scaffold(), FedProx(), Moon(), FedRep()])
+def test_several_clients_at_once_train_as_one_after_the_other(base):
+    ends = []
+    for width in (1, 3):
+        server, _ = simulate(blueprint(DBE(base=base, mu=0.5), blobs(), width=width), blobs())
+        ends.append((server.state, weights_by_client(server)))
+    (one, ones), (many, manies) = ends
+    torch.testing.assert_close(one["weights"], many["weights"], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(one["consensus"], many["consensus"], atol=1e-5, rtol=1e-4)
+    for i in ones:
+        torch.testing.assert_close(ones[i], manies[i], atol=1e-5, rtol=1e-4)
+    assert any(weights[BIAS].abs().sum() > 0 for weights in ones.values())
+
+
+def test_a_receive_leaves_the_bias_alone_and_unsampled_clients_keep_theirs():
+    server, rounds = stepwise(DBE(), cohort=2, rounds=4)
+    algorithm, ctx = server.algorithm, server.ctx
+    next(rounds)
+    biases = {i: weights[BIAS].clone() for i, weights in weights_by_client(server).items()}
+    for number, _ in enumerate(rounds, start=1):
+        cohort, after = server.sample(number), weights_by_client(server)
+        assert len(cohort) == 2
+        for i in range(4):
+            assert torch.equal(after[i][BIAS], biases[i]) is (i not in cohort)
+            biases[i] = after[i][BIAS].clone()
+            client, down = server.fleet.host.states[i], algorithm.broadcast(ctx, server.state)
+            assert torch.equal(algorithm.start(ctx, client, down)["weights"][BIAS], biases[i])
+            model = algorithm.downloaded_model(ctx, client, down)
+            assert torch.equal(model[BIAS], biases[i])
+            assert equal({k: model[k] for k in server.state["weights"]}, server.state["weights"])
+
+
+def test_what_is_scored():
+    assert DBE().scored == "downloaded"
+    assert DBE(kappa=0.0).scored == "downloaded"
+    assert DBE(prbm=False).scored == "global"
+    assert DBE(base=FedRep(), prbm=False).scored == "downloaded"
+    _, records = simulate(blueprint(DBE(prbm=False), blobs()), blobs())
+    assert {score.point for score in records[-1].scores} == {"global", "trained"}  # `trained`: the training loss
+    _, records = simulate(blueprint(DBE(), blobs(), rounds=1), blobs(), points=("global", "downloaded"))
+    by_point = {(s.point, s.client, s.split): s.value for s in records[-1].scores if s.metric == "loss"}
+    assert by_point["global", 0, "test"] != by_point["downloaded", 0, "test"]  # without and with the bias
+
+
+class Maps(nn.Module):
+    """Features that are maps, batch norm included: [2, 2, 3]."""
+
+    feature_shape = (2, 2, 3)
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))  # a parameter of the model itself
+        self.conv, self.norm = nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2)
+        self.fc = nn.Linear(12, 3)
+
+    def features(self, x):
+        return self.norm(self.conv(x.view(-1, 1, 2, 3))).relu() * self.scale
+
+    def head(self, features):
+        return self.fc(features.flatten(1))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_features_may_be_maps(width):
+    torch.manual_seed(0)
+    model = Maps()
+    server, _ = simulate(blueprint(DBE(kappa=1.0, mu=0.1), blobs(), model=model, width=width), blobs())
+    assert set(server.state["weights"]) == set(model.state_dict())
+    assert not torch.equal(server.state["weights"]["scale"], torch.ones(1))
+    for weights in weights_by_client(server).values():
+        assert weights[BIAS].shape == weights[CONSENSUS].shape == (2, 2, 3)
+        assert weights[BIAS].abs().sum() > 0
+
+
+def test_batch_norm_that_stays_with_the_client_still_does():
+    server, _ = simulate(blueprint(DBE(), blobs(), batch_norm="local"), blobs())
+    assert not any(name.startswith("body.1.") for name in server.state["weights"])
+    assert {BIAS, MEAN, CONSENSUS, "body.1.running_mean"} <= set(weights_by_client(server)[0])
+
+
+class Unsplit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+class Alien(Algorithm):
+    name = "alien"
+
+
+def test_wording_of_refusals():
+    population = blobs()
+    with pytest.raises(UsageError, match=r"^algorithm.name=dbe: the model needs a split point, features\(x\) and a"):
+        blueprint(DBE(), population, model=Unsplit()).check(population)
+    with pytest.raises(UsageError, match=r"^algorithm.base=alien: DBE wraps methods that train one model by the task"):
+        blueprint(DBE(base=Alien()), population).check(population)
+    with pytest.raises(UsageError, match=r"^algorithm.mu=1.5: must be at most 1"):
+        build(DBE, {"mu": 1.5}, where="algorithm")
