@@ -1,0 +1,142 @@
+"""AFL and Gen-AFL: projections, the clients' weights, and the order of events."""
+
+import pytest
+import torch
+from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
+from support import net
+
+from rayfed.algorithm import Reply
+from rayfed.algorithms.afl import AFL, GenAFL
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.simplex import project_simplex
+from rayfed.errors import UsageError
+
+FIVE = population((4, 4, 4, 4, 4))
+
+
+def replies(losses, sizes):
+    return [Reply(i, n, {"loss": torch.tensor(f)}) for i, (f, n) in enumerate(zip(losses, sizes, strict=True))]
+
+
+def close(found, expected):
+    assert list(found) == pytest.approx(expected, abs=1e-4)
+
+
+def test_projection_onto_the_simplex():
+    y = torch.tensor([0.5, 0.8, -0.2, 0.4, 0.1], dtype=torch.float64)
+    close(project_simplex(y).tolist(), [0.2667, 0.5667, 0.0, 0.1667, 0.0])
+    close(project_simplex(torch.tensor([0.2, 0.3, 0.5])).tolist(), [0.2, 0.3, 0.5])
+    close(project_simplex(torch.tensor([0.0, 9.0])).tolist(), [0.0, 1.0])
+
+
+@pytest.mark.parametrize("lowest", [0.0, -1.0, 0.1, -0.3])
+def test_projection_is_the_nearest_point(lowest):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        y = 3 * torch.randn(6, generator=generator, dtype=torch.float64)
+        x = project_simplex(y, lowest)
+        assert x.sum().item() == pytest.approx(1)
+        assert x.min().item() >= lowest - 1e-12
+        others = torch.distributions.Dirichlet(torch.full((6,), 0.3, dtype=torch.float64)).sample((200,))
+        others = (1 - 6 * lowest) * others + lowest
+        # no feasible direction from x leads nearer to y
+        assert ((others - x) @ (y - x)).max().item() <= 1e-9
+
+
+def test_least_weight_one_over_n_leaves_one_point():
+    close(project_simplex(torch.tensor([5.0, -1.0, 0.0, 2.0]), 0.25).tolist(), [0.25] * 4)
+    with pytest.raises(ValueError, match="sum to more than 1"):
+        project_simplex(torch.zeros(4), 0.3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [(AFL(), [0, 0, 0.0667, 0.1667, 0.7667]), (GenAFL(), [-0.1, 0, 0.1, 0.2, 0.8])],
+)
+def test_weights_after_the_first_round(algorithm, expected):
+    ctx = plan(algorithm, FIVE, net(False)).context(FIVE, "cpu").at(round=2)
+    server = {"lambda": torch.full((5,), 0.2, dtype=torch.float64)}
+    close(algorithm.weights(ctx, server, replies([1.0, 2.0, 3.0, 4.0, 10.0], [4] * 5)), expected)
+
+
+def test_the_first_round_weighs_by_examples():
+    ctx = plan(AFL(), FIVE, net(False)).context(FIVE, "cpu").at(round=1)
+    unknown = AFL().init(ctx)
+    close(
+        AFL().weights(ctx, unknown, replies([9.0, 1.0, 1.0, 1.0, 1.0], [1, 2, 3, 4, 10])), [0.05, 0.1, 0.15, 0.2, 0.5]
+    )
+
+
+@pytest.mark.parametrize(("algorithm", "lowest"), [(AFL(lambda_lr=40.0), 0.0), (GenAFL(lambda_lr=40.0), -1.0)])
+def test_three_rounds_by_hand(algorithm, lowest):
+    people, model = population(), net(batch_norm=False)
+    server = run(algorithm, people, model, steps=3, rounds=3)
+    weights = torch.tensor(shares(people), dtype=torch.float64)
+    for round in range(3):
+        if round:  # as the papers have it: by the losses of the model that the last round ended with
+            losses = torch.stack([cross_entropy(model, *data(people, i)).detach().double() for i in CLIENTS])
+            weights = project_simplex(weights + 40.0 * losses, lowest)
+        trained = [descend(model, *data(people, i), 3) for i in CLIENTS]
+        model = mean(trained, weights.tolist())
+    assert_weights(server.state["weights"], model, atol=1e-5)
+    torch.testing.assert_close(server.state["lambda"], weights, atol=1e-5, rtol=0)
+    assert (weights.min() < 0) == (lowest < 0)  # the example is one where the two differ
+
+
+def test_afl_and_gen_afl_are_the_same_until_a_weight_meets_zero():
+    people = population()
+    pair = [run(a, people, net(False), rounds=3).state for a in (AFL(lambda_lr=0.05), GenAFL(lambda_lr=0.05))]
+    torch.testing.assert_close(pair[0]["lambda"], pair[1]["lambda"])
+    torch.testing.assert_close(pair[0]["weights"], pair[1]["weights"])
+    assert pair[0]["lambda"].min() > 0
+
+
+def test_no_step_is_fedavg():
+    people = population()
+    fedavg = run(FedAvg(), people, net(), rounds=3).state["weights"]
+    ours = run(AFL(lambda_lr=0.0), people, net(), rounds=3).state["weights"]
+    for name in fedavg:
+        torch.testing.assert_close(ours[name], fedavg[name], rtol=1e-6, atol=1e-7)
+
+
+def test_a_loss_is_all_that_is_sent_beside_the_model():
+    people = population()
+    algorithm = AFL()
+    seen = {}
+
+    class Watched(AFL):
+        def weights(self, ctx, server, replies):
+            seen[ctx.round] = [float(reply.up["loss"]) for reply in replies]
+            assert all(set(reply.up) == {"loss"} for reply in replies)
+            return super().weights(ctx, server, replies)
+
+    run(Watched(), people, net(), rounds=1)
+    model = net().eval()  # in evaluation mode, and before local training
+    assert seen[1] == pytest.approx([cross_entropy(model, *data(people, i)).item() for i in CLIENTS], abs=1e-6)
+    assert algorithm.scored == "global"
+
+
+@pytest.mark.parametrize("algorithm", [AFL(), GenAFL()])
+def test_sampled_clients_are_refused(algorithm):
+    people = population()
+    with pytest.raises(UsageError, match=rf"^cohort=2: algorithm.name={algorithm.name} weighs .* use cohort=1.0"):
+        plan(algorithm, people, net(False), cohort=2).check(people)
+
+
+def test_a_least_weight_above_one_over_n_is_refused():
+    people = population()
+    with pytest.raises(UsageError, match=r"^algorithm.lambda_min=0.4: .* at most 1/3 = 0.3333$"):
+        plan(AFL(lambda_min=0.4), people, net()).check(people)
+    plan(AFL(lambda_min=1 / 3), people, net()).check(people)
+
+
+@pytest.mark.parametrize(("policy", "refused"), [("aggregate", True), ("local_statistics", False), ("frozen", False)])
+def test_negative_weights_and_averaged_variances_do_not_go_together(policy, refused):
+    people = population()
+    plan(AFL(), people, net(), batch_norm=policy).check(people)
+    plan(GenAFL(), people, net(batch_norm=False), batch_norm=policy).check(people)
+    if refused:
+        with pytest.raises(UsageError, match=r"^batch_norm=aggregate: algorithm.name=gen_afl may give .* negative"):
+            plan(GenAFL(), people, net(), batch_norm=policy).check(people)
+    else:
+        plan(GenAFL(), people, net(), batch_norm=policy).check(people)

@@ -1,0 +1,110 @@
+"""Ditto: a personal model pulled towards what was received, beside FedAvg."""
+
+import pytest
+import torch
+from plain import CLIENTS, LR, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
+from support import net, simulate
+
+from rayfed.algorithm import Phase
+from rayfed.algorithms.ditto import Ditto
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.solo import Solo
+from rayfed.optim import SGD, Adam
+
+
+def pulled_loss(received, mu):
+    fixed = [p.detach().clone() for p in received.parameters()]
+
+    def loss(model, x, y):
+        distance = sum(((p - q) ** 2).sum() for p, q in zip(model.parameters(), fixed, strict=True))
+        return cross_entropy(model, x, y) + mu / 2 * distance
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "ours", "theirs"),
+    [
+        (True, SGD(lr=LR, momentum=0.9), lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9)),
+        (False, Adam(lr=0.01, eps=1e-3), lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3)),
+    ],
+)
+def test_three_rounds_by_hand(batch_norm, ours, theirs):
+    people, model = population(), net(batch_norm)
+    server = run(Ditto(mu=0.8, personal_epochs=3), people, model, steps=2, rounds=3, optimizer=ours)
+    personal = [model] * 3
+    for _ in range(3):
+        loss = pulled_loss(model, 0.8)  # the received model, not the one being trained
+        personal = [descend(personal[i], *data(people, i), 3, loss=loss, optimizer=theirs) for i in CLIENTS]
+        trained = [descend(model, *data(people, i), 2, optimizer=theirs) for i in CLIENTS]
+        model = mean(trained, shares(people))
+    assert_weights(server.state["weights"], model, atol=2e-5)
+    for i, state in server.fleet.save().items():
+        assert_weights(state["model"], personal[i], atol=2e-5)
+
+
+def test_the_common_model_is_fedavgs_whatever_mu_is():
+    people = population()
+    fedavg = run(FedAvg(), people, net()).state["weights"]
+    for mu in (0.0, 3.0):
+        ours = run(Ditto(mu=mu), people, net()).state["weights"]
+        assert all(torch.allclose(ours[name], fedavg[name], atol=1e-6) for name in fedavg)
+
+
+def test_mu_zero_is_solo_bit_for_bit():
+    people = population()
+    changes = {"batch_size": 4, "local": Phase("train", epochs=1), "rounds": 3}
+    solo = run(Solo(), people, net(), **changes).fleet.save()
+    for mu, same in ((0.0, True), (0.5, False)):
+        ours = run(Ditto(mu=mu), people, net(), **changes).fleet.save()
+        assert (
+            all(
+                torch.equal(ours[i]["model"][name], solo[i]["weights"][name])
+                for i in CLIENTS
+                for name in solo[i]["weights"]
+            )
+            is same
+        )
+
+
+def test_only_the_common_model_is_sent_and_only_the_personal_one_scored():
+    people = population()
+    points = ("downloaded", "trained")
+    server, records = simulate(plan(Ditto(), people, net()), people, points=points)
+    _, fedavg = simulate(plan(FedAvg(), people, net()), people)
+    assert records[-1].bytes_up == fedavg[-1].bytes_up
+    assert records[-1].bytes_down == fedavg[-1].bytes_down
+    test = people.clients[1].test
+    logits = server.ctx.task.predict(server.fleet.save()[1]["model"], torch.from_numpy(test.x))
+    accuracy = (logits.argmax(1) == torch.from_numpy(test.y)).double().mean().item()
+    found = {(s.point, s.client, s.split, s.metric): s.value for s in records[-1].scores}
+    for point in points:
+        assert found[point, 1, "test", "accuracy"] == pytest.approx(accuracy)
+
+
+def test_adaptation_trains_the_personal_model_alone():
+    people = population()
+    ctx = plan(Ditto(personal_epochs=2), people, net()).context(people, "cpu")
+    assert Ditto(personal_epochs=2).phases(ctx) == (Phase("personal", epochs=2), ctx.local)
+    assert Ditto(personal_epochs=2).phases(ctx.at(stage="final")) == (Phase("personal", steps=2),)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_kept_moments_are_of_both_models(keep):
+    people = population()
+    server = run(Ditto(keep_optimizer=keep), people, net(), optimizer=SGD(lr=LR, momentum=0.9), rounds=1)
+    state = server.fleet.save()[0]
+    assert ({"optimizer", "model_optimizer"} <= set(state)) is keep
+    if keep:
+        pair = [state[key]["momentum"]["fc.weight"] for key in ("optimizer", "model_optimizer")]
+        assert all(moment.abs().max() > 0 for moment in pair)
+
+
+def test_batch_norm_that_stays_is_not_pulled_and_not_sent():
+    people = population()
+    server = run(Ditto(mu=1.0), people, net(), batch_norm="local")
+    names = server.ctx.task.batch_norm_names
+    state = server.fleet.save()[0]
+    assert not names & set(server.state["weights"])
+    assert set(state["weights"]) == names
+    assert names < set(state["model"])

@@ -1,0 +1,66 @@
+"""FedBN: batch-norm layers stay, everything else is averaged."""
+
+import pytest
+import torch
+from plain import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
+from support import net, simulate
+
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedbn import FedBN
+from rayfed.errors import UsageError
+
+KEPT = {f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_two_rounds_by_hand(uniform):
+    people, model = population(), net()
+    server = run(FedBN(uniform=uniform), people, model, steps=3)
+    parts, models = [1 / 3] * 3 if uniform else shares(people), [model] * 3
+    for _ in range(2):
+        trained = [descend(models[i], *data(people, i), 3) for i in CLIENTS]
+        common = mean(trained, parts).state_dict()
+        models = []
+        for own in trained:
+            own.load_state_dict(common | {name: own.state_dict()[name].clone() for name in KEPT})
+            models.append(own)
+    assert_weights(server.state["weights"], models[0])
+    assert not KEPT & set(server.state["weights"])
+    for i, state in server.fleet.save().items():
+        assert set(state["weights"]) == KEPT
+        assert_weights(state["weights"], models[i])
+
+
+@pytest.mark.parametrize("policy", ["aggregate", "local", "local_statistics"])
+def test_it_is_fedavg_with_local_batch_norm_whatever_the_policy(policy):
+    people = population()
+    fedavg = run(FedAvg(), people, net(), batch_norm="local", rounds=2)
+    assert run(FedBN(), people, net(), batch_norm=policy).fingerprint() == fedavg.fingerprint()
+
+
+def test_it_is_not_fedavg():
+    people = population()
+    assert run(FedBN(), people, net()).fingerprint() != run(FedAvg(), people, net()).fingerprint()
+
+
+def test_the_client_is_scored_with_its_own_layers_on_the_common_rest():
+    people = population()
+    server, records = simulate(plan(FedBN(), people, net()), people)
+    weights = server.state["weights"] | server.fleet.save()[1]["weights"]
+    test = people.clients[1].test
+    logits = server.ctx.task.predict(weights, torch.from_numpy(test.x))
+    accuracy = (logits.argmax(1) == torch.from_numpy(test.y)).double().mean().item()
+    found = {(s.client, s.split, s.metric): s.value for s in records[-1].scores if s.point == "downloaded"}
+    assert found[1, "test", "accuracy"] == pytest.approx(accuracy)
+
+
+def test_a_model_without_batch_norm_is_refused():
+    people = population()
+    with pytest.raises(UsageError, match=r"^algorithm.name=fedbn: the model has no batch-norm layer .* use a model"):
+        plan(FedBN(), people, net(batch_norm=False)).check(people)
+
+
+def test_frozen_batch_norm_is_refused():
+    people = population()
+    with pytest.raises(UsageError, match=r"^batch_norm=frozen: algorithm.name=fedbn trains .* use batch_norm=local"):
+        plan(FedBN(), people, net(), batch_norm="frozen").check(people)

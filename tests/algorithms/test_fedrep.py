@@ -1,0 +1,108 @@
+"""FedRep: head first, then body; heads stay."""
+
+import copy
+
+import pytest
+import torch
+from plain import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
+from support import Point, net, quadratic, quadratics, simulate
+from torch import nn
+
+from rayfed.algorithm import Phase
+from rayfed.algorithms.fedrep import FedRep
+from rayfed.errors import UsageError
+from rayfed.optim import SGD, Adam
+
+HEAD = ("fc.weight", "fc.bias")
+OPTIMIZERS = {
+    "sgd": (SGD(lr=LR), lambda p: torch.optim.SGD(p, lr=LR)),
+    "momentum": (
+        SGD(lr=LR, momentum=0.9, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9, weight_decay=0.1),
+    ),
+    "adam": (Adam(lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_two_rounds_by_hand(name):
+    ours, theirs = OPTIMIZERS[name]
+    people, model = population(), net(batch_norm=False)
+    server = run(FedRep(head_epochs=3, body_epochs=2), people, model, optimizer=ours)
+    body = [n for n, _ in model.named_parameters() if n not in HEAD]
+    models = [model] * 3
+    for _ in range(2):
+        trained = []
+        for i in CLIENTS:
+            headed = descend(models[i], *data(people, i), 3, names=HEAD, optimizer=theirs)
+            trained.append(descend(headed, *data(people, i), 2, names=body, optimizer=theirs))
+        common = mean(trained, shares(people)).state_dict()
+        models = [copy.deepcopy(own) for own in trained]
+        for own in models:
+            own.load_state_dict(common | {n: own.state_dict()[n].clone() for n in HEAD})
+    atol = 2e-5 if name == "adam" else 1e-6
+    assert_weights(server.state["weights"], models[0], atol=atol)
+    for i, state in server.fleet.save().items():
+        assert set(state["weights"]) == set(HEAD)
+        assert_weights(state["weights"], models[i], atol=atol)
+
+
+def test_the_body_trains_as_local_says_unless_told_otherwise():
+    people = population()
+    ctx = plan(FedRep(), people, net(), local=Phase("train", steps=7)).context(people, "cpu")
+    assert FedRep().phases(ctx) == (Phase("head", epochs=1), Phase("body", steps=7))
+    assert FedRep(head_epochs=4, body_epochs=2).phases(ctx) == (Phase("head", epochs=4), Phase("body", epochs=2))
+    assert FedRep().phases(ctx.at(stage="final")) == (Phase("head", steps=7),)
+
+
+def test_heads_stay_and_the_score_is_of_the_own_head_on_the_common_body():
+    people = population()
+    server, records = simulate(plan(FedRep(), people, net()), people)
+    task = server.ctx.task
+    assert not set(HEAD) & set(server.state["weights"])
+    body = sum(v.numel() * v.element_size() for n, v in task.initial_weights().items() if n not in HEAD)
+    assert records[-1].bytes_up == records[-1].bytes_down == {"weights": 3 * body}
+    heads = [state["weights"]["fc.weight"] for state in server.fleet.save().values()]
+    assert not torch.equal(heads[0], heads[1])
+    test = people.clients[2].test
+    logits = task.predict(server.state["weights"] | server.fleet.save()[2]["weights"], torch.from_numpy(test.x))
+    accuracy = (logits.argmax(1) == torch.from_numpy(test.y)).double().mean().item()
+    found = {(s.client, s.split, s.metric): s.value for s in records[-1].scores if s.point == "downloaded"}
+    assert found[2, "test", "accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_kept_moments_are_those_of_each_part(keep):
+    people = population()
+    optimizer = SGD(lr=LR, momentum=0.9)
+    server = run(FedRep(keep_optimizer=keep), people, net(batch_norm=False), optimizer=optimizer)
+    states = server.fleet.save()
+    assert ("optimizer" in states[0]) is keep
+    if keep:
+        assert set(states[0]["optimizer"]["head"]["momentum"]) == set(HEAD)
+        assert not set(states[0]["optimizer"]["body"]["momentum"]) & set(HEAD)
+        assert states[0]["optimizer"]["body"]["momentum"]["body.0.weight"].abs().max() > 0
+
+
+def test_models_with_one_side_only_are_refused():
+    curves = quadratics((1.0, 0.0), (2.0, 1.0))
+    bare = plan(FedRep(), curves, Point(), loss=quadratic, batch_size=1)
+    with pytest.raises(UsageError, match=r"^algorithm.name=fedrep: the model's head has nothing to train; choose"):
+        bare.check(curves)
+
+    class Headed(nn.Module):
+        feature_shape = (6,)
+
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+
+        def features(self, x):
+            return x
+
+        def forward(self, x):
+            return self.head(x)
+
+    people = population()
+    with pytest.raises(UsageError, match=r"^algorithm.name=fedrep: the model's body has nothing to train; choose"):
+        plan(FedRep(), people, Headed()).check(people)

@@ -1,0 +1,84 @@
+"""VM: the clients' weights, and Eq. 24 as it is printed."""
+
+import pytest
+import torch
+from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
+from support import net
+
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.vm import VM, variance_weights
+from rayfed.errors import Diverged, UsageError
+
+
+@pytest.mark.parametrize(("variant", "expected"), [("paper", [0, 1 / 3, 2 / 3]), ("code", [-2 / 3, 1 / 3, 4 / 3])])
+def test_weights_of_three_equal_clients(variant, expected):
+    thirds = torch.full((3,), 1 / 3, dtype=torch.float64)
+    losses = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    assert variance_weights(losses, thirds, 0.5, variant).tolist() == pytest.approx(expected)
+
+
+def test_weights_of_unequal_clients_sum_to_one():
+    parts = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    losses = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    found = variance_weights(losses, parts, 0.5, "paper")  # the mean loss is 2.8
+    assert found.tolist() == pytest.approx([0.2 * (1 - 1.8), 0.3 * (1 - 0.8), 0.5 * (1 + 1.2)])
+    assert found.sum().item() == pytest.approx(1)
+
+
+def test_equal_clients_follow_equation_24_as_printed():
+    people, model = population((10, 10, 10)), net(batch_norm=False)
+    server = run(VM(beta=2.0), people, model, steps=3, rounds=2)
+    for _ in range(2):
+        trained = [descend(model, *data(people, i), 3) for i in CLIENTS]
+        losses = [cross_entropy(trained[i], *data(people, i)).item() for i in CLIENTS]
+        assert max(losses) - min(losses) > 0.01
+        start, states = model.state_dict(), [t.state_dict() for t in trained]
+        middle = sum(losses) / 3
+        stepped = {}
+        for name in start:
+            deltas = [start[name] - state[name] for state in states]
+            spread = sum((f - middle) * (d - sum(deltas) / 3) for f, d in zip(losses, deltas, strict=True))
+            stepped[name] = start[name] - (sum(deltas) / 3 + 2 * 2.0 / 3 * spread)
+        model.load_state_dict(stepped)
+    assert_weights(server.state["weights"], model, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["paper", "code"])
+def test_two_rounds_by_hand_with_unequal_clients(variant):
+    people, model = population(), net(batch_norm=False)
+    server = run(VM(beta=1.0, variant=variant), people, model, steps=3, rounds=2)
+    for _ in range(2):
+        trained = [descend(model, *data(people, i), 3) for i in CLIENTS]
+        losses = [cross_entropy(trained[i], *data(people, i)).item() for i in CLIENTS]
+        parts = shares(people) if variant == "paper" else [1 / 3] * 3
+        middle = sum(p * f for p, f in zip(parts, losses, strict=True))
+        scale = parts if variant == "paper" else [1] * 3
+        weights = [p + s * 2.0 * (f - middle) for p, s, f in zip(parts, scale, losses, strict=True)]
+        model = mean(trained, weights)
+    assert_weights(server.state["weights"], model, atol=1e-5)
+
+
+def test_beta_zero_is_fedavg_bit_for_bit():
+    people = population()
+    fedavg = run(FedAvg(), people, net(False)).fingerprint()
+    assert run(VM(beta=0.0), people, net(False)).fingerprint() == fedavg
+    assert run(VM(beta=0.5), people, net(False)).fingerprint() != fedavg
+
+
+def test_weights_out_of_bounds_stop_the_run():
+    people = population()
+    with pytest.raises(Diverged, match=r"^round 1, client \d: VM's weight is -?[\d.]+, beyond ±5; .*beta=500, use a"):
+        run(VM(beta=500.0), people, net(False))
+
+
+def test_sampled_clients_are_refused():
+    people = population()
+    with pytest.raises(UsageError, match=r"^cohort=1: algorithm.name=vm weighs .* use cohort=1.0, all 3 clients$"):
+        plan(VM(), people, net(False), cohort=1).check(people)
+
+
+def test_averaged_running_variances_are_refused():
+    people = population()
+    with pytest.raises(UsageError, match=r"^batch_norm=aggregate: algorithm.name=vm may give .* negative"):
+        plan(VM(), people, net()).check(people)
+    plan(VM(), people, net(), batch_norm="local").check(people)
