@@ -18,7 +18,7 @@ from rayfed.data.describe import fingerprint
 from rayfed.data.load import load
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.seeds import seed_of, torch_state_kept
+from rayfed.engine.seeds import seed_torch, torch_state_kept
 from rayfed.engine.server import Evaluation
 from rayfed.errors import UsageError
 from rayfed.models.build import build_model, check_model
@@ -154,7 +154,7 @@ def _examples(pair: Any, where: str) -> Examples:
 def _model(config: Config, population: Population, model: MakeModel | nn.Module | None) -> nn.Module:
     dtype = torch.from_numpy(population.clients[0].train.x[:0]).dtype
     with torch_state_kept():
-        torch.manual_seed(seed_of(config.seed, "model"))
+        seed_torch(config.seed, "model")
         if model is None:
             name, options = config.model.name or "", config.model.options
             return build_model(name, options, population.shape, population.num_classes, dtype)

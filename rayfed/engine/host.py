@@ -12,7 +12,7 @@ from rayfed.engine.payload import bytes_by_field
 from rayfed.engine.purity import untouched
 from rayfed.engine.resident import Normalise, Part
 from rayfed.engine.scoring import Score, score
-from rayfed.engine.seeds import seed_of
+from rayfed.engine.seeds import seed_torch
 from rayfed.engine.sums import ExactSum
 from rayfed.engine.training import Job, train
 
@@ -87,7 +87,7 @@ class Host:
         total, self._waiting = ExactSum(), []
         for ctx, client, received, trained in self._trained(ids, down, own, now):
             state = self.states[client]
-            torch.manual_seed(seed_of(self.seed, "finish", ctx.stage, ctx.round, ctx.trip, client))
+            seed_torch(self.seed, "finish", ctx.stage, ctx.round, ctx.trip, client)
             data = ClientData(self.parts[client]["train"], self.parts[client]["val"])
             with untouched(f"{type(self.algorithm).__name__}.finish", client=state, down=received):
                 self.states[client], up = self.algorithm.finish(ctx, trained.work, state, received, data)
@@ -163,7 +163,7 @@ class Host:
             block, jobs, received = ids[first : first + self.width], [], []
             for client in block:
                 ctx, mine = self._context(client, now), down | self.ctx.task.layout(own.get(client, {}))
-                torch.manual_seed(seed_of(self.seed, "start", ctx.stage, ctx.round, ctx.trip, client))
+                seed_torch(self.seed, "start", ctx.stage, ctx.round, ctx.trip, client)
                 work = self.algorithm.start(ctx, self._state(ctx), mine)
                 jobs.append(Job(client, self.parts[client]["train"], work, ctx))
                 received.append(mine)
@@ -178,7 +178,7 @@ class Host:
 
     def _state(self, ctx: Context) -> State:
         if ctx.client not in self.states:
-            torch.manual_seed(seed_of(self.seed, "join", ctx.client))
+            seed_torch(self.seed, "join", ctx.client)
             self.states[ctx.client] = self.ctx.task.layout(self.algorithm.join(ctx))
         return self.states[ctx.client]
 

@@ -42,7 +42,7 @@ class Part:
 
     def take(self, rows: Tensor) -> Batch:
         """The rows as a batch, normalised."""
-        return Batch(self.normalise(self.x[rows]), self.y[rows])
+        return Batch(self.normalise(self.x.index_select(0, rows)), self.y.index_select(0, rows))
 
     def batches(self, size: int, rows: Tensor | None = None) -> Iterator[Batch]:
         """All examples (or `rows`) in order, in batches of at most `size`."""

@@ -16,7 +16,7 @@ from rayfed.engine.fleet import Fleet
 from rayfed.engine.payload import bytes_by_field, fingerprint
 from rayfed.engine.purity import untouched
 from rayfed.engine.scoring import Score
-from rayfed.engine.seeds import generator, seed_of
+from rayfed.engine.seeds import generator, seed_torch
 from rayfed.engine.sums import ExactSum
 from rayfed.errors import Diverged
 from rayfed.tree import tensors
@@ -74,7 +74,7 @@ class Server:
         self.examples = [len(client.train) for client in population.clients]
         self.domains = [client.domain for client in population.clients]
         self.round = 0  # the last round that is over
-        torch.manual_seed(seed_of(self.seed, "init"))
+        seed_torch(self.seed, "init")
         self.state: State = self.algorithm.init(self.ctx)
 
     def run(self) -> Iterator[Record]:
@@ -119,7 +119,7 @@ class Server:
         times = [time.perf_counter()]
         now = {"stage": ctx.stage, "round": ctx.round, "trip": ctx.trip, "cohort": ctx.cohort}
         with untouched(f"{type(self.algorithm).__name__}.broadcast", server=self.state):
-            torch.manual_seed(seed_of(self.seed, "broadcast", *now.values()))
+            seed_torch(self.seed, "broadcast", *now.values())
             down = self.algorithm.broadcast(ctx, self.state)
             own = {i: self.algorithm.unicast(ctx.at(client=i), self.state) for i in ctx.cohort}
         early = {i: self.algorithm.weight(ctx.at(client=i), self.examples[i]) for i in ctx.cohort}
@@ -139,7 +139,7 @@ class Server:
             found = self.algorithm.weights(ctx, self.state, replies)
             sums = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, found, strict=True)})
         with untouched(f"{type(self.algorithm).__name__}.aggregate", server=self.state):
-            torch.manual_seed(seed_of(self.seed, "aggregate", *now.values()))
+            seed_torch(self.seed, "aggregate", *now.values())
             self.state = self.algorithm.aggregate(ctx, self.state, Replies(self._mean(ctx, sums), replies))
         self._finite(ctx)
         times.append(time.perf_counter())

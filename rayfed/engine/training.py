@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context, Phase, State
 from rayfed.engine.resident import Part, batch_rows
-from rayfed.engine.seeds import generator, seed_of
+from rayfed.engine.seeds import generator, seed_torch
 from rayfed.errors import Diverged
 from rayfed.network import vectorised
 from rayfed.tree import clone, stack, tree_map, unstack
@@ -46,7 +46,7 @@ def train(
     for number, phase in enumerate(phases):
         rows = [_rows(job, phase, number, seed, drop_last) for job in jobs]
         ctxs = [job.ctx.at(phase=phase.name) for job in jobs]
-        torch.manual_seed(seed_of(seed, "steps", *_key(jobs[0].ctx), number, *(job.client for job in jobs)))
+        seed_torch(seed, "steps", *_key(jobs[0].ctx), number, *(job.client for job in jobs))
         if len(jobs) == 1:
             _loop(algorithm, ctxs[0], work, down, jobs[0].part, rows[0], totals[0])
         else:
