@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
 from support import blobs, blueprint, net, simulate
 from torch import nn
 
@@ -18,6 +19,7 @@ from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.resident import Normalise, Part
 from rayfed.engine.training import Job, _rows, train
 from rayfed.errors import UsageError
+from rayfed.models.mlp import MLP
 from rayfed.optim import SGD
 from rayfed.tree import clone, nbytes
 
@@ -319,6 +321,17 @@ def test_transfer_once(width):
         assert torch.equal(server.fleet.host.states[client]["pseudo"], server.state["pseudo"])
 
 
+def test_pseudo_data_is_made_of_the_clients_images():
+    population = blobs()
+    server, _ = simulate(blueprint(small(rsm_images=1000, transfer="once", pseudo_samples=20), population), population)
+    own = np.stack([client.train.x.mean(0) for client in population.clients])  # of all images, for want of more
+    distance = np.abs(server.state["pseudo"].numpy()[:, None] - own).max(2)
+    assert distance.min(1).max() < 1e-5
+    assert set(distance.argmin(1)) == {0, 1, 2, 3}
+    fewer, _ = simulate(blueprint(small(rsm_images=3, transfer="once", pseudo_samples=20), population), population)
+    assert np.abs(fewer.state["pseudo"].numpy()[:, None] - own).max(2).min() > 1e-2
+
+
 def test_looped_and_vmapped_agree():
     population = blobs()
     one, other = (simulate(blueprint(small(), population, width=width), population)[0] for width in (1, 4))
@@ -343,3 +356,44 @@ def test_refusals():
     blueprint(small(tau2=0.0), population).check(population)
     with pytest.raises(UsageError, match=r"^algorithm.tau2=0: cannot be divided by"):
         blueprint(small(tau_mode="divide", tau2=0.0), population).check(population)
+
+
+class FirstClientAlone(FedDebias):
+    """The global model is what the first client has trained; the others only give pseudo-data."""
+
+    def weight(self, ctx, examples):
+        return float(ctx.client == 0)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_component_1_keeps_the_classifier_open_for_classes_it_has_not_seen(seed):
+    """The toy of Fig. 2 and 3 (FD-1 of the digest) on scikit-learn's digits: trained on 0 to 4, tested on 5 to 9."""
+    digits = load_digits()
+    x, y = (digits.images / 16).astype(np.float32).reshape(-1, 64), digits.target.astype(np.int64)
+    low = y < 5
+    clients = tuple(
+        Client(i, f"d{i}", *(Examples(x[rows], y[rows]) for rows in (own, ~low, low)))
+        for i, own in enumerate((low, ~low))
+    )
+    population = Population("halves", clients, 10, (64,))
+
+    def outcome(lam):
+        torch.manual_seed(seed)
+        algorithm = FirstClientAlone(lam=lam, mu=0.0, transfer="once", pseudo_samples=32)
+        model = MLP(hidden=[128, 64]).build((64,), 10)
+        changes = {"model": model, "optimizer": SGD(lr=0.1), "batch_size": 32, "local": Phase("train", epochs=10)}
+        server, _ = simulate(blueprint(algorithm, population, rounds=1, seed=seed, **changes), population)
+
+        def predicted(x):
+            return server.ctx.task.predict(server.state["weights"], torch.from_numpy(x)).softmax(1)
+
+        p = predicted(x[~low])
+        seen = (predicted(x[low]).argmax(1).numpy() == y[low]).mean()
+        return p[:, 5:].sum(1).mean().item(), -(p * p.log()).sum(1).mean().item(), seen
+
+    mass, entropy, seen = outcome(0.0)
+    opened, spread, still_seen = outcome(1.0)
+    assert mass < 0.02
+    assert opened > 0.1
+    assert spread > entropy + 0.3
+    assert still_seen > seen - 0.03
