@@ -65,7 +65,7 @@ def checked(value: Any, hint: Any, bounds: Mapping[str, Any], *, where: str) -> 
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if value is None and (type(None) in kinds or Any in kinds):
         return None
-    for kind in kinds:
+    for kind in sorted(kinds, key=lambda kind: kind is not type(value)):  # 1.0 stays a float where int | float
         if kind is not type(None):
             found, converted = _convert(value, kind)
             if found:
