@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 
 from rayfed.results.files import check_name, replace_parquet
 
-STATUSES = ("running", "done", "failed", "diverged")
+STATUSES = ("running", "done", "stopped", "failed", "diverged")
+"""`stopped`: ended early by a sweep's scheduler."""
 
 FIXED: dict[str, pa.DataType] = {
     "trial": pa.string(),
