@@ -23,7 +23,7 @@ import numpy as np
 
 from rayfed.engine.seeds import generator
 from rayfed.errors import UsageError
-from rayfed.options import build, option
+from rayfed.options import build, checked, option
 from rayfed.sources import merged
 
 KINDS = ("grid", "choice", "uniform", "loguniform", "randint")
@@ -67,8 +67,10 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
         UsageError: what cannot be, in one line.
     """
     sweep_keys = ("seeds", "search", "arms")
-    own = merged(*({k: v for k, v in s.items() if k.split(".")[0] in sweep_keys} for s in sources))
-    file, *over = ({k: v for k, v in s.items() if k.split(".")[0] not in sweep_keys} for s in sources)
+    own = merged(*({k: v for k, v in s.items() if str(k).split(".")[0] in sweep_keys} for s in sources))
+    file, *over = ({k: v for k, v in s.items() if str(k).split(".")[0] not in sweep_keys} for s in sources)
+    if not isinstance(own.get("search", {}), Mapping):
+        raise UsageError(f"search={own['search']!r}: a group of keys; did you mean search.kind={own['search']}?")
     search = build(Search, own.get("search", {}), where="search")
     arms = own.get("arms", [{}])
     if not isinstance(arms, list) or not arms or not all(isinstance(arm, Mapping) for arm in arms):
@@ -90,7 +92,7 @@ def _draw(tree: dict[str, Any], search: Search, arm: int) -> Iterator[dict[str, 
             raise UsageError("search.samples: needed for search.kind=random: how many configurations of each arm")
         rng = generator(search.seed, "search", arm)
         for _ in range(search.samples):
-            yield merged(tree, {key: _sample(kind, bounds, rng) for key, (kind, bounds) in spaces.items()})
+            yield _filled(tree, {key: _sample(kind, bounds, rng) for key, (kind, bounds) in spaces.items()})
         return
     for key, (kind, _) in spaces.items():
         if kind not in ("grid", "choice"):
@@ -100,14 +102,26 @@ def _draw(tree: dict[str, Any], search: Search, arm: int) -> Iterator[dict[str, 
         rng = generator(search.seed, "search", arm)
         points = [points[i] for i in sorted(rng.choice(len(points), search.samples, replace=False))]
     for point in points:
-        yield merged(tree, dict(zip(spaces, point, strict=True)))
+        yield _filled(tree, dict(zip(spaces, point, strict=True)))
+
+
+def _filled(tree: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`tree` with the value drawn in place of each space (not merged with it: a value may be a group itself)."""
+    filled = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        inner = _filled(value, values, f"{path}.") if isinstance(value, Mapping) and path not in values else value
+        filled[key] = values.get(path, inner)
+    return filled
 
 
 def _spaces(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, tuple[str, Sequence[Any]]]]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            kind = next(iter(value), None) if len(value) == 1 else None
-            if kind in KINDS:
+            kind = next(iter(value), None)
+            if len(value) > 1 and set(value) <= set(KINDS):
+                raise UsageError(f"{prefix}{key}: is searched by {' and '.join(value)}; one of them, in all places")
+            if len(value) == 1 and kind in KINDS:
                 yield f"{prefix}{key}", (kind, _bounds(f"{prefix}{key}", kind, value[kind]))
             else:
                 yield from _spaces(value, f"{prefix}{key}.")
@@ -118,11 +132,16 @@ def _bounds(key: str, kind: str, values: Any) -> Sequence[Any]:
         raise UsageError(f"{key}: {kind} needs a list of values, got {values!r}")
     if kind in ("grid", "choice"):
         return values
-    low, high = values if len(values) == 2 else (None, None)
-    numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (low, high))
-    if not numbers or low >= high or (kind == "loguniform" and low <= 0):  # type: ignore[operator]
-        raise UsageError(f"{key}: {kind} needs two numbers [low, high] with low < high, got {values!r}")
-    return values
+    number = int if kind == "randint" else float
+    try:
+        low, high = (checked(value, number, {}, where=key) for value in values)
+    except ValueError:  # a UsageError, or not two
+        low = high = 0
+    if not low < high or (kind == "loguniform" and low <= 0):
+        words = "two whole numbers" if kind == "randint" else "two numbers"
+        least = "0 < low" if kind == "loguniform" else "low"
+        raise UsageError(f"{key}: {kind} needs {words} [low, high] with {least} < high, got {values!r}")
+    return [low, high]
 
 
 def _sample(kind: str, bounds: Sequence[Any], rng: np.random.Generator) -> Any:

@@ -244,7 +244,15 @@ class TestTrialNames:
         assert all(trial_name(written(pair)) == name for pair in same)
 
     def test_whatever_changes_the_outcome_changes_them(self):
-        pairs = ("seed=0", "seed=1", "rounds=3", "local.lr=0.1", "placement.width=2", "placement.threads=2", "data.seed=1")
+        pairs = (
+            "seed=0",
+            "seed=1",
+            "rounds=3",
+            "local.lr=0.1",
+            "placement.width=2",
+            "placement.threads=2",
+            "data.seed=1",
+        )
         assert len({trial_name(written(pair)) for pair in pairs}) == len(pairs)
 
 
