@@ -68,12 +68,16 @@ def _refusal(placement: Placement, wanted: Sequence[Bundle], nodes: Sequence[Bun
     def amounts(bundle: Bundle) -> str:
         return f"{bundle.get('CPU', 0):g} CPU and {bundle.get('GPU', 0):g} GPU"
 
-    total = {name: sum(bundle.get(name, 0.0) for bundle in wanted) for name in ("CPU", "GPU")}
-    who = f"{placement.hosts} hosts of {amounts(wanted[-1])}" if placement.hosts else "the one process"
-    server = f" and a server of {amounts(wanted[0])}" if placement.hosts and wanted[0] else ""
     has = "; ".join(amounts(node) for node in nodes)
+    there = f"but there {'is 1 node' if len(nodes) == 1 else f'are {len(nodes)} nodes'} with {has}"
+    if not placement.hosts:
+        key = "gpus" if wanted[0].get("GPU") else "cpus"
+        share = f"placement.{key}={getattr(placement, key):g}"
+        return f"{share}: the one process needs {amounts(wanted[0])}, {there}"
+    total = {name: sum(bundle.get(name, 0.0) for bundle in wanted) for name in ("CPU", "GPU")}
+    server = f" and a server of {amounts(wanted[0])}" if wanted[0] else ""
     return (
-        f"placement.hosts={placement.hosts}: {who}{server} need {amounts(total)} in all, but there "
-        f"{'is 1 node' if len(nodes) == 1 else f'are {len(nodes)} nodes'} with {has}; use fewer hosts or smaller "
-        f"placement.cpus and placement.gpus, or placement.autoscale=true where nodes can still start"
+        f"placement.hosts={placement.hosts}: {placement.hosts} hosts of {amounts(wanted[-1])}{server} need "
+        f"{amounts(total)} in all, {there}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
+        f"placement.autoscale=true where nodes can still start"
     )

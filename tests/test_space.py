@@ -52,20 +52,21 @@ class TestGrids:
         assert len(arm) == 2
 
 
-class TestArms:
-    SPACE = {
-        "rounds": 3,
-        "algorithm": {"name": "fedprox", "mu": 0.5},
-        "arms": [{"algorithm.name": "fedavg", "rounds": 4}, {"algorithm.mu": {"grid": [1, 2]}}],
-    }
+ARMS = {
+    "rounds": 3,
+    "algorithm": {"name": "fedprox", "mu": 0.5},
+    "arms": [{"algorithm.name": "fedavg", "rounds": 4}, {"algorithm.mu": {"grid": [1, 2]}}],
+}
 
+
+class TestArms:
     def test_an_arm_wins_over_the_keys_of_all(self):
-        first, second = drawn(self.SPACE)
+        first, second = drawn(ARMS)
         assert first == [{"rounds": 4, "algorithm": {"name": "fedavg"}}]  # a new name drops the old one's keys
         assert [c["algorithm"] for c in second] == [{"name": "fedprox", "mu": 1}, {"name": "fedprox", "mu": 2}]
 
     def test_the_command_line_wins_over_the_arms(self):
-        first, second = drawn(self.SPACE, {"rounds": 1})
+        first, second = drawn(ARMS, {"rounds": 1})
         assert {c["rounds"] for c in [*first, *second]} == {1}
 
     def test_the_command_line_can_fix_what_an_arm_searches(self):
@@ -77,24 +78,25 @@ class TestArms:
         assert refusal(space).startswith("local.lr: is searched by grid and uniform")
 
     def test_the_command_line_can_replace_the_arms(self):
-        assert len(drawn(self.SPACE, {"arms": [{"algorithm.name": "solo"}]})) == 1
+        assert len(drawn(ARMS, {"arms": [{"algorithm.name": "solo"}]})) == 1
 
     @pytest.mark.parametrize("arms", [[], {}, "fedavg", ["fedavg"], None])
     def test_arms_are_a_list_of_mappings(self, arms):
         assert refusal({"arms": arms}).startswith("arms: expected a list")
 
 
-class TestRandom:
-    SPACE = {
-        "search": {"kind": "random", "samples": 60},
-        "a": {"uniform": [2, 3]},
-        "b": {"loguniform": [1e-4, 1]},
-        "c": {"randint": [1, 3]},
-        "d": {"choice": ["x", "y"]},
-    }
+RANDOM = {
+    "search": {"kind": "random", "samples": 60},
+    "a": {"uniform": [2, 3]},
+    "b": {"loguniform": [1e-4, 1]},
+    "c": {"randint": [1, 3]},
+    "d": {"choice": ["x", "y"]},
+}
 
+
+class TestRandom:
     def test_within_bounds(self):
-        (arm,) = drawn(self.SPACE)
+        (arm,) = drawn(RANDOM)
         assert len(arm) == 60
         assert all(2 <= c["a"] < 3 and 1e-4 <= c["b"] <= 1 for c in arm)
         assert {c["c"] for c in arm} == {1, 2, 3}
@@ -102,25 +104,25 @@ class TestRandom:
         assert all(type(c["c"]) is int for c in arm)
 
     def test_loguniform_is_even_over_magnitudes(self):
-        (arm,) = drawn(self.SPACE, {"search.samples": 400})
+        (arm,) = drawn(RANDOM, {"search.samples": 400})
         logs = [math.log10(c["b"]) for c in arm]
         shares = [sum(low <= value < low + 1 for value in logs) / len(logs) for low in (-4, -3, -2, -1)]
         assert all(0.18 < share < 0.32 for share in shares)
 
     def test_the_same_draws_each_time_and_others_with_another_seed(self):
-        assert drawn(self.SPACE) == drawn(self.SPACE)
-        assert drawn(self.SPACE) != drawn(self.SPACE, {"search.seed": 1})
+        assert drawn(RANDOM) == drawn(RANDOM)
+        assert drawn(RANDOM) != drawn(RANDOM, {"search.seed": 1})
 
     def test_more_samples_begin_with_the_same(self):
-        assert drawn(self.SPACE)[0] == drawn(self.SPACE, {"search.samples": 80})[0][:60]
+        assert drawn(RANDOM)[0] == drawn(RANDOM, {"search.samples": 80})[0][:60]
 
     def test_arms_get_equal_budgets_and_draws_of_their_own(self):
-        first, second = drawn(self.SPACE, {"arms": [{"e": 0}, {"e": 1}]})
+        first, second = drawn(RANDOM, {"arms": [{"e": 0}, {"e": 1}]})
         assert len(first) == len(second) == 60
         assert [c["a"] for c in first] != [c["a"] for c in second]
 
     def test_an_arm_with_nothing_to_search_is_one_configuration(self):
-        first, second = drawn(self.SPACE, {"arms": [{"a": 2, "b": 1, "c": 1, "d": "x"}, {}]})
+        first, second = drawn(RANDOM, {"arms": [{"a": 2, "b": 1, "c": 1, "d": "x"}, {}]})
         assert (len(first), len(second)) == (1, 60)
 
 
