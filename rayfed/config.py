@@ -15,6 +15,7 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.errors import UsageError
 from rayfed.options import build, checked, option, suggestion
 from rayfed.registry import resolve
+from rayfed.results.files import check_name
 from rayfed.sources import merged
 from rayfed.task import BATCH_NORM_POLICIES
 
@@ -137,6 +138,7 @@ class Config:
         return config
 
     def _check(self) -> None:
+        check_name(self.experiment, "experiment")
         if self.local.epochs is not None and self.local.steps is not None:
             raise UsageError("local.epochs and local.steps are both given; a round has so many of one or of the other")
         if self.local.optimizer == "adam" and (self.local.momentum or self.local.nesterov):

@@ -53,8 +53,8 @@ def from_file(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"{path}: no such file (values are given as key=value)")
     try:
-        content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, Mapping):
         raise UsageError(f"{path}: expected keys and values, got {type(content).__name__}")
