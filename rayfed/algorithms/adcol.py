@@ -76,8 +76,8 @@ class Adcol(FedAvg):
         return weights_of(self.discriminator(task, outputs).to(task.device))
 
     def init(self, ctx: Context) -> State:
-        drawn = {} if self.fixed_size else {"discriminator": self.fresh(ctx.task, ctx.task.num_clients)}
-        return super().init(ctx) | drawn
+        drawn = {} if self.fixed_size else self.fresh(ctx.task, ctx.task.num_clients)
+        return super().init(ctx) | {"discriminator": drawn}
 
     def broadcast(self, ctx: Context, server: State) -> State:
         down = super().broadcast(ctx, server)

@@ -76,14 +76,15 @@ class FedDebias(FedAvg):
 
     def init(self, ctx: Context) -> State:
         drawn = {"projector": ctx.task.modules["projector"].initial()} if self.projects else {}
-        return super().init(ctx) | drawn
+        pseudo = {"pseudo": torch.zeros(0, device=ctx.task.device)} if self.setup_exchanges else {}
+        return super().init(ctx) | drawn | pseudo
 
     def broadcast(self, ctx: Context, server: State) -> State:
         asked = {"owners": draw_owners(ctx.cohort, self.pseudo_samples or ctx.batch_size)}
         if ctx.stage == "setup":
             return asked if ctx.trip == 0 else {"pseudo": server["pseudo"]}
         down = only(server, self.averaged)
-        if "pseudo" in server and self.transfer == "each_round":
+        if self.setup_exchanges and self.transfer == "each_round":
             down |= asked | {"pseudo": server["pseudo"]}
         return down
 
