@@ -11,6 +11,7 @@ from torch import nn
 
 from rayfed.config import Config
 from rayfed.data.population import Client
+from rayfed.engine.device import device_for
 from rayfed.engine.fleet import LocalFleet
 from rayfed.introduction import introduce
 from rayfed.plan import Loss, MakeModel, Plan, make_plan
@@ -85,7 +86,7 @@ def _saved(plan: Plan) -> bytes | None:
 
 
 def _in_process(plan: Plan, saved: bytes | None, quiet: bool) -> tuple[str, dict[str, Any]]:
-    device = "cuda:0" if plan.config.placement.gpus else "cpu"
+    device = device_for(plan.config.placement.gpus)
     recorder = Recorder(plan.config.results, plan.config.experiment)
     with StatusLine() as status:
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rayfed.capacity import bundles, check_fits, cluster_is_running, this_machine
 from rayfed.config import Placement
+from rayfed.engine.device import device_for
 from rayfed.engine.fleet import Fleet, LocalFleet
 from rayfed.engine.ray_fleet import RayFleet
 from rayfed.engine.server import Record
@@ -98,9 +98,7 @@ def run_placed(
     """Runs a trial in the process that is its server (a server actor, or a Tune trial) with hosts in `group`."""
     place = plan.config.placement
     gpus = place.server_gpus if place.hosts else max(place.gpus, place.server_gpus)
-    device = torch.device("cuda:0" if gpus else "cpu")
-    if 0 < gpus < 1:
-        torch.cuda.set_per_process_memory_fraction(gpus, device)
+    device = device_for(gpus)
 
     def fleet() -> Fleet:
         if not place.hosts:

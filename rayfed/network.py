@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from rayfed.models.norm import batch_norm_layers
 from rayfed.tree import Weights, detach
 
 _vectorised = False
@@ -38,15 +38,17 @@ class Network:
 
     def __init__(self, module: nn.Module, *, frozen_batch_norm: bool = False):
         self.module = module
-        self._frozen = [m for m in module.modules() if isinstance(m, _BatchNorm)] if frozen_batch_norm else []
+        self._frozen = batch_norm_layers(module) if frozen_batch_norm else []
         self._training: bool | None = None
         self.parameters = tuple(name for name, _ in module.named_parameters())
         self.buffers = tuple(name for name, _ in module.named_buffers())
         first_name = {id(value): name for name, value in [*module.named_parameters(), *module.named_buffers()]}
-        self._slots = [  # tied weights fill several slots under their first name
+        self._slots: list[
+            tuple[dict[str, Any], str, str, Tensor]
+        ] = [  # tied weights fill several slots under their first name
             (table, name, first_name[id(value)], value)
             for part in module.modules()
-            for table in (part._parameters, part._buffers)
+            for table in _tables(part)
             for name, value in table.items()
             if value is not None
         ]
@@ -80,8 +82,12 @@ class Network:
         module = copy.deepcopy(self.module)
         for part in module.modules():
             if hasattr(part, "reset_parameters"):
-                part.reset_parameters()
+                part.reset_parameters()  # type: ignore[operator]
         return weights_of(module)
+
+
+def _tables(part: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    return part._parameters, part._buffers
 
 
 def weights_of(module: nn.Module) -> Weights:

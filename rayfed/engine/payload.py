@@ -53,5 +53,5 @@ def fingerprint(tree: Any) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for path, tensor in sorted(tensors(tree)):
         digest.update(f"{path}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rayfed.algorithm import State
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint, deal
+from rayfed.engine.device import device_for
 from rayfed.engine.host import Answer, Host
 from rayfed.engine.payload import pack, unpack
 from rayfed.engine.scoring import Score
@@ -30,9 +31,7 @@ class RayHost:
         self, blueprint: Blueprint, population: Population, clients: Sequence[int], tests: Sequence[int], gpus: float
     ):
         torch.set_num_threads(blueprint.threads)
-        device = torch.device("cuda:0" if gpus else "cpu")
-        if 0 < gpus < 1:  # a slot keeps to its share, so that a neighbour's memory is safe
-            torch.cuda.set_per_process_memory_fraction(gpus, device)
+        device = device_for(gpus)
         self.host = Host(
             blueprint.algorithm,
             blueprint.context(population, device),

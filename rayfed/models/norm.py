@@ -25,6 +25,11 @@ def batch_norm_names(module: nn.Module) -> frozenset[str]:
     return frozenset(names)
 
 
+def batch_norm_layers(module: nn.Module) -> list[nn.Module]:
+    """The layers that `batch_norm_names` speaks of."""
+    return [layer for layer in module.modules() if _normalises_by_statistics(layer)]
+
+
 def batch_norm_statistics(module: nn.Module) -> frozenset[str]:
     """The part of `batch_norm_names` that is measured, not learnt: running means, variances and counts of batches."""
     return frozenset(name for name in batch_norm_names(module) if name.rsplit(".", 1)[-1] in _STATISTICS)
