@@ -68,9 +68,7 @@ class FedAvg(Algorithm):
         ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
         return work | {"weights": weights | buffers}, {"loss": loss}
 
-    def finish(
-        self, ctx: Context, work: State, client: State, down: State, data: ClientData
-    ) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         names = self.personal(ctx.task)
         kept = {"weights": only(work["weights"], names)}
         if self.keep_optimizer:

@@ -63,9 +63,7 @@ class Scaffold(FedAvg):
         work, metrics = super().step(ctx, work, down, batch)
         return work | {"steps": work["steps"] + 1}, metrics
 
-    def finish(
-        self, ctx: Context, work: State, client: State, down: State, data: ClientData
-    ) -> tuple[State, State]:
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
         names = client["c"]
         delta = sub(only(up["weights"], names), only(down["weights"], names))
