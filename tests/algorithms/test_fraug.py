@@ -1,0 +1,426 @@
+"""FRAug: its parts, one local step by hand, what is sent and kept, and its switches."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import blobs, blueprint, net, simulate
+from torch import nn
+
+from rayfed.algorithm import Phase
+from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.fraug import FRAug
+from rayfed.algorithms.fraug_parts import Generator, RTNet, cycled, entropy, moved
+from rayfed.algorithms.mmd import mmd
+from rayfed.errors import UsageError
+from rayfed.network import weights_of
+from rayfed.optim import SGD
+from rayfed.task import Batch
+from rayfed.tree import clone, nbytes
+
+LR, B, LATENT = 0.05, 6, 4
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def small(**options):
+    return FRAug(**({"latent": LATENT} | options))
+
+
+def run(algorithm, **changes):
+    return simulate(blueprint(algorithm, blobs(), **changes), blobs())
+
+
+def client_at_work(algorithm, *, rounds=200, round=150, model=None):
+    """(context, down, work) of a client after one earlier step, so that nothing is at its first value."""
+    plan = blueprint(algorithm, blobs(), rounds=rounds, model=model, optimizer=SGD(lr=LR, momentum=0.5))
+    ctx = plan.context(blobs(), "cpu").at(stage="round", round=round, client=0, examples=20)
+    torch.manual_seed(1)
+    client, down = algorithm.join(ctx), algorithm.broadcast(ctx, algorithm.init(ctx))
+    work = clone(algorithm.start(ctx, client, down))
+    work, _ = algorithm.step(ctx, work, down, batch(7))
+    return ctx, down, work
+
+
+def batch(seed=0, classes=3):
+    draw = torch.Generator().manual_seed(seed)
+    return Batch(torch.randn(B, 6, generator=draw), torch.randint(0, classes, (B,), generator=draw))
+
+
+# Parts
+
+
+def test_mmd_vectors():
+    for distance in (1.0, 100.0, 1e-3):
+        assert mmd(torch.tensor([[0.0]]), torch.tensor([[distance]])).item() == pytest.approx(6.18628, abs=1e-4)
+    square = torch.tensor([[0.0, 0], [1, 0], [0, 1], [1, 1]])
+    assert mmd(square[:2], square[2:]).item() == pytest.approx(3.56495, abs=1e-4)
+    assert mmd(square, square).item() == pytest.approx(0, abs=1e-5)
+    assert mmd(torch.ones(3, 2), torch.ones(4, 2)).item() == pytest.approx(0, abs=1e-5)  # and no 0/0
+
+
+def test_mmd_against_loops_and_its_bandwidth_passes_on_no_gradient():
+    torch.manual_seed(0)
+    x, y = (torch.randn(3, 4) + 50).requires_grad_(), torch.randn(5, 4) + 50.5
+    points = torch.cat([x.detach(), y])
+    pairs = [((a - b) ** 2).sum() for i, a in enumerate(points) for j, b in enumerate(points) if i != j]
+    bandwidth = sum(pairs) / len(pairs)
+
+    def k(a, b):
+        return sum(torch.exp(-((a - b) ** 2).sum() / (bandwidth * factor)) for factor in (0.25, 0.5, 1, 2, 4))
+
+    def mean(left, right):
+        return sum(k(a, b) for a in left for b in right) / (len(left) * len(right))
+
+    expected = mean(x, x) + mean(y, y) - 2 * mean(x, y)
+    torch.testing.assert_close(mmd(x, y), expected, atol=1e-3, rtol=1e-2)  # float32: BN and MMD amplify rounding
+    grads = [torch.autograd.grad(value, x)[0] for value in (mmd(x, y), expected)]
+    torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-3)
+
+
+def test_entropy_is_positive_and_in_nats():
+    assert entropy(torch.tensor([[2.0, 0.0, -1.0]])).item() == pytest.approx(0.52427, abs=1e-5)
+    assert entropy(torch.zeros(2, 4)).item() == pytest.approx(math.log(4))
+
+
+def test_strength_grows_to_one_and_is_one_without_interpolation():
+    ctx = blueprint(small(), blobs(), rounds=200).context(blobs(), "cpu")
+    assert small().strength(ctx.at(round=1)) == pytest.approx(0.135, abs=5e-4)
+    assert small().strength(ctx.at(round=200)) == pytest.approx(math.exp(-0.01))
+    assert small(interpolate=False).strength(ctx.at(round=1)) == 1.0
+
+
+def test_prototypes_by_hand():
+    prototypes, seen = torch.tensor([[1.0, 1.0], [5.0, 5.0], [0.0, 0.0]]), torch.tensor([True, True, False])
+    features, y = torch.tensor([[3.0, 1.0], [5.0, 3.0], [2.0, 8.0]]), torch.tensor([0, 0, 2])
+    after = moved(prototypes, seen, features, y, 0.3)
+    # class 0: 0.7·1 + 0.3·(3+5)/2 = 1.9 and 0.7·1 + 0.3·(1+3)/2 = 1.3; class 1 absent; class 2 new, so its mean
+    torch.testing.assert_close(after, torch.tensor([[1.9, 1.3], [5.0, 5.0], [2.0, 8.0]]))
+
+
+def test_classes_go_round_and_leave_out_unseen_ones():
+    everything = torch.ones(5, dtype=torch.bool)
+    for position in (0, 4, 13):
+        assert cycled(everything, torch.tensor(position), 7).tolist() == [(position + j) % 5 for j in range(7)]
+    some = torch.tensor([False, True, False, True, True])
+    assert cycled(some, torch.tensor(2), 5).tolist() == [4, 1, 3, 4, 1]
+
+
+def test_networks_have_the_papers_sizes():
+    sizes = [sum(p.numel() for p in kind(256, 512, 10).parameters()) for kind in (Generator, RTNet)]
+    assert sizes == [401408, 267008]
+
+
+# The local step
+
+
+def by_hand(algorithm, ctx, work, data):
+    """The step with plain modules and torch.optim; returns their weights, the prototypes and the losses."""
+    model, classes = net(), 3
+    model.load_state_dict(work["weights"])
+    parts = {}
+    if algorithm.use_generator:
+        parts["generator"] = Generator(LATENT, 8, classes)
+    if algorithm.use_rtnet:
+        parts["rtnet"] = RTNet(LATENT, 8, classes)
+    for name, part in parts.items():
+        part.load_state_dict(work[name])
+    rates = {"generator": algorithm.lr_g, "rtnet": algorithm.lr_m}
+    sgds = {name: torch.optim.SGD(part.parameters(), lr=rates[name], momentum=0.5) for name, part in parts.items()}
+    sgds["model"] = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
+    for name, part in (parts | {"model": model}).items():
+        kept = work["optimizer" if name == "model" else f"optimizer_{name}"]["momentum"]
+        for key, p in part.named_parameters():
+            sgds[name].state[p]["momentum_buffer"] = kept[key].clone()
+    draw = torch.rand if algorithm.noise == "uniform" else torch.randn
+
+    def v_of(y):
+        if not algorithm.use_generator:
+            return draw(B, 8)
+        with torch.no_grad():
+            return parts["generator"].eval()(draw(B, LATENT), y)
+
+    torch.manual_seed(5)
+    start = int(work["position"])
+    y, y_c = data.y, torch.tensor([(start + j) % 3 for j in range(B)])
+    lam = math.exp(0.01 * (ctx.round - 1 - 200)) if algorithm.interpolate else 1.0
+    kappa, losses = min(0.5, lam), {}
+
+    model.train()
+    u = model.features(data.x)
+    prototypes = work["prototypes"].clone()
+    for c in y.unique():
+        prototypes[c] = 0.7 * prototypes[c] + 0.3 * u.detach()[y == c].mean(0)
+    synthetic = []
+    for anchors, labels, name in ((u.detach(), y, "u"), (prototypes[y_c], y_c, "uc")):
+        if algorithm.embeddings in (name, "both"):
+            v = v_of(labels)
+            with torch.no_grad():
+                made = (
+                    anchors + lam * parts["rtnet"].eval()(v, labels)
+                    if algorithm.use_rtnet
+                    else (1 - lam) * anchors + lam * v
+                )
+            synthetic.append(F.cross_entropy(model.head(made), labels))
+    loss = (1 - kappa) * F.cross_entropy(model.head(u), y) + kappa * sum(synthetic) / len(synthetic)
+    losses["loss"] = loss
+    sgds["model"].zero_grad()
+    loss.backward()
+    sgds["model"].step()
+
+    model.eval()
+    u = model.features(data.x).detach()
+    if algorithm.use_generator:
+        v = parts["generator"].train()(draw(B, LATENT), y_c)
+        far = mmd(v, u) if algorithm.distance_g == "mmd" else ((v - prototypes[y_c]) ** 2).mean()
+        losses["generator_loss"] = F.cross_entropy(model.head(v), y_c) - algorithm.alpha * far
+        losses["generated_norm"] = v.norm(dim=1).mean()
+        sgds["generator"].zero_grad()
+        losses["generator_loss"].backward()
+        sgds["generator"].step()
+    if algorithm.use_rtnet:
+        pairs = [(u, y, "u"), (prototypes[y_c], y_c, "uc")]
+        pairs = [(a, labels, v_of(labels)) for a, labels, name in pairs if algorithm.embeddings in (name, "both")]
+        total = 0
+        for anchors, labels, v in pairs:
+            made = anchors + parts["rtnet"].train()(v, labels)
+            p = model.head(made).softmax(1)
+            away = mmd(made, anchors) if algorithm.distance_rt == "mmd" else ((made - anchors) ** 2).mean()
+            total = total + (p * p.log()).sum(1).mean() + algorithm.beta * away
+        losses["rtnet_loss"] = total / len(pairs)
+        sgds["rtnet"].zero_grad()
+        losses["rtnet_loss"].backward()
+        sgds["rtnet"].step()
+    return parts | {"weights": model}, prototypes, {name: value.detach() for name, value in losses.items()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"alpha": 3.0, "beta": 0.2, "lr_g": 0.02, "lr_m": 0.1, "noise": "uniform"},
+        {"distance_g": "prototype_mse", "distance_rt": "mse", "interpolate": False},
+        {"embeddings": "u"},
+        {"embeddings": "uc"},
+        {"use_rtnet": False},
+        {"use_rtnet": False, "interpolate": False},
+        {"use_generator": False},
+    ],
+)
+def test_a_step_by_hand(options):
+    algorithm = small(**options)
+    ctx, down, work = client_at_work(algorithm)
+    assert int(work["position"]) == B
+    before = clone(work)
+    torch.manual_seed(5)
+    work, metrics = algorithm.step(ctx, work, down, batch())
+    parts, prototypes, losses = by_hand(algorithm, ctx, before, batch())
+    torch.testing.assert_close(metrics, losses)
+    for name, part in parts.items():
+        torch.testing.assert_close(work[name], dict(part.state_dict()), atol=1e-5, rtol=1e-4)
+        assert not equal(work[name], before[name])
+    torch.testing.assert_close(work["prototypes"], prototypes)
+    assert int(work["position"]) == 2 * B
+
+
+def test_without_rtnet_and_interpolation_the_generators_output_stands_alone():
+    algorithm = small(use_rtnet=False, interpolate=False)
+    ctx, _, work = client_at_work(algorithm)
+    torch.manual_seed(2)
+    v = algorithm.generated(ctx, work, batch().y)
+    for anchors in (torch.zeros(B, 8), torch.ones(B, 8)):
+        torch.manual_seed(2)
+        assert torch.equal(algorithm.augmented(ctx, work, anchors, batch().y), v)
+
+
+def test_the_classifiers_stage_moves_neither_generator_nor_rtnet_and_the_body_only_by_real_data():
+    algorithm = small()
+    ctx, down, work = client_at_work(algorithm)
+    ctx = ctx.at(optimizer=SGD(lr=LR))
+    before = clone(work)
+    work, _ = algorithm.train_classifier(ctx, work, down, batch(), torch.tensor([0, 1, 2, 0, 1, 2]))
+    assert equal(work["generator"], before["generator"])
+    assert equal(work["rtnet"], before["rtnet"])
+    grads, _, _ = ctx.task.gradients(before["weights"], batch())
+    share = min(0.5, algorithm.strength(ctx))
+    for name, grad in grads.items():
+        real_alone = before["weights"][name] - LR * (1 - share) * grad
+        assert torch.allclose(work["weights"][name], real_alone, atol=1e-6) is not name.startswith("fc.")
+
+
+def test_the_other_stages_move_what_is_theirs_alone():
+    algorithm = small()
+    ctx, _, work = client_at_work(algorithm)
+    before, u = clone(work), torch.rand(B, 8)
+    after, _ = algorithm.train_generator(ctx, clone(work), u, batch().y)
+    assert not equal(after["generator"], before["generator"])
+    assert equal(after["weights"], before["weights"])
+    assert equal(after["rtnet"], before["rtnet"])
+    after, _ = algorithm.train_rtnet(ctx, clone(work), [(u, batch().y)])
+    assert not equal(after["rtnet"], before["rtnet"])
+    assert equal(after["weights"], before["weights"])
+    assert equal(after["generator"], before["generator"])
+
+
+def test_the_generator_moves_away_and_the_rtnet_stays_near():
+    algorithm = small(alpha=1e3, beta=1e3, lr_g=1e-5, lr_m=1e-5, momentum=0.0)
+    ctx, _, work = client_at_work(algorithm)
+    u, y = torch.rand(B, 8), batch().y
+    pairs = [(u, y)]
+
+    def losses(work):
+        torch.manual_seed(4)
+        _, g = algorithm.train_generator(ctx, clone(work), u, y)
+        torch.manual_seed(4)
+        _, m = algorithm.train_rtnet(ctx, clone(work), pairs)
+        return g["generator_loss"], m["rtnet_loss"]
+
+    before = losses(work)
+    for _ in range(20):
+        torch.manual_seed(4)
+        work, _ = algorithm.train_generator(ctx, work, u, y)
+    middle = losses(work)
+    assert middle[0] < before[0] < 0  # the distance grows
+    for _ in range(20):
+        torch.manual_seed(4)
+        work, _ = algorithm.train_rtnet(ctx, work, pairs)
+    assert 0 < losses(work)[1] < middle[1]  # the distance shrinks
+
+
+# What is sent and kept
+
+
+def test_clients_share_the_model_and_the_generator_but_not_the_rtnet_nor_statistics():
+    server, records = run(small())
+    algorithm, ctx, states = server.algorithm, server.ctx, server.fleet.host.states
+    statistics = {"body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"}
+    assert set(server.state) == {"weights", "generator"}
+    assert set(server.state["weights"]) == set(net().state_dict()) - statistics
+    assert set(server.state["generator"]) == set(Generator(LATENT, 8, 3).state_dict())
+    assert records[-1].bytes_up == {name: 4 * nbytes(value) for name, value in server.state.items()}
+    assert records[-1].bytes_down == records[-1].bytes_up
+    a, b = (algorithm.downloaded_model(ctx, states[i], server.state) for i in (0, 1))
+    for name in a:
+        assert torch.equal(a[name], b[name]) is (name not in statistics)
+    assert not equal(states[0]["rtnet"], states[1]["rtnet"])
+    assert not torch.equal(states[0]["prototypes"], states[1]["prototypes"])
+    assert states[0]["seen"].all()
+
+
+def test_all_of_batch_norm_may_stay_with_the_client_and_the_generators_too():
+    server, _ = run(small(bn_mode="all", generator_bn="local"))
+    assert not any(name.startswith("body.1.") for name in server.state["weights"])
+    local = {f"layers.{i}.{kind}" for i in (1, 4) for kind in weights_of(nn.BatchNorm1d(1))}
+    assert set(server.state["generator"]) == set(Generator(LATENT, 8, 3).state_dict()) - local
+    states = server.fleet.host.states
+    assert set(states[0]["generator"]) == local
+    assert not equal(states[0]["generator"], states[1]["generator"])
+    assert server.algorithm.downloaded_model(server.ctx, states[0], server.state).keys() == net().state_dict().keys()
+
+
+def test_the_generator_starts_once_on_the_server_and_every_rtnet_with_its_client():
+    plan = blueprint(small(), blobs())
+    ctx = plan.context(blobs(), "cpu")
+    torch.manual_seed(0)
+    server = plan.algorithm.init(ctx)
+    one, two = (plan.algorithm.join(ctx.at(client=i)) for i in (0, 1))
+    down = plan.algorithm.broadcast(ctx, server)
+    works = [plan.algorithm.start(ctx, client, down) for client in (one, two)]
+    assert equal(works[0]["generator"], works[1]["generator"])
+    assert not torch.equal(one["rtnet"]["layers.0.weight"], two["rtnet"]["layers.0.weight"])
+
+
+def test_the_three_optimisers_go_on_from_round_to_round_unless_told_otherwise():
+    parts = {"optimizer", "optimizer_generator", "optimizer_rtnet"}
+    server, _ = run(small(), optimizer=SGD(lr=LR, momentum=0.5))
+    assert parts <= set(server.fleet.host.states[0])
+    state = server.fleet.host.states[0]
+    work = server.algorithm.start(server.ctx, state, server.state)
+    assert all(work[part] is state[part] for part in parts)
+    server, _ = run(small(keep_optimizer=False))
+    assert not parts & set(server.fleet.host.states[0])
+
+
+def test_weights_of_the_mean():
+    ctx = blueprint(small(), blobs()).context(blobs(), "cpu")
+    assert (small().weight(ctx, 20), small(uniform=True).weight(ctx, 20)) == (20.0, 1.0)
+
+
+def test_what_is_switched_off_is_neither_kept_nor_sent():
+    server, records = run(small(use_generator=False))
+    assert set(server.state) == set(records[-1].bytes_up) == {"weights"}
+    assert "generator" not in server.fleet.host.states[0]
+    server, _ = run(small(use_rtnet=False, conditional=False))
+    assert "rtnet" not in server.fleet.host.states[0]
+    assert server.state["generator"]["layers.0.weight"].shape == (8, LATENT)
+
+
+class Quiet(FRAug):
+    """Without noise, so that several clients at once can be held against one after the other."""
+
+    def drawn(self, ctx, count, width):
+        return torch.arange(float(count * width)).sin().view(count, width)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_rtnet": False}, {"use_generator": False}, {"distance_g": "prototype_mse", "distance_rt": "mse"}],
+)
+def test_several_clients_at_once_train_as_one_after_the_other(options):
+    algorithm = Quiet(latent=LATENT, lr_g=0.01, lr_m=0.01, **options)
+    ends = []
+    for width in (1, 3):
+        server, _ = run(algorithm, width=width, local=Phase("train", steps=2))
+        ends.append((server.state, server.fleet.host.states))
+    (one, ones), (many, manies) = ends
+    torch.testing.assert_close(one, many, atol=1e-3, rtol=1e-2)  # float32: BN and MMD amplify rounding
+    for i in ones:
+        torch.testing.assert_close(ones[i], manies[i], atol=1e-3, rtol=1e-2)  # float32: BN and MMD amplify rounding
+
+
+def test_several_clients_at_once_draw_different_noise():
+    _, records = run(small(), width=2)
+    norms = {s.client: s.value for s in records[-1].scores if s.metric == "generated_norm"}
+    assert len(set(norms.values())) == 4
+
+
+def test_a_model_without_batch_norm_has_no_local_part():
+    server, _ = run(small(), model=net(batch_norm=False))
+    assert set(server.state["weights"]) == set(net(batch_norm=False).state_dict())
+    assert server.fleet.host.states[0]["weights"] == {}
+    model = server.algorithm.global_model(server.ctx, server.state)
+    assert equal(model, server.state["weights"])
+
+
+class Maps(nn.Module):
+    feature_shape = (2, 4)
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.fc = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def features(self, x):
+        return self.body(x).view(-1, 2, 4)
+
+    def head(self, features):
+        return self.fc(features.flatten(1))
+
+
+def test_wording_of_refusals():
+    people = blobs()
+    with pytest.raises(
+        UsageError, match=r"^algorithm.name=fraug: needs features that are vectors, the model's are 2x4"
+    ):
+        blueprint(small(), people, model=Maps()).check(people)
+    with pytest.raises(UsageError, match=r"^algorithm.use_generator=false, algorithm.use_rtnet=false: one of them has"):
+        blueprint(small(use_generator=False, use_rtnet=False), people).check(people)
+    with pytest.raises(UsageError, match=r"^local.batch_size=5: algorithm.name=fraug cannot train its batch norm on a"):
+        blueprint(small(), people, drop_last=False).check(people)  # 26 = 5·5 + 1
+    blueprint(small(), people, drop_last=False, batch_size=7).check(people)
+    with pytest.raises(
+        UsageError, match=r"^algorithm.base=fraug: DBE wraps methods that train one model by the task's"
+    ):
+        blueprint(DBE(base=small()), people).check(people)
