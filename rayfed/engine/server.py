@@ -170,6 +170,7 @@ class Server:
         for fields in own.values():
             for name, size in bytes_by_field(fields).items():
                 record.bytes_down[name] = record.bytes_down.get(name, 0) + size
+        record.scores = []  # of a round with several exchanges, the last one's training counts
         for answer in answers:
             for name, size in answer.bytes_up.items():
                 record.bytes_up[name] = record.bytes_up.get(name, 0) + size
