@@ -19,11 +19,11 @@ def test_every_client_trains_alone_and_goes_on_where_it_was(batch_norm):
         assert states[i]["weights"].keys() == alone.state_dict().keys()
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_momentum_goes_on_over_rounds_unless_told_otherwise(keep):
+@pytest.mark.parametrize(("algorithm", "keep"), [(Solo(), True), (Solo(keep_optimizer=False), False)])
+def test_momentum_goes_on_over_rounds_unless_told_otherwise(algorithm, keep):
     people, model = population(), net()
     optimizer = SGD(lr=LR, momentum=0.9)
-    states = run(Solo(keep_optimizer=keep), people, model, steps=3, rounds=2, optimizer=optimizer).fleet.save()
+    states = run(algorithm, people, model, steps=3, rounds=2, optimizer=optimizer).fleet.save()
 
     def momentum(parameters):
         return torch.optim.SGD(parameters, lr=LR, momentum=0.9)
