@@ -59,9 +59,9 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["algorithm.name=fedporx"], "algorithm.name=fedporx: did you mean fedprox?"),
         (["model.name=cnnn"], "model.name=cnnn: did you mean cnn?"),
         (["model.widht=1"], "model.widht: no such key; did you mean model.width?"),
-        (["data.name=mini_digit"], "data.name=mini_digit: did you mean mini_digits?"),
+        (["data.name=mini_digit"], "data=mini_digit: did you mean mini_digits?"),
         (["data.domain=[plain]"], "data.domain: no such key; did you mean data.domains?"),
-        (["partition.name=dirichle"], "partition.name=dirichle: did you mean dirichlet?"),
+        (["partition.name=dirichle"], "partition=dirichle: did you mean dirichlet?"),
         (["partition={name: dirichlet, alhpa: 1}"], "partition.alhpa: no such key; did you mean partition.alpha?"),
         (["evaluate.points=[trainde]"], "evaluate.points='trainde': did you mean trained?"),
         # types and ranges
@@ -180,7 +180,7 @@ class TestOwnModules:
         assert refused("model.name=bad_mine:no_model").startswith("model.name=bad_mine:no_model: must make")
 
     def test_not_a_dataset(self, refused):
-        assert refused("data.name=bad_mine:NotAnAlgorithm", *QUICK).startswith("data.name=bad_mine:NotAnAlgorithm: ")
+        assert refused("data.name=bad_mine:NotAnAlgorithm", *QUICK).startswith("data=bad_mine:NotAnAlgorithm: ")
 
     def test_a_syntax_error(self, refused):
         line = refused("algorithm.name=bad_syntax:Mine")
