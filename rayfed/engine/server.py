@@ -187,6 +187,7 @@ class Server:
         now = {"stage": "round", "round": record.round, "trip": 0, "cohort": self.everyone}
         points, splits = self.evaluation.points, self.evaluation.splits
         scores: list[Score] = []
+        seed_torch(self.seed, "evaluate", record.round)
         if "global" in points:
             model = self.algorithm.global_model(ctx, self.state)
             scores += self.fleet.score_global(self.everyone, model, now, splits)
