@@ -1,0 +1,365 @@
+"""rayfed.run as a notebook would call it: own data, own model, own loss, and nothing of the user's disturbed."""
+
+import dataclasses
+import subprocess
+import sys
+import textwrap
+from collections import OrderedDict
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support import Net, blobs, net
+from torch import nn
+
+import rayfed
+from rayfed.errors import Diverged
+from rayfed.tree import tensors
+
+
+def own(number=4, kind=torch.from_numpy):
+    """Clients as mappings, with a validation part for all but the last."""
+    made = []
+    for client in blobs(number).clients:
+        part = {
+            name: (kind(getattr(client, name).x), kind(getattr(client, name).y)) for name in ("train", "val", "test")
+        }
+        made.append(part | {"domain": client.domain})
+    del made[-1]["val"], made[-1]["domain"]
+    return made
+
+
+def plain_model():
+    """No features, no head: rayfed splits before the last linear layer."""
+    return nn.Sequential(OrderedDict(one=nn.Linear(6, 9), two=nn.ReLU(), three=nn.Linear(9, 3)))
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(config=None, **changes):
+        values = {"rounds": 2, "local.batch_size": 5, "results": str(tmp_path / "results")}
+        given = {"clients": own(), "model": plain_model} | {k: changes.pop(k) for k in list(changes) if k in OWN}
+        return rayfed.run({**values, **(config or {})}, **given, **changes)
+
+    return run
+
+
+OWN = ("clients", "model", "loss", "num_classes", "quiet")
+
+
+class TestResult:
+    @pytest.fixture
+    def result(self, run):
+        return run({"algorithm.name": "scaffold", "cohort": 3, "seed": 7, "evaluate.points": ["global", "trained"]})
+
+    def test_tables(self, result):
+        assert all(isinstance(t, pd.DataFrame) for t in (result.metrics, result.rounds, result.trials))
+        assert (
+            set(result.metrics["trial"]) == set(result.rounds["trial"]) == set(result.trials["trial"]) == {result.trial}
+        )
+        assert result.rounds["round"].tolist() == [1, 2]
+        assert (result.rounds["bytes_up"] > 0).all()
+        scored = result.metrics.query("metric == 'accuracy' and point == 'global' and split == 'test'")
+        assert sorted(scored["client"]) == sorted([0, 1, 2, 3] * 2)
+        assert scored["value"].between(0, 1).all()
+        assert set(result.metrics.query("split == 'val' and client == 3").index) == set()
+
+    def test_the_trials_row(self, result):
+        (row,) = result.trials.to_dict("records")
+        expected = {"status": "done", "algorithm": "scaffold", "seed": 7, "rounds_done": 2, "scored": "global"}
+        assert {key: row[key] for key in expected} == expected
+        assert (row["algorithm.server_lr"], row["local.batch_size"], row["cohort"]) == (1.0, 5, 3)
+        assert row["weights_hash"] == result.weights_hash
+        assert row["seconds"] > 0
+
+    def test_the_tables_are_parquet_in_the_folder(self, result):
+        for name in ("metrics", "rounds", "trials"):
+            read = pd.read_parquet(result.folder / name)
+            assert len(read) == len(getattr(result, name))
+
+    def test_the_final_state(self, result):
+        assert set(result.server) == {"weights", "c"}
+        assert {name.split(".")[-2] for name in result.server["weights"]} == {"one", "head"}
+        assert sorted(result.clients) == list(result.clients)
+        assert set(result.clients) <= {0, 1, 2, 3}
+        assert all(t.device.type == "cpu" for _, t in tensors([result.server, list(result.clients.values())]))
+        assert any(t.abs().sum() > 0 for _, t in tensors(result.clients))
+
+    def test_only_its_own_trial(self, result, run):
+        other = run({"seed": 8})
+        assert other.trial != result.trial
+        assert set(other.metrics["trial"]) == {other.trial}
+        assert len(pd.read_parquet(other.folder / "trials")) == 2
+
+
+class TestOwnPieces:
+    def test_arrays_tensors_and_clients_are_the_same(self, run):
+        hashes = {
+            run(clients=own(kind=torch.from_numpy)).weights_hash,
+            run(clients=own(kind=np.asarray)).weights_hash,
+            run(clients=list(blobs().clients)).weights_hash,
+        }
+        assert len(hashes) == 1
+
+    def test_float64_data_and_small_labels(self, run):
+        def kind(array):
+            return array.astype(np.float64) if array.dtype == np.float32 else array.astype(np.int16)
+
+        assert run(clients=own(kind=kind)).weights_hash == run().weights_hash
+
+    def test_other_data_is_another_trial(self, run):
+        changed = own()
+        changed[0]["train"] = (changed[0]["train"][0] + 1, changed[0]["train"][1])
+        assert run(clients=changed).trial != run().trial
+
+    def test_another_model_or_loss_is_another_trial(self, run):
+        def doubled(logits, y):
+            return 2 * torch.nn.functional.cross_entropy(logits, y)
+
+        def wider():
+            return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+
+        results = [run(), run(model=wider), run(loss=doubled)]
+        assert len({result.trial for result in results}) == 3
+        assert len(pd.read_parquet(results[0].folder / "trials")) == 3
+
+    def test_a_model_with_features_and_head(self, run):
+        result = run({"algorithm.name": "fedrep"}, model=Net)
+        assert set(result.clients[0]["weights"]) == {"fc.weight", "fc.bias"}
+
+    def test_a_module_is_left_as_it_was(self, run):
+        module = net()
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        module.eval()
+        run(model=module)
+        assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+        assert not module.training
+
+    def test_initial_weights_follow_the_seed_where_a_factory_makes_them(self, run):
+        quick = {"rounds": 1, "local.lr": 1e-8}
+        first, again, other = run(quick), run(quick), run({**quick, "seed": 1})
+        name = (
+            "inner.one.weight" if "inner.one.weight" in first.server["weights"] else next(iter(first.server["weights"]))
+        )
+        assert torch.equal(first.server["weights"][name], again.server["weights"][name])
+        assert (first.server["weights"][name] - other.server["weights"][name]).abs().max() > 0.01
+
+    def test_a_loss_of_ones_own(self, run):
+        def squared(logits, y):
+            return (logits[:, 0] - y).square().mean()
+
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(40, 3)).astype(np.float32)
+        y = (x @ np.array([1, -2, 3], np.float32)).astype(np.float32)
+        clients = [
+            {"train": (x[:20], y[:20]), "test": (x[30:], y[30:])},
+            {"train": (x[20:30], y[20:30]), "test": (x, y)},
+        ]
+        result = run(
+            {"rounds": 60, "local.lr": 0.1}, clients=clients, model=lambda: nn.Sequential(nn.Linear(3, 1)), loss=squared
+        )
+        assert set(result.metrics["metric"]) == {"loss"}
+        last = result.metrics.query("round == 60 and split == 'test'")
+        assert last["value"].max() < 1e-3
+        weight = next(v for name, v in result.server["weights"].items() if name.endswith("weight"))
+        torch.testing.assert_close(weight, torch.tensor([[1.0, -2, 3]]), atol=0.02, rtol=0)
+
+    def test_images_of_uint8_and_a_plain_network(self, run):
+        rng = np.random.default_rng(0)
+        part = (rng.integers(0, 256, (12, 1, 4, 4), dtype=np.uint8), rng.integers(0, 3, 12))
+        model = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))  # noqa: E731
+        result = run(clients=[{"train": part, "test": part}] * 2, model=model)
+        assert np.isfinite(result.metrics["value"]).all()
+
+    def test_an_algorithm_of_ones_own(self, run, tmp_path, monkeypatch):
+        (tmp_path / "api_mine.py").write_text(
+            textwrap.dedent("""
+            from dataclasses import dataclass
+            from rayfed.algorithms.fedavg import FedAvg
+            from rayfed.tree import scale
+
+            @dataclass(frozen=True, kw_only=True)
+            class Halving(FedAvg):
+                def aggregate(self, ctx, server, replies):
+                    return {"weights": scale(replies.mean["weights"], 0.5)}
+            """)
+        )
+        monkeypatch.chdir(tmp_path)
+        result = run({"algorithm.name": "api_mine:Halving"}, rounds=1)
+        plain = run(rounds=1)
+        for (_, half), (_, whole) in zip(tensors(result.server), tensors(plain.server), strict=True):
+            assert torch.equal(half, whole * 0.5)
+        assert result.trials["algorithm"].tolist() == ["api_mine:Halving"]
+
+
+class TestManners:
+    def test_generators_and_threads_are_untouched(self, run):
+        torch.manual_seed(11)
+        np.random.seed(11)
+        threads, state, numpys = torch.get_num_threads(), torch.get_rng_state(), np.random.get_state()[1].copy()
+        run({"placement.threads": 2})
+        assert torch.get_num_threads() == threads
+        assert torch.equal(torch.get_rng_state(), state)
+        assert (np.random.get_state()[1] == numpys).all()
+
+    def test_gradients_stay_switched_on(self, run):
+        run()
+        assert torch.is_grad_enabled()
+
+    def test_under_no_grad(self, run):
+        expected = run().weights_hash
+        with torch.no_grad():
+            assert run().weights_hash == expected
+
+    def test_equal_calls_give_equal_hashes_whatever_the_global_seed(self, run):
+        torch.manual_seed(1)
+        first = run()
+        torch.manual_seed(2)
+        second = run()
+        assert first.weights_hash == second.weights_hash
+        assert first.trial == second.trial
+        assert len(first.rounds) == len(second.rounds) == 2  # replaced, not doubled
+        assert run(seed=1).weights_hash != first.weights_hash
+
+    def test_quiet_by_default(self, run, capsys):
+        run()
+        assert capsys.readouterr() == ("", "")
+        run(quiet=False)
+        assert "fedavg" in capsys.readouterr().err
+
+    def test_keywords_mappings_and_files_are_the_same(self, run, tmp_path):
+        (tmp_path / "c.yaml").write_text("rounds: 1\nlocal: {lr: 0.05, batch_size: 5}\n")
+        results = {"results": str(tmp_path / "results")}
+        given = {"clients": own(), "model": plain_model}
+        hashes = {
+            rayfed.run(tmp_path / "c.yaml", **given, **results).weights_hash,
+            rayfed.run(str(tmp_path / "c.yaml"), **given, **results).weights_hash,
+            rayfed.run({"local": {"lr": 0.05, "batch_size": 5}}, rounds=1, **given, **results).weights_hash,
+            rayfed.run(local={"lr": 0.05, "batch_size": 5}, rounds=1, **given, **results).weights_hash,
+            rayfed.run(
+                rayfed.Config.read({"rounds": 1, "local.lr": 0.05, "local.batch_size": 5}, results), **given
+            ).weights_hash,
+        }
+        assert len(hashes) == 1
+
+    def test_overrides_of_a_config_are_not_lost(self, tmp_path):
+        config = rayfed.Config.read({"rounds": 1, "local.batch_size": 5, "results": str(tmp_path / "results")})
+        result = rayfed.run(config, rounds=2, clients=own(), model=plain_model)
+        assert len(result.rounds) == 2
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("config", "changes", "message"),
+        [
+            ({"local.lr": -1}, {}, r"local\.lr=-1\.0"),
+            ({}, {"round": 3}, "round: no such key; did you mean rounds"),
+            ({"cohort": 5}, {}, "cohort=5: there are 4 clients"),
+            ({}, {"clients": []}, "clients: expected at least one"),
+            ({}, {"clients": [{"train": (np.zeros((3, 6)), np.zeros(3, int))}]}, r"clients\[0\]: 'test' is missing"),
+            ({}, {"clients": [{"tran": 0}]}, r"clients\[0\]: 'tran' is not one of"),
+            (
+                {},
+                {"clients": [{"train": (np.zeros((3, 6)), np.zeros(2, int)), "test": None}]},
+                r"clients\[0\]\.train: 3 inputs but 2 labels",
+            ),
+            ({}, {"model": lambda: 3}, "model: expected a function that makes a torch.nn.Module, got int"),
+            ({}, {"model": lambda: nn.Linear(7, 3)}, "model: .*shape 6"),
+            ({}, {"num_classes": 2}, "num_classes=2"),
+        ],
+    )
+    def test_usage(self, run, tmp_path, config, changes, message):
+        with pytest.raises(rayfed.UsageError, match=message):
+            run(config, **changes)
+        assert not (tmp_path / "results").exists()
+
+    def test_a_missing_test_part_is_told(self, run):
+        x, y = np.zeros((9, 6), np.float32), np.zeros(9, int)
+        with pytest.raises(rayfed.UsageError, match=r"clients\[0\]\.test"):
+            run(clients=[{"train": (x, y), "test": None}])
+
+    def test_labels_that_the_model_has_no_logit_for(self, run):
+        with pytest.raises(rayfed.UsageError, match=r"model: .* 2 .*3 classes"):
+            run(model=lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)))
+
+    def test_divergence_keeps_what_was_measured(self, run, tmp_path):
+        config = {"algorithm.name": "api_diverging:Diverging", "rounds": 5}
+        (tmp_path / "api_diverging.py").write_text(
+            textwrap.dedent("""
+            from dataclasses import dataclass
+            from rayfed.algorithms.fedavg import FedAvg
+
+            @dataclass(frozen=True, kw_only=True)
+            class Diverging(FedAvg):
+                def loss(self, ctx, weights, work, down, batch):
+                    loss, output = super().loss(ctx, weights, work, down, batch)
+                    return (loss / 0 if ctx.round == 3 else loss), output
+            """)
+        )
+        sys.path.insert(0, str(tmp_path))
+        try:
+            with pytest.raises(Diverged, match="round 3, client 0: training loss is nan"):
+                run(config)
+        finally:
+            sys.path.remove(str(tmp_path))
+        home = tmp_path / "results" / "run"
+        (row,) = pd.read_parquet(home / "trials").to_dict("records")
+        assert (row["status"], row["rounds_done"]) == ("diverged", 2)
+        assert row["error"] == "round 3, client 0: training loss is nan"
+        assert pd.read_parquet(home / "rounds")["round"].tolist() == [1, 2]
+        assert set(pd.read_parquet(home / "metrics")["round"]) == {1, 2}
+
+    def test_an_error_of_the_users_code_is_recorded_and_raised_as_it_is(self, run, tmp_path):
+        calls = []
+
+        def loss(logits, y):
+            calls.append(0)
+            if len(calls) > 40:
+                raise ZeroDivisionError("my own mistake")
+            return torch.nn.functional.cross_entropy(logits, y)
+
+        with pytest.raises(ZeroDivisionError, match="my own mistake"):
+            run({"rounds": 50}, loss=loss)
+        (row,) = pd.read_parquet(tmp_path / "results" / "run" / "trials").to_dict("records")
+        assert (row["status"], row["error"]) == ("failed", "ZeroDivisionError: my own mistake")
+        assert "in loss" in row["traceback"]
+
+
+class TestImports:
+    """In fresh processes, since this one has imported everything."""
+
+    def modules_after(self, code, tmp_path):
+        script = f"{textwrap.dedent(code)}\nimport sys\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
+        return set(done.stdout.split())
+
+    def test_rayfed_alone_is_light(self, tmp_path):
+        assert not {"torch", "ray", "pandas", "numpy"} & self.modules_after("import rayfed", tmp_path)
+
+    def test_without_hosts_there_is_no_ray(self, tmp_path):
+        code = """
+            import numpy as np, rayfed
+            from torch import nn
+            rng = np.random.default_rng(0)
+            part = (rng.normal(size=(20, 6)).astype("float32"), rng.integers(0, 3, 20))
+            rayfed.run(rounds=1, clients=[{"train": part, "test": part}] * 2,
+                       model=lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), quiet=False)
+        """
+        found = self.modules_after(code, tmp_path)
+        assert "torch" in found
+        assert "ray" not in found
+
+    def test_the_function_survives_the_import_of_the_module(self):
+        import rayfed.run
+
+        assert callable(rayfed.run)
+        assert {"main", "run"} <= set(vars(rayfed.run))
+
+
+def test_population_helpers_are_public():
+    client = blobs(1).clients[0]
+    assert isinstance(client, rayfed.Client)
+    assert isinstance(client.train, rayfed.Examples)
+    assert dataclasses.is_dataclass(rayfed.Result)
