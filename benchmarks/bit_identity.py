@@ -1,0 +1,67 @@
+"""Hashes of the final state, server's and every client's, wherever the clients were placed; they must be equal.
+
+Each algorithm trains on mini_digits in this process (hosts=0) and on 1, 2 and 4 Ray hosts. Exits with 1 if any hash
+differs. Four hosts fit on two CPUs, since each reserves a quarter of one.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from _rounds import results_folder
+
+import rayfed
+
+ALGORITHMS = ("fedavg", "scaffold", "adcol", "dbe", "fraug")
+HOSTS = (0, 1, 2, 4)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), help="names, as in algorithm.name")
+    parser.add_argument("--hosts", nargs="+", type=int, default=list(HOSTS), help="placements; 0 is without Ray")
+    parser.add_argument("--rounds", type=int, default=2, help="communication rounds")
+    parser.add_argument("--width", type=int, default=1, help="clients that a host trains at once")
+    parser.add_argument("--images", type=int, default=100, help="images of each of the five domains")
+    args = parser.parse_args(argv)
+    hashes = {}
+    for algorithm in args.algorithms:
+        with results_folder() as folder:
+            hashes[algorithm] = {
+                hosts: rayfed.run(configuration(algorithm, hosts, args, folder)).weights_hash for hosts in args.hosts
+            }
+        print(f"{algorithm}: done", file=sys.stderr, flush=True)
+    print(table(hashes))
+    return 0 if all(len(set(row.values())) == 1 for row in hashes.values()) else 1
+
+
+def configuration(algorithm: str, hosts: int, args: argparse.Namespace, folder: str) -> dict:
+    """A small network with batch norm, two clients a domain."""
+    options: dict = {"name": algorithm, **({"mu": 0.1} if algorithm == "dbe" else {})}  # batch norm wants a small μ
+    return {
+        "algorithm": options,
+        "data": {"name": "mini_digits", "per_domain": args.images},
+        "partition": {"name": "domains", "clients_per_domain": 2},
+        "model": {"name": "digits_cnn", "width": 0.125},
+        "local": {"batch_size": 8, "lr": 0.01},
+        "placement": {"hosts": hosts, "cpus": 0.25, "width": args.width},
+        "rounds": args.rounds,
+        "results": os.path.join(folder, str(hosts)),
+    }
+
+
+def table(hashes: Mapping[str, Mapping[int, str]]) -> str:
+    """A row per algorithm, a column per number of hosts: the first digits of each hash, and whether all are equal."""
+    width = max(map(len, [*hashes, "algorithm"]))
+    placements = list(next(iter(hashes.values())))
+    lines = [f"{'algorithm':<{width}}  " + "  ".join(f"{f'hosts={hosts}':<12}" for hosts in placements)]
+    for name, row in hashes.items():
+        verdict = "equal" if len(set(row.values())) == 1 else "DIFFERENT"
+        cells = [f"{name:<{width}}", *(f"{row[hosts][:12]:<12}" for hosts in placements), verdict]
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

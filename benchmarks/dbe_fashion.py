@@ -1,0 +1,77 @@
+"""FedAvg and DBE on the Fashion-MNIST split that DBE's authors publish: both curves of test accuracy, side by side.
+
+19 clients (Dirichlet 0.1; client 12's training part is missing from the file), the four-layer CNN, batches of 10, one
+local epoch, SGD 0.005, everyone in every round; DBE with kappa=50 and mu=1. Each algorithm is scored where its paper
+scores it. The weighted mean over clients weighs each by its test examples, the unweighted one counts them alike.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from _rounds import results_folder
+
+import rayfed
+
+ALGORITHMS: dict[str, dict] = {"fedavg": {"name": "fedavg"}, "dbe": {"name": "dbe", "kappa": 50.0, "mu": 1.0}}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20, help="communication rounds")
+    parser.add_argument("--share", type=float, default=1.0, help="keep this share of each client's examples")
+    parser.add_argument("--hosts", type=int, default=2, help="Ray hosts; 0 is without Ray")
+    args = parser.parse_args(argv)
+    root = os.environ.get("RAYFED_DATA")
+    if not root:
+        print("skipped: set the environment variable RAYFED_DATA to the folder with the .npz file")
+        return
+    with results_folder() as folder:
+        file = Path(root) / "fashion_mnist_dir0.1_20clients.npz"
+        if args.share < 1:
+            file = shortened(file, args.share, Path(folder) / "shortened.npz")
+        curves = {}
+        for label, algorithm in ALGORITHMS.items():
+            result = rayfed.run(
+                {
+                    "algorithm": algorithm,
+                    "data": {"name": "npz", "file": str(file), "drop_clients": [12]},
+                    "partition": {"name": "natural", "validation": 0},
+                    "model.name": "cnn",
+                    "local": {"batch_size": 10, "epochs": 1, "lr": 0.005},
+                    "evaluate.splits": ["test"],
+                    "placement.hosts": args.hosts,
+                    "rounds": args.rounds,
+                    "results": folder,
+                }
+            )
+            curves[label] = curve(result.metrics, result.trials.scored[0])
+            print(f"{label}: {result.trials.seconds[0]:.0f} s", file=sys.stderr, flush=True)
+    print(pd.concat(curves, axis=1).to_string(float_format="{:.4f}".format))
+
+
+def curve(metrics: pd.DataFrame, point: str) -> pd.DataFrame:
+    """Test accuracy at `point` by round: the mean over clients weighted by their examples, and the plain mean."""
+    rows = metrics[(metrics.split == "test") & (metrics.metric == "accuracy") & (metrics.point == point)]
+    by_round = rows.assign(correct=rows.value * rows.n).groupby("round")
+    weighted = by_round.correct.sum() / by_round.n.sum()
+    return pd.DataFrame({"weighted": weighted, "unweighted": by_round.value.mean()})
+
+
+def shortened(file: Path, share: float, target: Path) -> Path:
+    """A copy of the .npz with the first `share` of every client's training and test examples, a batch at least."""
+    with np.load(file) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    parts = arrays["client"].astype(int) * 2 + arrays["is_test"]
+    rows = [np.flatnonzero(parts == part) for part in np.unique(parts)]
+    kept = np.sort(np.concatenate([some[: max(10, int(len(some) * share))] for some in rows]))
+    np.savez(target, **{name: array[kept] for name, array in arrays.items()})
+    return target
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The benchmarks run, on next to nothing, and what they compare is the same work."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from support import blobs, blueprint, simulate
+
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.data.population import Population
+
+HOME = Path(__file__).parents[1] / "benchmarks"
+SCRIPTS = [path.stem for path in sorted(HOME.glob("[a-z]*.py"))]
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_scripts(monkeypatch):
+    """As Python does for a script: its own folder comes first."""
+    monkeypatch.setattr(sys, "path", [str(HOME), *sys.path])
+
+
+def script(name):
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_says_what_is_measured(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        script(name).main(["--help"])
+    assert stopped.value.code == 0
+    assert "--rounds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["round_seconds", "dbe_fashion"])
+def test_without_data_a_benchmark_says_so_and_is_skipped(name, monkeypatch, capsys):
+    monkeypatch.delenv("RAYFED_DATA", raising=False)
+    script(name).main([])
+    assert capsys.readouterr().out.startswith("skipped: set the environment variable RAYFED_DATA")
+
+
+def test_the_bare_loop_does_the_work_of_rayfed():
+    bare = script("_bare")
+    population = blobs(5)
+    plan = blueprint(FedAvg(), population, rounds=2, batch_norm="aggregate")
+    server, _ = simulate(plan, population)
+    with bare.BareLoop(plan, population, channels_last=False) as loop:
+        before = bare.largest_difference(server.state["weights"], loop.state)
+        assert loop.round() > 0
+        loop.round()
+    assert loop.steps == sum(len(client.train) // 5 for client in population.clients)
+    assert before > 1e-2
+    assert bare.largest_difference(server.state["weights"], loop.state) < 1e-6
+
+
+def test_the_bare_loop_refuses_what_it_does_not_know():
+    population = blobs(2)
+    with pytest.raises(ValueError, match="full batches only"):
+        script("_bare").BareLoop(blueprint(FedAvg(), population, drop_last=False), population, channels_last=False)
+
+
+@pytest.mark.ray
+def test_rounds_are_compared_and_ratios_printed(monkeypatch, capsys):
+    monkeypatch.delenv("RAYFED_DATA", raising=False)
+    script("many_clients").main(["--clients", "5", "--images", "20", "--rounds", "2"])
+    out = capsys.readouterr().out
+    assert "random images in place of MNIST" in out
+    assert "largest difference of a weight after 3 rounds" in out
+    assert "5 clients of 20 images, 2 steps each; 2 rounds each" in out
+    assert out.splitlines()[-1].startswith("rayfed, 2 hosts / bare loop")
+
+
+def test_a_ratio_is_of_medians_and_is_held_against_its_target(capsys):
+    seconds = {"rayfed": [2.0, 3.0, 40.0], "fast": [3.0, 2.0, 2.5], "slow": [3.0, 4.0, 3.5]}
+    script("_rounds").show("title", seconds, {"fast": ("≤", 1.05), "slow": ("<", 1.0)})
+    fast, slow = capsys.readouterr().out.splitlines()[-2:]
+    assert fast.split("  ", 1)[1].split() == ["1.200", "(0.667", "to", "16.000)", "target", "≤", "1.05:", "missed"]
+    assert slow.split("  ", 1)[1].split() == ["0.857", "(0.667", "to", "11.429)", "target", "<", "1:", "met"]
+
+
+def test_a_share_of_a_population_keeps_a_batch_at_least():
+    population: Population = script("_rounds").shortened(blobs(4), 0.25, 6)
+    assert [len(client.train) for client in population.clients] == [6, 6, 8, 10]
+    assert [len(client.test) for client in population.clients] == [6, 6, 6, 6]
+
+
+def test_one_different_hash_is_pointed_out_and_fails(monkeypatch, capsys):
+    bench = script("bit_identity")
+    assert bench.main(["--algorithms", "fedavg", "--hosts", "0", "--rounds", "1", "--images", "100"]) == 0
+    digests = {"fedavg": {0: "a" * 32, 2: "a" * 32}, "scaffold": {0: "a" * 32, 2: "b" * 32}}
+    same, different = bench.table(digests).splitlines()[1:]
+    assert same.endswith("equal")
+    assert different.endswith("DIFFERENT")
+
+
+def test_steps_are_timed_for_every_way(capsys):
+    script("step_cost").main(["--networks", "mlp", "batch norm", "--steps", "2", "--rounds", "1"])
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["mlp"] * 3 + ["batch"] * 4
+    assert sum("× plain" in line for line in lines) == 4
