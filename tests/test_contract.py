@@ -324,14 +324,7 @@ def test_state_survives_save_and_load(case, cohort):
     assert resumed.fingerprint() == whole
 
 
-GROWING = pytest.mark.xfail(
-    strict=True, reason="checkpoint.load wants the keys of `init`; this server's state has more after the setup"
-)
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, id=name, marks=GROWING if name.startswith("dbe") else ()) for name, c in CASES.items()]
-)
+@EVERY
 def test_the_engines_checkpoints_can_be_resumed(case):
     plan = plan_of(case, rounds=4)
     whole, half, saved = saved_after_two(plan)

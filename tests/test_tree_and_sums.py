@@ -91,18 +91,7 @@ def test_counters_become_their_greatest():
     assert found["seen"].tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.float32,
-        torch.bfloat16,
-        torch.int64,
-        pytest.param(
-            torch.float64,
-            marks=pytest.mark.xfail(strict=True, reason="sums._term: double() of a float64 leaf is that leaf itself"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
 def test_adding_leaves_the_terms_alone(dtype):
     trees = [{"w": torch.tensor([1, 2, 3], dtype=dtype)} for _ in range(3)]
     total([(tree, 0.5) for tree in trees])
@@ -145,7 +134,6 @@ def test_pack_and_unpack_give_back_every_bit():
     assert isinstance(back["nested"]["list"][1], tuple)
 
 
-@pytest.mark.xfail(strict=True, reason="payload.unpack: an empty uint8 array has stride 0 and cannot be viewed")
 def test_tensors_without_elements_come_back():
     back = unpack(pack({"rows": torch.zeros(0, 3)}), torch.device("cpu"))["rows"]
     assert back.shape == (0, 3)

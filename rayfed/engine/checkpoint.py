@@ -34,7 +34,7 @@ def load(server: Server, file: BinaryIO, name: str) -> None:
     except (RuntimeError, EOFError, OSError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise UsageError(f"{name}: cannot be read ({why}); start anew with resume=false") from error
-    if content["server"].keys() != server.state.keys():
+    if not content["server"].keys() >= server.state.keys():  # a setup may have added some
         raise UsageError(f"{name}: is of another algorithm; start anew with resume=false")
     server.state, server.round = server.ctx.task.layout(content["server"]), content["round"]
     server.fleet.load(content["clients"])

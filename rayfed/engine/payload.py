@@ -31,6 +31,8 @@ def pack(tree: Any) -> Any:
 def unpack(tree: Any, device: torch.device) -> Any:
     """The inverse of `pack`: fresh tensors on `device`."""
     if isinstance(tree, Packed):
+        if not tree.data.size:
+            return torch.empty(tree.shape, dtype=tree.dtype, device=device)
         raw = torch.from_numpy(tree.data.copy())  # the object store's pages are read-only
         return raw.view(tree.dtype).reshape(tree.shape).to(device)
     if isinstance(tree, dict):

@@ -21,7 +21,8 @@ def generator(*parts: object) -> np.random.Generator:
 def seed_torch(*parts: object) -> None:
     """Seeds torch's global generators from `parts`.
 
-    Not `torch.manual_seed`: where CUDA exists but is unused, that notes a stack trace in every call, a millisecond.
+    Not `torch.manual_seed`: where CUDA exists but is unused, that notes a stack trace in every call: 70 µs and
+    memory that is never freed.
     """
     seed = seed_of(*parts)
     torch.default_generator.manual_seed(seed)

@@ -18,7 +18,7 @@ from rayfed.engine.purity import untouched
 from rayfed.engine.scoring import Score
 from rayfed.engine.seeds import generator, seed_torch
 from rayfed.engine.sums import ExactSum
-from rayfed.errors import Diverged
+from rayfed.errors import Diverged, UsageError
 from rayfed.tree import tensors
 
 
@@ -190,6 +190,8 @@ class Server:
         seed_torch(self.seed, "evaluate", record.round)
         if "global" in points:
             model = self.algorithm.global_model(ctx, self.state)
+            if model is None:
+                raise UsageError("evaluate.points=[global]: parts of the model stay with the clients; use downloaded")
             scores += self.fleet.score_global(self.everyone, model, now, splits)
         if {"downloaded", "adapted"} & set(points):
             down = self.algorithm.broadcast(ctx, self.state)
