@@ -34,6 +34,7 @@ class Phase(NamedTuple):
     name: str
     epochs: int | None = None
     steps: int | None = None
+    batch_size: int | None = None  # by default what the configuration says
 
 
 class Reply(NamedTuple):
@@ -51,12 +52,22 @@ class Replies(NamedTuple):
     each: Sequence[Reply]
 
 
+class ClientData(NamedTuple):
+    """A client's own data; each part has `len()`, `y` and `batches(size, rows=None) -> Batch, Batch, …`."""
+
+    train: Any
+    val: Any
+
+
+NO_DATA = ClientData(None, None)
+
+
 @dataclass
 class Context:
     """What a hook may know besides state; the engine's to write, the hooks' to read.
 
-    `client` and `examples` are those of the client at hand, where there is one: `step` may run many clients at once, so
-    what it needs to know of its client belongs into `work`.
+    `client`, `examples` and `data` are those of the client at hand, where there is one: `step` may run many clients at
+    once, so what it needs to know of its client belongs into `work`.
     """
 
     task: Task
@@ -71,27 +82,27 @@ class Context:
     step: int = 0  # within the phase
     client: int = -1
     examples: int = 0
+    data: ClientData = NO_DATA  # the client's own; not in `step`
     cohort: tuple[int, ...] = ()  # the clients of this exchange, in order
 
     def at(self, **changes: Any) -> "Context":
         return replace(self, **changes)
 
 
-class ClientData(NamedTuple):
-    """A client's own data in `finish`: each part has `len()`, `y` and `batches(size, rows=None) -> Batch, Batch, …`."""
-
-    train: Any
-    val: Any
-
-
 @dataclass(frozen=True)
 class Setting:
-    """What an algorithm may refuse: the task, the share of clients in a round, their sizes, and how they train."""
+    """What an algorithm may refuse: the task, the share of clients in a round, their sizes, and how they train.
+
+    `shape` is that of one input; `tokens` says that inputs are whole numbers that stand for words, and no pixels.
+    """
 
     task: Task
+    shape: tuple[int, ...]
+    tokens: bool
     everyone: bool  # every client takes part in every round
     cohort: int
-    examples: Mapping[int, int]
+    examples: Mapping[int, int]  # each client's training examples
+    validation: Mapping[int, int]  # and those of its validation part
     batch_size: int
     drop_last: bool
     optimizer: Optimizer
@@ -105,6 +116,7 @@ class Algorithm:
     source: ClassVar[str] = ""  # paper and equations
     averaged: ClassVar[tuple[str, ...]] = ()  # fields of `up` of which only the weighted mean is needed
     weighs_replies: ClassVar[bool] = False  # `weights` needs the other fields of the replies first
+    prepares: ClassVar[bool] = False  # `prepare` changes training batches
     scored: ClassVar[str] = "global"  # the point at which the paper scores: global | downloaded | trained | adapted
 
     # How many exchanges there are; a subclass may write a class attribute (`trips: ClassVar[int] = 2`) or, where it
@@ -177,6 +189,13 @@ class Algorithm:
     def start(self, ctx: Context, client: State, down: State) -> State:
         """`work` before the first step. The engine copies it, so that it may share tensors with its arguments."""
         raise NotImplementedError
+
+    def prepare(self, ctx: Context, batch: Batch) -> Batch:
+        """With `prepares`: the training batch that `step` is given in place of `batch`, for each client on its own.
+
+        Never under `torch.vmap`, and seeded for each batch, so what is drawn here is the same at any width.
+        """
+        return batch
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         """One step on one batch: (work, metrics), each metric a scalar tensor. Must run under `torch.vmap`."""

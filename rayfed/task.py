@@ -21,6 +21,17 @@ class Batch(NamedTuple):
     y: Tensor
 
 
+class Inputs(NamedTuple):
+    """What inputs look like: their shape, and how uint8 images were normalised, per channel in units of [0, 1]."""
+
+    shape: tuple[int, ...] = ()
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+UNKNOWN = Inputs()
+
+
 class Output(NamedTuple):
     """`logits` [batch, classes], `features` [batch, *feature_shape] at the split, and the buffers after the call."""
 
@@ -52,11 +63,12 @@ class Task:
         num_classes: int,
         batch_norm: str = "aggregate",
         device: str | torch.device = "cpu",
+        inputs: Inputs = UNKNOWN,
     ):
         self.device = torch.device(device)
         self.channels_last = any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in model.modules())
         self.loss, self.num_clients, self.num_classes = loss, num_clients, num_classes
-        self.batch_norm = batch_norm
+        self.batch_norm, self.inputs = batch_norm, inputs
         self.modules: dict[str, Network] = {}
         self.terms: tuple[Term, ...] = ()
         # a copy of its own: two templates round one module would change its training mode behind each other's back
@@ -124,10 +136,19 @@ class Task:
     def objective(self, weights: Weights, batch: Batch) -> tuple[Tensor, Output]:
         """The loss of `weights` on `batch` in training mode, and the wrappers' terms (DBE's mean regulariser)."""
         output = self.forward(weights, batch.x)
-        loss = self.loss(output.logits, batch.y)
+        return self.completed(self.loss(output.logits, batch.y), weights, output)
+
+    def completed(self, loss: Tensor, weights: Weights, output: Output) -> tuple[Tensor, Output]:
+        """`loss`, of an objective of the algorithm's own, with the wrappers' terms on top."""
         for term in self.terms:
             loss, output = term(loss, weights, output)
         return loss, output
+
+    def bare(self) -> "Task":
+        """The same task without the wrappers' terms: for models beside the one that they are about."""
+        task = copy.copy(self)
+        task.terms = ()
+        return task
 
     def gradients(self, weights: Weights, batch: Batch, names: Any = None) -> tuple[Weights, Tensor, Weights]:
         """(gradients of `objective` for `names` (default: all trainable), loss, buffers after the step)."""

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.algorithm import Algorithm, Context, Phase, Setting
+from rayfed.augment.base import Augment
 from rayfed.data.population import Population
 from rayfed.errors import UsageError
 from rayfed.optim import Optimizer
-from rayfed.task import Task
+from rayfed.task import Inputs, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class Blueprint:
 
     `model` fixes the initial weights. `cohort` is the number of clients in a round. `width` clients train at once on a
     host. `threads` is torch's thread count on a CPU host: it changes the last bits of results, so it belongs here.
+    `augment` changes training batches.
     """
 
     algorithm: Algorithm
@@ -34,6 +36,7 @@ class Blueprint:
     seed: int
     width: int = 1
     threads: int = 1
+    augment: Augment | None = None
 
     def context(self, population: Population, device: str | torch.device) -> Context:
         """The context of all hooks on `device`. The model is copied there."""
@@ -44,6 +47,7 @@ class Blueprint:
             num_classes=population.num_classes,
             batch_norm=self.batch_norm,
             device=device,
+            inputs=Inputs(population.shape, population.mean, population.std),
         )
         ctx = Context(
             task=task,
@@ -57,6 +61,8 @@ class Blueprint:
 
     def check(self, population: Population) -> None:
         """Raises UsageError for what cannot work: it is called before anything starts."""
+        if self.augment is not None:
+            self.augment.check(population.shape, population.clients[0].train.x.dtype)
         sizes = {client.id: len(client.train) for client in population.clients}
         smallest = min(sizes, key=lambda i: sizes[i])
         if not sizes[smallest]:
@@ -76,12 +82,16 @@ class Blueprint:
                     f"{ragged[0]}'s last batch is smaller; use local.drop_last=true or placement.width=1"
                 )
         ctx = self.context(population, "cpu")
+        kind = population.clients[0].train.x.dtype
         self.algorithm.check(
             Setting(
                 task=ctx.task,
+                shape=tuple(population.shape),
+                tokens=kind.kind in "iu" and kind.itemsize > 1,  # bytes are pixels
                 everyone=self.cohort == len(sizes),
                 cohort=self.cohort,
                 examples=sizes,
+                validation={client.id: len(client.val) for client in population.clients},
                 batch_size=self.batch_size,
                 drop_last=self.drop_last,
                 optimizer=self.optimizer,

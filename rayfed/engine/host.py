@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rayfed.algorithm import Algorithm, ClientData, Context, Reply, State
+from rayfed.augment.base import Augment
 from rayfed.data.population import Population
 from rayfed.engine.payload import bytes_by_field
 from rayfed.engine.purity import untouched
@@ -39,6 +40,7 @@ class Host:
         clients: the numbers of the clients that live here.
         width: how many of them train at once (1: one after the other; more: `torch.vmap`).
         drop_last: whether an epoch leaves out the examples that do not fill a batch.
+        augment: what is done to training batches.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Host:
         width: int,
         drop_last: bool,
         seed: int,
+        augment: Augment | None = None,
     ):
         self.algorithm, self.ctx, self.width, self.drop_last, self.seed = algorithm, ctx, width, drop_last, seed
+        self.augment = augment
         task = ctx.task
         normalise = Normalise(population, task.device, channels_last=task.channels_last)
         self.domains = {i: population.clients[i].domain for i in clients}
@@ -88,9 +92,8 @@ class Host:
         for ctx, client, received, trained in self._trained(ids, down, own, now):
             state = self.states[client]
             seed_torch(self.seed, "finish", ctx.stage, ctx.round, ctx.trip, client)
-            data = ClientData(self.parts[client]["train"], self.parts[client]["val"])
             with untouched(f"{type(self.algorithm).__name__}.finish", client=state, down=received):
-                self.states[client], up = self.algorithm.finish(ctx, trained.work, state, received, data)
+                self.states[client], up = self.algorithm.finish(ctx, trained.work, state, received, ctx.data)
             if score_trained:
                 model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
                 scores += self._score(ctx, model, "trained", score_trained)
@@ -169,12 +172,15 @@ class Host:
                 received.append(mine)
             phases = self.algorithm.phases(jobs[0].ctx)
             with untouched(f"{type(self.algorithm).__name__}.step", down=received[0], client=self._state(jobs[0].ctx)):
-                done = train(self.algorithm, jobs, received[0], phases, seed=self.seed, drop_last=self.drop_last)
+                how: dict[str, Any] = {"seed": self.seed, "drop_last": self.drop_last, "augment": self.augment}
+                done = train(self.algorithm, jobs, received[0], phases, **how)
             for job, mine, trained in zip(jobs, received, done, strict=True):
                 yield job.ctx, job.client, mine, trained
 
     def _context(self, client: int, now: Mapping[str, Any]) -> Context:
-        return self.ctx.at(client=client, examples=len(self.parts[client]["train"]), **now)
+        parts = self.parts[client]
+        data = ClientData(parts["train"], parts["val"])
+        return self.ctx.at(client=client, examples=len(data.train), data=data, **now)
 
     def _state(self, ctx: Context) -> State:
         if ctx.client not in self.states:

@@ -1,17 +1,19 @@
 """Local training of a block of clients: one after the other, or several at once with `torch.vmap`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import Algorithm, Context, Phase, State
+from rayfed.algorithm import NO_DATA, Algorithm, Context, Phase, State
+from rayfed.augment.base import Augment
 from rayfed.engine.resident import Part, batch_rows
 from rayfed.engine.seeds import generator, seed_torch
 from rayfed.errors import Diverged
 from rayfed.network import vectorised
+from rayfed.task import Batch
 from rayfed.tree import clone, stack, tree_map, unstack
 
 
@@ -33,7 +35,14 @@ class Trained(NamedTuple):
 
 
 def train(
-    algorithm: Algorithm, jobs: Sequence[Job], down: State, phases: Sequence[Phase], *, seed: int, drop_last: bool
+    algorithm: Algorithm,
+    jobs: Sequence[Job],
+    down: State,
+    phases: Sequence[Phase],
+    *,
+    seed: int,
+    drop_last: bool,
+    augment: Augment | None = None,
 ) -> list[Trained]:
     """Runs all phases for all jobs; more than one job means `torch.vmap`.
 
@@ -45,12 +54,13 @@ def train(
     steps = [0] * len(jobs)
     for number, phase in enumerate(phases):
         rows = [_rows(job, phase, number, seed, drop_last) for job in jobs]
-        ctxs = [job.ctx.at(phase=phase.name) for job in jobs]
+        ctxs = [job.ctx.at(phase=phase.name, data=NO_DATA) for job in jobs]
+        takes = [_taking(algorithm, job, augment, (seed, "batch", *_key(job.ctx), number)) for job in jobs]
         seed_torch(seed, "steps", *_key(jobs[0].ctx), number, *(job.client for job in jobs))
         if len(jobs) == 1:
-            _loop(algorithm, ctxs[0], work, down, jobs[0].part, rows[0], totals[0])
+            _loop(algorithm, ctxs[0], work, down, takes[0], rows[0], totals[0])
         else:
-            work = _vmap(algorithm, ctxs[0], work, down, [job.part for job in jobs], rows, totals)
+            work = _vmap(algorithm, ctxs[0], work, down, takes, rows, totals)
         steps = [done + len(some) for done, some in zip(steps, rows, strict=True)]
     done = [
         Trained(w, {name: float(total) / max(count, 1) for name, total in sums.items()}, count)
@@ -67,9 +77,26 @@ def _key(ctx: Context) -> tuple[Any, ...]:
     return ctx.stage, ctx.round, ctx.trip
 
 
+Take = Callable[[Context, Tensor], Batch]
+
+
+def _taking(algorithm: Algorithm, job: Job, augment: Augment | None, key: tuple[Any, ...]) -> Take:
+    """How a training batch comes about from its rows; with random draws in it, these are seeded for each batch."""
+    part = job.part
+    if augment is None and not algorithm.prepares:
+        return lambda ctx, rows: part.take(rows)
+
+    def take(ctx: Context, rows: Tensor) -> Batch:
+        seed_torch(*key, job.client, ctx.step)
+        batch = part.take(rows) if augment is None else part.augmented(rows, augment)
+        return algorithm.prepare(job.ctx.at(phase=ctx.phase, step=ctx.step), batch) if algorithm.prepares else batch
+
+    return take
+
+
 def _rows(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> list[Tensor]:
     rng = generator(seed, "batches", *_key(job.ctx), number, job.client)
-    size = job.ctx.batch_size
+    size = phase.batch_size or job.ctx.batch_size
     some = batch_rows(len(job.part), size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng)
     if not some:
         return []
@@ -84,14 +111,14 @@ def _loop(
     ctx: Context,
     work: list[State],
     down: State,
-    part: Part,
+    take: Take,
     rows: list[Tensor],
     totals: dict[str, Tensor],
 ) -> None:
     state = work[0]
     for step, some in enumerate(rows):
         ctx.step = step
-        state, metrics = algorithm.step(ctx, state, down, part.take(some))
+        state, metrics = algorithm.step(ctx, state, down, take(ctx, some))
         for name, value in metrics.items():
             totals[name] = totals[name] + value if name in totals else value
     work[0] = state
@@ -102,7 +129,7 @@ def _vmap(
     ctx: Context,
     work: list[State],
     down: State,
-    parts: list[Part],
+    takes: list[Take],
     rows: list[list[Tensor]],
     totals: list[dict[str, Tensor]],
 ) -> list[State]:
@@ -113,9 +140,9 @@ def _vmap(
     ctx = ctx.at(client=-1, examples=0)  # not one client's: what a step needs of its client lies in `work`
     stacked = stack(work)
     for step in range(max(counts)):
-        batch = stack([part.take(some[min(step, len(some) - 1)]) for part, some in zip(parts, rows, strict=True)])
         here = ctx.at(step=step)
-        live = torch.tensor([step < count for count in counts], device=parts[0].y.device)
+        batch = stack([take(here, some[min(step, len(some) - 1)]) for take, some in zip(takes, rows, strict=True)])
+        live = torch.tensor([step < count for count in counts], device=batch.y.device)
         before = None if min(counts) > step else clone(stacked)
 
         def one(state: State, batch: Any, here: Context = here) -> tuple[State, dict[str, Tensor]]:
