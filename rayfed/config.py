@@ -81,13 +81,14 @@ class Named:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The whole tree, validated. `algorithm` is ready; data, partition and model are built when they are needed."""
+    """The whole tree, validated. `algorithm` is ready; the other pieces are built when needed."""
 
     algorithm: Algorithm
     algorithm_name: str
     data: Named
     partition: Named
     model: Named
+    augment: Named
     local: Local
     evaluate: Evaluate
     placement: Placement
@@ -131,6 +132,7 @@ class Config:
             data=_named(tree, "data", "mini_digits"),
             partition=_named(tree, "partition", None),
             model=_named(tree, "model", "cnn"),
+            augment=_named(tree, "augment", "none"),
             **{name: build(kind, tree.get(name, {}), where=name) for name, kind in _GROUPS.items()},
             **values,
         )
@@ -163,7 +165,7 @@ class Config:
 
 
 _GROUPS: dict[str, type] = {"local": Local, "evaluate": Evaluate, "placement": Placement, "checkpoint": Checkpoint}
-_CHOSEN = ("data", "partition", "model")
+_CHOSEN = ("data", "partition", "model", "augment")
 
 
 def _named(tree: Mapping[str, Any], key: str, default: str | None) -> Named:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rayfed.algorithms import ALGORITHMS
+from rayfed.augment import AUGMENTS
 from rayfed.config import _GROUPS, Config
 from rayfed.data.load import DATASETS, PARTITIONS
 from rayfed.models.build import MODELS
@@ -16,7 +17,7 @@ _COMMAND = """\
 usage: python -m rayfed.run [file.yaml …] [key=value …]
        python -m rayfed.sweep space.yaml [key=value …]
        python -m rayfed.report RESULTS
-       python -m rayfed.run --list     the algorithms, datasets, partitions and models, with their own keys
+       python -m rayfed.run --list     the algorithms, datasets, partitions, models and augmentations
 
 Later values win over earlier ones. Values are YAML: local.lr=0.05 evaluate.points=[global,trained] cohort=0.5
 A name may also be your own module:Class, such as algorithm.name=mine:MyMethod for a file mine.py beside you.
@@ -26,7 +27,7 @@ A name may also be your own module:Class, such as algorithm.name=mine:MyMethod f
 def usage() -> str:
     """The keys of the configuration, each with its default and its meaning."""
     lines = [_COMMAND]
-    for key in ("algorithm", "data", "partition", "model"):
+    for key in ("algorithm", "data", "partition", "model", "augment"):
         lines.append(_line(f"{key}.name", "", f"which {key}; its own keys are {key}.<key> (see --list)"))
     for field in dataclasses.fields(Config):
         if field.metadata:
@@ -39,7 +40,8 @@ def usage() -> str:
 def listing() -> str:
     """Everything that can be chosen by name, with its own keys."""
     parts = []
-    for key, table in (("algorithm", ALGORITHMS), ("data", DATASETS), ("partition", PARTITIONS), ("model", MODELS)):
+    tables = {"algorithm": ALGORITHMS, "data": DATASETS, "partition": PARTITIONS, "model": MODELS, "augment": AUGMENTS}
+    for key, table in tables.items():
         parts.append(f"{key}.name=…")
         for name in table:
             found = resolve(name, table, where=key)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import Phase
+from rayfed.augment.base import build_augment
 from rayfed.config import Config
 from rayfed.data.describe import fingerprint
 from rayfed.data.load import load
@@ -64,6 +65,7 @@ def make_plan(
     Raises:
         UsageError: with the key at fault.
     """
+    augment = build_augment(config.augment.name or "none", config.augment.options)
     if model is None:
         check_model(config.model.name or "", config.model.options)
     if clients is not None:
@@ -85,6 +87,7 @@ def make_plan(
         seed=config.seed,
         width=config.placement.width,
         threads=config.placement.threads,
+        augment=augment,
     )
     blueprint.check(population)
     evaluation = Evaluation(

@@ -183,7 +183,7 @@ def facts(value: Any) -> Any:
 
 HOOKS = (
     *("check", "modules", "adapt", "init", "broadcast", "unicast", "weight", "weights", "aggregate", "join", "phases"),
-    *("start", "step", "finish", "global_model", "downloaded_model", "trained_model", "predict"),
+    *("start", "prepare", "step", "finish", "global_model", "downloaded_model", "trained_model", "predict"),
 )
 
 

@@ -26,6 +26,7 @@ class Wrapper(Algorithm):
 
     averaged = derived(lambda self: self.base.averaged)
     weighs_replies = derived(lambda self: self.base.weighs_replies)
+    prepares = derived(lambda self: self.base.prepares)
     trips = derived(lambda self: self.base.trips)
     setup_exchanges = derived(lambda self: self.base.setup_exchanges)
     final_exchanges = derived(lambda self: self.base.final_exchanges)
@@ -66,6 +67,9 @@ class Wrapper(Algorithm):
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         return self.base.start(ctx, client, down)
+
+    def prepare(self, ctx: Context, batch: Batch) -> Batch:
+        return self.base.prepare(ctx, batch)
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         return self.base.step(ctx, work, down, batch)

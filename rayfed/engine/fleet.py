@@ -64,6 +64,7 @@ class LocalFleet:
             width=blueprint.width,
             drop_last=blueprint.drop_last,
             seed=blueprint.seed,
+            augment=blueprint.augment,
         )
 
     def exchange(self, *args: Any) -> list[Answer]:

@@ -41,6 +41,7 @@ class RayHost:
             width=blueprint.width,
             drop_last=blueprint.drop_last,
             seed=blueprint.seed,
+            augment=blueprint.augment,
         )
         self.device = device
 

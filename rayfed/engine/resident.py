@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.augment.base import Augment
 from rayfed.data.population import Examples, Population
 from rayfed.task import Batch
 
@@ -20,6 +21,15 @@ class Normalise:
         self.scale = (1 / (255 * std)).view(-1, 1, 1).to(device)
         self.shift = (-mean / std).view(-1, 1, 1).to(device)
         self.channels_last = channels_last
+
+    def augmented(self, x: Tensor, augment: Augment) -> Tensor:
+        """As a call, with `augment` in its place: on pixels in [0, 1], or after normalisation."""
+        if not augment.normalised:
+            pixels = x.dtype == torch.uint8
+            x = augment(x.float().div_(255) if pixels else x)
+            x = x.mul(self.scale * 255).add_(self.shift) if pixels else x
+        x = self(x)
+        return augment(x) if augment.normalised else x
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:
@@ -43,6 +53,10 @@ class Part:
     def take(self, rows: Tensor) -> Batch:
         """The rows as a batch, normalised."""
         return Batch(self.normalise(self.x.index_select(0, rows)), self.y.index_select(0, rows))
+
+    def augmented(self, rows: Tensor, augment: Augment) -> Batch:
+        """The rows as a batch for training, augmented, normalised."""
+        return Batch(self.normalise.augmented(self.x.index_select(0, rows), augment), self.y.index_select(0, rows))
 
     def batches(self, size: int, rows: Tensor | None = None) -> Iterator[Batch]:
         """All examples (or `rows`) in order, in batches of at most `size`."""

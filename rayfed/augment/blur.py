@@ -1,0 +1,44 @@
+"""Gaussian blur, every image by its own width."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rayfed.augment.base import ImageAugment
+from rayfed.augment.geometry import uniform
+from rayfed.errors import UsageError
+from rayfed.options import option
+
+SIZE = 5
+
+
+def blurred(x: Tensor, sigma: Tensor) -> Tensor:
+    """`x` under a 5 x 5 Gaussian of each image's own `sigma` [batch]; reflected at the edges."""
+    count, channels, height, width = x.shape
+    place = torch.arange(SIZE, device=x.device) - SIZE // 2
+    weights = torch.exp(-0.5 * (place / sigma[:, None]).square())
+    weights = (weights / weights.sum(1, keepdim=True)).repeat_interleave(channels, 0).to(x.dtype)
+    flat = F.pad(x, [SIZE // 2] * 4, mode="reflect").reshape(1, count * channels, height + SIZE - 1, width + SIZE - 1)
+    flat = F.conv2d(flat, weights[:, None, None, :], groups=count * channels)
+    return F.conv2d(flat, weights[:, None, :, None], groups=count * channels).reshape(x.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blur(ImageAugment):
+    """A 5 x 5 Gaussian whose σ is of U[low, high] (de Luca et al. 2022)."""
+
+    low: float = option(0.1, above=0, help="least σ, in pixels")
+    high: float = option(2.0, above=0, help="greatest σ, in pixels")
+
+    def check(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        super().check(shape, dtype)
+        if self.low > self.high:
+            raise UsageError(f"augment.low={self.low:g}: must be at most augment.high={self.high:g}")
+        if min(shape[1:]) <= SIZE // 2:
+            raise UsageError(f"augment.name=blur: images of {shape[1]} x {shape[2]} are too small to reflect")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return blurred(x, uniform(len(x), self.low, self.high, x.device))

@@ -1,0 +1,28 @@
+"""Noise on the inputs."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfed.augment.base import Augment
+from rayfed.errors import UsageError
+from rayfed.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise(Augment):
+    """Gaussian noise on inputs of any shape, after normalisation (Chen et al. 2023, FRAug, Table 6)."""
+
+    normalised: ClassVar[bool] = True
+
+    sigma: float = option(0.1, low=0, help="standard deviation: 0.01, 0.1 or 1 in the paper")
+
+    def check(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        if dtype != np.uint8 and dtype.kind != "f":
+            raise UsageError(f"augment.name=noise: needs images or real numbers, this data's inputs are {dtype}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x + self.sigma * torch.randn_like(x)
