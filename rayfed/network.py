@@ -108,8 +108,10 @@ def gradients(
     if _vectorised:
         grads, (value, aux) = torch.func.grad_and_value(loss, has_aux=True)(trained)
         return grads, value, aux
-    kept = {name: value for name, value in trained.items() if create_graph and value.requires_grad}
-    leaves = {name: kept[name] if name in kept else trained[name].detach().requires_grad_() for name in trained}
+    if create_graph:
+        leaves = {name: v if v.requires_grad else v.detach().requires_grad_() for name, v in trained.items()}
+    else:
+        leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
     with torch.enable_grad():
         value, aux = loss(leaves)
         found = torch.autograd.grad(

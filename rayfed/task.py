@@ -22,11 +22,13 @@ class Batch(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What inputs look like: their shape, and how uint8 images were normalised, per channel in units of [0, 1]."""
+    """What inputs look like: their shape, how uint8 images were normalised, per channel in units of [0, 1], and whether
+    they are real numbers in the end (not those of words)."""
 
     shape: tuple[int, ...] = ()
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    real: bool = True
 
 
 UNKNOWN = Inputs()

@@ -100,6 +100,13 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "vm": Case({"name": "vm", "beta": 1.0}, NO_NORM, sampled=False),
     "adcol": Case({"name": "adcol", "hidden": [16]}),
     "feddebias": Case({"name": "feddebias", "widths": [16, 8]}),
+    "vhl": Case({"name": "vhl", "virtual": 40, "virtual_batch": 6}),
+    "group_dro": Case({"name": "group_dro"}, sampled=False),
+    "erm": Case({"name": "erm"}, sampled=False),
+    "central_group_dro": Case({"name": "central_group_dro"}, sampled=False),
+    "mm_rex": Case({"name": "mm_rex"}, NO_NORM, sampled=False),
+    "v_rex": Case({"name": "v_rex", "beta": 1.0}, NO_NORM, sampled=False),
+    "irm": Case({"name": "irm", "anneal": 1}, sampled=False),
     "fraug": Case({"name": "fraug"}, noisy=True),
     # variants
     "mine": Case(Mine(momentum=0.3)),
@@ -120,6 +127,15 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "adcol, fixed size": Case({"name": "adcol", "hidden": [16], "fixed_size": True}),
     "adcol, a share": Case({"name": "adcol", "hidden": [16], "sampling": 0.4}),
     "feddebias, once": Case({"name": "feddebias", "widths": [16, 8], "transfer": "once"}),
+    "feddebias, mixture": Case(
+        {"name": "feddebias", "widths": [16, 8], "pseudo": "mixture", "proxy": "noise", "pseudo_samples": 7}
+    ),
+    "feddebias, mixture of none, once": Case(
+        {"name": "feddebias", "widths": [9], "pseudo": "mixture", "proxy": "noise", "k_mix": 0, "transfer": "once"}
+    ),
+    "feddebias, projector inside": Case({"name": "feddebias", "widths": [16, 8], "projector_in_extractor": True}),
+    "mixup over feddebias": Case({"name": "mixup", "base": {"name": "feddebias", "widths": [16, 8]}}),
+    "mixup over scaffold": Case({"name": "mixup", "base": "scaffold"}, {"batch_norm": "local"}),
     "dbe over scaffold": Case({"name": "dbe", "base": "scaffold", "mu": 0.5}),
     "dbe over moon": Case({"name": "dbe", "base": "moon", "kappa": 1.0}),
     "dbe over fedrep": Case({"name": "dbe", "base": "fedrep", "kappa": 1.0}),

@@ -17,6 +17,11 @@ that both normalise alike and s⁺ = 1 before the first step. Only x moves the r
 How D_p travels (random sample means, RSM): for each mean the server draws the client that makes it. In the setup all
 clients send theirs. With `transfer=once` they then get D_p, and keep it; with `each_round` D_p goes down with the
 model, and the round's clients send with their models the means of which the next round's D_p is made.
+
+pseudo=mixture: D_p are means of a public proxy data set, made by the server. Clients mix each with K of their own
+examples, other ones in every step: x̃_p = (x_p + Σ x_k)/(K+1), ỹ_p = (1/C + Σ y_k)/(K+1) in place of x_p and 1/C, in
+φ_g(x̃_p), too. As x̃_p then holds local data, P is given φ(x̃_p) − ⟨ỹ_p, y⟩ φ(x) in s⁻ (Eq. 6). With K = 0 nothing is
+mixed and nothing corrected.
 """
 
 import math
@@ -31,7 +36,10 @@ from torch import Tensor, nn
 from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
 from rayfed.algorithms.discriminator import mlp
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.pseudo_data import draw_owners, sample_means
+from rayfed.algorithms.projected import with_projection
+from rayfed.algorithms.proxy_data import check_proxy, proxy_means
+from rayfed.algorithms.pseudo_data import draw_owners, mixture, sample_means
+from rayfed.algorithms.soft_labels import check_real_inputs, soft
 from rayfed.errors import UsageError
 from rayfed.network import gradients
 from rayfed.options import option
@@ -53,23 +61,38 @@ class FedDebias(FedAvg):
     max_step: bool = option(True, help="train the projector against the model; false: it stays as it was drawn")
     projector: bool = option(True, help="false: compare the features themselves, without a max step")
     widths: list[int] = option([256, 256, 128], low=1, help="widths of the projector's layers, the output last")
-    pseudo: str = option("rsm", choices=("rsm",), help="what pseudo-data is made of: means of clients' images")
+    projector_in_extractor: bool = option(False, help="an MLP of `widths` ends the extractor; no max step (Fig. 5a)")
+    pseudo: str = option("rsm", choices=("rsm", "mixture"), help="means of clients' images, or of a proxy data set")
+    k_mix: int = option(1, low=0, help="mixture: K, local examples in a pseudo-example")
+    proxy: str = option("photographs", help="mixture: photographs (scikit-learn's two), noise, or a name for data.name")
     pseudo_samples: int | None = option(None, low=1, help="|D_p|; null: the batch size")
     rsm_images: int = option(10, low=1, help="images in a mean")
     transfer: str = option("each_round", choices=("each_round", "once"), help="how often clients get pseudo-data")
 
     @property
     def setup_exchanges(self) -> int:
-        return 0 if not (self.lam or self.mu) else 2 if self.transfer == "once" else 1
+        if not (self.lam or self.mu):
+            return 0
+        return (self.transfer == "once") + (self.pseudo == "rsm")
+
+    @property
+    def mixes(self) -> bool:
+        return self.pseudo == "mixture" and self.k_mix > 0 and bool(self.lam or self.mu)
 
     @property
     def projects(self) -> bool:
-        return bool(self.mu) and self.projector
+        return bool(self.mu) and self.projector and not self.projector_in_extractor
 
     def check(self, setting: Setting) -> None:
         for key in ("tau1", "tau2"):
             if self.tau_mode == "divide" and not getattr(self, key):
                 raise UsageError(f"algorithm.{key}=0: cannot be divided by; use algorithm.tau_mode=multiply")
+        check_real_inputs(setting, self.name)
+        if self.pseudo == "mixture":
+            check_proxy(self.proxy, setting.task.inputs)
+
+    def adapt(self, ctx: Context) -> Context:
+        return ctx.at(task=with_projection(ctx.task, self.widths)) if self.projector_in_extractor else ctx
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
         return {"projector": mlp([math.prod(task.feature_shape), *self.widths])} if self.projects else {}
@@ -77,14 +100,23 @@ class FedDebias(FedAvg):
     def init(self, ctx: Context) -> State:
         drawn = {"projector": ctx.task.modules["projector"].initial()} if self.projects else {}
         pseudo = {"pseudo": torch.zeros(0, device=ctx.task.device)} if self.setup_exchanges else {}
-        return super().init(ctx) | drawn | pseudo
+        return super().init(ctx) | drawn | pseudo | self.from_proxy(ctx)
+
+    def from_proxy(self, ctx: Context) -> State:
+        """New pseudo-data of the proxy's, where that is what it is made of."""
+        if self.pseudo != "mixture" or not (self.lam or self.mu):
+            return {}
+        count = self.pseudo_samples or ctx.batch_size
+        return {"pseudo": proxy_means(self.proxy, ctx.task.inputs, count, self.rsm_images).to(ctx.task.device)}
 
     def broadcast(self, ctx: Context, server: State) -> State:
-        asked = {"owners": draw_owners(ctx.cohort, self.pseudo_samples or ctx.batch_size)}
+        asked: State = {}
+        if self.pseudo == "rsm":
+            asked = {"owners": draw_owners(ctx.cohort, self.pseudo_samples or ctx.batch_size)}
         if ctx.stage == "setup":
-            return asked if ctx.trip == 0 else {"pseudo": server["pseudo"]}
+            return asked if asked and ctx.trip == 0 else {"pseudo": server["pseudo"]}
         down = only(server, self.averaged)
-        if self.setup_exchanges and self.transfer == "each_round":
+        if (self.lam or self.mu) and self.transfer == "each_round":
             down |= asked | {"pseudo": server["pseudo"]}
         return down
 
@@ -97,20 +129,44 @@ class FedDebias(FedAvg):
         work = super().start(ctx, client, down)
         if self.lam or self.mu:
             work["pseudo"] = down["pseudo"] if "pseudo" in down else client["pseudo"]
-        if self.mu:
+        if self.mu and self.mixes:
+            work["sender"] = work["weights"]
+        elif self.mu:
             with torch.no_grad():
                 work["received"] = ctx.task.forward(work["weights"], work["pseudo"]).features
         if self.projects:
             work |= {"projector": down["projector"], "ascent": ctx.optimizer.init(down["projector"])}
         return work
 
-    def contrast(self, ctx: Context, theta: Weights, local: Tensor, received: Tensor, own: Tensor) -> Tensor:
-        """L_con of features: φ(x_p) and φ_g(x_p), both [|D_p|, ...], and φ(x) [batch, ...]."""
+    def mixed(self, ctx: Context, work: State, batch: Batch) -> State:
+        """What this step's mixture puts in the place of the pseudo-data, and ⟨ỹ_p, y⟩ of every pair."""
+        x, labels = mixture(work["pseudo"], batch, self.k_mix, ctx.task.num_classes)
+        pairs = torch.arange(len(batch.x), device=x.device) % len(x)
+        overlap = (labels[pairs] * soft(batch.y, ctx.task.num_classes)).sum(1)
+        made: State = {"pseudo": x, "labels": labels, "overlap": overlap}
+        if self.mu:
+            with torch.no_grad():
+                made["received"] = ctx.task.forward(work["sender"], x).features
+        return made
+
+    def contrast(
+        self,
+        ctx: Context,
+        theta: Weights,
+        local: Tensor,
+        received: Tensor,
+        own: Tensor,
+        overlap: Tensor | None = None,
+    ) -> Tensor:
+        """L_con of features: φ(x_p) and φ_g(x_p), both [|D_p|, ...], and φ(x) [batch, ...]; with ⟨ỹ_p, y⟩, Eq. 6."""
         pairs = torch.arange(len(own), device=own.device) % len(local)
         parts = [part.flatten(1) for part in (local[pairs], received[pairs], own)]
-        if self.projector:
+        if overlap is not None:
+            parts.append(parts[0] - overlap[:, None] * parts[2])
+        if self.projects:
             parts = [ctx.task.modules["projector"](theta, part)[0] for part in parts]
-        positive, negative = F.cosine_similarity(parts[0], parts[1]), F.cosine_similarity(parts[0], parts[2])
+        positive = F.cosine_similarity(parts[0], parts[1])
+        negative = F.cosine_similarity(parts[0 if overlap is None else 3], parts[2])
         if self.tau_mode == "divide":
             return F.softplus(negative / self.tau2 - positive / self.tau1).mean()
         return F.softplus(self.tau2 * negative - self.tau1 * positive).mean()
@@ -121,15 +177,17 @@ class FedDebias(FedAvg):
             local, own = (ctx.task.forward(work["weights"], x).features for x in (work["pseudo"], batch.x))
 
         def negated(theta: Weights) -> tuple[Tensor, Weights]:
-            return -self.contrast(ctx, theta, local, work["received"], own), {}
+            return -self.contrast(ctx, theta, local, work["received"], own, work.get("overlap")), {}
 
         grads, _, _ = gradients(negated, work["projector"])
         ctx.optimizer.update_(work["projector"], grads, work["ascent"])
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        seen = work | self.mixed(ctx, work, batch) if self.mixes else work
         if self.projects and self.max_step:
-            self.ascend(ctx, work, batch)
-        return super().step(ctx, work, down, batch)
+            self.ascend(ctx, seen, batch)
+        done, metrics = super().step(ctx, seen, down, batch)
+        return (only(done, work) | only(work, ("pseudo",)) if self.mixes else done), metrics
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         loss, output = super().loss(ctx, weights, work, down, batch)
@@ -137,11 +195,12 @@ class FedDebias(FedAvg):
             return loss, output
         pseudo = ctx.task.forward(weights, work["pseudo"])  # its buffers are dropped
         if self.lam:
-            labels = torch.full_like(pseudo.logits, 1 / pseudo.logits.shape[1])
+            labels = work.get("labels", torch.full_like(pseudo.logits, 1 / pseudo.logits.shape[1]))
             loss = loss + self.lam * F.cross_entropy(pseudo.logits, labels)
         if self.mu:
             theta = work.get("projector", {})
-            loss = loss + self.mu * self.contrast(ctx, theta, pseudo.features, work["received"], output.features)
+            features, overlap = (pseudo.features, work["received"], output.features), work.get("overlap")
+            loss = loss + self.mu * self.contrast(ctx, theta, *features, overlap)
         return loss, output
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
@@ -159,4 +218,6 @@ class FedDebias(FedAvg):
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         means = [reply.up["means"] for reply in replies.each if "means" in reply.up]
         fresh = {"pseudo": torch.cat(means).to(ctx.task.device)} if means else {}
+        if self.transfer == "each_round":
+            fresh |= self.from_proxy(ctx)
         return server | only(replies.mean, self.averaged) | fresh

@@ -5,6 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rayfed.algorithms.soft_labels import soft
+from rayfed.task import Batch
+
 
 def draw_owners(cohort: tuple[int, ...], count: int) -> Tensor:
     """For each of `count` means the client that makes it, drawn uniformly; torch's generator."""
@@ -16,3 +19,14 @@ def sample_means(part: Any, count: int, size: int) -> Tensor:
     size = min(size, len(part))
     rows = torch.cat([torch.randperm(len(part))[:size] for _ in range(count)])
     return torch.stack([batch.x.mean(0) for batch in part.batches(size, rows)])
+
+
+def mixture(proxy: Tensor, batch: Batch, examples: int, classes: int) -> Batch:
+    """Each of `proxy` [n, ...] averaged with `examples` of the batch, its label 1/C likewise with theirs (Eq. 4).
+
+    A batch is in random order, so the examples with row j are those of the rows after j in it, round about.
+    """
+    rows = torch.arange(len(proxy), device=proxy.device)[:, None] + torch.arange(1, examples + 1, device=proxy.device)
+    rows = rows % len(batch.x)
+    x = (proxy + batch.x[rows].sum(1)) / (examples + 1)
+    return Batch(x, (1 / classes + soft(batch.y, classes)[rows].sum(1)) / (examples + 1))

@@ -23,7 +23,7 @@ class Weak(ImageAugment):
         x = flipped(x, self.flip) if self.flip else x
         if self.scale == 1:
             return x
-        return resized(x, draw_boxes(len(x), *x.shape[-2:], (self.scale, 1.0), x.device))
+        return resized(x, draw_boxes(len(x), x.shape[2], x.shape[3], (self.scale, 1.0), x.device))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -47,7 +48,7 @@ class Blueprint:
             num_classes=population.num_classes,
             batch_norm=self.batch_norm,
             device=device,
-            inputs=Inputs(population.shape, population.mean, population.std),
+            inputs=Inputs(population.shape, population.mean, population.std, _real(population)),
         )
         ctx = Context(
             task=task,
@@ -98,6 +99,11 @@ class Blueprint:
                 width=self.width,
             )
         )
+
+
+def _real(population: Population) -> bool:
+    dtype = population.clients[0].train.x.dtype
+    return dtype == np.uint8 or dtype.kind == "f"
 
 
 def deal(sizes: Sequence[int], hosts: int) -> list[list[int]]:

@@ -1,0 +1,91 @@
+"""DANN: Ganin et al. 2016, "Domain-Adversarial Training of Neural Networks", Eq. 8 to 10, between clients, as in Guo,
+Tang and Lin 2022 (FedDebias), appendix A.
+
+D guesses from features φ(x) which client they are of; clients learn features that it cannot tell apart.
+
+    client, each step:  D ← D − η ∇CE(D(φ(x)), i),  then
+                        (φ, ω) ← (φ, ω) − η ∇[CE(ω(φ(x)), y) − a CE(D(φ(x)), i)]
+    server:             means of φ, ω, D, weighted by n_i
+
+Both steps on every batch; released code alternates them, which halves the classifier's steps. A client has one label i
+only, so its own D would soon say nothing else: that D tells clients apart comes of averaging alone.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rayfed.algorithm import ClientData, Context, Replies, Setting, State
+from rayfed.algorithms.discriminator import mlp
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.errors import UsageError
+from rayfed.network import gradients
+from rayfed.options import option
+from rayfed.task import Batch, Output, Task
+from rayfed.tree import Weights, only
+
+
+@dataclass(frozen=True, kw_only=True)
+class DANN(FedAvg):
+    """Sends the weights and those of the discriminator; keeps nothing. Scored: the global model. The discriminator's
+    optimiser is the model's."""
+
+    name: ClassVar[str] = "dann"
+    source: ClassVar[str] = "Ganin et al. 2016, Eq. 8 to 10; Guo, Tang and Lin 2022, appendix A"
+    averaged: ClassVar[tuple[str, ...]] = ("weights", "discriminator")
+
+    weight_adversary: float = option(0.1, low=0, help="a, weight of the discriminator's loss; 0 trains as FedAvg")
+    hidden: list[int] = option([256, 256], low=1, help="widths of the discriminator's hidden layers")
+
+    def check(self, setting: Setting) -> None:
+        if not setting.task.feature_shape:
+            raise UsageError("algorithm.name=dann: the model needs a split point, features(x) and a module called head")
+
+    def modules(self, task: Task) -> dict[str, nn.Module]:
+        return {"discriminator": mlp([math.prod(task.feature_shape), *self.hidden, task.num_clients])}
+
+    def init(self, ctx: Context) -> State:
+        return super().init(ctx) | {"discriminator": ctx.task.modules["discriminator"].initial()}
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return only(server, self.averaged)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        return super().start(ctx, client, down) | {
+            "discriminator": down["discriminator"],
+            "descent": ctx.optimizer.init(down["discriminator"]),
+            "label": torch.tensor(ctx.client, device=ctx.task.device),
+        }
+
+    def told_apart(self, ctx: Context, weights: Weights, features: Tensor, label: Tensor) -> Tensor:
+        """CE(D(φ(x)), i)."""
+        guesses = ctx.task.modules["discriminator"](weights, features.flatten(1))[0]
+        return F.cross_entropy(guesses, label.expand(len(guesses)))
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        with torch.no_grad():
+            features = ctx.task.forward(work["weights"], batch.x).features
+
+        def guess(trained: Weights) -> tuple[Tensor, Weights]:
+            return self.told_apart(ctx, trained, features, work["label"]), {}
+
+        grads, adversary, _ = gradients(guess, work["discriminator"])
+        ctx.optimizer.update_(work["discriminator"], grads, work["descent"])
+        work, metrics = super().step(ctx, work, down, batch)
+        return work, metrics | {"discriminator_loss": adversary}
+
+    def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
+        loss, output = super().loss(ctx, weights, work, down, batch)
+        adversary = self.told_apart(ctx, work["discriminator"], output.features, work["label"])
+        return loss - self.weight_adversary * adversary, output
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept, up | {"discriminator": work["discriminator"]}
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return server | only(replies.mean, self.averaged)

@@ -1,0 +1,106 @@
+"""FedMix: Yoon et al. 2021, "FedMix: Approximation of Mixup under Mean Augmented Federated Learning", Alg. 2, Eq. 3.
+
+Clients share means (x̄, ȳ) of a few of their examples. Mixup of x with x̄, to first order in λ, with u = (1−λ) x:
+
+    L = (1−λ) CE(f(u), y) + λ CE(f(u), ȳ) + λ ⟨∂CE(f(u), y)/∂u, x̄⟩     each example, then the mean over the batch
+    setup:   every client sends the means of its training data, M examples each; all of them come back to everyone
+    rounds:  FedAvg with L
+
+The last term is that of the paper, as recalled. Released code of FedDebias's authors shrinks it by 1−λ and, taking the
+gradient of the mean loss and then a mean, by the batch size; here neither. Per step each example meets one mean; the
+means are gone through in an order drawn anew in each round.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.soft_labels import check_real_inputs, check_soft_labels, soft
+from rayfed.errors import UsageError
+from rayfed.network import gradients
+from rayfed.options import option
+from rayfed.task import Batch, Output
+from rayfed.tree import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMix(FedAvg):
+    """Sends means of inputs and of labels once, then weights; clients keep everyone's means. Scored: global."""
+
+    name: ClassVar[str] = "fedmix"
+    source: ClassVar[str] = "Yoon et al. 2021, Alg. 2 and Eq. 3"
+    setup_exchanges: ClassVar[int] = 2
+
+    lam: float = option(0.1, low=0, high=1, help="λ, share of the mean in the mixture; 0 is FedAvg")
+    mean_examples: int = option(10, low=1, help="M, examples in a mean")
+    means: int | None = option(None, low=1, help="means in a step, each with its share of the batch; null: batch size")
+
+    def check(self, setting: Setting) -> None:
+        check_soft_labels(setting, self.name)
+        check_real_inputs(setting, self.name)
+        least = min(setting.examples, key=lambda i: setting.examples[i])
+        if setting.examples[least] < self.mean_examples:
+            raise UsageError(
+                f"algorithm.mean_examples={self.mean_examples}: client {least} has only {setting.examples[least]} "
+                "training examples"
+            )
+
+    def init(self, ctx: Context) -> State:
+        empty = torch.zeros(0, device=ctx.task.device)
+        return super().init(ctx) | {"means": {"x": empty, "y": empty}}
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        if ctx.stage == "setup":
+            return {} if ctx.trip == 0 else {"means": server["means"]}
+        return super().broadcast(ctx, server)
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        return () if ctx.stage == "setup" else super().phases(ctx)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        if ctx.stage == "setup":
+            return {}
+        order = torch.randperm(len(client["means"]["x"])).to(ctx.task.device)
+        return super().start(ctx, client, down) | {"means": client["means"], "order": order}
+
+    def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
+        order, size = work["order"], len(batch.x)
+        count = min(self.means or size, size)
+        place = torch.arange(size, device=order.device) % count + ctx.step * count
+        rows = order[place % len(order)]
+        x, y = (work["means"][name][rows] for name in ("x", "y"))
+
+        def own(inputs: Weights) -> tuple[Tensor, tuple[Output, Tensor]]:
+            loss, output = ctx.task.objective(weights, Batch(inputs["u"], batch.y))
+            return ctx.task.loss(output.logits, batch.y), (output, loss)
+
+        slopes, _, (output, loss) = gradients(own, {"u": (1 - self.lam) * batch.x}, create_graph=True)
+        loss = (1 - self.lam) * loss + self.lam * ctx.task.loss(output.logits, y)
+        return loss + self.lam * (slopes["u"] * x).sum(), output  # slopes are of the mean: 1/batch is in them
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        if ctx.stage != "setup":
+            return super().finish(ctx, work, client, down, data)
+        if ctx.trip == 1:
+            return client | {"means": down["means"]}, {}
+        rows = torch.randperm(len(data.train))
+        rows = rows[: len(rows) // self.mean_examples * self.mean_examples]
+        means = [
+            (batch.x.mean(0), soft(batch.y, ctx.task.num_classes).mean(0))
+            for batch in data.train.batches(self.mean_examples, rows)
+        ]
+        x, y = (torch.stack(part) for part in zip(*means, strict=True))
+        return client, {"means": {"x": x, "y": y}}
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        if ctx.stage != "setup":
+            return super().aggregate(ctx, server, replies)
+        sent = [reply.up["means"] for reply in replies.each if "means" in reply.up]
+        if not sent:
+            return server
+        return server | {"means": {name: torch.cat([means[name] for means in sent]) for name in ("x", "y")}}

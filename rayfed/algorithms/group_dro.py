@@ -1,0 +1,48 @@
+"""GroupDRO: Sagawa et al. 2020, "Distributionally Robust Neural Networks for Group Shifts", Alg. 1, between clients,
+as in Guo, Tang and Lin 2022 (FedDebias), appendix A.
+
+    client:  sends f_i(w_t), its mean loss over its training data on arrival, and w_i after local training
+    server:  q_i ← q_i exp(η f_i),  w_{t+1} = Σ (q_i / Σ_j q_j) w_i,  q_i = 1 before the first round
+
+The server keeps log q, which cannot overflow. It needs every client's loss in each round.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import ClientData, Context, Replies, Reply, State, mean_loss
+from rayfed.algorithms.loss_weighted import LossWeighted, reported
+from rayfed.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupDRO(LossWeighted):
+    """Sends weights and a loss; the server keeps q. Scored: the global model. f_i is over all of the client's training
+    data; released code takes its first batch."""
+
+    name: ClassVar[str] = "group_dro"
+    source: ClassVar[str] = "Sagawa et al. 2020, Alg. 1; Guo, Tang and Lin 2022, appendix A"
+
+    q_lr: float = option(0.01, low=0, help="η, step of log q along the losses; 0: plain mean of the clients")
+
+    def init(self, ctx: Context) -> State:
+        equal = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
+        return super().init(ctx) | {"log_q": equal}
+
+    def next_log_q(self, server: State, replies: Sequence[Reply]) -> Tensor:
+        losses, _ = reported(replies)
+        return server["log_q"] + self.q_lr * losses.to(server["log_q"].device)
+
+    def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
+        return self.next_log_q(server, replies).softmax(0).tolist()
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept, up | {"loss": mean_loss(ctx, self.downloaded_model(ctx, client, down), data.train)}
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return super().aggregate(ctx, server, replies) | {"log_q": self.next_log_q(server, replies.each)}

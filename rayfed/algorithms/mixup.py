@@ -1,0 +1,49 @@
+"""Mixup: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", Eq. 2, inside each client's own batches.
+
+    x̃_j = λ x_j + (1−λ) x_π(j),  ỹ_j = λ y_j + (1−λ) y_π(j),  λ ~ Beta(α, α), π a permutation of the batch
+    all else: as `base`, which is given (x̃, ỹ) wherever it would see (x, y)
+
+A wrapper: cross-entropy with the label ỹ is λ CE(y_j) + (1−λ) CE(y_π(j)). One λ for a batch. DomainBed pairs examples
+across domains; with one domain per client nothing would be left to pair.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rayfed.algorithm import Context, Setting
+from rayfed.algorithms.soft_labels import check_real_inputs, check_soft_labels, soft
+from rayfed.algorithms.wrapper import Wrapper, derived, innermost
+from rayfed.errors import UsageError
+from rayfed.options import option
+from rayfed.task import Batch
+
+HARD = ("fraug", "vhl", "fedproto", "fedgen", "fedrod", "fedreg", "faug")  # tell classes apart by y
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixup(Wrapper):
+    """Sends, keeps and is scored as its base; with FedDebias the mixed x is the local x of L_con and of Eq. 6."""
+
+    name: ClassVar[str] = "mixup"
+    source: ClassVar[str] = "Zhang et al. 2018 (mixup), Eq. 2; Guo, Tang and Lin 2022, appendix A"
+
+    alpha: float = option(0.2, above=0, help="α of the Beta distribution of λ")
+
+    prepares = derived(lambda self: True)
+
+    def check(self, setting: Setting) -> None:
+        base = innermost(self.base)
+        if any(getattr(kind, "name", "") in HARD for kind in type(base).__mro__):
+            raise UsageError(f"algorithm.base={base.name}: needs whole classes as labels, and Mixup mixes them")
+        check_soft_labels(setting, self.name)
+        check_real_inputs(setting, self.name)
+        super().check(setting)
+
+    def prepare(self, ctx: Context, batch: Batch) -> Batch:
+        x, y = self.base.prepare(ctx, batch)
+        share = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
+        other = torch.randperm(len(x)).to(x.device)
+        y = soft(y, ctx.task.num_classes)
+        return Batch(share * x + (1 - share) * x[other], share * y + (1 - share) * y[other])
