@@ -1,7 +1,8 @@
 """Microseconds of a local step: rayfed's loop in this process against plain eager PyTorch, for three networks.
 
 Eight clients train one after the other (width=1) or all at once by torch.vmap (width=8). Clients of few steps show what
-a client costs, clients of many steps what a step costs. One thread; the ways take turns in every round.
+a client costs, clients of many steps what a step costs. One thread, and seconds of
+CPU, so that other programs on the machine count little; the ways take turns in every round.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     if not args.profile:
-        print(f"{'microseconds per step':<20}  {'steps':>5}  {'':<22}{'min':>8}  {'median':>8}  {'max':>8}  of medians")
+        print(f"{'CPU µs per step':<20}  {'steps':>5}  {'':<22}{'min':>8}  {'median':>8}  {'max':>8}  of medians")
     for network in args.networks:
         for steps in args.steps:
             made = ways(network, steps)
@@ -128,13 +129,13 @@ def _plain(plan: Blueprint, population: Population, *, channels_last: bool) -> W
 
 
 def in_turn(made: dict[str, Way], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every way in every round but the first."""
+    """Seconds of CPU of every way in every round but the first."""
     seconds: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(rounds + 1):
         for name, way in made.items():
-            began = time.perf_counter()
+            began = time.process_time()
             way()
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(time.process_time() - began)
     return {name: values[1:] for name, values in seconds.items()}
 
 
