@@ -1,6 +1,7 @@
 """Small federations for tests: quadratics with known solutions, and blobs with a small network."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,22 @@ def blobs(clients: int = 4, *, sizes: Sequence[int] = (20, 26, 33, 41), seed: in
         shift = rng.normal(size=6)
         made.append(Client(i, f"d{i % 2}", draw(sizes[i % len(sizes)], shift), draw(9, shift), draw(15, shift)))
     return Population("blobs", tuple(made), 3, (6,))
+
+
+def reshaped(population: Population, shape: tuple[int, ...]) -> Population:
+    """The same people with every input in another shape."""
+
+    def part(examples: Examples) -> Examples:
+        return Examples(examples.x.reshape(-1, *shape), examples.y)
+
+    clients = [replace(c, train=part(c.train), val=part(c.val), test=part(c.test)) for c in population.clients]
+    return replace(population, clients=tuple(clients), shape=shape)
+
+
+def on_pictures(model: Net) -> Net:
+    """`model` for inputs of any shape with as many values."""
+    model.body = nn.Sequential(nn.Flatten(), *model.body)
+    return model
 
 
 def net(batch_norm: bool = True, seed: int = 0) -> Net:

@@ -1,0 +1,118 @@
+"""FedProto: Tan et al. 2022, "FedProto: Federated Prototype Learning across Heterogeneous Clients", Alg. 1, Eq. 3 to 7.
+
+    client:  w_i ← w_i − η ∇[CE(x, y) + λ · MSE(f(x), C̄_y)];  the second term counts 0 where class y has no C̄_y yet
+             sends C_ic, the mean of f(x) over the examples of class c that the round's steps saw, and their number
+    server:  C̄_c = mean of C_ic over the clients that own class c; a class that nobody had this round keeps its own
+    predict: the class whose C̄_c is nearest to f(x)
+
+The squared distance is a mean over the width of f, so λ grows with it. The paper's formula weighs a class by the
+clients' counts, FRAug's account of the baseline does not: `count_weighted`. Every client keeps its whole model; with
+`share_model` models are averaged as in FedAvg, too, which the digits of FRAug's table 2 suggest.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import ClientData, Context, Replies, Setting, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fraug_parts import one_hot
+from rayfed.errors import UsageError
+from rayfed.network import gradients
+from rayfed.options import option
+from rayfed.task import Batch, Task
+from rayfed.tree import Weights, only
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProto(FedAvg):
+    """Sends class means of the features and class counts; the model stays with the client and is scored with the
+    prototypes that it receives. Classes without a prototype are never predicted; with none at all the head predicts."""
+
+    name: ClassVar[str] = "fedproto"
+    source: ClassVar[str] = "Tan et al. 2022, Alg. 1"
+    scored: ClassVar[str] = "downloaded"
+
+    lam: float = option(1.0, low=0, help="λ, weight of the distance to the prototypes")
+    share_model: bool = option(False, help="average the models, too, as FedAvg does")
+    count_weighted: bool = option(False, help="weigh a client's prototype of a class by its examples of that class")
+
+    def check(self, setting: Setting) -> None:
+        if not setting.task.feature_shape:
+            raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
+
+    def personal(self, task: Task) -> frozenset[str]:
+        return task.personal if self.share_model else frozenset(task.initial_weights())
+
+    def init(self, ctx: Context) -> State:
+        task = ctx.task
+        width = int(torch.Size(task.feature_shape).numel())
+        none = {"means": torch.zeros(task.num_classes, width), "known": torch.zeros(task.num_classes)}
+        return super().init(ctx) | {"prototypes": {name: value.to(task.device) for name, value in none.items()}}
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return super().broadcast(ctx, server) | {"prototypes": server["prototypes"]}
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        means = down["prototypes"]["means"]
+        return super().start(ctx, client, down) | {
+            "sums": torch.zeros_like(means),
+            "counts": torch.zeros(len(means), device=means.device),
+        }
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        weights, prototypes = work["weights"], down["prototypes"]
+
+        def objective(trained: Weights) -> tuple[Tensor, tuple[Weights, Tensor, Tensor]]:
+            loss, output = self.loss(ctx, weights | trained, work, down, batch)
+            z = output.features.flatten(1)
+            distance = (z - prototypes["means"][batch.y]).square().mean(1)
+            pull = (prototypes["known"][batch.y] * distance).mean()
+            return loss + self.lam * pull, (output.buffers, z, pull)
+
+        grads, loss, (buffers, z, pull) = gradients(objective, only(weights, self.trained(ctx)))
+        ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
+        members = one_hot(batch.y, ctx.task.num_classes)
+        sums, counts = work["sums"] + members.T @ z, work["counts"] + members.sum(0)
+        changed = {"weights": weights | buffers, "sums": sums, "counts": counts}
+        return work | changed, {"loss": loss, "prototype_distance": pull}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        means = work["sums"] / work["counts"].clamp(min=1)[:, None]
+        return kept, up | {"prototypes": {"means": means, "counts": work["counts"]}}
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        device = ctx.task.device
+        means = torch.stack([reply.up["prototypes"]["means"].to(device) for reply in replies.each])
+        counts = torch.stack([reply.up["prototypes"]["counts"].to(device) for reply in replies.each])
+        shares = counts if self.count_weighted else (counts > 0).float()
+        total = shares.sum(0)
+        found = (shares[:, :, None] * means).sum(0) / total.clamp(min=1)[:, None]
+        old = server["prototypes"]
+        prototypes = {
+            "means": torch.where(total[:, None] > 0, found, old["means"]),
+            "known": torch.maximum(old["known"], (total > 0).float()),
+        }
+        return super().aggregate(ctx, server, replies) | {"prototypes": prototypes}
+
+    def global_model(self, ctx: Context, server: State) -> Any:
+        weights = super().global_model(ctx, server)
+        return None if weights is None else {"weights": weights, "prototypes": server["prototypes"]}
+
+    def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
+        return {"weights": super().downloaded_model(ctx, client, down), "prototypes": down["prototypes"]}
+
+    def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
+        return {"weights": work["weights"], "prototypes": down["prototypes"]}
+
+    @torch.no_grad()
+    def predict(self, ctx: Context, model: Any, x: Tensor) -> Tensor:
+        means, known = model["prototypes"]["means"], model["prototypes"]["known"] > 0
+        features = ctx.task.represent(model["weights"], x)
+        distances = (features.flatten(1)[:, None] - means).square().mean(2)
+        farthest = torch.where(known, distances, 0).amax(1, keepdim=True)
+        nearness = -torch.where(known, distances, farthest + 1)
+        return torch.where(known.any(), nearness, ctx.task.head(model["weights"], features, train=False))

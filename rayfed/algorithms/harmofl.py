@@ -1,0 +1,150 @@
+"""HarmoFL: Jiang, Wang and Dou 2022, "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on
+Heterogeneous Medical Images", Eq. 2 to 7, Alg. 1.
+
+    setup:   every client sends the mean amplitude |FFT(x)| of its images; their mean Ā goes to everyone, once
+    input:   x̃ = Re FFT⁻¹(Ā · e^{i·phase of x}), per channel, in training and in scoring
+    client:  δ = α ∇f(θ)/‖∇f(θ)‖;  θ ← θ − η ∇f(θ + δ) on the same batch, with the optimiser's momentum
+    server:  unweighted mean of models
+
+A client's mean is a running one over its batches, A ← (1−m)·A + m·batch mean from the first batch on. The released
+code swaps the lowest frequency alone, truncates m to 0, and takes A while it trains round 1; here Ā is complete before
+round 1 and then frozen. The running statistics of batch norm are those of the pass at θ.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.errors import UsageError
+from rayfed.network import gradients
+from rayfed.options import option
+from rayfed.task import Batch
+from rayfed.tree import Weights, add, only, scale
+
+AMPLITUDE = "harmofl.amplitude"
+
+
+def amplitude(x: Tensor) -> Tensor:
+    """Mean over the batch [batch, channels, height, width] of the amplitudes of the two-dimensional FFT."""
+    return torch.fft.fft2(x).abs().mean(0)
+
+
+def harmonised(x: Tensor, common: Tensor) -> Tensor:
+    """`x` with the amplitudes `common` [channels, height, width] and its own phases; as it is while there are none."""
+    if not common.numel():
+        return x
+    return torch.fft.ifft2(torch.polar(common.expand_as(x), torch.fft.fft2(x).angle())).real
+
+
+class Harmonised(nn.Module):
+    """`model` behind `harmonised`; its weights keep their names, the amplitude is one more buffer."""
+
+    model: Any
+    harmofl: Any
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.__dict__["model"] = model
+        self._parameters, self._buffers = model._parameters, model._buffers
+        self.feature_shape = tuple(model.feature_shape)
+        extra = nn.Module()
+        extra.register_buffer("amplitude", torch.zeros(0))  # its shape is known after the setup
+        self._modules.update({**model._modules, "harmofl": extra})
+
+    def train(self, mode: bool = True) -> Self:
+        self.model.training = mode
+        return super().train(mode)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.model.features(harmonised(x, self.harmofl.amplitude))
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.model.head(features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarmoFL(FedAvg):
+    """Sends its mean amplitude once and its model each round; keeps the common amplitude. Scored is the server's model
+    on harmonised images."""
+
+    name: ClassVar[str] = "harmofl"
+    source: ClassVar[str] = "Jiang, Wang and Dou 2022, Alg. 1"
+    averaged: ClassVar[tuple[str, ...]] = ("weights", "amplitude")
+    setup_exchanges: ClassVar[int] = 2  # type: ignore[assignment]
+
+    alpha: float = option(0.05, low=0, help="α_h, length of the step to where the gradient is taken; 0: plain SGD")
+    amplitude_momentum: float = option(0.1, above=0, high=1, help="m of a client's running mean amplitude")
+    uniform: bool = option(True, help="average with equal weights, and not by training examples")
+
+    def check(self, setting: Setting) -> None:
+        if setting.tokens or len(setting.shape) != 3:
+            found = "tokens" if setting.tokens else "samples of " + "x".join(map(str, setting.shape))
+            raise UsageError(f"algorithm.name={self.name}: takes images (channels x height x width), got {found}")
+        if not setting.task.feature_shape:
+            raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
+
+    def adapt(self, ctx: Context) -> Context:
+        if not ctx.task.feature_shape:
+            return ctx  # refused in `check`
+        return ctx.at(task=ctx.task.with_model(Harmonised(ctx.task.model.module), personal=[AMPLITUDE]))
+
+    def init(self, ctx: Context) -> State:
+        return super().init(ctx) | {"amplitude": ctx.task.initial_weights()[AMPLITUDE]}
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        if ctx.stage != "setup":
+            return super().broadcast(ctx, server)
+        return {"amplitude": server["amplitude"]} if ctx.trip else {}
+
+    def phases(self, ctx: Context) -> tuple[Phase, ...]:
+        return () if ctx.stage == "setup" else (ctx.local,)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        return {} if ctx.stage == "setup" else super().start(ctx, client, down)
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        weights = work["weights"]
+
+        def objective(trained: Weights) -> tuple[Tensor, Weights]:
+            value, output = self.loss(ctx, weights | trained, work, down, batch)
+            return value, output.buffers
+
+        here = only(weights, self.trained(ctx))
+        grads, loss, buffers = gradients(objective, here)
+        if self.alpha:
+            norm = torch.stack([grad.square().sum() for grad in grads.values()]).sum().sqrt()
+            there = add(here, scale(grads, self.alpha / (norm + 1e-12)))
+            grads, _, _ = gradients(objective, there)
+        ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
+        return work | {"weights": weights | buffers}, {"loss": loss}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        if ctx.stage != "setup":
+            return super().finish(ctx, work, client, down, data)
+        if ctx.trip:
+            return client | {"weights": client["weights"] | {AMPLITUDE: down["amplitude"]}}, {}
+        means = [amplitude(batch.x) for batch in data.train.batches(ctx.batch_size)]
+        running = means[0]
+        for mean in means[1:]:
+            running = torch.lerp(running, mean, self.amplitude_momentum)
+        return client, {"amplitude": running}
+
+    def weight(self, ctx: Context, examples: int) -> float:
+        return 1.0 if self.uniform else super().weight(ctx, examples)
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return server | replies.mean
+
+    def global_model(self, ctx: Context, server: State) -> Any:
+        task = copy.copy(ctx.task)
+        task.personal -= {AMPLITUDE}
+        weights = super().global_model(ctx.at(task=task), server)
+        return None if weights is None else weights | {AMPLITUDE: server["amplitude"]}

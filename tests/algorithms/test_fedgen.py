@@ -1,0 +1,144 @@
+"""FedGen: counts once, the client's loss and the generator's training by hand, with and without DBE."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain import CLIENTS, LR, data, plan, population, run
+from support import Point, net, quadratic, quadratics, simulate
+
+from rayfed.algorithm import Replies, Reply
+from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedgen import FeatureGenerator, FedGen, drawn_classes
+from rayfed.errors import UsageError
+from rayfed.network import weights_of
+from rayfed.task import Batch
+from rayfed.tree import nbytes, only
+
+HEAD = ("fc.weight", "fc.bias")
+
+
+def small(**options):
+    return FedGen(**({"noise": 4, "hidden": 6, "server_steps": 3} | options))
+
+
+def test_classes_are_drawn_in_proportion():
+    torch.manual_seed(0)
+    y = drawn_classes(torch.tensor([30.0, 0.0, 10.0, 60.0]), 20_000)
+    found = torch.bincount(y, minlength=4) / len(y)
+    assert found[1] == 0
+    torch.testing.assert_close(found, torch.tensor([0.3, 0.0, 0.1, 0.6]), rtol=0, atol=0.02)
+
+
+def test_the_first_round_is_fedavg():
+    people, model = population(), net()
+    ours, plainly = (run(a, people, model, rounds=1).state["weights"] for a in (small(), FedAvg()))
+    for name, value in plainly.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-7)
+    assert list(ours) == list(plainly)
+
+
+def test_the_clients_loss():
+    people, algorithm = population(), small()
+    model = net(batch_norm=False)
+    ctx = plan(algorithm, people, model).context(people, "cpu")
+    torch.manual_seed(0)
+    generator = ctx.task.modules["generator"].initial()
+    down = {"weights": ctx.task.initial_weights(), "generator": generator, "counts": torch.tensor([5.0, 3.0, 2.0])}
+    x, y = data(people, 0)
+    torch.manual_seed(5)
+    work = algorithm.start(ctx, {"weights": {}}, down)
+    work, metrics = algorithm.step(ctx, {**work, "weights": dict(weights_of(model))}, down, Batch(x, y))
+    torch.manual_seed(5)
+    label = drawn_classes(down["counts"], ctx.batch_size)
+    noise = torch.rand(ctx.batch_size, 4)
+    by_hand = FeatureGenerator(4, 6, 3, (8,))
+    by_hand.load_state_dict(generator)
+    features = by_hand.layers(torch.cat([noise, F.one_hot(label, 3).float()], 1)).detach()
+    loss = F.cross_entropy(model(x), y) + F.cross_entropy(model.head(features), label)
+    loss.backward()
+    assert metrics["loss"].item() == pytest.approx(loss.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(work["weights"][name], parameter.detach() - LR * parameter.grad)
+
+
+def test_the_servers_training_of_the_generator_by_hand():
+    people, algorithm = population(), small(server_lr=0.05)
+    ctx = plan(algorithm, people, net(batch_norm=False)).context(people, "cpu")
+    torch.manual_seed(0)
+    server = algorithm.init(ctx) | {"counts": torch.tensor([4.0, 1.0, 5.0])}
+    heads = [{"fc.weight": torch.randn(3, 8), "fc.bias": torch.randn(3)} for _ in CLIENTS]
+    rest = {name: v for name, v in server["weights"].items() if name not in HEAD}
+    replies = Replies({"weights": rest}, [Reply(i, 8 + i, {"head": heads[i]}) for i in CLIENTS])
+    p = torch.tensor([8.0, 9.0, 10.0]) / 27
+    by_hand = FeatureGenerator(4, 6, 3, (8,))
+    by_hand.load_state_dict(server["generator"])
+    adam = torch.optim.Adam(by_hand.parameters(), lr=0.05)
+    torch.manual_seed(9)
+    found = algorithm.aggregate(ctx, server, replies)
+    found = algorithm.aggregate(ctx, found, replies)
+    torch.manual_seed(9)
+    for _ in range(6):  # two rounds of three; the moments go on
+        y = drawn_classes(server["counts"], ctx.batch_size)
+        z = by_hand(y, torch.rand(len(y), 4))
+        logits = sum(share * F.linear(z, h["fc.weight"], h["fc.bias"]) for share, h in zip(p, heads, strict=True))
+        adam.zero_grad()
+        F.cross_entropy(logits, y).backward()
+        adam.step()
+    for name, value in by_hand.state_dict().items():
+        if name != "layers.0.bias":  # batch norm takes it away: its gradient is rounding, which Adam blows up
+            torch.testing.assert_close(found["generator"][name], value, rtol=1e-3, atol=1e-5)
+    mean = sum(share * h["fc.weight"] for share, h in zip(p, heads, strict=True))
+    torch.testing.assert_close(found["weights"]["fc.weight"], mean)
+
+
+def test_what_is_sent_and_when():
+    people, algorithm = population(), small()
+    server, records = simulate(plan(algorithm, people, net(), rounds=2), people)
+    assert [record.stage for record in records] == ["setup", "round", "round"]
+    assert records[0].bytes_up == {"counts": 3 * 4 * 3}
+    assert records[0].bytes_down == {}
+    weights = server.ctx.task.initial_weights()
+    head = nbytes(only(weights, HEAD))
+    model = {"weights": 3 * (nbytes(weights) - head), "head": 3 * head}
+    assert records[1].bytes_up == records[2].bytes_up == model
+    assert records[1].bytes_down == {"weights": 3 * nbytes(weights)}
+    generator = {"generator": 3 * nbytes(server.state["generator"]), "counts": 36}
+    assert records[2].bytes_down == {"weights": 3 * nbytes(weights)} | generator
+    counts = sum(torch.bincount(torch.from_numpy(c.train.y), minlength=3) for c in people.clients)
+    assert torch.equal(server.state["counts"], counts.float())
+
+
+def test_under_dbe_generated_features_meet_the_head_without_bias():
+    people, algorithm = population(), DBE(base=small(), kappa=0.0)
+    ctx = plan(algorithm, people, net(batch_norm=False)).context(people, "cpu")
+    base = algorithm.base
+    assert base.head(ctx.task) == set(HEAD)
+    torch.manual_seed(0)
+    down = {
+        "weights": {name: v for name, v in ctx.task.initial_weights().items() if name not in ctx.task.personal},
+        "generator": ctx.task.modules["generator"].initial(),
+        "counts": torch.ones(3),
+    }
+    batch = Batch(*data(people, 0))
+    losses = []
+    for bias in (0.0, 3.0):
+        client = {"weights": {"dbe.bias": torch.full((8,), bias)}}
+        weights = algorithm.start(ctx, client, down)["weights"]
+        torch.manual_seed(1)
+        whole, _ = base.loss(ctx, weights, {}, down, batch)
+        alone, _ = base.loss(ctx, weights, {}, only(down, ("weights",)), batch)
+        losses.append((whole - alone).item())
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    server = run(DBE(base=small(), kappa=1.0), people, net())
+    assert server.state["consensus"].shape == (8,)
+    assert int(server.state["rounds"]) == 2
+
+
+def test_refusals():
+    people = quadratics((1.0, 0.0), (2.0, 1.0))
+    with pytest.raises(UsageError, match=r"^algorithm.name=fedgen: the model needs a split point with weights in its"):
+        plan(FedGen(), people, Point(), loss=quadratic, batch_size=2).check(people)
+    people = population()
+    with pytest.raises(UsageError, match=r"^local.batch_size=1: algorithm.name=fedgen cannot train its batch norm on"):
+        plan(FedGen(), people, net(), batch_size=1).check(people)
