@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from rayfed.config import Config
+from rayfed.capacity import check_fits, known_nodes
+from rayfed.config import Config, Placement
 from rayfed.data.population import Client
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import LocalFleet
@@ -69,6 +70,9 @@ def run(
     if not isinstance(config, Config):
         source = from_file(config) if isinstance(config, (str, Path)) else config or {}
         config = Config.read(source, overrides)
+    elif overrides:
+        config = Config.read(config.tree(), overrides)
+    _check_placement(config.placement)
     plan = make_plan(config, clients=clients, model=model, loss=loss, num_classes=num_classes)
     if not quiet:
         print(introduce(plan), file=sys.stderr, flush=True)
@@ -78,6 +82,14 @@ def run(
     mine = [frame[frame.trial == plan.trial].reset_index(drop=True) for frame in tables]
     folder = Path(config.results) / config.experiment
     return Result(plan.trial, folder, digest, mine[0], mine[1], mine[2], state["server"], state["clients"])
+
+
+def _check_placement(place: Placement) -> None:
+    """Refuses what is not there before anything is said or started; a running cluster is asked when it is joined."""
+    if not place.hosts:
+        device_for(place.gpus)
+    elif (nodes := known_nodes()) is not None:
+        check_fits(place, nodes)
 
 
 def _saved(plan: Plan) -> bytes | None:

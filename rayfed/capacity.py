@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +35,17 @@ def cluster_is_running() -> bool:
     """Whether Ray would join a cluster: RAY_ADDRESS is set, or `ray start` left its note on this machine."""
     folder = os.environ.get("RAY_TMPDIR", "/tmp")
     return bool(os.environ.get("RAY_ADDRESS")) or (Path(folder) / "ray" / "ray_current_cluster").exists()
+
+
+def known_nodes() -> list[Bundle] | None:
+    """The nodes to count on: those of the Ray that this process has joined, or this machine where Ray would start here.
+
+    None where a running cluster has to be joined first.
+    """
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return None if cluster_is_running() else this_machine()
 
 
 def check_fits(placement: Placement, nodes: Sequence[Bundle]) -> None:

@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ray
@@ -44,9 +45,12 @@ def connect(placement: Placement, *, dashboard: bool) -> str:
     return url
 
 
-def carry_user_modules(*things: Any) -> None:
-    """Sends the user's own modules (files below the working directory) along by value: other nodes lack the files."""
-    here = Path.cwd().resolve()
+def carry_user_modules(*things: Any) -> list[ModuleType]:
+    """Sends the user's own modules (files below the working directory) along by value: other nodes lack the files.
+
+    Returns the modules that define the classes or objects `things`, for a worker that looks them up by name.
+    """
+    here, carried = Path.cwd().resolve(), {}
     for thing in things:
         module = sys.modules.get(getattr(thing, "__module__", None) or "")
         file = getattr(module, "__file__", None)
@@ -54,6 +58,8 @@ def carry_user_modules(*things: Any) -> None:
             continue
         if Path(file).resolve().is_relative_to(here) and "site-packages" not in file:
             ray.cloudpickle.register_pickle_by_value(module)
+            carried[module.__name__] = module
+    return list(carried.values())
 
 
 class RemoteRecorder:

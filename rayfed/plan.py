@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from rayfed.data.describe import fingerprint
 from rayfed.data.load import load
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.payload import fingerprint as state_fingerprint
 from rayfed.engine.seeds import seed_torch, torch_state_kept
 from rayfed.engine.server import Evaluation
 from rayfed.errors import UsageError
 from rayfed.models.build import build_model, check_model
 from rayfed.models.split import ensure_split
+from rayfed.network import weights_of
 from rayfed.optim import SGD, Adam
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -66,6 +69,9 @@ def make_plan(
         UsageError: with the key at fault.
     """
     augment = build_augment(config.augment.name or "none", config.augment.options)
+    for path in (Path(config.results), Path(config.results) / config.experiment):
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"results={config.results}: {path} is a file, not a folder")
     if model is None:
         check_model(config.model.name or "", config.model.options)
     if clients is not None:
@@ -97,7 +103,13 @@ def make_plan(
         splits=tuple(config.evaluate.splits),
         adapt_epochs=config.evaluate.adapt_epochs,
     )
+    if model is not None and loss is None:
+        _check_logits(blueprint, population)
     extra = fingerprint(population) if clients is not None else ""
+    if model is not None:
+        extra += state_fingerprint(weights_of(blueprint.model)) + type(blueprint.model).__qualname__
+    if loss is not None:
+        extra += f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', type(loss).__qualname__)}"
     return Plan(config, population, blueprint, evaluation, trial_name(config, extra))
 
 
@@ -123,10 +135,13 @@ def own_clients(clients: Sequence[Client | Mapping[str, Any]], num_classes: int 
     if not made:
         raise UsageError("clients: expected at least one")
     made = [dataclasses.replace(client, id=i) for i, client in enumerate(made)]
+    labels = [part.y for client in made for part in (client.train, client.val, client.test) if len(part)]
+    whole = all(label.dtype.kind in "iu" for label in labels)
+    least = int(max(label.max() for label in labels)) + 1 if whole else 1
     if num_classes is None:
-        labels = [part.y for client in made for part in (client.train, client.val, client.test) if len(part)]
-        whole = all(label.dtype.kind in "iu" for label in labels)
-        num_classes = int(max(label.max() for label in labels)) + 1 if whole else 1
+        num_classes = least if whole else 1
+    if whole and num_classes < least:
+        raise UsageError(f"num_classes={num_classes}: the labels go up to {least - 1}, so there are at least {least}")
     return Population("clients", tuple(made), num_classes, tuple(made[0].train.x.shape[1:]))
 
 
@@ -146,6 +161,8 @@ def _client(number: int, given: Mapping[str, Any]) -> Client:
 
 
 def _examples(pair: Any, where: str) -> Examples:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise UsageError(f"{where}: expected a pair (x, y), got {type(pair).__name__}")
     x, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part) for part in pair)
     if len(x) != len(y):
         raise UsageError(f"{where}: {len(x)} inputs but {len(y)} labels")
@@ -156,6 +173,8 @@ def _examples(pair: Any, where: str) -> Examples:
 
 def _model(config: Config, population: Population, model: MakeModel | nn.Module | None) -> nn.Module:
     dtype = torch.from_numpy(population.clients[0].train.x[:0]).dtype
+    if dtype == torch.uint8:  # images reach the model as normalised floats
+        dtype = torch.float32
     with torch_state_kept():
         seed_torch(config.seed, "model")
         if model is None:
@@ -165,6 +184,16 @@ def _model(config: Config, population: Population, model: MakeModel | nn.Module 
         if not isinstance(made, nn.Module):
             raise UsageError(f"model: expected a function that makes a torch.nn.Module, got {type(made).__name__}")
         return made if hasattr(made, "feature_shape") else ensure_split(made, population.shape, dtype)
+
+
+def _check_logits(blueprint: Blueprint, population: Population) -> None:
+    """Cross-entropy needs a logit for every class."""
+    x = torch.from_numpy(population.clients[0].train.x[:1].copy())
+    with torch_state_kept():
+        task = blueprint.context(population, "cpu").task
+        logits = task.predict(task.initial_weights(), x.float() if x.dtype == torch.uint8 else x)
+    if logits.shape[1] < population.num_classes:
+        raise UsageError(f"model: gives {logits.shape[1]} logits, but there are {population.num_classes} classes")
 
 
 def _optimizer(config: Config) -> SGD | Adam:
@@ -183,16 +212,15 @@ def _cohort(asked: int | float, clients: int) -> int:
 
 
 def _points(config: Config, blueprint: Blueprint, population: Population) -> tuple[str, ...]:
-    algorithm = blueprint.algorithm
-    points = tuple(config.evaluate.points or (algorithm.scored,))
-    if "global" in points:
-        with torch_state_kept():
-            ctx = blueprint.context(population, "cpu")
-            if algorithm.global_model(ctx, algorithm.init(ctx)) is None:
-                better = "downloaded" if algorithm.scored == "global" else algorithm.scored
-                raise UsageError(
-                    f"evaluate.points: algorithm {config.algorithm_name} has no global model here, since parts of the "
-                    f"model stay with the clients; use evaluate.points=[{better}]"
-                )
-    # the point that the algorithm is judged by comes first
-    return tuple(sorted(points, key=lambda point: point != algorithm.scored))
+    """The points to score, the one that the algorithm is judged by first."""
+    algorithm, asked = blueprint.algorithm, config.evaluate.points
+    with torch_state_kept():
+        ctx = blueprint.context(population, "cpu")
+        has_global = algorithm.global_model(ctx, algorithm.init(ctx)) is not None
+    scored = algorithm.scored if has_global or algorithm.scored != "global" else "downloaded"
+    if asked and "global" in asked and not has_global:
+        raise UsageError(
+            f"evaluate.points: algorithm {config.algorithm_name} has no global model here, since parts of the model "
+            f"stay with the clients; use evaluate.points=[{scored}]"
+        )
+    return tuple(sorted(asked or (scored,), key=lambda point: point != scored))

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,30 @@ def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
     if ":" not in target:
         raise UsageError(f"{where}={name}: {suggestion(name, table)}; your own is written module:Name")
     module_name, attribute = target.split(":", 1)
+    if not module_name or not attribute:
+        raise UsageError(f"{where}={name}: your own is written module:Name")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise  # the module was found; something that it imports was not
-        raise UsageError(f"{where}={name}: no module {module_name!r} in {here} or the installed packages") from error
+    except Exception as error:  # whatever a user's file raises, it is the user who wants to know
+        if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or " "):
+            missing = f"no module {module_name!r} in {here} or the installed packages"
+            raise UsageError(f"{where}={name}: {missing}") from error
+        if target != name:
+            raise  # rayfed's own
+        raise UsageError(f"{where}={name}: importing {module_name} fails: {_in_one_line(error)}") from error
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
         raise UsageError(f"{where}={name}: {module_name} has no {attribute!r}; {suggestion(attribute, public)}")
     return getattr(module, attribute)
+
+
+def _in_one_line(error: Exception) -> str:
+    """What a user's module raised, and where."""
+    text = " ".join(str(error).split())
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {text} ({last.filename}, line {last.lineno})"

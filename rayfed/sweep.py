@@ -5,17 +5,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from rayfed.capacity import bundles, check_fits, cluster_is_running, this_machine
-from rayfed.config import Config
+from rayfed.capacity import bundles, check_fits, known_nodes
+from rayfed.config import Config, Named
 from rayfed.engine.server import Record
 from rayfed.errors import UsageError
 from rayfed.help import usage
 from rayfed.plan import Plan, make_plan, trial_name
 from rayfed.progress import many_trials, span, watch_trials
+from rayfed.registry import resolve
 from rayfed.report import plot, render
 from rayfed.results.read import read
 from rayfed.sources import from_arguments, from_file
@@ -31,8 +33,9 @@ def sweep(space: Space, *, quiet: bool = False) -> int:
     trials = [(Config.read(values), values) for values in space.trials()]
     configs = [config for config, _ in trials]
     first = configs[0]
-    for config in configs if not cluster_is_running() else ():
-        check_fits(config.placement, this_machine())
+    nodes = known_nodes()
+    for config in configs if nodes is not None else ():
+        check_fits(config.placement, nodes or [])
     names = [trial_name(config) for config in configs]
     if len(set(names)) < len(names):
         raise UsageError(f"arms: two trials are the same configuration ({_repeated(names)}); each must differ")
@@ -93,7 +96,7 @@ def _tune(space: Space, configs: Sequence[Config], todo: list[dict[str, Any]], q
     url = cluster.connect(first.placement, dashboard=True)
     for config in configs:
         cluster.connect(config.placement, dashboard=True)
-        cluster.carry_user_modules(config.algorithm)
+    modules = cluster.carry_user_modules(*(thing for config in configs for thing in _own_things(config)))
     if not quiet and url:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
     home = (Path(first.results) / first.experiment).resolve()
@@ -109,7 +112,7 @@ def _tune(space: Space, configs: Sequence[Config], todo: list[dict[str, Any]], q
     for name in ("ray.tune", "ray.train", "ray.air"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
     tuner = tune.Tuner(
-        tune.with_resources(_trainable(recorder), _resources),
+        tune.with_resources(_trainable(recorder, modules), _resources),
         param_space={"job": tune.grid_search(todo)},
         tune_config=tune.TuneConfig(
             metric="val" if scheduler else None,
@@ -151,7 +154,7 @@ def _resources(config: Mapping[str, Any]) -> Any:
     return tune.PlacementGroupFactory(bundles(Config.read(config["job"]["values"]).placement), strategy="PACK")
 
 
-def _trainable(recorder: Any) -> Any:
+def _trainable(recorder: Any, modules: list[ModuleType]) -> Any:
     actor = recorder.actor  # the function travels to each trial; of the recorder it needs this handle
 
     def trial(config: Mapping[str, Any]) -> None:
@@ -160,6 +163,8 @@ def _trainable(recorder: Any) -> Any:
 
         from rayfed.cluster import RemoteRecorder, run_placed
 
+        for module in modules:  # the user's own, which `Config.read` looks up by name
+            sys.modules.setdefault(module.__name__, module)
         sink = RemoteRecorder(actor)
         plan = make_plan(Config.read(config["job"]["values"]))
 
@@ -172,6 +177,13 @@ def _trainable(recorder: Any) -> Any:
         run_placed(plan, sink, ray.util.get_current_placement_group(), saved, report)
 
     return trial
+
+
+def _own_things(config: Config) -> Iterator[Any]:
+    """What the configuration names as module:Thing."""
+    for named in (Named(config.algorithm_name), config.data, config.partition, config.model, config.augment):
+        if named.name and ":" in named.name:
+            yield resolve(named.name, {}, where="name")
 
 
 def _headline(plan: Plan, record: Record) -> dict[str, float]:

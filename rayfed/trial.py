@@ -11,7 +11,7 @@ from rayfed.engine import checkpoint
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.seeds import torch_state_kept
 from rayfed.engine.server import Record, Server
-from rayfed.errors import Diverged
+from rayfed.errors import Diverged, UsageError
 from rayfed.plan import Plan
 
 
@@ -41,6 +41,8 @@ def run_trial(
         Diverged: after it was recorded, as is anything else that goes wrong.
     """
     every, fleet = plan.config.checkpoint.every, None
+    late: list[Record] = []  # reported when the trial is recorded as done: a scheduler may end it at any report
+    begun = done = False
     try:
         with torch_state_kept():
             fleet = make_fleet()
@@ -48,15 +50,28 @@ def run_trial(
             if saved is not None:
                 checkpoint.load(server, io.BytesIO(saved), f"checkpoint of {plan.trial}")
             sink.begin(plan.trial, plan.values(), plan.config.rounds, server.round if saved is not None else None)
+            begun = True
             for record in server.run():
                 sink.record(plan.trial, record)
                 if every and server.round and (server.round % every == 0 or server.round >= plan.config.rounds):
                     sink.checkpoint(plan.trial, checkpoint.dump(server))
-                report(record)
+                if server.round < plan.config.rounds:
+                    report(record)
+                else:
+                    late.append(record)
             digest = server.fingerprint()
             sink.end(plan.trial, {"status": "done", "weights_hash": digest})
+            done = True
             state = checkpoint.state(server)
+            for record in late:
+                report(record)
+    except SystemExit:  # so Ray Tune ends a trial that its scheduler has stopped
+        if not done:
+            sink.end(plan.trial, {"status": "stopped"})
+        raise
     except BaseException as error:
+        if isinstance(error, UsageError) and not begun:
+            raise  # nothing was started, so an earlier attempt's row stays as it is
         status = "diverged" if isinstance(error, Diverged) else "failed"
         text = str(error).strip().splitlines() or [type(error).__name__]
         shown = text[0] if isinstance(error, Diverged) else f"{type(error).__name__}: {text[-1]}"

@@ -1,6 +1,7 @@
 """Checkpoints: the server's state, every client's, and the round. Random numbers need none: they are keyed by round."""
 
 import io
+import pickle
 from typing import Any, BinaryIO
 
 import torch
@@ -31,8 +32,8 @@ def load(server: Server, file: BinaryIO, name: str) -> None:
     """
     try:
         content = torch.load(file, map_location=server.ctx.task.device, weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        why = str(error).splitlines()[0]
+    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(f"{name}: cannot be read ({why}); start anew with resume=false") from error
     if not content["server"].keys() >= server.state.keys():  # a setup may have added some
         raise UsageError(f"{name}: is of another algorithm; start anew with resume=false")

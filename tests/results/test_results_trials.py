@@ -78,7 +78,7 @@ def test_no_row_is_lost_between_processes(tmp_path: Path) -> None:
 
 
 def test_an_unknown_status_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="status 'ok': known are running, done, failed, diverged"):
+    with pytest.raises(ValueError, match="status 'ok': known are running, done, stopped, failed, diverged"):
         record_trial(tmp_path, "e", "a", {"status": "ok"})
 
 
