@@ -40,6 +40,11 @@ def parameters(model: torch.nn.Module) -> int:
                 "pool": (512,),
             }.items()
         ],
+        ("cct", {}, (3, 32, 32), 10, 3_760_139, (256,)),
+        ("cct", {}, (3, 32, 32), 100, 3_760_139 + 90 * 257, (256,)),
+        ("cct", {"depth": 2, "heads": 2, "width": 8}, (1, 9, 7), 10, None, (16,)),
+        ("har_cnn", {}, (9, 1, 128), 6, 2_253_958, (1664,)),
+        ("har_cnn", {"split": "fc2"}, (9, 1, 128), 6, 2_253_958, (512,)),
         ("mobilenet_v3_small", {}, (1, 32, 32), 10, None, (1024,)),
         ("torchvision", {"arch": "mnasnet0_5"}, (3, 64, 64), 10, None, (1280,)),
         ("mlp", {"projection": 64}, (1, 8, 8), 10, None, (64,)),
@@ -65,10 +70,11 @@ def test_size_and_split(name, options, shape, classes, count, feature_shape):
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"vgg11", "resnet50", "densenet121", "efficientnet_b0"}))
 def test_same_seed_same_weights(name):
     options = {"arch": "mnasnet0_5"} if name == "torchvision" else {}
+    shape = {"fasttext": (5,), "har_cnn": (1, 1, 32)}.get(name, (1, 32, 32))
     models = []
     for _ in range(2):
         torch.manual_seed(3)
-        models.append(build_model(name, options, (1, 32, 32), 10).state_dict())
+        models.append(build_model(name, options, shape, 10).state_dict())
     assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
 
 

@@ -1,0 +1,48 @@
+"""The CNN for UCI HAR (Zeng et al., MobiCASE 2014) as DBE uses it (Zhang et al., NeurIPS 2023)."""
+
+import dataclasses
+from collections import OrderedDict
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from rayfed.errors import UsageError
+from rayfed.models.base import ModelOptions
+from rayfed.models.cnn import cut
+from rayfed.models.split import Split, dry_run
+from rayfed.options import option
+
+_ENDS = {"conv2": "flatten", "fc1": "relu3", "fc2": "relu4"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HARCNN(ModelOptions):
+    """conv1x9(32) + ReLU + pool1x2, conv1x9(64) + ReLU + pool1x2, FC 1024 + ReLU, FC 512 + ReLU, FC C; no padding.
+
+    Inputs are channels x 1 x time; 2,253,958 parameters on 9x1x128 with 6 classes. The split is before all fully
+    connected layers (1664 values), as in DBE's code; its text says before the last one, which is `split=fc2`.
+    """
+
+    name: ClassVar[str] = "har_cnn"
+    split: str = option("conv2", choices=tuple(_ENDS), help="the layer whose output is the representation")
+
+    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
+        text = "x".join(str(size) for size in shape)
+        if len(shape) != 3 or shape[1] != 1:
+            raise UsageError(f"model.name=har_cnn: takes sensor signals (channels x 1 x time), got samples of {text}")
+        if shape[2] < 28:
+            raise UsageError(f"model.name=har_cnn: signals of {text} are too short, it needs 28 points in time")
+        layers: OrderedDict[str, nn.Module] = OrderedDict(
+            conv1=nn.Conv2d(shape[0], 32, (1, 9)),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d((1, 2)),
+            conv2=nn.Conv2d(32, 64, (1, 9)),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d((1, 2)),
+            flatten=nn.Flatten(),
+        )
+        flat = dry_run(nn.Sequential(layers), torch.zeros(1, *shape)).shape[1]
+        layers.update(fc1=nn.Linear(flat, 1024), relu3=nn.ReLU(), fc2=nn.Linear(1024, 512), relu4=nn.ReLU())
+        layers["fc3"] = nn.Linear(512, num_classes)
+        return cut(layers, _ENDS[self.split], shape)

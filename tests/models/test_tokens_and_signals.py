@@ -1,0 +1,127 @@
+"""Text and sensor input: models, their refusals, and the engine from end to end on both."""
+
+import numpy as np
+import pytest
+import torch
+
+import rayfed
+from rayfed.errors import UsageError
+from rayfed.models.build import build_model
+from rayfed.models.cct import Attention, DropPath
+
+
+def test_fasttext_size_split_and_output():
+    model = build_model("fasttext", {}, (200,), 4, torch.int64)
+    assert sum(p.numel() for p in model.parameters()) == 98_635 * 32 + 32 * 32 + 32 + 32 * 4 + 4 == 3_157_508
+    assert model.feature_shape == (32,)
+    small = build_model("fasttext", {"vocabulary": 7, "hidden": 3}, (5,), 4, torch.int64)
+    tokens = torch.tensor([[1, 6, 2, 0, 0]])
+    vectors = small.features[0].embedding.weight
+    assert not vectors[0].any()
+    mean = (vectors[1] + vectors[6] + vectors[2]) / 5  # padding counts
+    hidden = mean @ small.features[1].weight.T + small.features[1].bias
+    torch.testing.assert_close(small.features(tokens)[0], hidden)
+    torch.testing.assert_close(small(tokens)[0], hidden @ small.head.weight.T + small.head.bias)
+
+
+def test_attention_is_torchs():
+    torch.manual_seed(0)
+    ours, x = Attention(12, 3, 0.0), torch.randn(2, 5, 12)
+    theirs = torch.nn.MultiheadAttention(12, 3, bias=True, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(ours.qkv.weight)
+        theirs.in_proj_bias.zero_()
+        theirs.out_proj.load_state_dict(ours.out.state_dict())
+    torch.testing.assert_close(ours(x), theirs(x, x, x)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_stochastic_depth_drops_examples_and_keeps_the_mean():
+    torch.manual_seed(0)
+    layer, x = DropPath(0.25), torch.ones(4000, 2, 3)
+    out = layer(x)
+    assert sorted(set(out[:, 0, 0].tolist())) == pytest.approx([0, 4 / 3])
+    assert (out == out[:, :1, :1]).all()
+    assert out.mean().item() == pytest.approx(1, abs=0.05)
+    assert layer.eval()(x) is x
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("fasttext", (3, 8, 8), "model.name=fasttext: takes texts of token numbers .length., got samples of 3x8x8"),
+        ("har_cnn", (9, 2, 64), "model.name=har_cnn: takes sensor signals .channels x 1 x time., got samples of 9x2"),
+        ("har_cnn", (9, 1, 20), "model.name=har_cnn: signals of 9x1x20 are too short, it needs 28"),
+        ("cct", (9,), "model.name=cct: takes images"),
+    ],
+)
+def test_refusals(name, shape, message):
+    with pytest.raises(UsageError, match="^" + message):
+        build_model(name, {}, shape, 4)
+
+
+def people(kind):
+    rng = np.random.default_rng(0)
+
+    def part(n):
+        y = rng.integers(0, 3, n)
+        if kind == "text":  # each class has words of its own
+            return 1 + 5 * y[:, None] + rng.integers(0, 5, (n, 12)), y
+        return (rng.normal(size=(n, 2, 1, 40)) + y[:, None, None, None]).astype(np.float32), y
+
+    return [{"train": part(24), "test": part(30)} for _ in range(2)]
+
+
+MODELS = {"text": {"name": "fasttext", "vocabulary": 16, "hidden": 8}, "signals": {"name": "har_cnn"}}
+LEARNING = {"text": 0.5, "signals": 0.05}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("algorithm", "width"), [("fedavg", 1), ("fedavg", 2), ("dbe", 1)])
+def test_the_engine_learns_from_it(tmp_path, kind, algorithm, width):
+    result = rayfed.run(
+        {
+            "algorithm.name": algorithm,
+            **({"algorithm.kappa": 0.1} if algorithm == "dbe" else {}),
+            "model": MODELS[kind],
+            "local": {"epochs": 8 if kind == "text" else 4, "batch_size": 8, "lr": LEARNING[kind]},
+            "rounds": 3,
+            "evaluate.initial": True,
+            "placement.width": width,
+            "results": str(tmp_path),
+        },
+        clients=people(kind),
+        num_classes=3,
+    )
+    test = result.metrics[(result.metrics.split == "test") & (result.metrics.metric == "loss")]
+    losses = test.groupby("round").value.mean()
+    assert losses.iloc[-1] < 0.7 * losses.iloc[0]
+
+
+def test_what_wants_images_refuses_text(tmp_path):
+    with pytest.raises(UsageError, match=r"^algorithm.name=harmofl: takes images .* got tokens$"):
+        rayfed.run(
+            {"algorithm.name": "harmofl", "model": MODELS["text"], "local.batch_size": 8, "results": str(tmp_path)},
+            clients=people("text"),
+            num_classes=3,
+        )
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_the_transformer_trains_in_the_engine(tmp_path, width):
+    rng = np.random.default_rng(0)
+    clients = [
+        {p: (rng.normal(size=(8, 1, 8, 8)).astype(np.float32), rng.integers(0, 3, 8)) for p in ("train", "test")}
+        for _ in range(2)
+    ]
+    result = rayfed.run(
+        {
+            "model": {"name": "cct", "depth": 2, "heads": 2, "width": 8},
+            "local": {"epochs": 1, "batch_size": 4, "lr": 0.05},
+            "rounds": 1,
+            "placement.width": width,
+            "results": str(tmp_path),
+        },
+        clients=clients,
+        num_classes=3,
+    )
+    assert result.metrics.value.notna().all()
