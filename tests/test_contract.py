@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from support import blobs, blueprint, net
+from support import blobs, blueprint, net, on_pictures, reshaped
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, ClientData, Context, Phase, Replies, State
 from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.wrapper import innermost
 from rayfed.config import build_algorithm
 from rayfed.engine import checkpoint
 from rayfed.engine.fleet import LocalFleet
@@ -33,6 +34,7 @@ from rayfed.tree import Weights, add, scale, sub, tensors, zeros_like
 POINTS = ("global", "downloaded", "trained", "adapted")
 CLIENTS = range(4)
 PEOPLE = blobs(len(CLIENTS), sizes=(11, 16, 21, 26))  # two to five steps an epoch
+PICTURES = reshaped(PEOPLE, (1, 2, 3))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,8 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "v_rex": Case({"name": "v_rex", "beta": 1.0}, NO_NORM, sampled=False),
     "irm": Case({"name": "irm", "anneal": 1}, sampled=False),
     "fraug": Case({"name": "fraug"}, noisy=True),
+    "fedgen": Case({"name": "fedgen", "noise": 8, "hidden": 16, "server_steps": 5}, noisy=True),
+    "harmofl": Case({"name": "harmofl"}, {"model": on_pictures(net())}),
     # variants
     "mine": Case(Mine(momentum=0.3)),
     "fedavg, moments kept": Case({"name": "fedavg", "keep_optimizer": True}, {"optimizer": SGD(lr=0.05, momentum=0.9)}),
@@ -136,6 +140,16 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "feddebias, projector inside": Case({"name": "feddebias", "widths": [16, 8], "projector_in_extractor": True}),
     "mixup over feddebias": Case({"name": "mixup", "base": {"name": "feddebias", "widths": [16, 8]}}),
     "mixup over scaffold": Case({"name": "mixup", "base": "scaffold"}, {"batch_norm": "local"}),
+    "fedproto, models shared": Case({"name": "fedproto", "share_model": True, "count_weighted": True}),
+    "partialfed, adaptive": Case({"name": "partialfed", "variant": "adaptive"}, noisy=True),
+    "dbe over fedgen": Case(
+        {
+            "name": "dbe",
+            "base": {"name": "fedgen", "noise": 8, "hidden": 16, "server_steps": 5},
+            "kappa": 1.0,
+        },
+        noisy=True,
+    ),
     "dbe over scaffold": Case({"name": "dbe", "base": "scaffold", "mu": 0.5}),
     "dbe over moon": Case({"name": "dbe", "base": "moon", "kappa": 1.0}),
     "dbe over fedrep": Case({"name": "dbe", "base": "fedrep", "kappa": 1.0}),
@@ -150,12 +164,18 @@ def algorithm_of(case: Case) -> Algorithm:
 
 
 def plan_of(case: Case, *, algorithm: Algorithm | None = None, **changes: Any):
-    return blueprint(algorithm or algorithm_of(case), PEOPLE, **(case.changes | changes))
+    algorithm = algorithm or algorithm_of(case)
+    return blueprint(algorithm, people_of(algorithm), **(case.changes | changes))
+
+
+def people_of(algorithm: Algorithm):
+    return PICTURES if innermost(algorithm).name == "harmofl" else PEOPLE
 
 
 def server_of(plan, points: Sequence[str] = (), **evaluation: Any) -> Server:
-    plan.check(PEOPLE)
-    return Server(plan, PEOPLE, LocalFleet(plan, PEOPLE), Evaluation(points=tuple(points), **evaluation))
+    people = people_of(plan.algorithm)
+    plan.check(people)
+    return Server(plan, people, LocalFleet(plan, people), Evaluation(points=tuple(points), **evaluation))
 
 
 def finished(plan) -> Server:
