@@ -1,8 +1,8 @@
 """Microseconds of a local step: rayfed's loop in this process against plain eager PyTorch, for three networks.
 
 Eight clients train one after the other (width=1) or all at once by torch.vmap (width=8). Clients of few steps show what
-a client costs, clients of many steps what a step costs. One thread, and seconds of
-CPU, so that other programs on the machine count little; the ways take turns in every round.
+a client costs, clients of many steps what a step costs. One thread, and seconds of CPU, so that other programs on the
+machine count little; the ways take turns in every round.
 """
 
 import argparse
