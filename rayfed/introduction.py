@@ -1,6 +1,7 @@
 """What a simulation says of itself before it starts: the things that papers' codes leave silent."""
 
 from rayfed.engine.payload import bytes_by_field
+from rayfed.engine.resident import client_data
 from rayfed.models.norm import batch_norm_names
 from rayfed.plan import Plan
 from rayfed.tree import nbytes
@@ -26,7 +27,7 @@ def introduce(plan: Plan) -> str:
     norm = f"{len(layers)} layers, {_POLICIES[blueprint.batch_norm]}" if layers else "none in this model"
     down = bytes_by_field(algorithm.broadcast(ctx.at(cohort=tuple(range(blueprint.cohort))), algorithm.init(ctx)))
     sent = ", ".join(f"{field} {_bytes(size)}" for field, size in down.items()) or "nothing"
-    kept = _bytes(nbytes(algorithm.join(ctx.at(client=0, examples=sizes[0]))))
+    kept = _bytes(nbytes(algorithm.join(ctx.at(client=0, examples=sizes[0], data=client_data(population, 0, task)))))
     local = f"{blueprint.local.epochs} epochs" if blueprint.local.epochs else f"{blueprint.local.steps} steps"
     place = config.placement
     where = f"{place.hosts} Ray hosts" if place.hosts else "this process"

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.algorithm import ClientData
 from rayfed.augment.base import Augment
 from rayfed.data.population import Examples, Population
-from rayfed.task import Batch
+from rayfed.task import Batch, Task
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -67,6 +68,13 @@ class Part:
         for start in range(0, len(self), size):
             stop = start + size
             yield Batch(self.normalise(self.x[start:stop]), self.y[start:stop])
+
+
+def client_data(population: Population, client: int, task: Task) -> ClientData:
+    """What a hook sees of a client's data, outside a host."""
+    normalise = Normalise(population, task.device, channels_last=task.channels_last)
+    own = population.clients[client]
+    return ClientData(Part(own.train, task.device, normalise), Part(own.val, task.device, normalise))
 
 
 def _to_tensor(array: np.ndarray | Tensor) -> Tensor:
