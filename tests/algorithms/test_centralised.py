@@ -1,0 +1,152 @@
+"""The centralised twins against plain central loops with torch.optim on one model."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain import CLIENTS, assert_weights, data, plan, population, run
+from support import blobs, blueprint, net, simulate
+
+from rayfed.algorithms.centralised import ERM
+from rayfed.algorithms.centralised_rules import IRM, CentralGroupDRO, MMREx, VREx
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.engine.seeds import generator
+from rayfed.errors import UsageError
+from rayfed.optim import SGD, Adam
+
+STEPS = 6
+
+
+class Rules:
+    """Losses [n] of the domains and the step's number (from 1) to the value that is minimised."""
+
+    q = torch.ones(3, dtype=torch.float64)
+
+    @staticmethod
+    def erm(f, step):
+        return f.mean()
+
+    def group_dro(self, f, step):
+        self.q = self.q * torch.exp(0.3 * f.detach())
+        self.q = self.q / self.q.sum()
+        return (self.q * f).sum()
+
+    @staticmethod
+    def mm_rex(f, step):
+        return (1 + 3 * 0.5) * f.max() - 0.5 * f.sum()
+
+    @staticmethod
+    def v_rex(f, step):
+        return f.mean() + (0.2 if step <= 2 else 1.5) * (f - f.mean()).square().mean()
+
+
+def central(model, people, rule, make, *, renew=None, penalty=None, size=None):
+    """Training of one model, a batch of every domain in a step."""
+    model = copy.deepcopy(model).train()
+    optimizer = make(model.parameters())
+    for step in range(1, STEPS + 1):
+        if step == renew:
+            optimizer = make(model.parameters())
+        losses = []
+        for i in CLIENTS:
+            x, y = data(people, i)
+            if size:
+                rng = generator(0, "batches", "round", step, 0, 0, i)
+                rows = torch.from_numpy(rng.permutation(len(x))[:size])
+                x, y = x[rows], y[rows]
+            logits = model(x)
+            loss = F.cross_entropy(logits, y)
+            losses.append(penalty(loss, logits, y, step) if penalty else loss)
+        optimizer.zero_grad()
+        rule(torch.stack(losses).double(), step).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rule", "renew"),
+    [
+        (ERM(), Rules.erm, None),
+        (CentralGroupDRO(q_lr=0.3), "group_dro", None),
+        (MMREx(lambda_min=-0.5), Rules.mm_rex, None),
+        (VREx(beta=1.5, beta_start=0.2, anneal=2), Rules.v_rex, 3),
+    ],
+    ids=["erm", "group_dro", "mm_rex", "v_rex"],
+)
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("width", [1, 3])
+def test_rounds_are_central_steps(algorithm, rule, renew, optimizer, width):
+    people, model = population(), net(batch_norm=False)
+    ours = Adam(lr=0.01) if optimizer == "adam" else SGD(lr=0.1, momentum=0.9)
+    server = run(algorithm, people, model, optimizer=ours, rounds=STEPS, batch_size=6, drop_last=True, width=width)
+
+    def make(parameters):
+        if optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=0.01)
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    rule = getattr(Rules(), rule) if isinstance(rule, str) else rule
+    by_hand = central(model, people, rule, make, renew=renew, size=6)
+    assert_weights(server.state["weights"], by_hand, atol=2e-5)
+    assert not torch.allclose(server.state["weights"]["fc.weight"], model.fc.weight, atol=1e-2)
+
+
+def test_irm():
+    people, model = population(), net(batch_norm=False)
+    algorithm = IRM(beta=9.0, beta_start=0.5, anneal=2)
+    server = run(algorithm, people, model, optimizer=Adam(lr=0.01), rounds=STEPS)
+
+    def penalty(loss, logits, y, step):
+        beta = 0.5 if step <= 2 else 9.0
+        slope = ((logits.softmax(1) * logits).sum(1) - logits.gather(1, y[:, None])[:, 0]).mean()
+        return (loss + beta * slope**2) / max(beta, 1)
+
+    def make(parameters):
+        return torch.optim.Adam(parameters, lr=0.01)
+
+    by_hand = central(model, people, Rules.erm, make, renew=3, penalty=penalty)
+    assert_weights(server.state["weights"], by_hand, atol=2e-5)
+
+
+def test_weights_of_the_rules():
+    losses = torch.tensor([1.0, 2.0, 3.0, 4.0, 10.0], dtype=torch.float64)
+    ctx = blueprint(ERM(), blobs()).context(blobs(), "cpu").at(round=501)
+    assert MMREx().rule(ctx, {}, losses).tolist() == [-1, -1, -1, -1, 5]  # 6 max − Σ
+    found = VREx(beta=0.5).rule(ctx, {}, losses[:3])
+    torch.testing.assert_close(found, torch.tensor([0, 1 / 3, 2 / 3], dtype=torch.float64))
+    first = VREx(beta=0.5, beta_start=0.0).rule(ctx.at(round=500), {}, losses[:3])
+    torch.testing.assert_close(first, torch.full((3,), 1 / 3, dtype=torch.float64))
+
+
+def test_erm_with_plain_sgd_is_fedavg_of_one_step_with_equal_clients():
+    people = population((10, 10, 10))
+    one, other = (run(a, people, net(), steps=1, rounds=3).state["weights"] for a in (ERM(), FedAvg()))
+    for name, value in other.items():
+        torch.testing.assert_close(one[name], value)
+
+
+def test_what_travels():
+    people, model = population(), net()
+    server, records = simulate(plan(ERM(), people, model, optimizer=Adam(lr=0.01)), people)
+    size = sum(p.numel() for p in model.parameters()) * 4
+    assert records[0].bytes_up["gradient"] == 3 * size
+    assert records[0].bytes_up["loss"] == 3 * 4
+    assert set(records[0].bytes_down) == {"weights"}
+    assert server.state["optimizer"]["steps"].item() == 2
+    assert all(not state["weights"] for state in server.fleet.save().values())
+
+
+@pytest.mark.parametrize("algorithm", [MMREx(), VREx()])
+def test_averaged_statistics_are_refused_with_negative_weights(algorithm):
+    with pytest.raises(UsageError, match=rf"^batch_norm=aggregate: algorithm.name={algorithm.name} may give"):
+        blueprint(algorithm, blobs()).check(blobs())
+
+
+def test_refusals():
+    with pytest.raises(UsageError, match=r"^batch_norm=local: algorithm.name=erm has one central model"):
+        blueprint(ERM(), blobs(), batch_norm="local").check(blobs())
+    with pytest.raises(UsageError, match=r"^cohort=2: algorithm.name=erm"):
+        blueprint(ERM(), blobs(), cohort=2).check(blobs())
+    with pytest.raises(UsageError, match=r"^algorithm.lambda_min=0.5: the weights of 4 domains sum to 1"):
+        blueprint(MMREx(lambda_min=0.5), blobs(), model=net(batch_norm=False)).check(blobs())

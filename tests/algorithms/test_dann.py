@@ -1,0 +1,71 @@
+"""DANN: both steps by hand, and what the features are pulled towards."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
+from support import blobs, blueprint, net
+from torch import nn
+
+from rayfed.algorithms.dann import DANN
+from rayfed.algorithms.discriminator import mlp
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.engine.seeds import seed_torch
+from rayfed.errors import UsageError
+
+
+def first_discriminator(people):
+    """What the server draws in `init`."""
+    algorithm = DANN(hidden=[7])
+    ctx = blueprint(algorithm, people).context(people, "cpu")
+    seed_torch(0, "init")
+    return algorithm.init(ctx)["discriminator"]
+
+
+def test_two_rounds_by_hand():
+    people, model, guess = population(), net(), mlp([8, 7, 3])
+    guess.load_state_dict(first_discriminator(people))
+    server = run(DANN(hidden=[7], weight_adversary=0.4), people, model, steps=2)
+    for _ in range(2):
+        models, guesses = [], []
+        for i in CLIENTS:
+            x, y = data(people, i)
+            own, discriminator = descend(model, x, y, 0), descend(guess, x, y, 0)
+            sgd, other = torch.optim.SGD(own.parameters(), lr=LR), torch.optim.SGD(discriminator.parameters(), lr=LR)
+            label = torch.full((len(x),), i)
+            for _ in range(2):
+                features = descend(own, x, y, 0).features(x).detach()  # a copy's, for its running statistics
+                discriminator.zero_grad()
+                F.cross_entropy(discriminator(features), label).backward()
+                other.step()
+                own.zero_grad()
+                features = own.features(x)
+                loss = F.cross_entropy(own.head(features), y)
+                (loss - 0.4 * F.cross_entropy(discriminator(features), label)).backward()
+                sgd.step()
+            models.append(own)
+            guesses.append(discriminator)
+        model, guess = mean(models, shares(people)), mean(guesses, shares(people))
+    assert_weights(server.state["weights"], model)
+    assert_weights(server.state["discriminator"], guess)
+
+
+def test_without_the_adversary_it_trains_as_fedavg():
+    people = population()
+    fedavg, dann = (run(a, people, net()).state["weights"] for a in (FedAvg(), DANN(weight_adversary=0.0)))
+    for name, value in fedavg.items():
+        torch.testing.assert_close(dann[name], value)
+
+
+def test_discriminator_of_the_paper():
+    people = blobs()
+    found = blueprint(DANN(), people).context(people, "cpu").task.modules["discriminator"].module
+    layers = [layer for layer in found if isinstance(layer, nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in layers] == [(8, 256), (256, 256), (256, 4)]
+
+
+def test_a_model_without_a_split_is_refused():
+    model = net()
+    model.feature_shape = ()
+    with pytest.raises(UsageError, match=r"^algorithm.name=dann: the model needs a split point"):
+        blueprint(DANN(), blobs(), model=model).check(blobs())

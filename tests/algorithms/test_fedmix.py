@@ -1,0 +1,123 @@
+"""FedMix: its loss by hand, and the means' way."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain import LR, assert_weights, data, descend, mean, plan, population, run, shares
+from support import blobs, blueprint, net, simulate
+
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedmix import FedMix
+from rayfed.engine.seeds import seed_torch
+from rayfed.errors import UsageError
+from rayfed.tree import only
+
+SIZES = (8, 12, 20)
+
+
+def literal(model, x, y, means, lam):
+    """Eq. 3, one example after the other; the network has no batch norm."""
+    losses = []
+    for j in range(len(x)):
+        u = ((1 - lam) * x[j : j + 1]).requires_grad_()
+        logits = model(u)
+        loss = F.cross_entropy(logits, y[j : j + 1])
+        (slope,) = torch.autograd.grad(loss, u, create_graph=True)
+        other = -(means["y"][j] * F.log_softmax(logits[0], 0)).sum()
+        losses.append((1 - lam) * loss + lam * other + lam * (slope[0] * means["x"][j]).sum())
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_round_by_hand(width, steps):
+    people, model = population((12, 12, 12)), net(batch_norm=False)
+    algorithm = FedMix(lam=0.3, mean_examples=4)
+    changes = {"steps": steps, "rounds": 1, "width": width}
+    changes |= {"batch_size": 12, "drop_last": True}
+    server = run(algorithm, people, model, **changes)
+    means = server.state["means"]
+    assert means["x"].shape == (9, 6)
+    locals_ = []
+    for i in range(3):
+        seed_torch(0, "start", "round", 1, 0, i)
+        order = torch.randperm(9)
+        x, y = data(people, i)
+        local = descend(model, x, y, 0)
+        sgd = torch.optim.SGD(local.parameters(), lr=LR)
+        rng = rows_of(i, 12)
+        for step in range(steps):
+            rows = next(rng)
+            place = order[(torch.arange(12) + 12 * step) % 9]
+            local.zero_grad()
+            literal(local, x[rows], y[rows], {k: v[place] for k, v in means.items()}, 0.3).backward()
+            sgd.step()
+        locals_.append(local)
+    assert_weights(server.state["weights"], mean(locals_, shares(people)), atol=1e-5)
+
+
+def rows_of(client, size):
+    from rayfed.engine.seeds import generator
+
+    rng = generator(0, "batches", "round", 1, 0, 0, client)
+    while True:
+        yield torch.from_numpy(rng.permutation(size))
+
+
+def test_it_is_mixup_with_the_means_to_first_order():
+    torch.manual_seed(0)
+    model = net(batch_norm=False)
+    x, y, means = torch.randn(6, 6), torch.arange(6) % 3, {"x": torch.randn(6, 6), "y": torch.rand(6, 3).softmax(1)}
+
+    def gap(lam):
+        mixed = (1 - lam) * x + lam * means["x"]
+        labels = (1 - lam) * F.one_hot(y, 3) + lam * means["y"]
+        with torch.enable_grad():
+            return (literal(model, x, y, means, lam) - F.cross_entropy(model(mixed), labels)).abs().item()
+
+    assert gap(0.01) < 0.03 * gap(0.1)  # what is left out is of second order
+
+
+def test_means_are_of_disjoint_examples_and_of_their_labels():
+    people = population()
+    server, records = simulate(plan(FedMix(mean_examples=4), people, net()), people)
+    means, place = server.state["means"], 0
+    for i, size in enumerate(SIZES):
+        x, y = data(people, i)
+        some = slice(place, place := place + size // 4)
+        torch.testing.assert_close(means["x"][some].mean(0), x.mean(0))  # sizes are multiples of 4
+        torch.testing.assert_close(means["y"][some].mean(0), F.one_hot(y, 3).float().mean(0))
+    sent = 10 * (6 + 3) * 4
+    assert (records[0].bytes_up, records[0].bytes_down) == ({"means": sent}, {"means": 3 * sent})
+    assert set(records[1].bytes_up) == set(records[1].bytes_down) == {"weights"}
+    assert torch.equal(server.fleet.host.states[1]["means"]["x"], means["x"])
+
+
+def test_lambda_zero_is_fedavg():
+    people = population()
+    fedavg, mixed, more = (
+        run(a, people, net()).state for a in (FedAvg(), FedMix(lam=0.0, mean_examples=4), FedMix(mean_examples=4))
+    )
+    assert all(torch.allclose(v, mixed["weights"][k], atol=1e-6) for k, v in fedavg["weights"].items())
+    assert not all(torch.allclose(v, more["weights"][k], atol=1e-4) for k, v in fedavg["weights"].items())
+
+
+def test_fewer_means_than_examples_are_shared():
+    people = population((12, 12))
+    algorithm = FedMix(means=3, mean_examples=4, lam=0.3)
+    ctx = plan(algorithm, people, net(batch_norm=False)).context(people, "cpu").at(client=0, step=1)
+    means = {"x": torch.randn(6, 6), "y": torch.rand(6, 3).softmax(1)}
+    server = algorithm.init(ctx)
+    work = algorithm.start(ctx, algorithm.join(ctx) | {"means": means}, only(server, ("weights",)))
+    model, (x, y) = net(batch_norm=False), data(people, 0)
+    rows = work["order"][3 + torch.arange(12) % 3]
+    from rayfed.task import Batch
+
+    found, _ = algorithm.loss(ctx, work["weights"], work, {}, Batch(x, y))
+    wanted = literal(model, x, y, {k: v[rows] for k, v in means.items()}, 0.3)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_a_client_too_small_for_one_mean_is_refused():
+    with pytest.raises(UsageError, match=r"^algorithm.mean_examples=30: client 0 has only 20 training examples"):
+        blueprint(FedMix(mean_examples=30), blobs()).check(blobs())

@@ -1,0 +1,40 @@
+"""GroupDRO: q by hand, over rounds, and its refusal of sampling."""
+
+import math
+
+import pytest
+import torch
+from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, population, run
+from support import blobs, blueprint, net
+
+from rayfed.algorithms.group_dro import GroupDRO
+from rayfed.errors import UsageError
+
+
+def test_three_rounds_by_hand():
+    people, model = population(), net(batch_norm=False)
+    server = run(GroupDRO(q_lr=0.5), people, model, rounds=3)
+    q = [1.0, 1.0, 1.0]
+    for _ in range(3):
+        losses = [cross_entropy(model, *data(people, i)).item() for i in CLIENTS]
+        q = [old * math.exp(0.5 * loss) for old, loss in zip(q, losses, strict=True)]
+        model = mean([descend(model, *data(people, i), 2) for i in CLIENTS], [each / sum(q) for each in q])
+    assert_weights(server.state["weights"], model)
+    torch.testing.assert_close(server.state["log_q"].exp(), torch.tensor(q, dtype=torch.float64), rtol=1e-5, atol=0)
+
+
+def test_without_a_step_it_is_the_plain_mean():
+    people, model = population(), net(batch_norm=False)
+    server = run(GroupDRO(q_lr=0.0), people, model, rounds=1)
+    assert_weights(server.state["weights"], mean([descend(model, *data(people, i), 2) for i in CLIENTS], [1 / 3] * 3))
+
+
+def test_q_does_not_overflow():
+    people = population()
+    server = run(GroupDRO(q_lr=1e4), people, net(batch_norm=False), rounds=2)
+    assert all(torch.isfinite(value).all() for value in server.state["weights"].values())
+
+
+def test_sampling_is_refused():
+    with pytest.raises(UsageError, match=r"^cohort=2: algorithm.name=group_dro weighs the clients by the losses"):
+        blueprint(GroupDRO(), blobs(), cohort=2).check(blobs())

@@ -1,0 +1,82 @@
+"""IRM's penalty against its closed form and the digest's number; Fed-IRM by hand."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
+from support import blobs, blueprint, net
+
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.irm import FedIRM, invariant, slope
+from rayfed.network import vectorised
+
+
+def task():
+    return blueprint(FedAvg(), blobs()).context(blobs(), "cpu").task
+
+
+def closed(logits, y):
+    """Mean of ⟨softmax(o), o⟩ − o_y."""
+    return ((logits.softmax(1) * logits).sum(1) - logits.gather(1, y[:, None])[:, 0]).mean()
+
+
+def test_numbers():
+    found = slope(task(), torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0]))
+    assert found.item() == pytest.approx(-0.35442, abs=1e-5)
+    loss = torch.tensor(0.5)
+    value = invariant(task(), loss, torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0]), 4.0)
+    assert value.item() == pytest.approx((0.5 + 4 * 0.12561) / 4, abs=1e-5)
+    value = invariant(task(), loss, torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0]), 0.5)
+    assert value.item() == pytest.approx(0.5 + 0.5 * 0.12561, abs=1e-5)
+
+
+def test_slope_is_its_closed_form_looped_and_vmapped_and_so_is_its_gradient():
+    torch.manual_seed(0)
+    logits, y = torch.randn(2, 5, 3, requires_grad=True), torch.randint(3, (2, 5))
+    wanted = torch.stack([closed(some, labels).square() for some, labels in zip(logits, y, strict=True)])
+    (gradient,) = torch.autograd.grad(wanted.sum(), logits)
+    own = task()
+    looped = torch.stack([slope(own, some, labels).square() for some, labels in zip(logits, y, strict=True)])
+    torch.testing.assert_close(looped, wanted)
+    torch.testing.assert_close(torch.autograd.grad(looped.sum(), logits)[0], gradient)
+    with vectorised():
+        grads = torch.vmap(torch.func.grad(lambda some, labels: slope(own, some, labels).square()))(logits.detach(), y)
+    torch.testing.assert_close(grads, gradient)
+
+
+def test_rounds_by_hand_with_a_change_of_beta_and_a_fresh_optimiser():
+    from rayfed.optim import SGD
+
+    people, model = population(), net()
+    algorithm = FedIRM(beta=20.0, beta_start=0.5, anneal=3, keep_optimizer=True)
+    server = run(algorithm, people, model, steps=2, rounds=3, optimizer=SGD(lr=LR, momentum=0.9))
+    buffers, updates = dict.fromkeys(CLIENTS), 0
+    for _ in range(3):
+        locals_ = []
+        for i in CLIENTS:
+            x, y = data(people, i)
+            local = descend(model, x, y, 0)
+            sgd = torch.optim.SGD(local.parameters(), lr=LR, momentum=0.9)
+            if buffers[i]:
+                sgd.load_state_dict(buffers[i])
+            for step in range(2):
+                beta = 0.5 if updates + step < 3 else 20.0
+                if updates + step == 3:
+                    sgd = torch.optim.SGD(local.parameters(), lr=LR, momentum=0.9)
+                local.zero_grad()
+                logits = local(x)
+                ((F.cross_entropy(logits, y) + beta * closed(logits, y) ** 2) / max(beta, 1)).backward()
+                sgd.step()
+            buffers[i] = sgd.state_dict()
+            locals_.append(local)
+        updates += 2
+        model = mean(locals_, shares(people))
+    assert_weights(server.state["weights"], model, atol=1e-5)
+    assert server.fleet.save()[0]["updates"].item() == 6
+
+
+def test_without_penalty_it_is_fedavg():
+    people = population()
+    fedavg, irm = (run(a, people, net()).state["weights"] for a in (FedAvg(), FedIRM(beta=0.0, beta_start=0.0)))
+    for name, value in fedavg.items():
+        torch.testing.assert_close(irm[name], value)
