@@ -1,0 +1,389 @@
+"""Augmentations against torchvision's, image by image with the same parameters, and how they are drawn and used."""
+
+import numpy as np
+import pytest
+import torch
+from support import blobs, blueprint, net, simulate
+from torch import nn
+
+from rayfed import torchvision_cpu
+from rayfed.algorithm import Phase
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.augment import AUGMENTS
+from rayfed.augment.base import Augment, build_augment
+from rayfed.augment.blur import Blur, blurred
+from rayfed.augment.colour import brightened, contrasted, grey, greyed, hued, jittered, saturated
+from rayfed.augment.geometry import Crop, HorizontalFlip, Rotation, draw_boxes, moved, resized, turned
+from rayfed.augment.noise import Noise
+from rayfed.augment.schemes import Moderate, Weak
+from rayfed.data.population import Client, Examples, Population
+from rayfed.engine.seeds import seed_torch
+from rayfed.errors import UsageError
+
+torchvision_cpu.prepare()
+import torchvision.transforms.v2.functional as TF  # noqa: E402
+from torchvision.transforms import InterpolationMode, v2  # noqa: E402
+
+
+def pictures(count=6, channels=3, height=17, width=17, seed=0):
+    return torch.rand(count, channels, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+# Each change with given parameters
+
+
+@pytest.mark.parametrize("sides", [(17, 17), (28, 28), (12, 20)])
+def test_turned(sides):
+    x, degrees = pictures(6, 3, *sides), torch.tensor([0.0, 90.0, -33.0, 12.5, 45.0, 179.0])
+    wanted = [
+        TF.rotate(image, angle.item(), InterpolationMode.NEAREST) for image, angle in zip(x, degrees, strict=True)
+    ]
+    same = (turned(x, degrees) == torch.stack(wanted)).float().mean(dim=(1, 2, 3))
+    assert same.min() > 0.99  # a pixel between two may fall either way
+    assert torch.equal(turned(x, torch.zeros(6)), x)
+
+
+def test_turned_counter_clockwise_with_zeros_outside():
+    x = torch.zeros(1, 1, 5, 5)
+    x[0, 0, 2, 4] = 1  # right of the centre
+    assert turned(x, torch.tensor([90.0]))[0, 0].nonzero().tolist() == [[0, 2]]
+    corner = turned(torch.ones(1, 1, 9, 9), torch.tensor([45.0]))[0, 0]
+    assert corner[0, 0] == 0 == corner[8, 8]
+    assert corner[4, 4] == 1
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_blurred(channels):
+    x, sigma = pictures(4, channels, 12, 15), torch.tensor([0.1, 0.5, 1.3, 2.0])
+    wanted = [TF.gaussian_blur(image, [5, 5], [s.item()] * 2) for image, s in zip(x, sigma, strict=True)]
+    torch.testing.assert_close(blurred(x, sigma), torch.stack(wanted), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sides", [(28, 28), (20, 13)])
+def test_resized(sides):
+    x = pictures(5, 3, *sides)
+    height, width = sides
+    boxes = torch.tensor(
+        [[0, 0, height, width], [0, 0, 9, 8], [4, 3, 9, 7], [height - 10, width - 9, 10, 9], [1, 2, 11, 11]]
+    ).T.float()
+    wanted = [
+        TF.resized_crop(image, *(int(side) for side in box), list(sides)) for image, box in zip(x, boxes.T, strict=True)
+    ]
+    torch.testing.assert_close(resized(x, boxes), torch.stack(wanted), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "factors"),
+    [
+        (brightened, TF.adjust_brightness, (0.0, 0.7, 1.0, 1.3)),
+        (contrasted, TF.adjust_contrast, (0.0, 0.7, 1.0, 1.3)),
+        (saturated, TF.adjust_saturation, (0.0, 0.7, 1.0, 1.3)),
+        (hued, TF.adjust_hue, (-0.3, -0.01, 0.0, 0.5)),
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_colours(ours, theirs, factors, channels):
+    x = pictures(4, channels)
+    x[:, :, 0], x[:, :, 1], x[:, :, 2] = 0, 1, 0.5  # without colour
+    wanted = [theirs(image, factor) for image, factor in zip(x, factors, strict=True)]
+    torch.testing.assert_close(ours(x, torch.tensor(factors)), torch.stack(wanted), rtol=1e-4, atol=2e-5)
+
+
+def test_grey():
+    x = pictures(2)
+    torch.testing.assert_close(grey(x), TF.rgb_to_grayscale(x), rtol=1e-5, atol=1e-6)
+
+
+def test_moved():
+    x = pictures(3, 2, 6, 7)
+    found = moved(x, torch.tensor([[0, 4, 8], [8, 4, 1]]), 4)
+    padded = nn.functional.pad(x, [4] * 4)
+    assert torch.equal(found[0], padded[0, :, 0:6, 8:15])
+    assert torch.equal(found[1], x[1])
+    assert torch.equal(found[2], padded[2, :, 8:14, 1:8])
+
+
+# How parameters are drawn
+
+
+def test_every_image_has_its_own_draw():
+    x = pictures(1).expand(50, -1, -1, -1)
+    for augment in (Rotation(), Blur(), Weak(), Moderate(), Crop(), Noise()):
+        torch.manual_seed(0)
+        found = augment(x.clone())
+        assert len({image.numpy().tobytes() for image in found}) > 30, augment
+        assert not torch.equal(augment(x.clone()), found)
+        torch.manual_seed(0)
+        assert torch.equal(augment(x.clone()), found)
+
+
+def test_boxes():
+    torch.manual_seed(0)
+    top, left, height, width = draw_boxes(4000, 100, 100, (0.7, 1.0), torch.device("cpu"))
+    area, ratio = height * width / 1e4, width / height
+    assert 0.68 < area.min() < 0.72
+    assert 0.95 < area.max() <= 1
+    assert 0.7 < ratio.min() < ratio.max() < 1.43
+    assert ((top >= 0) & (top + height <= 100) & (left >= 0) & (left + width <= 100)).all()
+    transform = v2.RandomResizedCrop(100, (0.7, 1.0))
+    drawn = [transform.make_params([torch.rand(1, 100, 100)]) for _ in range(1500)]
+    for ours, key in ((top, "top"), (left, "left"), (height, "height"), (width, "width")):
+        assert ours.mean().item() == pytest.approx(np.mean([each[key] for each in drawn]), abs=0.6), key
+
+
+def test_a_box_that_never_fits_is_the_whole_image():
+    torch.manual_seed(0)
+    boxes = draw_boxes(20, 100, 10, (1.0, 1.0), torch.device("cpu"))
+    assert boxes.T.tolist() == [[0, 0, 100, 10]] * 20
+
+
+def test_angles(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("rayfed.augment.geometry.turned", lambda x, degrees: drawn.append(degrees) or x)
+    torch.manual_seed(0)
+    Rotation(degrees=40.0)(torch.zeros(8000, 1, 2, 2))
+    angles = drawn[0]
+    assert -40 <= angles.min() < -39.5
+    assert 39.5 < angles.max() <= 40
+    assert angles.mean().item() == pytest.approx(0, abs=1)
+    assert angles.std().item() == pytest.approx(80 / 12**0.5, rel=0.02)  # of a uniform distribution
+
+
+def test_widths_of_the_blur(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("rayfed.augment.blur.blurred", lambda x, sigma: drawn.append(sigma) or x)
+    torch.manual_seed(0)
+    Blur()(torch.zeros(8000, 1, 5, 5))
+    assert 0.1 <= drawn[0].min() < 0.11
+    assert 1.99 < drawn[0].max() <= 2
+    assert drawn[0].mean().item() == pytest.approx(1.05, abs=0.02)
+
+
+def test_shares():
+    torch.manual_seed(0)
+    ramp = torch.arange(9.0).expand(4000, 1, 9, 9)
+    mirrored = HorizontalFlip(probability=0.3)(ramp)[:, 0, 0, 0] == 8
+    assert mirrored.float().mean().item() == pytest.approx(0.3, abs=0.03)
+    coloured = pictures(1).expand(4000, -1, -1, -1)
+    lost = greyed(coloured, 0.1)
+    assert (lost[:, 0] == lost[:, 1]).all((1, 2)).float().mean().item() == pytest.approx(0.1, abs=0.02)
+
+
+def test_jitter_in_every_order():
+    """With two orders alone the outcome of one image would be one of two; all 24 are met."""
+    x = pictures(1).expand(600, -1, -1, -1)
+    torch.manual_seed(0)
+    found = jittered(x, 0.3)
+    assert 0 <= found.min() < found.max() <= 1
+    torch.manual_seed(0)
+    orders = torch.rand(600, 4).argsort(1)
+    factors = [torch.empty(600).uniform_(0.7, 1.3) for _ in range(3)] + [torch.empty(600).uniform_(-0.3, 0.3)]
+    assert len({tuple(order) for order in orders.tolist()}) == 24
+    changes = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
+    for j in range(0, 600, 60):
+        image = x[j]
+        for kind in orders[j].tolist():
+            image = changes[kind](image, factors[kind][j].item())
+        torch.testing.assert_close(found[j], image, rtol=1e-3, atol=1e-4)
+
+
+def test_noise():
+    torch.manual_seed(0)
+    x = torch.full((100, 1000), 3.0)
+    noise = Noise(sigma=0.5)(x) - x
+    assert noise.std().item() == pytest.approx(0.5, rel=0.01)
+    assert abs(noise.mean().item()) < 0.01
+
+
+# In training
+
+
+class Pictures(nn.Module):
+    feature_shape = (4,)
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(4, 3)
+
+    def features(self, x):
+        return self.conv(x).relu().mean((2, 3))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def people(dtype=np.uint8, count=10):
+    rng = np.random.default_rng(0)
+
+    def examples(n):
+        x = rng.integers(0, 256, (n, 1, 8, 8)).astype(np.uint8)
+        x = x if dtype == np.uint8 else (x / 255).astype(dtype)
+        return Examples(x, rng.integers(0, 3, n).astype(np.int64))
+
+    clients = tuple(Client(i, "d", examples(count), examples(4), examples(4)) for i in range(3))
+    return Population("pictures", clients, 3, (1, 8, 8), (0.4,), (0.2,))
+
+
+def seen_by_steps(augment, population, **changes):
+    seen = []
+
+    class Spy(FedAvg):
+        def step(self, ctx, work, down, batch):
+            if changes.get("width", 1) == 1:
+                seen.append((ctx.round, ctx.client, ctx.step, batch))
+            return super().step(ctx, work, down, batch)
+
+        def finish(self, ctx, work, client, down, data):
+            for batch in data.train.batches(100):
+                seen.append((ctx.round, ctx.client, "finish", batch))
+            return super().finish(ctx, work, client, down, data)
+
+    torch.manual_seed(0)
+    plan = blueprint(Spy(), population, model=Pictures(), augment=augment, **changes)
+    server, _ = simulate(plan, population)
+    return server, {key: batch for *key, batch in seen for key in [tuple(key)]}
+
+
+def test_pixels_are_augmented_before_normalisation_and_seeded_by_round_client_and_step():
+    population = people()
+    _, plain = seen_by_steps(None, population)
+    augment = Rotation(degrees=60.0)
+    _, found = seen_by_steps(augment, population)
+    assert found.keys() == plain.keys()
+    for (round_, client, step), batch in plain.items():
+        assert torch.equal(found[round_, client, step].y, batch.y)
+        if step == "finish":
+            assert torch.equal(found[round_, client, step].x, batch.x)  # never augmented
+            continue
+        pixels = batch.x * 0.2 + 0.4
+        seed_torch(0, "batch", "round", round_, 0, 0, client, step)
+        wanted = (augment(pixels) - 0.4) / 0.2
+        torch.testing.assert_close(found[round_, client, step].x, wanted, rtol=1e-4, atol=1e-5)
+        assert not torch.equal(found[round_, client, step].x, batch.x)
+
+
+def test_noise_comes_after_normalisation():
+    population = people()
+    _, plain = seen_by_steps(None, population)
+    _, found = seen_by_steps(Noise(sigma=0.7), population)
+    gaps = [found[key].x - plain[key].x for key in plain if key[2] != "finish"]
+    assert torch.stack(gaps).std().item() == pytest.approx(0.7, rel=0.1)
+
+
+def test_images_that_are_floats_are_augmented_as_they_are():
+    population = people(np.float32)
+    _, plain = seen_by_steps(None, population)
+    _, found = seen_by_steps(HorizontalFlip(probability=1.0), population)
+    for key, batch in plain.items():
+        wanted = batch.x if key[2] == "finish" else batch.x.flip(-1)
+        assert torch.equal(found[key].x, wanted)
+
+
+@pytest.mark.parametrize("augment", [Rotation(), Moderate(), Noise()])
+def test_any_width_augments_alike(augment):
+    population = people()
+    narrow, wide = (seen_by_steps(augment, population, width=w)[0].state["weights"] for w in (1, 3))
+    plain = seen_by_steps(None, population)[0].state["weights"]
+    for name, value in narrow.items():
+        torch.testing.assert_close(value, wide[name], rtol=1e-4, atol=1e-5)
+    assert any(not torch.allclose(value, narrow[name], atol=1e-4) for name, value in plain.items())
+
+
+def test_scores_see_the_data_as_they_are():
+    population = people()
+    torch.manual_seed(0)
+    changes = {"model": Pictures(), "local": Phase("train", steps=0)}
+    one, other = (
+        simulate(blueprint(FedAvg(), population, augment=augment, **changes), population)[1][-1].scores
+        for augment in (None, Rotation(degrees=180.0))
+    )
+    assert [score for score in one if score.split == "test"] == [score for score in other if score.split == "test"]
+
+
+def test_rows_of_numbers_can_be_noised():
+    population = blobs()
+    plain, noisy = (
+        simulate(blueprint(FedAvg(), population, augment=augment), population)[0].fingerprint()
+        for augment in (None, Noise(sigma=0.1))
+    )
+    assert plain != noisy
+
+
+# Names and refusals
+
+
+@pytest.mark.parametrize("name", AUGMENTS)
+def test_every_name_is_built(name):
+    made = build_augment(name, {})
+    assert (made is None) == (name == "none")
+    if made is not None:
+        made.check((3, 28, 28), np.dtype(np.uint8))
+        x = pictures(4, 3, 28, 28)
+        assert made(x.clone()).shape == x.shape
+
+
+def test_a_users_own(tmp_path, monkeypatch):
+    text = """
+from dataclasses import dataclass
+from rayfed.augment.base import Augment
+from rayfed.options import option
+
+@dataclass(frozen=True, kw_only=True)
+class Darker(Augment):
+    share: float = option(0.5, low=0, help="of the light that is left")
+
+    def __call__(self, x):
+        return x * self.share
+"""
+    (tmp_path / "my_augment.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    darker = build_augment("my_augment:Darker", {"share": 0.25})
+    assert isinstance(darker, Augment)
+    population = people()
+    _, plain = seen_by_steps(None, population)
+    _, found = seen_by_steps(darker, population)
+    key = next(key for key in plain if key[2] == 0)
+    torch.testing.assert_close(found[key].x * 0.2 + 0.4, (plain[key].x * 0.2 + 0.4) * 0.25)
+
+
+def test_what_is_no_augmentation():
+    with pytest.raises(UsageError, match=r"^augment.name=os:path: must be a dataclass that derives from"):
+        build_augment("os:path", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("rotaton", {}, "augment.name=rotaton: did you mean rotation"),
+        ("rotation", {"angle": 3}, "augment.angle: no such key"),
+        ("rotation", {"degrees": 200}, "augment.degrees=200.0: must be at most 180"),
+        ("none", {"degrees": 20}, "augment.degrees: no such key"),
+    ],
+)
+def test_options_that_cannot_be(name, options, words):
+    with pytest.raises(UsageError) as error:
+        build_augment(name, options)
+    assert str(error.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("augment", "shape", "dtype", "words"),
+    [
+        (Rotation(), (6,), np.float32, "augment.name: Rotation needs images, this data's inputs are 6"),
+        (Moderate(), (3, 8, 8), np.float32, "augment.name=moderate: jitters colours"),
+        (Moderate(), (2, 8, 8), np.uint8, "augment.name=moderate: jitters colours"),
+        (Blur(low=1.0, high=0.5), (1, 8, 8), np.uint8, "augment.low=1: must be at most augment.high=0.5"),
+        (Blur(), (1, 2, 8), np.uint8, "augment.name=blur: images of 2 x 8"),
+        (Noise(), (9,), np.int64, "augment.name=noise: needs images or real numbers"),
+    ],
+)
+def test_data_that_cannot_be_augmented(augment, shape, dtype, words):
+    with pytest.raises(UsageError) as error:
+        augment.check(shape, np.dtype(dtype))
+    assert str(error.value).startswith(words)
+
+
+def test_the_blueprint_refuses_too():
+    with pytest.raises(UsageError, match=r"^augment.name: Rotation needs images"):
+        blueprint(FedAvg(), blobs(), model=net(), augment=Rotation()).check(blobs())
