@@ -16,9 +16,12 @@ from rayfed.augment.colour import brightened, contrasted, grey, greyed, hued, ji
 from rayfed.augment.geometry import Crop, HorizontalFlip, Rotation, draw_boxes, moved, resized, turned
 from rayfed.augment.noise import Noise
 from rayfed.augment.schemes import Moderate, Weak
+from rayfed.config import Config
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.seeds import seed_torch
 from rayfed.errors import UsageError
+from rayfed.help import listing
+from rayfed.plan import make_plan
 
 torchvision_cpu.prepare()
 import torchvision.transforms.v2.functional as TF  # noqa: E402
@@ -387,3 +390,26 @@ def test_data_that_cannot_be_augmented(augment, shape, dtype, words):
 def test_the_blueprint_refuses_too():
     with pytest.raises(UsageError, match=r"^augment.name: Rotation needs images"):
         blueprint(FedAvg(), blobs(), model=net(), augment=Rotation()).check(blobs())
+
+
+# From the configuration
+
+
+def test_the_configuration_names_it():
+    small = {"data.per_domain": 20, "model": {"name": "mlp", "hidden": [4]}, "local.batch_size": 8}
+    plain, turned_, other = (
+        make_plan(Config.read(small, values))
+        for values in ({}, {"augment.name": "rotation", "augment.degrees": 15}, {"augment.name": "rotation"})
+    )
+    assert plain.blueprint.augment is None
+    assert turned_.blueprint.augment == Rotation(degrees=15.0)
+    assert len({plan.trial for plan in (plain, turned_, other)}) == 3
+    assert turned_.values()["augment"] == {"name": "rotation", "degrees": 15}
+    with pytest.raises(UsageError, match=r"^augment.name=rotate: "):
+        make_plan(Config.read(small, {"augment.name": "rotate"}))
+
+
+def test_the_listing_has_them():
+    text = listing()
+    assert "augment.name=" in text
+    assert "augment.degrees = 45.0" in text
