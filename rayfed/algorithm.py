@@ -117,6 +117,7 @@ class Algorithm:
     averaged: ClassVar[tuple[str, ...]] = ()  # fields of `up` of which only the weighted mean is needed
     weighs_replies: ClassVar[bool] = False  # `weights` needs the other fields of the replies first
     prepares: ClassVar[bool] = False  # `prepare` changes training batches
+    takes_turns: ClassVar[bool] = False  # sample clients without replacement across rounds, until all have had a turn
     scored: ClassVar[str] = "global"  # the point at which the paper scores: global | downloaded | trained | adapted
 
     # How many exchanges there are; a subclass may write a class attribute (`trips: ClassVar[int] = 2`) or, where it
@@ -150,6 +151,10 @@ class Algorithm:
         """The context with which all hooks are called: a wrapper's place to change the task or the optimiser."""
         return ctx
 
+    def remarks(self, ctx: Context) -> Sequence[str]:
+        """What a user must know of this configuration, a line each: printed when a simulation starts."""
+        return ()
+
     # On the server
 
     def init(self, ctx: Context) -> State:
@@ -175,6 +180,10 @@ class Algorithm:
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         """The server's next state."""
         raise NotImplementedError
+
+    def privacy_spent(self, ctx: Context, server: State) -> float | None:
+        """ε of differential privacy that all rounds so far have spent; None where there is no such promise."""
+        return None
 
     # With the client
 

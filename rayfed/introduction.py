@@ -42,7 +42,9 @@ def introduce(plan: Plan) -> str:
         "placement": f"{where}, width {place.width}",
         "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
     }
-    return "\n".join(f"{name:>10}  {text}" for name, text in lines.items())
+    remarks = algorithm.remarks(ctx.at(cohort=tuple(range(blueprint.cohort))))
+    said = [*lines.items(), *(("note", remark) for remark in remarks)]
+    return "\n".join(f"{name:>10}  {text}" for name, text in said)
 
 
 def _bytes(size: int) -> str:

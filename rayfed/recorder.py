@@ -66,6 +66,7 @@ class Recorder:
                 bytes_down_by_field=record.bytes_down,
                 bytes_up_by_field=record.bytes_up,
                 cohort=record.cohort,
+                epsilon=record.epsilon,
                 **seconds,
             )
         )

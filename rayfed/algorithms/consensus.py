@@ -31,6 +31,10 @@ class Consensus(Wrapper):
     averaged = derived(lambda self: (*self.base.averaged, "mean"))
     setup_exchanges = derived(lambda self: self.base.setup_exchanges + 2 * self.regularises)
 
+    def privacy_spent(self, ctx: Context, server: State) -> float | None:
+        """No promise of the base's covers the means that the clients send."""
+        return None if self.regularises else super().privacy_spent(ctx, server)
+
     def _stage(self, ctx: Context) -> str:
         own = ctx.trip - self.base.setup_exchanges
         return ("collect", "hand out")[own] if ctx.stage == "setup" and own >= 0 else "base"

@@ -1,15 +1,17 @@
 """Plain MLPs beside the model, and ADCOL's training of one as a discriminator on the server."""
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rayfed import torchvision_cpu
 from rayfed.algorithm import server_batches
 from rayfed.network import Network, gradients
 from rayfed.optim import SGD
-from rayfed.tree import Weights, clone
+from rayfed.tree import Weights, clone, only, without
 
 
 def mlp(widths: Sequence[int], *, linear: bool = False) -> nn.Sequential:
@@ -21,19 +23,44 @@ def mlp(widths: Sequence[int], *, linear: bool = False) -> nn.Sequential:
     return nn.Sequential(*(layer for layer in layers if not linear or isinstance(layer, nn.Linear)))
 
 
+class ResNetDiscriminator(nn.Module):
+    """A torchvision ResNet on vectors [batch, width], folded into two channels of a square; zeros fill what is left."""
+
+    def __init__(self, kind: str, width: int, outputs: int):
+        super().__init__()
+        self.side = math.ceil(math.sqrt(width / 2))
+        self.spare = 2 * self.side**2 - width
+        torchvision_cpu.prepare()
+        from torchvision import models
+
+        self.net = getattr(models, kind)(num_classes=outputs)
+        self.net.conv1 = nn.Conv2d(2, 64, 7, stride=2, padding=3, bias=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.net(F.pad(z, (0, self.spare)).unflatten(1, (2, self.side, self.side)))
+
+
 def train_classifier(
     network: Network, weights: Weights, x: Tensor, y: Tensor, *, optimizer: SGD, batch_size: int, epochs: int
 ) -> Weights:
     """`weights` after `epochs` passes of cross-entropy on (x, y) in shuffled batches; momentum starts at zero."""
     weights = clone(weights)
-    moments = optimizer.init(weights)
+    moments = optimizer.init(only(weights, network.parameters))
     for _ in range(epochs):
         for rows in server_batches(len(x), batch_size, x.device):
             some, labels = x[rows], y[rows]
+            if network.buffers and len(rows) == 1:
+                continue  # batch norm cannot train on one vector
 
-            def loss(trained: Weights, some: Tensor = some, labels: Tensor = labels) -> tuple[Tensor, Weights]:
-                return F.cross_entropy(network(trained, some)[0], labels), {}
+            kept = without(weights, network.parameters)
 
-            grads, _, _ = gradients(loss, weights)
+            def loss(
+                trained: Weights, some: Tensor = some, labels: Tensor = labels, kept: Weights = kept
+            ) -> tuple[Tensor, Weights]:
+                logits, buffers = network(trained | kept, some)
+                return F.cross_entropy(logits, labels), buffers
+
+            grads, _, buffers = gradients(loss, only(weights, network.parameters))
             optimizer.update_(weights, grads, moments)
+            weights |= buffers
     return weights

@@ -27,6 +27,7 @@ class Wrapper(Algorithm):
     averaged = derived(lambda self: self.base.averaged)
     weighs_replies = derived(lambda self: self.base.weighs_replies)
     prepares = derived(lambda self: self.base.prepares)
+    takes_turns = derived(lambda self: self.base.takes_turns)
     trips = derived(lambda self: self.base.trips)
     setup_exchanges = derived(lambda self: self.base.setup_exchanges)
     final_exchanges = derived(lambda self: self.base.final_exchanges)
@@ -40,6 +41,12 @@ class Wrapper(Algorithm):
 
     def adapt(self, ctx: Context) -> Context:
         return self.base.adapt(ctx)
+
+    def remarks(self, ctx: Context) -> Sequence[str]:
+        return self.base.remarks(ctx)
+
+    def privacy_spent(self, ctx: Context, server: State) -> float | None:
+        return self.base.privacy_spent(ctx, server)
 
     def init(self, ctx: Context) -> State:
         return self.base.init(ctx)

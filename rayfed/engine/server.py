@@ -49,6 +49,7 @@ class Record:
     )
     bytes_down: dict[str, int] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
+    epsilon: float | None = None  # of differential privacy, spent so far
 
 
 class Server:
@@ -95,11 +96,20 @@ class Server:
             yield record
 
     def sample(self, round: int) -> tuple[int, ...]:
-        """The cohort of a round: `cohort` clients drawn uniformly without replacement, in ascending order."""
-        if self.blueprint.cohort == len(self.everyone):
+        """The cohort of a round: `cohort` clients drawn uniformly without replacement, in ascending order.
+
+        An algorithm that takes turns draws without replacement across rounds: nobody comes twice in ⌊N / cohort⌋ rounds
+        (of which the clients that are left over sit out).
+        """
+        cohort = self.blueprint.cohort
+        if cohort == len(self.everyone):
             return self.everyone
+        if self.algorithm.takes_turns:
+            cycle, turn = divmod(round - 1, len(self.everyone) // cohort)
+            order = generator(self.seed, "turns", cycle).permutation(len(self.everyone))
+            return tuple(sorted(order[turn * cohort : (turn + 1) * cohort].tolist()))
         rng = generator(self.seed, "cohort", round)
-        return tuple(sorted(rng.choice(len(self.everyone), self.blueprint.cohort, replace=False).tolist()))
+        return tuple(sorted(rng.choice(len(self.everyone), cohort, replace=False).tolist()))
 
     def fingerprint(self) -> str:
         """A hash of the server's state and of every client's: equal for bit-identical outcomes."""
@@ -111,6 +121,8 @@ class Server:
         for trip in trips:
             last = trip == trips[-1]
             self._exchange(self.ctx.at(stage=stage, round=round, trip=trip, cohort=cohort), record, last)
+        now = self.ctx.at(stage=stage, round=round, cohort=cohort)
+        record.epsilon = self.algorithm.privacy_spent(now, self.state)
         record.seconds["total"] = time.perf_counter() - began
         return record
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from rayfed.algorithm import Phase, Replies, Reply
 from rayfed.algorithms.adcol import Adcol, divergence
-from rayfed.algorithms.discriminator import mlp, train_classifier
+from rayfed.algorithms.discriminator import ResNetDiscriminator, mlp, train_classifier
 from rayfed.engine.training import Job, _rows, train
 from rayfed.errors import UsageError
 from rayfed.network import Network, weights_of
@@ -373,3 +373,83 @@ def test_refusals():
     population = blobs()
     with pytest.raises(UsageError, match=r"^algorithm.fixed_size=true: needs two parties or more in a round"):
         blueprint(small(fixed_size=True), population, cohort=1).check(population)
+
+
+# Several discriminators, a shared predictor, ResNets
+
+
+def test_the_divergence_is_the_mean_over_the_last_discriminators():
+    people, algorithm = blobs(), small(discriminators=3)
+    ctx = blueprint(algorithm, people).context(people, "cpu")
+    torch.manual_seed(0)
+    drawn = [weights_of(mlp([8, 16, 4])) for _ in range(4)]
+    client, z = algorithm.join(ctx.at(client=0)), torch.randn(5, 8)
+    parts = simulate(blueprint(small(), people), people)[0].fleet.host.parts
+    for round, weights in enumerate(drawn, 1):
+        now, down = ctx.at(round=round, client=0), {"weights": {}, "discriminator": weights}
+        work = algorithm.start(now, client, down)
+        each = [divergence(Network(mlp([8, 16, 4]))(d, z)[0]) for d in drawn[max(0, round - 3) : round]]
+        torch.testing.assert_close(algorithm.divergences(now, work, down, z), torch.stack(each).mean())
+        client, _ = algorithm.finish(now, work, client, down, type(ctx.data)(parts[0]["train"], None))
+    now = ctx.at(round=9)  # a party that was not asked for some rounds: what it has is too old
+    work = algorithm.start(now, client, {"weights": {}, "discriminator": drawn[0]})
+    assert work["used"].tolist() == [0, 0]
+
+
+def test_older_discriminators_do_not_travel():
+    people = blobs()
+    one, many = (simulate(blueprint(small(discriminators=k), people, rounds=3), people) for k in (1, 3))
+    assert [r.bytes_down for r in many[1]] == [r.bytes_down for r in one[1]]
+    assert many[0].fleet.host.states[0]["rounds"].tolist() == [3, 2]
+    a, b = (weights_by_client(server)[0] for server in (one[0], many[0]))
+    assert not equal(a, b)
+
+
+def test_a_shared_predictor_is_averaged_and_all_else_stays():
+    people = blobs()
+    server, records = simulate(blueprint(small(share_predictor=True), people), people)
+    head = {"fc.weight", "fc.bias"}
+    assert set(server.state["weights"]) == head
+    size = 4 * (8 * 3 + 3)
+    assert records[-1].bytes_up["weights"] == records[-1].bytes_down["weights"] == 4 * size
+    assert not head & set(weights_by_client(server)[0])
+    algorithm, ctx = server.algorithm, server.ctx.at(cohort=(0, 1))
+    replies = Replies({"weights": {name: v + 1 for name, v in server.state["weights"].items()}}, [])
+    replies = replies._replace(each=[Reply(i, 9, {"representations": torch.randn(6, 8)}) for i in (0, 1)])
+    found = algorithm.aggregate(ctx, server.state, replies)["weights"]
+    assert torch.equal(found["fc.bias"], server.state["weights"]["fc.bias"] + 1)
+
+
+@pytest.mark.parametrize(("width", "side"), [(8, 2), (128, 8), (2048, 32), (50, 5), (51, 6)])
+def test_vectors_are_folded_into_two_channels(width, side):
+    network = ResNetDiscriminator("resnet18", width, 3)
+    assert (network.side, network.spare) == (side, 2 * side * side - width)
+    seen = []
+    network.net.conv1.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    network.eval()
+    z = torch.randn(2, width)
+    assert network(z).shape == (2, 3)
+    assert seen[0].shape == (2, 2, side, side)
+    assert torch.equal(seen[0].flatten(1)[:, :width], z)
+
+
+def test_a_resnet_is_trained_with_its_statistics_and_asked_without():
+    people = blobs(2, sizes=(9, 8))
+    algorithm = small(network="resnet18", server_batch_size=8)  # the last of 17 vectors is left out
+    server, _ = simulate(blueprint(algorithm, people, rounds=1), people)
+    trained = server.state["discriminator"]
+    assert int(trained["net.bn1.num_batches_tracked"]) == 2
+    assert trained["net.bn1.running_mean"].abs().max() > 0
+    z, down = torch.randn(1, 8), {"discriminator": trained}
+    alone = algorithm.divergences(server.ctx, {}, down, z)
+    module = ResNetDiscriminator("resnet18", 8, 2).eval()
+    module.load_state_dict(trained)
+    torch.testing.assert_close(alone, divergence(module(z)))
+
+
+def test_what_does_not_go_together():
+    people = blobs()
+    with pytest.raises(
+        UsageError, match=r"^algorithm.discriminators=2: with fixed_size=true there is one, new in each"
+    ):
+        blueprint(small(discriminators=2, fixed_size=True), people).check(people)

@@ -1,0 +1,249 @@
+"""ADCOL with differential privacy: accounting over all rounds, DP-SGD by hand, what a curious server gets to see."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from opacus.accountants import RDPAccountant
+from scipy import stats
+from support import blobs, blueprint, simulate
+
+import rayfed
+from rayfed.algorithms.adcol import Adcol, divergence
+from rayfed.algorithms.discriminator import mlp
+from rayfed.algorithms.dp_adcol import DPAdcol
+from rayfed.config import Config
+from rayfed.errors import UsageError
+from rayfed.introduction import introduce
+from rayfed.network import weights_of
+from rayfed.optim import SGD
+from rayfed.plan import make_plan
+from rayfed.privacy.gaussian import noise_multiplier, spent, train_privately
+from rayfed.privacy.laplace import half_ball, laplace_like, unit_range
+
+N = 120  # representations of all four parties
+
+
+def small(**options):
+    return DPAdcol(**({"hidden": [16], "server_batch_size": 30} | options))
+
+
+def curious(**options):
+    return small(setting="curious", **options)
+
+
+# The mechanisms
+
+
+def test_laplace_noise_has_its_distribution():
+    torch.manual_seed(0)
+    noise = laplace_like(torch.zeros(20_000), 3.0)
+    assert noise.dtype == torch.float32
+    assert stats.kstest(noise.numpy(), stats.laplace(scale=3.0).cdf).pvalue > 0.01
+
+
+def test_normalisations():
+    z = torch.tensor([[1.0, 3.0, 2.0], [-4.0, 0.0, 4.0], [5.0, 5.0, 5.0]])
+    assert unit_range(z).tolist() == [[0, 1, 0.5], [0, 0.5, 1], [0, 0, 0]]
+    halved = half_ball(unit_range(z))
+    torch.testing.assert_close(halved.abs().sum(1), torch.tensor([0.5, 0.5, 0.0]))
+    pairs = (halved[:, None] - halved[None]).abs().sum(2)
+    assert pairs.max() <= 1 + 1e-6
+
+
+def test_dp_sgd_clips_each_example_and_divides_by_the_expected_batch():
+    torch.manual_seed(0)
+    z, y, clip = 3 * torch.randn(12, 4), torch.randint(3, (12,)), 0.3
+    module = mlp([4, 5, 3])
+    start = weights_of(module)
+    how = {"optimizer": SGD(lr=0.5), "rate": 1.0, "steps": 1, "clip": clip}
+    found = train_privately(mlp([4, 5, 3]), start, z, y, sigma=0.0, **how)
+    total = {name: torch.zeros_like(value) for name, value in start.items()}
+    clipped = 0
+    for row, label in zip(z, y, strict=True):
+        grads = torch.autograd.grad(F.cross_entropy(module(row[None]), label[None]), list(module.parameters()))
+        norm = torch.cat([g.flatten() for g in grads]).norm()
+        clipped += int(norm > clip)
+        for name, grad in zip(start, grads, strict=True):
+            total[name] += grad * min(1.0, clip / norm.item())
+    assert clipped
+    for name, value in start.items():
+        torch.testing.assert_close(found[name], value - 0.5 * total[name] / 12, rtol=1e-4, atol=1e-5)
+    assert torch.equal(weights_of(module)["0.weight"], start["0.weight"])
+
+
+def test_dp_sgd_adds_noise_of_sigma_times_the_bound():
+    torch.manual_seed(0)
+    start = weights_of(mlp([50, 40]))
+    x, y = torch.zeros(20, 50), torch.zeros(20, dtype=torch.long)  # no gradient reaches the weights
+    how = {"optimizer": SGD(lr=1.0), "rate": 0.5, "steps": 1, "clip": 0.2}
+    found = train_privately(mlp([50, 40]), start, x, y, sigma=4.0, **how)
+    noise = (found["0.weight"] - start["0.weight"]) * 10  # the expected size of a batch
+    assert noise.std().item() == pytest.approx(4.0 * 0.2, rel=0.05)
+
+
+def test_an_empty_batch_is_a_step_of_noise():
+    start = weights_of(mlp([4, 3]))
+    x, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    how = {"optimizer": SGD(lr=1.0), "rate": 1e-9, "steps": 2, "clip": 1.0}
+    found = train_privately(mlp([4, 3]), start, x, y, sigma=1.0, **how)
+    assert torch.isfinite(found["0.weight"]).all()
+    assert not torch.equal(found["0.weight"], start["0.weight"])
+
+
+def test_the_noise_is_the_least_that_keeps_to_the_budget():
+    sigma = noise_multiplier(5.0, 0.01, rate=0.1, steps=200)
+    assert 4.9 < spent(sigma, 0.01, rate=0.1, steps=200) <= 5.0
+    assert spent(sigma, 0.01, rate=0.1, steps=100) < 4.9
+    assert spent(sigma, 0.01, rate=0.1, steps=0) == 0
+
+
+# Trusted server
+
+
+def test_the_budget_lasts_for_all_rounds_and_is_spent_step_by_step():
+    people, algorithm = blobs(), small(epsilon=4.0, server_epochs=2)
+    server, records = simulate(blueprint(algorithm, people, rounds=3), people)
+    private = {name: float(value) for name, value in server.state["private"].items()}
+    assert private["rate"] == pytest.approx(30 / N)
+    assert private["steps"] == 3 * 2 * 4
+    for done, record in enumerate(records, 1):
+        accountant = RDPAccountant()
+        for _ in range(8 * done):
+            accountant.step(noise_multiplier=private["sigma"], sample_rate=30 / N)
+        assert record.epsilon == pytest.approx(accountant.get_epsilon(0.01), rel=1e-6)
+    assert records[0].epsilon < records[1].epsilon < records[2].epsilon <= 4.0
+    assert records[2].epsilon > 3.9
+
+
+def test_uploads_are_bare_and_clients_train_as_in_adcol():
+    people = blobs()
+    ours, theirs = (simulate(blueprint(a, people, rounds=1), people)[0] for a in (small(), Adcol(hidden=[16])))
+    for i in range(4):
+        mine, other = (s.fleet.host.states[i]["weights"]["body.0.weight"] for s in (ours, theirs))
+        assert torch.equal(mine, other)
+    assert not torch.equal(ours.state["discriminator"]["0.weight"], theirs.state["discriminator"]["0.weight"])
+
+
+def test_a_larger_round_keeps_rate_and_steps():
+    people, algorithm = blobs(), small()
+    ctx = blueprint(algorithm, people, rounds=4).context(people, "cpu").at(cohort=(0, 1))
+    torch.manual_seed(0)
+    state = algorithm.init(ctx)
+    for n in (60, 90):
+        state |= algorithm.taught(ctx, state, state["discriminator"], torch.randn(n, 8), torch.randint(4, (n,)))
+    assert float(state["private"]["rate"]) == 0.5
+    assert float(state["private"]["steps"]) == 4
+
+
+# Curious server
+
+
+@pytest.mark.parametrize("guarantee", ["coordinate", "strict"])
+def test_what_is_sent_is_normalised_and_noisy(guarantee):
+    people, algorithm = blobs(), curious(epsilon=2.0, guarantee=guarantee)
+    server, _ = simulate(blueprint(algorithm, people, rounds=1), people)
+    parts = server.fleet.host.parts
+    client = server.fleet.host.states[3]
+    ctx = server.ctx.at(client=3, examples=41, round=2)
+    down = algorithm.broadcast(ctx, server.state)
+    work = algorithm.start(ctx, client, down)
+    torch.manual_seed(0)
+    sent = [
+        algorithm.finish(ctx, work, client, down, type(ctx.data)(parts[3]["train"], None))[1]["representations"]
+        for _ in range(50)
+    ]
+    z = ctx.task.represent(work["weights"], torch.from_numpy(people.clients[3].train.x))[client["order"]]
+    clean = unit_range(z) if guarantee == "coordinate" else half_ball(unit_range(z))
+    noise = (torch.stack(sent) - clean).flatten()
+    assert stats.kstest(noise.numpy(), stats.laplace(scale=0.5).cdf).pvalue > 0.001
+
+
+def test_the_local_divergence_sees_the_same_normalisation_without_noise():
+    people, algorithm = blobs(), curious(mu=0.7)
+    ctx = blueprint(algorithm, people).context(people, "cpu")
+    discriminator = mlp([8, 16, 4])
+    down = {"weights": {}, "discriminator": weights_of(discriminator)}
+    from rayfed.task import Batch
+
+    batch = Batch(torch.from_numpy(people.clients[0].train.x), torch.from_numpy(people.clients[0].train.y))
+    client = algorithm.join(ctx.at(client=0, examples=20))
+    work = algorithm.start(ctx, client, down)
+    z = ctx.task.forward(work["weights"], batch.x).features
+    expected = divergence(discriminator(unit_range(z)))
+    _, metrics = algorithm.step(ctx, {**work, "weights": dict(work["weights"])}, down, batch)
+    assert metrics["divergence"].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_records_are_drawn_without_replacement_across_rounds():
+    algorithm = curious(sampling=0.4)
+    people = blobs()
+    ctx = blueprint(algorithm, people).context(people, "cpu").at(client=0, examples=10)
+    torch.manual_seed(0)
+    client, drawn = algorithm.join(ctx), []
+    for _ in range(5):
+        more, rows = algorithm.chosen(ctx, client, 10)
+        client |= more
+        drawn += rows.tolist()
+    assert len(drawn) == 20
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert drawn[:10] != drawn[10:]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"sampling": 0.5, "guarantee": "strict"}, [2, 2, 4, 4]),
+        ({"sampling": 0.25, "guarantee": "strict"}, [2, 2, 2, 2]),
+        ({"sampling": 1.0, "guarantee": "strict"}, [2, 4, 6, 8]),
+        ({"sampling": 0.5}, [16, 16, 32, 32]),  # eight coordinates
+    ],
+)
+def test_what_is_spent_counts_passes_and_coordinates(options, expected):
+    people = blobs(sizes=(20, 24, 32, 40))
+    _, records = simulate(blueprint(curious(epsilon=2.0, **options), people, rounds=4), people)
+    assert [record.epsilon for record in records] == pytest.approx(expected)
+
+
+# What is said
+
+
+def test_the_rounds_table_has_it_and_other_methods_have_none(tmp_path):
+    rng = np.random.default_rng(0)
+    clients = [
+        {part: (rng.normal(size=(20, 6)).astype(np.float32), rng.integers(0, 2, 20)) for part in ("train", "test")}
+        for _ in range(2)
+    ]
+    settings = {"model": {"name": "mlp", "hidden": [8]}, "rounds": 2, "results": str(tmp_path)}
+    private = {"algorithm.name": "dp_adcol", "algorithm.hidden": [8], "algorithm.epsilon": 3}
+    result = rayfed.run(settings | private, clients=clients)
+    assert result.rounds.epsilon.is_monotonic_increasing
+    assert 2.9 < result.rounds.epsilon.iloc[-1] <= 3
+    assert rayfed.run(settings, clients=clients).rounds.epsilon.isna().all()
+    plan = make_plan(Config.read(settings | private), clients=clients)
+    assert "note  ε=3 at δ=0.01 protects what the server sends; uploads are bare" in introduce(plan)
+
+
+def test_limits_of_the_curious_setting_are_said():
+    people = blobs()
+    for guarantee, whole in (
+        ("coordinate", "ε=5 a coordinate: 40 for a vector"),
+        ("strict", "ε=5 a vector: 5 for a v"),
+    ):
+        algorithm = curious(sampling=0.25, guarantee=guarantee)
+        lines = algorithm.remarks(blueprint(algorithm, people).context(people, "cpu"))
+        assert lines[0] == whole
+        assert lines[1] == "an upload takes 0.25 of the records; each pass over them all spends ε once more"
+        assert lines[2].endswith("no record-level privacy of training data")
+
+
+def test_refusals():
+    people = blobs()
+    with pytest.raises(UsageError, match=r"^algorithm.network=resnet18: batch norm mixes examples, so DP-SGD takes"):
+        blueprint(small(network="resnet18"), people).check(people)
+    blueprint(curious(network="resnet18"), people).check(people)
+    with pytest.raises(UsageError, match=r"^algorithm.epsilon=1e-06: no noise is enough for 100000 steps"):
+        noise_multiplier(1e-6, 1e-9, rate=0.5, steps=100_000)
+    assert math.isfinite(noise_multiplier(1.0, 0.01, rate=0.5, steps=10))

@@ -1,0 +1,89 @@
+"""DP-FedBN: clipping, noise, how the budget is split, and cohorts that take turns."""
+
+import pytest
+import torch
+from scipy import stats
+from support import blobs, blueprint, simulate
+
+from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.dp_fedbn import DPFedBN
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedbn import FedBN
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.server import Evaluation, Server
+
+
+def flat(weights):
+    return torch.cat([value.flatten() for value in weights.values()])
+
+
+@pytest.mark.parametrize("clip", [0.5, 1e3])
+def test_updates_are_clipped_in_l1_and_every_coordinate_gets_noise(clip):
+    people, algorithm = blobs(), DPFedBN(clip=clip, epsilon=8.0)
+    plan = blueprint(algorithm, people, rounds=4)
+    ctx = plan.context(people, "cpu").at(client=0, cohort=(0, 1, 2, 3), round=1)
+    torch.manual_seed(0)
+    server, client = algorithm.init(ctx), algorithm.join(ctx)
+    down = algorithm.broadcast(ctx, server)
+    work = algorithm.start(ctx, client, down)
+    work["weights"] = {name: v + 0.1 if v.is_floating_point() else v for name, v in work["weights"].items()}
+    base = flat(down["weights"])
+    sent = torch.stack([flat(algorithm.finish(ctx, work, client, down, None)[1]["weights"]) for _ in range(100)])
+    whole = 0.1 * len(base)  # L1 norm of the update
+    clean = base + 0.1 * min(1.0, clip / whole)
+    scale = 2 * clip / (8.0 / 4)
+    assert stats.kstest((sent - clean).flatten().numpy(), stats.laplace(scale=scale).cdf).pvalue > 0.001
+    assert not any(name.startswith("body.1.") for name in down["weights"])
+
+
+def test_with_an_endless_budget_it_is_fedbn():
+    people = blobs()
+    ours, theirs = (
+        simulate(blueprint(a, people), people)[0].state["weights"] for a in (DPFedBN(epsilon=1e15, clip=1e3), FedBN())
+    )
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "rounds", "expected"),
+    [(4, 4, [2, 4, 6, 8]), (1, 8, [4, 4, 4, 4, 8, 8, 8, 8]), (2, 3, [4, 4, 8]), (3, 2, [4, 8])],
+)
+def test_the_budget_is_split_over_a_partys_turns(cohort, rounds, expected):
+    people = blobs()
+    _, records = simulate(blueprint(DPFedBN(epsilon=8.0), people, cohort=cohort, rounds=rounds), people)
+    assert [record.epsilon for record in records] == pytest.approx(expected)
+
+
+def cohorts(algorithm, cohort, rounds, seed=0):
+    people = blobs(7)
+    plan = blueprint(algorithm, people, cohort=cohort, seed=seed)
+    server = Server(plan, people, LocalFleet(plan, people), Evaluation())
+    return [server.sample(number) for number in range(1, rounds + 1)]
+
+
+def test_nobody_comes_twice_before_all_have_had_a_turn():
+    drawn = cohorts(DPFedBN(), 2, 60)
+    for first in range(0, 60, 3):
+        some = [i for cohort in drawn[first : first + 3] for i in cohort]
+        assert len(set(some)) == 6
+    assert all(list(cohort) == sorted(cohort) for cohort in drawn)
+    assert {i for cohort in drawn for i in cohort} == set(range(7))
+    assert drawn != cohorts(DPFedBN(), 2, 60, seed=1)
+    repeats = [len({i for cohort in cohorts(FedAvg(), 2, 60)[k : k + 3] for i in cohort}) for k in range(0, 60, 3)]
+    assert min(repeats) < 6  # others are sampled anew in each round
+
+
+def test_what_it_says():
+    people = blobs()
+    ctx = blueprint(DPFedBN(), people, rounds=10).context(people, "cpu").at(cohort=(0,))
+    (line,) = DPFedBN(epsilon=6.0, clip=2.0).remarks(ctx)
+    assert line == "ε=6 a party, 2 a turn: Laplace noise of scale 2 on every weight"
+
+
+def test_a_wrapper_that_sends_more_promises_nothing():
+    people = blobs()
+    for mr, expected in ((True, None), (False, 4.0)):
+        algorithm = DBE(base=DPFedBN(epsilon=8.0), kappa=1.0, mr=mr)
+        _, records = simulate(blueprint(algorithm, people), people)
+        assert next(record for record in records if record.round == 1).epsilon == expected
