@@ -101,6 +101,8 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "gen_afl": Case({"name": "gen_afl"}, NO_NORM, sampled=False),
     "vm": Case({"name": "vm", "beta": 1.0}, NO_NORM, sampled=False),
     "adcol": Case({"name": "adcol", "hidden": [16]}),
+    "dp_adcol": Case({"name": "dp_adcol", "hidden": [16]}),
+    "dp_fedbn": Case({"name": "dp_fedbn", "epsilon": 1e4}),
     "feddebias": Case({"name": "feddebias", "widths": [16, 8]}),
     "vhl": Case({"name": "vhl", "virtual": 40, "virtual_batch": 6}),
     "group_dro": Case({"name": "group_dro"}, sampled=False),
@@ -129,6 +131,10 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
         {"name": "vm", "beta": 1.0, "variant": "code"}, {"batch_norm": "local_statistics"}, sampled=False
     ),
     "adcol, fixed size": Case({"name": "adcol", "hidden": [16], "fixed_size": True}),
+    "adcol, more discriminators": Case(
+        {"name": "adcol", "hidden": [16], "discriminators": 3, "share_predictor": True, "mu": 0.5}
+    ),
+    "dp_adcol, curious": Case({"name": "dp_adcol", "setting": "curious", "sampling": 0.4, "guarantee": "strict"}),
     "adcol, a share": Case({"name": "adcol", "hidden": [16], "sampling": 0.4}),
     "feddebias, once": Case({"name": "feddebias", "widths": [16, 8], "transfer": "once"}),
     "feddebias, mixture": Case(

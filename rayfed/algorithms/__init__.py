@@ -13,6 +13,8 @@ ALGORITHMS = {
     "gen_afl": "rayfed.algorithms.afl:GenAFL",
     "vm": "rayfed.algorithms.vm:VM",
     "adcol": "rayfed.algorithms.adcol:Adcol",
+    "dp_adcol": "rayfed.algorithms.dp_adcol:DPAdcol",
+    "dp_fedbn": "rayfed.algorithms.dp_fedbn:DPFedBN",
     "dbe": "rayfed.algorithms.dbe:DBE",
     "feddebias": "rayfed.algorithms.feddebias:FedDebias",
     "fedproto": "rayfed.algorithms.fedproto:FedProto",
