@@ -112,6 +112,8 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "v_rex": Case({"name": "v_rex", "beta": 1.0}, NO_NORM, sampled=False),
     "irm": Case({"name": "irm", "anneal": 1}, sampled=False),
     "fraug": Case({"name": "fraug"}, noisy=True),
+    "fedbabu": Case({"name": "fedbabu", "finetune_epochs": 2}),
+    "apple": Case({"name": "apple"}, sampled=False),
     "fedgen": Case({"name": "fedgen", "noise": 8, "hidden": 16, "server_steps": 5}, noisy=True),
     "harmofl": Case({"name": "harmofl"}, {"model": on_pictures(net())}),
     # variants
@@ -160,6 +162,19 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "dbe over moon": Case({"name": "dbe", "base": "moon", "kappa": 1.0}),
     "dbe over fedrep": Case({"name": "dbe", "base": "fedrep", "kappa": 1.0}),
     "dbe over ditto": Case({"name": "dbe", "base": "ditto", "kappa": 1.0}),
+    **{
+        f"mr over {base}": Case({"name": "dbe", "base": base, "kappa": 1.0, "prbm": False})
+        for base in ("ditto", "fedper", "fedrep", "fedrod", "fedbabu", "apfl", "fedfomo")
+    },
+    "fedrod, moments kept": Case(
+        {"name": "fedrod", "keep_optimizer": True}, {"optimizer": SGD(lr=0.05, momentum=0.9), "batch_norm": "local"}
+    ),
+    "apfl, paper": Case({"name": "apfl", "variant": "paper", "keep_optimizer": True}, {"batch_norm": "local"}),
+    "pfedme, local": Case({"name": "pfedme", "beta": 2.0, "lam": 5.0}, {"batch_norm": "local"}),
+    "per_fedavg, hf": Case({"name": "per_fedavg", "variant": "hf", "beta": 0.02}, {"batch_size": 3}),
+    "fedfomo, two models": Case({"name": "fedfomo", "models": 2}, {"batch_norm": "local_statistics"}),
+    "apple, local": Case({"name": "apple", "relation_lr": 0.01}, {"batch_norm": "local"}, sampled=False),
+    "feddyn, local": Case({"name": "feddyn", "alpha": 0.1}, {"batch_norm": "local"}),
 }
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 ENTRIES = pytest.mark.parametrize("entry", ALGORITHMS)

@@ -25,7 +25,7 @@ from rayfed.network import weights_of
 from rayfed.options import option
 from rayfed.tree import only
 
-_UNFIT = ("adcol", "feddebias", "fraug")  # have losses of their own beside that of the task
+_UNFIT = ("adcol", "feddebias", "fraug", "per_fedavg", "pfedme", "apple")  # not one model by the loss of the task
 
 
 @dataclass(frozen=True, kw_only=True)

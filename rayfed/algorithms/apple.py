@@ -1,0 +1,125 @@
+"""APPLE: Luo and Wu 2022, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", Alg. 1.
+
+    client i:  its model is  θ = Σ_j p_ij w_j  over the core models of all clients.  On each batch  g = ∇f(θ),
+               w_i ← w_i − η p_ii g;   p_ij ← p_ij − η₂ (⟨g, w_j⟩ + λ(r) μ (p_ij − n_j/Σn))
+               λ(r) = (1 + cos(πr/L)) / 2 for r < L, else 0,  r = 0, 1, … the round;  p_ij = 1/N at first
+    server:    keeps the w_j and sends all of them to everyone
+
+Both steps are taken at once, from the same g. The configured optimiser takes that of w_i. As the p_ij may be negative
+and need not sum to 1, batch-norm statistics cannot be mixed so: all buffers stay with the client.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.errors import UsageError
+from rayfed.options import option
+from rayfed.task import Batch, Task
+from rayfed.tree import Weights, only, scale, stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class APPLE(FedAvg):
+    """A client's core model w_i is sent, its relations p_i and all buffers are kept; everyone receives every core
+    model, and once, with round 1, the shares n_j/Σn. Scored: the mixture of the cores received by the client's p_i. As
+    in the paper it is w_i that is sent, and not the mixture as in PFLlib, and g meets w_j in an inner product."""
+
+    name: ClassVar[str] = "apple"
+    source: ClassVar[str] = "Luo and Wu 2022, Alg. 1"
+    averaged: ClassVar[tuple[str, ...]] = ()
+    scored: ClassVar[str] = "downloaded"
+    setup_exchanges: ClassVar[int] = 1  # tells the server n_j
+
+    relation_lr: float = option(1e-3, low=0, help="η₂, step of the relations p_ij; 0 keeps them at 1/clients")
+    mu: float = option(0.1, low=0, help="μ, pull of the relations towards the clients' shares of all examples")
+    pull_rounds: float = option(1.0, low=0, high=1, help="L, as a share of all rounds: the pull has faded out by then")
+
+    def check(self, setting: Setting) -> None:
+        if not setting.everyone:
+            raise UsageError(
+                f"cohort={setting.cohort}: algorithm.name={self.name} mixes the models of all clients of the last "
+                f"round; use cohort=1.0, all {setting.task.num_clients} clients"
+            )
+
+    def personal(self, task: Task) -> frozenset[str]:
+        return task.personal | frozenset(task.model.buffers)
+
+    def init(self, ctx: Context) -> State:
+        count = ctx.task.num_clients
+        core = super().init(ctx)["weights"]
+        return {"cores": stack([core] * count), "shares": torch.zeros(count, device=ctx.task.device)}
+
+    def join(self, ctx: Context) -> State:
+        p = torch.full((ctx.task.num_clients,), 1 / ctx.task.num_clients, device=ctx.task.device)
+        return super().join(ctx) | {"p": p, "shares": torch.zeros_like(p)}
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        if ctx.stage == "setup":
+            return {}
+        return server if ctx.round <= 1 else {"cores": server["cores"]}
+
+    def phases(self, ctx: Context) -> tuple[Phase, ...]:
+        return () if ctx.stage == "setup" else (ctx.local,)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        if ctx.stage == "setup":
+            return {}
+        own = torch.arange(ctx.task.num_clients, device=ctx.task.device) == ctx.client
+        core = {name: value[ctx.client] for name, value in down["cores"].items()}
+        weights = core | client["weights"]
+        fresh = ctx.optimizer.init(only(weights, ctx.task.trainable))
+        return {
+            "weights": weights,  # the own core, and what else stays with the client
+            "own": own.float(),
+            "p": client["p"],
+            "shares": down.get("shares", client["shares"]),
+            "optimizer": client.get("optimizer", fresh),
+        }
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        cores, weights, p, own = down["cores"], work["weights"], work["p"], work["own"]
+        grads, loss, buffers = ctx.task.gradients(weights | self.mixture(cores, weights, p, own), batch)
+        slopes = self.pull(ctx) * self.mu * (p - work["shares"])
+        for name in only(cores, grads):
+            others = torch.tensordot(cores[name].reshape(len(p), -1), grads[name].flatten(), 1)
+            slopes = slopes + torch.where(own > 0, (grads[name] * weights[name]).sum(), others)
+        descent = grads | scale(only(grads, cores), (p * own).sum())
+        ctx.optimizer.update_(weights, descent, work["optimizer"])
+        return work | {"weights": weights | buffers, "p": p - self.relation_lr * slopes}, {"loss": loss}
+
+    def pull(self, ctx: Context) -> float:
+        """λ(r)."""
+        r, last = ctx.round - 1, self.pull_rounds * ctx.rounds
+        return (1 + math.cos(math.pi * r / last)) / 2 if r < last else 0.0
+
+    def mixture(self, cores: Weights, weights: Weights, p: Tensor, own: Tensor) -> Weights:
+        """Σ_j p_j w_j, the client's own core taken from `weights`."""
+        others, mine = p * (1 - own), (p * own).sum()
+        return {name: torch.tensordot(others, core, 1) + mine * weights[name] for name, core in cores.items()}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        if ctx.stage == "setup":
+            return client, {}
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept | {"p": work["p"], "shares": work["shares"]}, up
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        if ctx.stage == "setup":
+            sizes = torch.tensor([float(reply.examples) for reply in replies.each], device=ctx.task.device)
+            return server | {"shares": sizes / sizes.sum()}
+        return server | {"cores": stack([reply.up["weights"] for reply in replies.each])}
+
+    def global_model(self, ctx: Context, server: State) -> Any:
+        return None
+
+    def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
+        return {n: torch.tensordot(client["p"], core, 1) for n, core in down["cores"].items()} | client["weights"]
+
+    def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
+        return work["weights"] | self.mixture(down["cores"], work["weights"], work["p"], work["own"])

@@ -1,0 +1,66 @@
+"""FedBABU: Oh, Kim and Yun 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification", Alg. 1.
+
+    client:  SGD on f_i over the body alone; the head stays as it was drawn, the same for everyone
+    server:  FedAvg of the bodies; as nobody changes the head, it is never sent
+    at the end:  everyone receives the last body and trains body and head for some epochs; nothing comes back
+
+In that last exchange (round R + 1) the client's model becomes its own. Before it, `downloaded` scores the body received
+under the common head, which is also the global model; `adapted` scores it after evaluate.adapt_epochs of the same
+training of the whole model. Batch norm in the head stays as it was, too, but for statistics.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
+from rayfed.algorithms.ditto import PERSONAL
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.parts import body, refuse_without
+from rayfed.options import option
+from rayfed.task import Task
+from rayfed.tree import only
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBABU(FedAvg):
+    """The body is sent; the head is the initial one of everyone until the end, when each client fine-tunes the whole
+    model and keeps it. Scored: as downloaded, in rounds the body with the common head, after the last one (round R + 1)
+    the fine-tuned model. The fine-tuning starts from the last aggregate, not from the client's last local state."""
+
+    name: ClassVar[str] = "fedbabu"
+    source: ClassVar[str] = "Oh, Kim and Yun 2022, Alg. 1"
+    scored: ClassVar[str] = "downloaded"
+    final_exchanges: ClassVar[int] = 1
+
+    finetune_epochs: int = option(10, low=1, help="epochs of the whole model with every client after the last round")
+
+    def check(self, setting: Setting) -> None:
+        refuse_without(setting, self.name)
+
+    def personal(self, task: Task) -> frozenset[str]:
+        return task.personal | task.head_names
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        if ctx.stage != "final":
+            return (ctx.local,)
+        # the end itself comes after all rounds; in one of them it is somebody's wish to see adapted models
+        return (Phase(PERSONAL, self.finetune_epochs) if ctx.round > ctx.rounds else ctx.local._replace(name=PERSONAL),)
+
+    def trained(self, ctx: Context) -> Sequence[str]:
+        return ctx.task.trainable if ctx.phase == PERSONAL else body(ctx.task)
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        if ctx.stage == "final":
+            return client | {"model": work["weights"]}, {}
+        return super().finish(ctx, work, client, down, data)
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return server if ctx.stage == "final" else super().aggregate(ctx, server, replies)
+
+    def global_model(self, ctx: Context, server: State) -> Any:
+        head = only(ctx.task.initial_weights(), ctx.task.head_names)
+        return server["weights"] | head if not ctx.task.personal else None
+
+    def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
+        return client["model"] if "model" in client else super().downloaded_model(ctx, client, down)

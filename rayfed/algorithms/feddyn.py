@@ -1,0 +1,59 @@
+"""FedDyn: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", Alg. 1, Eq. 1.
+
+    client:  min over w of  f_i(w) − ⟨g_i, w⟩ + (α/2)‖w − w_t‖²,  w_t the weights received, by local training
+             g_i ← g_i − α (w_i − w_t),  so that g_i → ∇f_i at a fixed point
+    server:  h ← h − α/N · Σ (w_i − w_t) over the cohort;   w_{t+1} = mean w_i − h/α   (unweighted, N: all clients)
+
+Regularisers and h exist for what is trained and sent: batch-norm statistics are averaged, personal weights left alone.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rayfed.algorithm import ClientData, Context, Replies, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedprox import pulled
+from rayfed.options import option
+from rayfed.tree import Weights, add, only, sub, zeros_like
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(FedAvg):
+    """Weights are sent as in FedAvg, averaged without regard to sizes; g_i is kept. Scored: the server's model. The
+    authors' code divides α by the client's share of all examples (times N); the paper does not, nor does this."""
+
+    name: ClassVar[str] = "feddyn"
+    source: ClassVar[str] = "Acar et al. 2021, Alg. 1"
+
+    alpha: float = option(0.01, above=0, help="α, strength of the dynamic regulariser")
+
+    def init(self, ctx: Context) -> State:
+        server = super().init(ctx)
+        return server | {"h": zeros_like(only(server["weights"], ctx.task.trainable))}
+
+    def join(self, ctx: Context) -> State:
+        personal = self.personal(ctx.task)
+        names = [name for name in ctx.task.trainable if name not in personal]
+        return super().join(ctx) | {"g": zeros_like(only(ctx.task.initial_weights(), names))}
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        return super().start(ctx, client, down) | {"g": client["g"]}
+
+    def correct(self, ctx: Context, grads: Weights, work: State, down: State) -> Weights:
+        linear = grads | sub(only(grads, work["g"]), only(work["g"], grads))
+        return pulled(linear, work["weights"], down["weights"], self.alpha)
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        names = client["g"]
+        moved = sub(only(up["weights"], names), only(down["weights"], names))
+        return kept | {"g": add(client["g"], only(moved, names), alpha=-self.alpha)}, up
+
+    def weight(self, ctx: Context, examples: int) -> float:
+        return 1.0
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        mean, h = replies.mean["weights"], server["h"]
+        moved = sub(only(mean, h), only(server["weights"], h))
+        h = add(h, moved, alpha=-self.alpha * len(replies.each) / ctx.task.num_clients)
+        return server | {"weights": mean | add(only(mean, h), h, alpha=-1 / self.alpha), "h": h}

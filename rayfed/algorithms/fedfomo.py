@@ -1,0 +1,116 @@
+"""FedFomo: Zhang et al. 2021, "Personalized Federated Learning with First Order Model Optimization", Eq. 3 and 6.
+
+    client:  receives models θ_n;  F: loss on its validation part, θ_old: its model before its last local training
+             w_n = max(0, F(θ_old) − F(θ_n)) / (‖θ_n − θ_old‖ + 10⁻⁵)
+             θ_i ← Σ w_n θ_n / Σ w_n (θ_i stays if all w_n are 0), then local training; sends θ_i and the w_n
+    server:  keeps the last model of every client and P, identity at first; P[i, n] += w_n; sends client i the M
+             models of greatest P[i, ·]
+
+Nothing is sent before there are models. Only models that clients have sent are candidates, the client's own among them;
+of equal P the lower number goes first. The paper's random exploration (ε) is not here, as in PFLlib.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import ClientData, Context, Replies, Setting, State, mean_loss
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.errors import UsageError
+from rayfed.options import option
+from rayfed.tree import Weights, only, without
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFomo(FedAvg):
+    """Each client's model is kept and sent, to the server and from there to those who rate it best; with it go the
+    ratings. Scored: the client's model as its local training left it. Distances are over what is trained and sent."""
+
+    name: ClassVar[str] = "fedfomo"
+    source: ClassVar[str] = "Zhang et al. 2021, Eq. 3 and 6"
+    averaged: ClassVar[tuple[str, ...]] = ()
+    scored: ClassVar[str] = "downloaded"
+
+    models: int = option(5, low=1, help="M, models that a client receives in a round")
+
+    def check(self, setting: Setting) -> None:
+        empty = [client for client, n in setting.validation.items() if not n]
+        if empty:
+            raise UsageError(
+                f"algorithm.name={self.name}: clients rate models on their validation part, and client {empty[0]} has "
+                "none; give every client one"
+            )
+
+    def init(self, ctx: Context) -> State:
+        count = ctx.task.num_clients
+        return {
+            "models": [super().init(ctx)["weights"]] * count,
+            "seen": torch.zeros(count, dtype=torch.bool, device=ctx.task.device),
+            "ratings": torch.eye(count, device=ctx.task.device),
+        }
+
+    def join(self, ctx: Context) -> State:
+        weights = ctx.task.initial_weights()
+        return {"weights": weights, "old": weights}
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return {}
+
+    def chosen(self, server: State, client: int) -> list[int]:
+        """The clients whose models `client` is sent, the best first."""
+        ratings, seen = server["ratings"][client].tolist(), server["seen"].tolist()
+        known = [n for n in range(len(seen)) if seen[n]]
+        return sorted(known, key=lambda n: (-ratings[n], n))[: self.models]
+
+    def unicast(self, ctx: Context, server: State) -> State:
+        models = [server["models"][n] for n in self.chosen(server, ctx.client)]
+        return {"models": models} if models else {}
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        weights, ratings = self.mixed(ctx, client, down.get("models", []))
+        fresh = ctx.optimizer.init(only(weights, ctx.task.trainable))
+        return {"weights": weights, "old": weights, "ratings": ratings, "optimizer": client.get("optimizer", fresh)}
+
+    def mixed(self, ctx: Context, client: State, models: list[Weights]) -> tuple[Weights, Tensor]:
+        """The client's model after a download, and its ratings of what it was sent."""
+        own, old, names = client["weights"], client["old"], ctx.task.trainable
+        ratings = torch.zeros(len(models), device=ctx.task.device)
+        if not models:
+            return own, ratings
+        before = mean_loss(ctx, old, ctx.data.val)
+        for n, model in enumerate(models):
+            gain = before - mean_loss(ctx, own | model, ctx.data.val)
+            squares = [(model[name] - old[name]).square().sum() for name in names if name in model]
+            ratings[n] = gain.clamp(min=0) / (torch.stack(squares).sum().sqrt() + 1e-5)
+        if not ratings.any():
+            return own, ratings
+        shares = ratings / ratings.sum()
+        sent = {
+            name: torch.einsum("n,n...->...", shares, torch.stack([model[name] for model in models]))
+            for name, value in models[0].items()
+            if value.is_floating_point()  # counters stay the client's own
+        }
+        return own | sent, ratings
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept: State = {"weights": work["weights"], "old": work["old"]}
+        if self.keep_optimizer:
+            kept["optimizer"] = work["optimizer"]
+        sent = without(work["weights"], self.personal(ctx.task))
+        return client | kept, {"weights": sent, "ratings": work["ratings"]}
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        models, seen, ratings = list(server["models"]), server["seen"].clone(), server["ratings"].clone()
+        for reply in replies.each:
+            for n, rating in zip(self.chosen(server, reply.client), reply.up["ratings"], strict=True):
+                ratings[reply.client, n] += rating
+            models[reply.client], seen[reply.client] = reply.up["weights"], True
+        return {"models": models, "seen": seen, "ratings": ratings}
+
+    def global_model(self, ctx: Context, server: State) -> Any:
+        return None
+
+    def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
+        return client["weights"]

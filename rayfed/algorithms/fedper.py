@@ -1,0 +1,31 @@
+"""FedPer: Arivazhagan et al. 2019, "Federated Learning with Personalization Layers", Alg. 1 and 2.
+
+    client:  w_i = (base received, own head); SGD on f_i over both at once, for all local epochs
+    server:  FedAvg of the bases; heads are never sent
+
+The base is what lies in front of the model's split, the personalisation layers what lies behind it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rayfed.algorithm import Setting
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.parts import refuse_without
+from rayfed.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPer(FedAvg):
+    """The body is sent, the head kept and never sent, both trained together. Scored: the client's head on the body
+    received."""
+
+    name: ClassVar[str] = "fedper"
+    source: ClassVar[str] = "Arivazhagan et al. 2019, Alg. 1 and 2"
+    scored: ClassVar[str] = "downloaded"
+
+    def check(self, setting: Setting) -> None:
+        refuse_without(setting, self.name)
+
+    def personal(self, task: Task) -> frozenset[str]:
+        return task.personal | task.head_names

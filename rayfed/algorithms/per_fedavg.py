@@ -1,0 +1,96 @@
+"""Per-FedAvg: Fallah, Mokhtari and Ozdaglar 2020, "Personalized Federated Learning with Theoretical Guarantees: A
+Model-Agnostic Meta-Learning Approach", Alg. 1, with first-order (FO) and Hessian-free (HF) steps of section 5.
+
+    client:  of every batch take equal parts b, b' (and b'');  w' = w − α ∇f(w; b)
+             FO:  w ← w − β ∇f(w'; b')
+             HF:  w ← w − β (g − α (∇f(w + δg; b'') − ∇f(w − δg; b'')) / 2δ),  g = ∇f(w'; b')
+    server:  FedAvg
+    use:     a client first takes steps w ← w − α ∇f(w) on its own data
+
+A batch is two (HF: three) times as large as configured, so an epoch has ⌊n / 2B⌋ steps. Of a short last batch with an
+odd number of examples one belongs to both parts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from rayfed.algorithm import Context, Phase, Setting, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.errors import UsageError
+from rayfed.options import option
+from rayfed.task import Batch
+from rayfed.tree import add, only, sub
+
+ADAPT = "adapt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerFedAvg(FedAvg):
+    """As FedAvg in what is sent and kept. Scored: the model received after adaptation to the client's training data, by
+    steps of α for evaluate.adapt_epochs (or finetune_steps; the paper takes 1). One pass over the data is an epoch."""
+
+    name: ClassVar[str] = "per_fedavg"
+    source: ClassVar[str] = "Fallah, Mokhtari and Ozdaglar 2020, Alg. 1"
+    scored: ClassVar[str] = "adapted"
+
+    alpha: float | None = option(None, above=0, help="α, step of the adaptation; by default local.lr")
+    beta: float | None = option(None, above=0, help="β, step of the meta-model; by default local.lr")
+    variant: str = option("fo", choices=("fo", "hf"), help="first-order, or Hessian-free second-order steps")
+    delta: float = option(1e-3, above=0, help="δ, distance of the finite differences of hf")
+    finetune_steps: int | None = option(None, low=1, help="steps of adaptation; by default evaluate.adapt_epochs")
+
+    @property
+    def parts(self) -> int:
+        """Batches of the configured size that one step takes."""
+        return 2 if self.variant == "fo" else 3
+
+    def check(self, setting: Setting) -> None:
+        size = self.parts * setting.batch_size
+        for client, n in setting.examples.items():
+            if setting.drop_last and n < size:
+                raise UsageError(
+                    f"local.batch_size={setting.batch_size}: algorithm.name={self.name} takes {self.parts} batches a "
+                    f"step, and client {client} has {n} training examples; use at most {n // self.parts}, or "
+                    "local.drop_last=false"
+                )
+            if setting.width > 1 and not setting.drop_last and n % size:
+                raise UsageError(
+                    f"placement.width={setting.width}: algorithm.name={self.name} takes {self.parts} batches a step, "
+                    f"and client {client}'s last ones are shorter; use local.drop_last=true or placement.width=1"
+                )
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        if ctx.stage != "final":
+            return (ctx.local._replace(batch_size=self.parts * ctx.batch_size),)
+        return (Phase(ADAPT, steps=self.finetune_steps) if self.finetune_steps else ctx.local._replace(name=ADAPT),)
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        task, weights, alpha = ctx.task, work["weights"], self.alpha or ctx.optimizer.lr
+        first, second, *more = [batch] * 2 if ctx.phase == ADAPT else divided(batch, self.parts)
+        grads, loss, buffers = task.gradients(weights, first)
+        ahead = weights | buffers | add(only(weights, grads), grads, alpha=-alpha)
+        if ctx.phase == ADAPT:
+            return work | {"weights": ahead}, {"loss": loss}
+        grads, loss, buffers = task.gradients(ahead, second)
+        for third in more:
+            near = [
+                task.gradients(weights | add(only(weights, grads), grads, alpha=delta), third)[0]
+                for delta in (self.delta, -self.delta)
+            ]
+            grads = add(grads, sub(*near), alpha=-alpha / (2 * self.delta))
+        optimizer = replace(ctx.optimizer, lr=self.beta or ctx.optimizer.lr)
+        optimizer.update_(weights, grads, work["optimizer"])
+        return work | {"weights": weights | buffers}, {"loss": loss}
+
+
+def divided(batch: Batch, parts: int) -> list[Batch]:
+    """`parts` batches of one size, in order; they share examples where the number does not divide."""
+    n = len(batch.y)
+    size = -(-n // parts)
+    return [
+        Batch(batch.x[k : k + size], batch.y[k : k + size])
+        for k in ((n - size) * i // (parts - 1) for i in range(parts))
+    ]

@@ -1,0 +1,74 @@
+"""pFedMe: Dinh, Tran and Nguyen 2020, "Personalized Federated Learning with Moreau Envelopes", Alg. 1.
+
+    client:  w_i ← w_t.  For each batch, K times  v_i ← v_i − η_p (∇f(v_i) + λ (v_i − w_i) + decay · v_i),
+             then  w_i ← w_i − η λ (w_i − v_i);   v_i goes on from batch to batch and starts from w_t
+    server:  w_{t+1} = (1 − β) w_t + β Σ p_i w_i
+
+The configured optimiser takes the steps of w_i, of length η = local.lr; those of v_i are plain. Batch-norm statistics
+are those of v_i, the only model that sees data; they are averaged, β or not. `decay` is in the authors' code alone.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from rayfed.algorithm import ClientData, Context, Replies, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedprox import pulled
+from rayfed.options import option
+from rayfed.task import Batch
+from rayfed.tree import add, only, scale, sub, without
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedMe(FedAvg):
+    """w_i is sent and v_i kept, a copy of its own: the next download does not touch it. Scored: v_i as the client's
+    last local training left it; before that, the initial weights."""
+
+    name: ClassVar[str] = "pfedme"
+    source: ClassVar[str] = "Dinh, Tran and Nguyen 2020, Alg. 1"
+    scored: ClassVar[str] = "downloaded"
+
+    lam: float = option(15.0, low=0, help="λ, pull of the personal model towards the local one")
+    inner_steps: int = option(5, low=1, help="K, steps of the personal model on each batch")
+    personal_lr: float = option(0.01, above=0, help="η_p, step of the personal model")
+    beta: float = option(1.0, above=0, help="β, step of the server towards the mean; 1 is the mean itself")
+    decay: float = option(0.001, low=0, help="weight decay of the personal model")
+
+    def join(self, ctx: Context) -> State:
+        return super().join(ctx) | {"model": ctx.task.initial_weights()}
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        personal = self.personal(ctx.task)
+        names = [name for name in ctx.task.trainable if name not in personal]
+        work = super().start(ctx, client, down)
+        moments = client.get("optimizer", ctx.optimizer.init(only(work["weights"], names)))
+        return {"model": work["weights"], "local": only(work["weights"], names), "optimizer": moments}
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        model, local = work["model"], work["local"]
+        for _ in range(self.inner_steps):
+            grads, loss, buffers = ctx.task.gradients(model, batch)
+            grads = add(pulled(grads, model, local, self.lam), only(model, grads), alpha=self.decay)
+            model = model | buffers | add(only(model, grads), grads, alpha=-self.personal_lr)
+        ctx.optimizer.update_(local, scale(sub(local, only(model, local)), self.lam), work["optimizer"])
+        return work | {"model": model, "local": local}, {"loss": loss}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        work = work | {"weights": work["model"] | work["local"]}
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept | {"model": work["model"]}, up
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        if self.beta == 1:
+            return super().aggregate(ctx, server, replies)
+        before, mean = only(server["weights"], ctx.task.trainable), replies.mean["weights"]
+        moved = add(before, sub(only(mean, before), before), alpha=self.beta)
+        return server | {"weights": without(mean, before) | moved}
+
+    def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
+        return client["model"]
+
+    def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
+        return work["model"]
