@@ -12,6 +12,8 @@ network m (φ) of the client's own turns them into residuals on real ones. Clien
 y_c goes round the classes that the client has seen; rounds r count from 0. A model without batch norm is fine: all of
 θ is averaged then. The authors' settings: PACS alpha=10 distance_rt=mse; digits distance_g=prototype_mse (unbounded
 below: watch `generated_norm`) interpolate=false; OfficeHome generator_bn=local; SGD 0.01 with momentum 0.5 for θ.
+With `augmenter` = uniform, laplace or gaussian there is step 1 alone, û being u (and û_c being ū_c) plus plain noise
+of scale γ, the same at every round: the noise baselines of table 7.
 """
 
 from dataclasses import dataclass
@@ -46,7 +48,7 @@ class FRAug(Stages):
         if len(shape) != 1:
             found = "x".join(str(side) for side in shape) or "none, for want of a split point"
             raise UsageError(f"algorithm.name=fraug: needs features that are vectors, the model's are {found}")
-        if not self.use_generator and not self.use_rtnet:
+        if self.augmenter == "fraug" and not self.generates and not self.transforms:
             raise UsageError("algorithm.use_generator=false, algorithm.use_rtnet=false: one of them has to augment")
         if size == 1 or (not setting.drop_last and any(n % size == 1 for n in setting.examples.values())):
             raise UsageError(
@@ -60,12 +62,12 @@ class FRAug(Stages):
 
     def kept(self, task: Task) -> frozenset[str]:
         """Names of the generator's weights that stay with the client."""
-        local = self.use_generator and self.generator_bn == "local"
+        local = self.generates and self.generator_bn == "local"
         return batch_norm_names(task.modules["generator"].module) if local else frozenset()
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
-        if not self.use_generator:
+        if not self.generates:
             return server
         return server | {"generator": without(ctx.task.modules["generator"].initial(), self.kept(ctx.task))}
 
@@ -77,9 +79,9 @@ class FRAug(Stages):
             "seen": torch.zeros(shape[0], dtype=torch.bool, device=device),
             "position": torch.zeros((), dtype=torch.long, device=device),  # in the round of the classes
         }
-        if self.use_generator:
+        if self.generates:
             state["generator"] = only(weights_of(modules["generator"].module), self.kept(ctx.task))
-        if self.use_rtnet:
+        if self.transforms:
             state["rtnet"] = modules["rtnet"].initial()
         return super().join(ctx) | state
 
@@ -89,7 +91,7 @@ class FRAug(Stages):
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
         work |= only(client, ("prototypes", "seen", "position", "rtnet"))
-        if self.use_generator:
+        if self.generates:
             work["generator"] = down["generator"] | client["generator"]
         for part, network in ctx.task.modules.items():
             fresh = self.sgd(part).init(only(work[part], network.parameters))
@@ -101,7 +103,7 @@ class FRAug(Stages):
         state |= only(work, ("prototypes", "seen", "position", "rtnet"))
         if self.keep_optimizer:
             state |= only(work, [f"optimizer_{part}" for part in ctx.task.modules])
-        if self.use_generator:
+        if self.generates:
             names = self.kept(ctx.task)
             state["generator"] = only(work["generator"], names)
             up["generator"] = without(work["generator"], names)

@@ -10,6 +10,7 @@ from rayfed.algorithm import Context, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fraug_parts import Generator, RTNet
 from rayfed.options import option
+from rayfed.privacy.laplace import laplace_like
 from rayfed.task import Task
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -25,16 +26,34 @@ class Embeddings(FedAvg):
     gamma: float = option(0.01, low=0, help="γ of λ; it counts in rounds, so fit it to their number (the paper's: 200)")
     latent: int = option(256, low=1, help="width of the noise and of the RTNets' hidden layer")
     noise: str = option("normal", choices=("normal", "uniform"), help="distribution of the noise: N(0, I) or U[0, 1)")
+    augmenter: str = option(
+        "fraug",
+        choices=("fraug", "uniform", "laplace", "gaussian"),
+        help="what makes û: networks, or u plus plain noise",
+    )
+    noise_scale: float = option(
+        0.1, above=0, help="γ of plain noise: U(−γ, γ), Lap(0, γ) or N(0, γ²) on each value of u"
+    )
     conditional: bool = option(True, help="tell the generator and the RTNets the class")
+
+    @property
+    def generates(self) -> bool:
+        """Whether there is a generator."""
+        return self.use_generator and self.augmenter == "fraug"
+
+    @property
+    def transforms(self) -> bool:
+        """Whether there are RTNets."""
+        return self.use_rtnet and self.augmenter == "fraug"
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
         if len(task.feature_shape) != 1:
             return {}  # refused in `check`
         (width,), classes = task.feature_shape, task.num_classes if self.conditional else 0
         made: dict[str, nn.Module] = {}
-        if self.use_generator:
+        if self.generates:
             made["generator"] = Generator(self.latent, width, classes)
-        if self.use_rtnet:
+        if self.transforms:
             made["rtnet"] = RTNet(self.latent, width, classes)
         return made
 
@@ -53,13 +72,23 @@ class Embeddings(FedAvg):
 
     def generated(self, ctx: Context, work: State, y: Tensor) -> Tensor:
         """v of new noise, by the generator in evaluation mode."""
-        if not self.use_generator:
+        if not self.generates:
             return self.drawn(ctx, len(y), *ctx.task.feature_shape)
         return ctx.task.modules["generator"](work["generator"], self.drawn(ctx, len(y), self.latent), y, train=False)[0]
 
     def augmented(self, ctx: Context, work: State, anchors: Tensor, y: Tensor) -> Tensor:
-        """û as the classifier gets to see it: what another augmentation replaces."""
+        """û as the classifier gets to see it."""
+        if self.augmenter != "fraug":
+            return anchors + self.plain_noise(anchors)
         v, strength = self.generated(ctx, work, y), self.strength(ctx)
-        if not self.use_rtnet:
+        if not self.transforms:
             return (1 - strength) * anchors + strength * v
         return anchors + strength * ctx.task.modules["rtnet"](work["rtnet"], v, y, train=False)[0]
+
+    def plain_noise(self, anchors: Tensor) -> Tensor:
+        """Δu of the paper's noise baselines (table 7), in the shape of `anchors`."""
+        if self.augmenter == "laplace":
+            return laplace_like(anchors, self.noise_scale)
+        draw = torch.randn if self.augmenter == "gaussian" else torch.rand
+        drawn = draw(anchors.shape, device=anchors.device)
+        return self.noise_scale * (drawn if self.augmenter == "gaussian" else 2 * drawn - 1)

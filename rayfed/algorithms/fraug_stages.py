@@ -38,10 +38,10 @@ class Stages(Embeddings):
         work, metrics = self.train_classifier(ctx, work, down, batch, classes)
         work = work | {"seen": seen, "position": work["position"] + len(batch.y)}
         u = ctx.task.represent(work["weights"], batch.x)
-        if self.use_generator:
+        if self.generates:
             work, more = self.train_generator(ctx, work, u, classes)
             metrics |= more
-        if self.use_rtnet:
+        if self.transforms:
             pairs = self.pairs(u, batch.y, work["prototypes"], classes)
             work, more = self.train_rtnet(ctx, work, pairs)
             metrics |= more

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy import stats
 from support import Net, blobs, blueprint, net, simulate
 from torch import nn
 
@@ -462,3 +463,37 @@ def test_wording_of_refusals():
         UsageError, match=r"^algorithm.base=fraug: DBE wraps methods that train one model by the task's"
     ):
         blueprint(DBE(base=small()), people).check(people)
+
+
+# Plain noise in the networks' place
+
+
+@pytest.mark.parametrize("augmenter", ["uniform", "laplace", "gaussian"])
+def test_plain_noise_has_its_distribution_and_no_networks(augmenter):
+    algorithm = small(augmenter=augmenter, noise_scale=0.3)
+    ctx, down, work = client_at_work(algorithm)
+    torch.manual_seed(0)
+    anchors = torch.randn(2000, 8)
+    delta = (algorithm.augmented(ctx, work, anchors, torch.zeros(2000, dtype=torch.long)) - anchors).flatten()
+    law = {"uniform": stats.uniform(-0.3, 0.6), "laplace": stats.laplace(scale=0.3), "gaussian": stats.norm(scale=0.3)}
+    assert stats.kstest(delta.numpy(), law[augmenter].cdf).pvalue > 0.01
+    assert set(down) == {"weights"}
+    assert not {"generator", "rtnet"} & set(work)
+    _, metrics = algorithm.step(ctx.at(optimizer=SGD(lr=LR)), work, down, batch())
+    assert set(metrics) == {"loss"}
+
+
+def test_plain_noise_reaches_the_head_alone_and_only_weights_are_sent():
+    algorithm = small(augmenter="gaussian", noise_scale=0.5, interpolate=False)
+    ctx, down, work = client_at_work(algorithm)
+    ctx = ctx.at(optimizer=SGD(lr=LR))
+    grads, _, _ = ctx.task.gradients(work["weights"], batch())
+    before = clone(work)
+    work, _ = algorithm.step(ctx, work, down, batch())
+    for name, grad in grads.items():
+        real_alone = before["weights"][name] - LR * 0.5 * grad
+        assert torch.allclose(work["weights"][name], real_alone, atol=1e-6) is not name.startswith("fc.")
+    server, records = run(algorithm)
+    assert set(server.state) == set(records[-1].bytes_up) == {"weights"}
+    switched = small(augmenter="gaussian", use_generator=False, use_rtnet=False)
+    blueprint(switched, blobs()).check(blobs())
