@@ -150,6 +150,7 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "mixup over scaffold": Case({"name": "mixup", "base": "scaffold"}, {"batch_norm": "local"}),
     "fedproto, models shared": Case({"name": "fedproto", "share_model": True, "count_weighted": True}),
     "partialfed, adaptive": Case({"name": "partialfed", "variant": "adaptive"}, noisy=True),
+    "fraug, plain noise": Case({"name": "fraug", "augmenter": "laplace"}, noisy=True),
     "dbe over fedgen": Case(
         {
             "name": "dbe",

@@ -33,6 +33,7 @@ ALGORITHMS = {
     "fedgen": "rayfed.algorithms.fedgen:FedGen",
     "partialfed": "rayfed.algorithms.partialfed:PartialFed",
     "harmofl": "rayfed.algorithms.harmofl:HarmoFL",
+    "pfedavg": "rayfed.algorithms.pfedavg:PFedAvg",
     "fraug": "rayfed.algorithms.fraug:FRAug",
     "mixup": "rayfed.algorithms.mixup:Mixup",
     "fedmix": "rayfed.algorithms.fedmix:FedMix",
