@@ -34,6 +34,7 @@ ALGORITHMS = {
     "partialfed": "rayfed.algorithms.partialfed:PartialFed",
     "harmofl": "rayfed.algorithms.harmofl:HarmoFL",
     "pfedavg": "rayfed.algorithms.pfedavg:PFedAvg",
+    "fedreg": "rayfed.algorithms.fedreg:FedReg",
     "fraug": "rayfed.algorithms.fraug:FRAug",
     "mixup": "rayfed.algorithms.mixup:Mixup",
     "fedmix": "rayfed.algorithms.fedmix:FedMix",
