@@ -15,7 +15,7 @@ import pytest
 import ray
 import support
 import torch
-from support import Net, blobs, blueprint, net
+from support import Net, blobs, blueprint, net, on_pictures, reshaped
 from torch import nn
 
 import rayfed
@@ -30,6 +30,7 @@ from rayfed.registry import resolve
 pytestmark = pytest.mark.ray
 
 POPULATION = blobs(6)
+PICTURES = reshaped(POPULATION, (1, 2, 3))
 
 
 class Stage(RayHost):
@@ -71,22 +72,26 @@ def actors(session):
         ray.kill(actor)
 
 
+PICTORIAL = (4, True, PICTURES)
+
+
 def plans(name):
-    """What the algorithm can do, most demanding first: two thirds of the clients, batch norm."""
+    """What the algorithm can do, and with whom, most demanding first: two thirds of the clients, batch norm."""
     algorithm = resolve(ALGORITHMS[name], {}, where="algorithm.name")()
-    for cohort, batch_norm in ((4, True), (6, True), (6, False)):
-        plan = blueprint(algorithm, POPULATION, model=net(batch_norm), cohort=cohort, rounds=3)
+    for cohort, batch_norm, people in ((4, True, POPULATION), (6, True, POPULATION), (6, False, POPULATION), PICTORIAL):
+        model = net(batch_norm) if people is POPULATION else on_pictures(net(batch_norm))
+        plan = blueprint(algorithm, people, model=model, cohort=cohort, rounds=3)
         try:
-            plan.check(POPULATION)
+            plan.check(people)
         except UsageError:
             continue
-        return plan
+        return plan, people
     raise AssertionError(f"{name} refuses everything")
 
 
-def outcome(plan, fleet):
+def outcome(plan, people, fleet):
     points = (plan.algorithm.scored, "trained") if plan.algorithm.scored != "trained" else ("trained",)
-    server = Server(plan, POPULATION, fleet, Evaluation(every=2, points=points))
+    server = Server(plan, people, fleet, Evaluation(every=2, points=points))
     records = list(server.run())
     told = [(r.round, r.cohort, dict(sorted(r.bytes_down.items())), dict(sorted(r.bytes_up.items()))) for r in records]
     return server.fingerprint(), told, [sorted(r.scores) for r in records]
@@ -94,10 +99,10 @@ def outcome(plan, fleet):
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_any_number_of_hosts_computes_the_same(name, actors):
-    plan = plans(name)
-    alone = outcome(plan, LocalFleet(plan, POPULATION))
+    plan, people = plans(name)
+    alone = outcome(plan, people, LocalFleet(plan, people))
     for hosts in (2, 4):
-        digest, told, scores = outcome(plan, SharedFleet(plan, POPULATION, actors[:hosts]))
+        digest, told, scores = outcome(plan, people, SharedFleet(plan, people, actors[:hosts]))
         assert digest == alone[0], f"{hosts} hosts end with other bits"
         assert told == alone[1]  # rounds, cohorts, bytes of every field
         assert scores == alone[2]
