@@ -1,0 +1,103 @@
+"""APFL: two models and their mixture, by PFLlib's rule and by the paper's."""
+
+import copy
+
+import pytest
+import torch
+from plain import CLIENTS, LR, assert_weights, cross_entropy, data, mean, plan, population, run, shares
+from support import net, simulate
+
+from rayfed.algorithms.apfl import APFL
+from rayfed.algorithms.fedavg import FedAvg
+
+
+def gradient(model, x, y):
+    grads = torch.autograd.grad(cross_entropy(model, x, y), list(model.parameters()))
+    return list(grads)
+
+
+def mixture(v, w, alpha):
+    model = copy.deepcopy(v)
+    with torch.no_grad():
+        for p, q in zip(model.parameters(), w.parameters(), strict=True):
+            p.mul_(alpha).add_((1 - alpha) * q)
+    return model
+
+
+def move(model, grads):
+    with torch.no_grad():
+        for p, g in zip(model.parameters(), grads, strict=True):
+            p -= LR * g
+
+
+def inner(v, w, grads):
+    triples = zip(v.parameters(), w.parameters(), grads, strict=True)
+    return sum(((p - q) * g).sum() for p, q, g in triples).detach()
+
+
+def one_round(v, w, alpha, x, y, steps, variant):
+    v, w = copy.deepcopy(v), copy.deepcopy(w)
+    for _ in range(steps):
+        common = gradient(w, x, y)
+        if variant == "code":
+            own = gradient(v, x, y)
+            move(w, common)
+            move(v, own)
+            both = [alpha * a + (1 - alpha) * b for a, b in zip(own, common, strict=True)]
+            alpha = (alpha - LR * (inner(v, w, both) + 0.02 * alpha)).clamp(0, 1)
+        else:
+            own = gradient(mixture(v, w, alpha), x, y)
+            step = inner(v, w, own)
+            move(w, common)
+            move(v, [alpha * g for g in own])
+            alpha = (alpha - LR * step).clamp(0, 1)
+    return (mixture(v, w, alpha) if variant == "code" else v), w, alpha
+
+
+@pytest.mark.parametrize("variant", ["code", "paper"])
+def test_three_rounds_by_hand(variant):
+    people, model = population(), net(batch_norm=False)
+    server = run(APFL(alpha=0.7, variant=variant), people, model, steps=3, rounds=3)
+    w, own, alphas = model, [model] * 3, [torch.tensor(0.7)] * 3
+    for _ in range(3):
+        done = [one_round(own[i], w, alphas[i], *data(people, i), 3, variant) for i in CLIENTS]
+        own, alphas = [v for v, _, _ in done], [alpha for _, _, alpha in done]
+        w = mean([w_i for _, w_i, _ in done], shares(people))
+    assert_weights(server.state["weights"], w)
+    for i, state in server.fleet.save().items():
+        assert_weights(state["model"], own[i])
+        torch.testing.assert_close(state["alpha"], alphas[i])
+    assert len({round(alpha.item(), 4) for alpha in alphas}) == 3
+    assert all(abs(alpha - 0.7) > 1e-4 for alpha in alphas)
+
+
+def test_the_common_model_is_fedavgs_and_all_that_is_sent():
+    people = population()
+    expected, theirs = simulate(plan(FedAvg(), people, net()), people)
+    server, records = simulate(plan(APFL(), people, net()), people)
+    assert all(torch.allclose(server.state["weights"][k], v, atol=1e-6) for k, v in expected.state["weights"].items())
+    assert records[-1].bytes_up == theirs[-1].bytes_up
+    assert records[-1].bytes_down == theirs[-1].bytes_down
+
+
+@pytest.mark.parametrize("variant", ["code", "paper"])
+def test_shares_of_nothing_and_of_all(variant):
+    people = population()
+    for alpha in (0.0, 1.0):
+        server = run(APFL(alpha=alpha, adapt_alpha=False, variant=variant), people, net(), rounds=1)
+        fedavg = server.fleet.save()
+        ctx, algorithm = server.ctx, server.algorithm
+        down = algorithm.broadcast(ctx, server.state)
+        for state in fedavg.values():
+            assert state["alpha"] == alpha
+        model = algorithm.downloaded_model(ctx, fedavg[0], down)
+        same = torch.equal(model["fc.weight"], server.state["weights"]["fc.weight"])
+        assert same is (variant == "paper" and alpha == 0.0)  # the code mixes before the upload, the paper after
+        assert torch.equal(model["fc.weight"], fedavg[0]["model"]["fc.weight"]) is not same
+
+
+def test_the_share_stays_between_zero_and_one():
+    people = population()
+    server = run(APFL(alpha=0.001), people, net(), steps=30, rounds=3)
+    alphas = [state["alpha"].item() for state in server.fleet.save().values()]
+    assert all(0 <= alpha <= 1 for alpha in alphas)

@@ -1,0 +1,82 @@
+"""FedDyn: a linear and a quadratic term that make the local optimum the common one."""
+
+import copy
+
+import pytest
+import torch
+from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, population, run
+from support import Point, blueprint, net, quadratic, quadratics, simulate
+
+from rayfed.algorithm import Phase
+from rayfed.algorithms.feddyn import FedDyn
+from rayfed.optim import SGD
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_three_rounds_by_hand(momentum):
+    people, model, alpha = population(), net(), 0.3
+    ours = SGD(lr=0.1, momentum=momentum)
+    server = run(FedDyn(alpha=alpha), people, model, steps=3, rounds=3, optimizer=ours)
+    zeros = [torch.zeros_like(p) for p in model.parameters()]
+    own, h = [zeros] * 3, zeros
+    for _ in range(3):
+        trained = []
+        for i in CLIENTS:
+            received = [p.detach().clone() for p in model.parameters()]
+
+            def loss(m, x, y, g=own[i], received=received):
+                terms = zip(m.parameters(), g, received, strict=True)
+                extra = sum(-(p * c).sum() + alpha / 2 * (p - r).square().sum() for p, c, r in terms)
+                return cross_entropy(m, x, y) + extra
+
+            after = descend(
+                model, *data(people, i), 3, loss=loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=momentum)
+            )
+            pairs = zip(own[i], after.parameters(), received, strict=True)
+            own[i] = [c - alpha * (p.detach() - r) for c, p, r in pairs]
+            trained.append(after)
+        following = mean(trained, [1 / 3] * 3)
+        moves = [p.detach() - q.detach() for p, q in zip(following.parameters(), model.parameters(), strict=True)]
+        h = [c - alpha * m for c, m in zip(h, moves, strict=True)]
+        model = copy.deepcopy(following)
+        with torch.no_grad():
+            for p, c in zip(model.parameters(), h, strict=True):
+                p -= c / alpha
+    assert_weights(server.state["weights"], model, atol=1e-5)
+    names = [name for name, _ in model.named_parameters()]
+    for i, state in server.fleet.save().items():
+        for name, g in zip(names, own[i], strict=True):
+            torch.testing.assert_close(state["g"][name], g, rtol=1e-4, atol=1e-5)
+    for name, c in zip(names, h, strict=True):
+        torch.testing.assert_close(server.state["h"][name], c, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("cohort", "width"), [(2, 1), (2, 2), (1, 1)])
+def test_it_reaches_the_optimum_of_the_mean(cohort, width):
+    population = quadratics((1.0, 0.0), (4.0, 10.0))  # FedAvg stops at 7.556, the optimum is 8
+    local = Phase("train", steps=60)
+    changes = {"model": Point(), "loss": quadratic, "batch_size": 1, "optimizer": SGD(lr=0.1)}
+    plan = blueprint(FedDyn(alpha=1.0), population, rounds=200, local=local, cohort=cohort, width=width, **changes)
+    server, _ = simulate(plan, population, every=200)
+    assert server.state["weights"]["w"].item() == pytest.approx(8.0, abs=1e-3)
+    for i, (h, a) in enumerate(((1.0, 0.0), (4.0, 10.0))):  # g_i has become the gradient at the optimum
+        assert server.fleet.save()[i]["g"]["w"].item() == pytest.approx(h * (8 - a), abs=1e-2)
+
+
+def test_the_server_divides_by_all_clients_and_sizes_do_not_count():
+    people = population()
+    server = run(FedDyn(alpha=0.5), people, net(batch_norm=False), rounds=1, cohort=2)
+    sample = server.sample(1)
+    trained = [descend(net(batch_norm=False), *data(people, i), 2, loss=proximal) for i in sample]
+    following = mean(trained, [0.5, 0.5])
+    with torch.no_grad():
+        for p, q in zip(following.parameters(), net(batch_norm=False).parameters(), strict=True):
+            p += 2 / 3 * (p - q)  # h = −α · 2/3 · (mean − start)
+    assert_weights(server.state["weights"], following)
+
+
+def proximal(model, x, y):
+    start = net(batch_norm=False).parameters()
+    return cross_entropy(model, x, y) + 0.25 * sum(
+        (p - q.detach()).square().sum() for p, q in zip(model.parameters(), start, strict=True)
+    )

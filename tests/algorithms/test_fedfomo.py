@@ -1,0 +1,124 @@
+"""FedFomo: what models a client is sent, how it rates and mixes them, and what the server remembers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from plain import CLIENTS, assert_weights, data, descend, plan, population, run
+from support import net, simulate
+
+from rayfed.algorithm import ClientData
+from rayfed.algorithms.fedfomo import FedFomo
+from rayfed.data.population import Examples
+from rayfed.engine.resident import Normalise, Part
+from rayfed.errors import UsageError
+from rayfed.tree import tree_map
+
+
+def plain_net():
+    return net(batch_norm=False)
+
+
+def validation_loss(weights, people, client):
+    model = plain_net().eval()
+    model.load_state_dict(weights)
+    val = people.clients[client].val
+    return F.cross_entropy(model(torch.from_numpy(val.x)), torch.from_numpy(val.y)).item()
+
+
+def distance(a, b):
+    names = [name for name, _ in plain_net().named_parameters()]
+    return torch.sqrt(sum((a[name] - b[name]).square().sum() for name in names)).item()
+
+
+def test_the_first_round_is_local_training_and_nothing_is_sent_down():
+    people = population()
+    server, records = simulate(plan(FedFomo(), people, plain_net(), rounds=1), people)
+    model = sum(v.numel() * v.element_size() for v in server.ctx.task.initial_weights().values())
+    assert records[0].bytes_down == {}
+    assert records[0].bytes_up == {"weights": 3 * model}
+    for i, state in server.fleet.save().items():
+        own = descend(plain_net(), *data(people, i), 2)
+        assert_weights(state["weights"], own)
+        assert_weights(server.state["models"][i], own)
+        assert_weights(state["old"], plain_net())
+    assert torch.equal(server.state["ratings"], torch.eye(3))
+
+
+def test_the_second_round_by_hand():
+    people = population()
+    first = run(FedFomo(models=2), people, plain_net(), rounds=1, steps=5)
+    server, records = simulate(plan(FedFomo(models=2), people, plain_net(), rounds=2, steps=5), people)
+    models, start = first.state["models"], first.ctx.task.initial_weights()
+    size = sum(v.numel() * v.element_size() for v in start.values())
+    assert records[1].bytes_down == {"models": 3 * 2 * size}
+    assert records[1].bytes_up == {"weights": 3 * size, "ratings": 3 * 2 * 4}
+    ratings = torch.eye(3)
+    some = 0
+    for i in CLIENTS:
+        sent = [i, min(set(CLIENTS) - {i})]  # of equal P the lower number
+        weights = [
+            max(0.0, validation_loss(start, people, i) - validation_loss(models[n], people, i))
+            / (distance(models[n], start) + 1e-5)
+            for n in sent
+        ]
+        for n, w in zip(sent, weights, strict=True):
+            ratings[i, n] += w
+        some += sum(w > 0 for w in weights)
+        total = sum(weights)
+        weights = [w / total for w in weights] if total else [1.0, 0.0]  # of none that is better, its own stays
+        pairs = list(zip(sent, weights, strict=True))
+        mixed = {name: sum(w * models[n][name] for n, w in pairs) for name in start}
+        received = plain_net()
+        received.load_state_dict(mixed)
+        state = server.fleet.save()[i]
+        assert_weights(state["old"], received)
+        assert_weights(state["weights"], descend(received, *data(people, i), 5))
+    assert some == 4  # two clients mix both models, one finds none that is better
+    torch.testing.assert_close(server.state["ratings"], ratings)
+
+
+def test_models_that_are_no_better_leave_the_own_one_as_it_is():
+    people = population()
+    server = run(FedFomo(), people, plain_net(), rounds=1)
+    normalise = Normalise(people, torch.device("cpu"), channels_last=False)
+    part = Part(people.clients[0].val, torch.device("cpu"), normalise)
+    ctx = server.ctx.at(client=0, data=ClientData(part, part))
+    client = server.fleet.save()[0]
+    worse = tree_map(lambda t: t + 3.0 if t.is_floating_point() else t, client["old"])
+    work = server.algorithm.start(ctx, client, {"models": [worse, worse]})
+    assert all(torch.equal(work["weights"][name], client["weights"][name]) for name in client["weights"])
+    assert work["ratings"].tolist() == [0.0, 0.0]
+    work = server.algorithm.start(ctx, client, {"models": [worse, client["weights"]]})
+    assert work["ratings"][0] == 0 < work["ratings"][1]
+    assert all(torch.equal(work["weights"][name], client["weights"][name]) for name in client["weights"])
+
+
+def test_the_best_rated_are_sent_and_only_those_that_have_come():
+    state = {"ratings": torch.tensor([[1.0, 0.5, 2.0, 0.5]]), "seen": torch.tensor([True, True, True, True])}
+    assert FedFomo(models=3).chosen(state, 0) == [2, 0, 1]
+    assert FedFomo(models=9).chosen(state, 0) == [2, 0, 1, 3]
+    assert FedFomo(models=3).chosen(state | {"seen": torch.tensor([True, False, False, True])}, 0) == [0, 3]
+    server = run(FedFomo(), population(), plain_net(), rounds=1, cohort=1)
+    assert server.state["seen"].tolist() == [i in server.sample(1) for i in CLIENTS]
+
+
+def test_what_is_scored_is_the_model_as_training_left_it():
+    people = population()
+    server, records = simulate(plan(FedFomo(), people, plain_net()), people, points=("downloaded", "trained"))
+    found = {(s.point, s.client, s.split, s.metric): s.value for s in records[-1].scores}
+    for i in CLIENTS:
+        assert found["downloaded", i, "val", "loss"] == found["trained", i, "val", "loss"]
+        expected = validation_loss(server.fleet.save()[i]["weights"], people, i)
+        assert found["downloaded", i, "val", "loss"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_clients_without_validation_examples_are_refused():
+    people = population()
+    none = Examples(np.zeros((0, 6), np.float32), np.zeros(0, np.int64))
+    clients = (people.clients[0], dataclasses.replace(people.clients[1], val=none), people.clients[2])
+    bare = dataclasses.replace(people, clients=clients)
+    with pytest.raises(UsageError, match=r"^algorithm.name=fedfomo: clients rate models on their validation part, and"):
+        plan(FedFomo(), bare, plain_net()).check(bare)

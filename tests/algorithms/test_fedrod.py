@@ -1,0 +1,95 @@
+"""FedRoD: a generic head by the balanced loss, a personal one on top."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain import CLIENTS, LR, assert_weights, data, mean, plan, population, run, shares
+from support import net, simulate
+
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedrod import FedRoD
+from rayfed.optim import SGD, Adam
+
+
+def one_round(model, own, x, y, steps, gamma, optimizer):
+    model, own = copy.deepcopy(model).train(), copy.deepcopy(own)
+    counts = torch.tensor([(y == c).sum() for c in range(3)]).float()
+    sgd = optimizer([*model.parameters(), *own.parameters()])
+    for _ in range(steps):
+        z = model.features(x)
+        logits = model.head(z)
+        weighed = counts**gamma * logits.exp()
+        balanced = -(weighed.gather(1, y[:, None]).squeeze(1) / weighed.sum(1)).log().mean()
+        personal = F.cross_entropy(logits.detach() + own(z.detach()), y)
+        sgd.zero_grad()
+        (balanced + personal).backward()
+        sgd.step()
+    return model, own
+
+
+@pytest.mark.parametrize(
+    ("gamma", "ours", "theirs"),
+    [
+        (1.0, SGD(lr=LR), lambda p: torch.optim.SGD(p, lr=LR)),
+        (0.5, Adam(lr=0.01, eps=1e-3), lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3)),
+    ],
+)
+def test_two_rounds_by_hand(gamma, ours, theirs):
+    people, model = population(), net()
+    server = run(FedRoD(gamma=gamma), people, model, steps=2, optimizer=ours)
+    heads = [model.fc] * 3
+    for _ in range(2):
+        pairs = [one_round(model, heads[i], *data(people, i), 2, gamma, theirs) for i in CLIENTS]
+        model, heads = mean([m for m, _ in pairs], shares(people)), [own for _, own in pairs]
+    assert_weights(server.state["weights"], model, atol=1e-5)
+    for i, state in server.fleet.save().items():
+        own = {name.removeprefix("personal.fc."): value for name, value in state["weights"].items()}
+        assert set(own) == {"weight", "bias"}
+        assert_weights(own, heads[i], atol=1e-5)
+
+
+def test_gamma_zero_is_fedavg_but_for_the_heads_bit_for_bit():
+    people = population()
+    fedavg = run(FedAvg(), people, net()).state["weights"]
+    for gamma, same in ((0.0, True), (1.0, False)):
+        ours = run(FedRoD(gamma=gamma), people, net()).state["weights"]
+        assert all(torch.equal(ours[name], fedavg[name]) for name in fedavg) is same
+
+
+def test_an_absent_class_leaves_the_loss_finite_and_its_logit_alone():
+    people = population()
+    present = people.clients[0].train.y
+    present[present == 2] = 1
+    server = run(FedRoD(), people, net(), rounds=1)
+    assert server.fleet.save()[0]["counts"].tolist() == [int((present == c).sum()) for c in range(3)]
+    ctx, algorithm = server.ctx, server.algorithm
+    client, down = server.fleet.save()[0], algorithm.broadcast(ctx, server.state)
+    work = algorithm.start(ctx, client, down)
+    x, y = data(people, 0)
+    before = work["weights"]["fc.bias"].clone()
+    work, metrics = algorithm.step(ctx, work, down, type("B", (), {"x": x, "y": y}))
+    assert torch.isfinite(metrics["loss"])
+    assert abs(work["weights"]["fc.bias"][2] - before[2]) < 1e-8  # no push away from a class that is not there
+    assert abs(work["weights"]["fc.bias"][1] - before[1]) > 1e-4
+
+
+def test_both_heads_predict_and_the_server_has_one():
+    people = population()
+    _, fedavg = simulate(plan(FedAvg(), people, net()), people)
+    server, records = simulate(plan(FedRoD(), people, net()), people, points=("global", "downloaded"))
+    assert records[-1].bytes_up == fedavg[-1].bytes_up
+    assert records[-1].bytes_down == fedavg[-1].bytes_down
+    state = server.fleet.save()[1]
+    model = copy.deepcopy(net()).eval()
+    model.load_state_dict(server.state["weights"])
+    test = people.clients[1].test
+    x, y = torch.from_numpy(test.x), torch.from_numpy(test.y)
+    z = model.features(x)
+    own = F.linear(z, state["weights"]["personal.fc.weight"], state["weights"]["personal.fc.bias"])
+    found = {(s.point, s.client, s.split, s.metric): s.value for s in records[-1].scores}
+    both, one = (F.cross_entropy(logits, y).item() for logits in (model.head(z) + own, model.head(z)))
+    assert found["downloaded", 1, "test", "loss"] == pytest.approx(both, abs=1e-6)
+    assert found["global", 1, "test", "loss"] == pytest.approx(one, abs=1e-6)
+    assert both != pytest.approx(one, abs=1e-3)

@@ -1,0 +1,133 @@
+"""DBE's mean regulariser over personalised methods: in the loss of the model that is aggregated, and nowhere else.
+
+Compared are the first steps with and without it, from the same weights: what it must leave alone is equal bit for bit.
+"""
+
+import pytest
+import torch
+from support import blobs, blueprint, net
+
+from rayfed.algorithms.apfl import APFL
+from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.ditto import Ditto
+from rayfed.algorithms.fedbabu import FedBABU
+from rayfed.algorithms.fedfomo import FedFomo
+from rayfed.algorithms.fedper import FedPer
+from rayfed.algorithms.fedrep import FedRep
+from rayfed.algorithms.fedrod import FedRoD
+from rayfed.algorithms.moon import Moon
+from rayfed.algorithms.two_levels import CONSENSUS, MEAN
+from rayfed.config import build_algorithm
+from rayfed.engine.host import Host
+from rayfed.errors import UsageError
+from rayfed.task import Batch
+from rayfed.tree import clone
+
+LR, KAPPA, MU, GOAL = 0.05, 40.0, 0.3, 0.2
+BODY, HEAD = "body.3.weight", "fc.weight"
+
+
+def batch(n=5):
+    draw = torch.Generator().manual_seed(1)
+    return Batch(torch.randn(n, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw))
+
+
+def one_step(base, kappa, **now):
+    """`work` of client 0 before and after one step of round 1 whose consensus is GOAL."""
+    people = blobs()
+    algorithm = DBE(base=base, prbm=False, kappa=kappa, mu=MU)
+    plan = blueprint(algorithm, people, model=net(batch_norm=False))
+    plan.check(people)
+    host = Host(algorithm, plan.context(people, "cpu"), people, [0], [], width=1, drop_last=True, seed=0)
+    ctx = host._context(0, {"stage": "round", "round": 1})
+    client = algorithm.join(ctx)
+    goal = torch.full((8,), GOAL)
+    client = client | {"weights": client["weights"] | {CONSENSUS: goal}}
+    down = algorithm.broadcast(ctx, algorithm.init(ctx))
+    before = clone(algorithm.start(ctx, client, down))
+    return before, algorithm.step(ctx.at(**now), clone(before), down, batch())[0]
+
+
+def regulariser_gradient(model=None):
+    """Of κ/2 · mean((μ · batch mean − GOAL)²) with respect to the weights of the body, by autograd."""
+    model = model or net(batch_norm=False)
+    loss = KAPPA / 2 * (MU * model.features(batch().x).mean(0) - GOAL).square().mean()
+    names = [name for name, _ in model.body.named_parameters(prefix="body")]
+    return dict(zip(names, torch.autograd.grad(loss, list(model.body.parameters())), strict=True))
+
+
+BASES = {
+    "ditto": (Ditto(), {"phase": "train"}),
+    "fedper": (FedPer(), {}),
+    "fedrep": (FedRep(), {"phase": "body"}),
+    "fedrod": (FedRoD(), {}),
+    "fedbabu": (FedBABU(), {"phase": "train"}),
+    "apfl": (APFL(), {}),
+    "fedfomo": (FedFomo(), {}),
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_the_step_of_the_aggregated_model_has_its_gradient_on_top(name):
+    base, now = BASES[name]
+    _, without = one_step(base, 1e-30, **now)
+    _, with_it = one_step(base, KAPPA, **now)
+    for weight, grad in regulariser_gradient().items():
+        assert grad.abs().max() > 1e-3
+        torch.testing.assert_close(
+            with_it["weights"][weight], without["weights"][weight] - LR * grad, atol=1e-6, rtol=0
+        )
+    features = net(batch_norm=False).features(batch().x).mean(0).detach()
+    torch.testing.assert_close(with_it["weights"][MEAN], MU * features)
+    torch.testing.assert_close(with_it["weights"][HEAD], without["weights"][HEAD])
+
+
+@pytest.mark.parametrize("name", ["ditto", "apfl"])
+def test_the_personal_model_beside_it_is_left_alone(name):
+    base, _ = BASES[name]
+    now = {"phase": "personal"} if name == "ditto" else {}
+    before, without = one_step(base, 1e-30, **now)
+    _, with_it = one_step(base, KAPPA, **now)
+    assert all(torch.equal(with_it["model"][k], without["model"][k]) for k in without["model"])
+    assert not torch.equal(before["model"][BODY], without["model"][BODY])
+
+
+def test_fedrods_personal_head_is_left_alone():
+    before, without = one_step(FedRoD(), 1e-30)
+    _, with_it = one_step(FedRoD(), KAPPA)
+    own = [name for name in without["weights"] if name.startswith("personal.")]
+    assert own
+    assert all(torch.equal(with_it["weights"][name], without["weights"][name]) for name in own)
+    assert not torch.equal(before["weights"]["personal.fc.weight"], without["weights"]["personal.fc.weight"])
+
+
+def test_fedbabus_fine_tuning_is_left_alone():
+    tuned = [one_step(FedBABU(), kappa, phase="personal", stage="final")[1]["weights"] for kappa in (1e-30, KAPPA)]
+    assert all(torch.equal(tuned[0][name], tuned[1][name]) for name in (BODY, HEAD))
+
+
+def test_fedreps_head_is_left_alone():
+    trained = [one_step(FedRep(), kappa, phase="head")[1]["weights"] for kappa in (1e-30, KAPPA)]
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in (BODY, HEAD))
+
+
+def test_over_moon_both_parts_are_there():
+    people = blobs()
+    algorithm = DBE(base=Moon(mu=1.0), kappa=KAPPA, mu=MU)
+    ctx = blueprint(algorithm, people, model=net(batch_norm=False)).context(people, "cpu").at(round=1, client=0)
+    down = algorithm.broadcast(ctx, algorithm.init(ctx))
+    work = clone(algorithm.start(ctx, algorithm.join(ctx), down))
+    output = ctx.task.forward(work["weights"], batch().x)
+    loss = torch.nn.functional.cross_entropy(output.logits, batch().y)
+    loss = loss + torch.log(torch.tensor(2.0)) + KAPPA / 2 * (MU * output.features.mean(0)).square().mean()
+    after, metrics = algorithm.step(ctx, work, down, batch())
+    torch.testing.assert_close(metrics["loss"], loss)
+    assert after["weights"]["dbe.bias"].abs().max() > 0
+
+
+@pytest.mark.parametrize("name", ["per_fedavg", "pfedme", "apple"])
+def test_methods_to_which_the_paper_does_not_apply_it_are_refused(name):
+    people = blobs()
+    algorithm = build_algorithm({"name": "dbe", "base": name}, where="algorithm")
+    with pytest.raises(UsageError, match=f"^algorithm.base={name}: DBE wraps methods that train one model"):
+        blueprint(algorithm, people).check(people)

@@ -1,0 +1,92 @@
+"""FedAvgM, FedAdam and FedYogi: the server's step on the mean update, by hand."""
+
+import copy
+
+import pytest
+import torch
+from plain import CLIENTS, assert_weights, data, descend, mean, population, run, shares
+from support import net
+
+from rayfed.algorithms.fedadam import FedAdam
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedavgm import FedAvgM
+from rayfed.algorithms.fedyogi import FedYogi
+
+
+def two_rounds(model, step, rounds=3):
+    """What is left after rounds in which `step(Δ, state) -> (step, state)` moves every parameter; names to states."""
+    people, states = population(), {}
+    for _ in range(rounds):
+        following = mean([descend(model, *data(people, i), 2) for i in CLIENTS], shares(people))
+        moved = copy.deepcopy(following)  # with the averaged statistics
+        with torch.no_grad():
+            for (name, target), p, q in zip(
+                moved.named_parameters(), model.parameters(), following.parameters(), strict=True
+            ):
+                change, states[name] = step(q - p, states.get(name))
+                target.copy_(p + change)
+        model = moved
+    return model
+
+
+def nesterov(delta, velocity):
+    velocity = delta if velocity is None else 0.6 * velocity + delta
+    return 0.5 * (delta + 0.6 * velocity), velocity
+
+
+def heavy_ball(delta, velocity):
+    velocity = delta if velocity is None else 0.6 * velocity + delta
+    return 0.5 * velocity, velocity
+
+
+def adam(delta, moments):
+    m, v = moments or (torch.zeros_like(delta), torch.full_like(delta, 0.01**2))
+    m, v = 0.8 * m + 0.2 * delta, 0.95 * v + 0.05 * delta**2
+    return 0.03 * m / (v.sqrt() + 0.01), (m, v)
+
+
+def yogi(delta, moments):
+    m, v = moments or (torch.zeros_like(delta), torch.full_like(delta, 0.01**2))
+    m = 0.8 * m + 0.2 * delta
+    v = torch.where(v > delta**2, v - 0.05 * delta**2, v + 0.05 * delta**2)
+    return 0.03 * m / (v.sqrt() + 0.01), (m, v)
+
+
+ADAPTIVE = {"server_lr": 0.03, "beta1": 0.8, "beta2": 0.95, "tau": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "step"),
+    [
+        (FedAvgM(momentum=0.6, server_lr=0.5), heavy_ball),
+        (FedAvgM(momentum=0.6, server_lr=0.5, nesterov=True), nesterov),
+        (FedAdam(**ADAPTIVE), adam),
+        (FedYogi(**ADAPTIVE), yogi),
+    ],
+    ids=["fedavgm", "nesterov", "fedadam", "fedyogi"],
+)
+def test_three_rounds_by_hand(algorithm, step):
+    server = run(algorithm, population(), net(), rounds=3)
+    assert_weights(server.state["weights"], two_rounds(net(), step), atol=2e-6)
+
+
+def test_fedadam_and_fedyogi_differ():
+    first, second = (
+        run(kind(**ADAPTIVE), population(), net(), rounds=3).state["weights"] for kind in (FedAdam, FedYogi)
+    )
+    assert not torch.allclose(first["fc.weight"], second["fc.weight"], atol=1e-5)
+
+
+def test_without_momentum_fedavgm_is_fedavg():
+    people = population()
+    fedavg = run(FedAvg(), people, net()).state["weights"]
+    for momentum, same in ((0.0, True), (0.5, False)):
+        ours = run(FedAvgM(momentum=momentum), people, net()).state["weights"]
+        assert all(torch.allclose(ours[name], fedavg[name], atol=1e-6) for name in fedavg) is same
+
+
+def test_personal_batch_norm_has_no_moments():
+    server = run(FedAdam(), population(), net(), batch_norm="local")
+    names = set(server.state["optimizer"]["first"])
+    assert names == set(server.state["weights"])
+    assert not names & server.ctx.task.batch_norm_names
