@@ -112,7 +112,8 @@ class Task:
         if not self.channels_last:
             return tree
         if isinstance(tree, Tensor):
-            return tree.contiguous(memory_format=torch.channels_last) if tree.dim() == 4 else tree
+            # `to`, not `contiguous`: with one channel the latter leaves strides by which torch picks the slow kernels
+            return tree.to(memory_format=torch.channels_last) if tree.dim() == 4 else tree
         if isinstance(tree, dict):
             return {key: self.layout(value) for key, value in tree.items()}
         if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):

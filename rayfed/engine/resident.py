@@ -36,7 +36,7 @@ class Normalise:
         if x.dtype == torch.uint8:
             x = x.float().mul_(self.scale).add_(self.shift)
         if self.channels_last and x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = x.to(memory_format=torch.channels_last)
         return x
 
 
