@@ -244,6 +244,8 @@ def test_refusals():
     with pytest.raises(UsageError, match=r"^algorithm.network=resnet18: batch norm mixes examples, so DP-SGD takes"):
         blueprint(small(network="resnet18"), people).check(people)
     blueprint(curious(network="resnet18"), people).check(people)
+    with pytest.raises(UsageError, match=r"^algorithm.share_predictor=true: sends weights that dp_adcol does not prot"):
+        blueprint(curious(share_predictor=True), people).check(people)
     with pytest.raises(UsageError, match=r"^algorithm.epsilon=1e-06: no noise is enough for 100000 steps"):
         noise_multiplier(1e-6, 1e-9, rate=0.5, steps=100_000)
     assert math.isfinite(noise_multiplier(1.0, 0.01, rate=0.5, steps=10))
