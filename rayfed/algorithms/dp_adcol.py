@@ -54,7 +54,7 @@ class DPAdcol(Adcol):
     def check(self, setting: Setting) -> None:
         super().check(setting)
         if self.share_predictor:
-            raise UsageError("algorithm.share_predictor=true: sends weights that dp_adcol does not protect; leave it out")
+            raise UsageError("algorithm.share_predictor=true: sends weights that dp_adcol does not protect")
         if self.network != "mlp" and not self.curious:
             raise UsageError(
                 f"algorithm.network={self.network}: batch norm mixes examples, so DP-SGD takes network=mlp"
