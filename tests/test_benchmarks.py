@@ -3,6 +3,7 @@
 import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support import blobs, blueprint, simulate
@@ -84,11 +85,21 @@ def test_a_share_of_a_population_keeps_a_batch_at_least():
     assert [len(client.test) for client in population.clients] == [6, 6, 6, 6]
 
 
+def test_equal_hashes_pass(capsys):
+    assert script("bit_identity").main(["--algorithms", "fedavg", "--hosts", "0", "--rounds", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("equal")
+
+
 def test_one_different_hash_is_pointed_out_and_fails(monkeypatch, capsys):
     bench = script("bit_identity")
-    assert bench.main(["--algorithms", "fedavg", "--hosts", "0", "--rounds", "1", "--images", "100"]) == 0
-    digests = {"fedavg": {0: "a" * 32, 2: "a" * 32}, "scaffold": {0: "a" * 32, 2: "b" * 32}}
-    same, different = bench.table(digests).splitlines()[1:]
+
+    def run(config):
+        odd = config["algorithm"]["name"] == "scaffold" and config["placement"]["hosts"] == 2
+        return SimpleNamespace(weights_hash="b" * 32 if odd else "a" * 32)
+
+    monkeypatch.setattr(bench.rayfed, "run", run, raising=False)
+    assert bench.main(["--algorithms", "fedavg", "scaffold"]) == 1
+    same, different = capsys.readouterr().out.splitlines()[1:]
     assert same.endswith("equal")
     assert different.endswith("DIFFERENT")
 
