@@ -139,15 +139,6 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "dp_adcol, curious": Case({"name": "dp_adcol", "setting": "curious", "sampling": 0.4, "guarantee": "strict"}),
     "adcol, a share": Case({"name": "adcol", "hidden": [16], "sampling": 0.4}),
     "feddebias, once": Case({"name": "feddebias", "widths": [16, 8], "transfer": "once"}),
-    "feddebias, mixture": Case(
-        {"name": "feddebias", "widths": [16, 8], "pseudo": "mixture", "proxy": "noise", "pseudo_samples": 7}
-    ),
-    "feddebias, mixture of none, once": Case(
-        {"name": "feddebias", "widths": [9], "pseudo": "mixture", "proxy": "noise", "k_mix": 0, "transfer": "once"}
-    ),
-    "feddebias, projector inside": Case({"name": "feddebias", "widths": [16, 8], "projector_in_extractor": True}),
-    "mixup over feddebias": Case({"name": "mixup", "base": {"name": "feddebias", "widths": [16, 8]}}),
-    "mixup over scaffold": Case({"name": "mixup", "base": "scaffold"}, {"batch_norm": "local"}),
     "fedproto, models shared": Case({"name": "fedproto", "share_model": True, "count_weighted": True}),
     "partialfed, adaptive": Case({"name": "partialfed", "variant": "adaptive"}, noisy=True),
     "fraug, plain noise": Case({"name": "fraug", "augmenter": "laplace"}, noisy=True),
@@ -159,6 +150,15 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
         },
         noisy=True,
     ),
+    "feddebias, mixture": Case(
+        {"name": "feddebias", "widths": [16, 8], "pseudo": "mixture", "proxy": "noise", "pseudo_samples": 7}
+    ),
+    "feddebias, mixture of none, once": Case(
+        {"name": "feddebias", "widths": [9], "pseudo": "mixture", "proxy": "noise", "k_mix": 0, "transfer": "once"}
+    ),
+    "feddebias, projector inside": Case({"name": "feddebias", "widths": [16, 8], "projector_in_extractor": True}),
+    "mixup over feddebias": Case({"name": "mixup", "base": {"name": "feddebias", "widths": [16, 8]}}),
+    "mixup over scaffold": Case({"name": "mixup", "base": "scaffold"}, {"batch_norm": "local"}),
     "dbe over scaffold": Case({"name": "dbe", "base": "scaffold", "mu": 0.5}),
     "dbe over moon": Case({"name": "dbe", "base": "moon", "kappa": 1.0}),
     "dbe over fedrep": Case({"name": "dbe", "base": "fedrep", "kappa": 1.0}),
