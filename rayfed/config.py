@@ -55,7 +55,11 @@ class Placement:
     """placement.*: where clients run. It never changes what is computed, except for width (see there)."""
 
     hosts: int = option(0, low=0, help="0: in this process, without Ray; k: k Ray actors among which clients are dealt")
-    width: int = option(1, low=1, help="clients that a host trains at once by torch.vmap; other last bits than 1")
+    width: int = option(
+        1,
+        low=1,
+        help="clients that a host trains at once by torch.vmap, for GPUs: on a CPU 1 is as fast or faster; other last bits",
+    )
     cpus: float = option(1.0, low=0, help="CPUs that a host reserves")
     gpus: float = option(0.0, low=0, help="GPUs that a host reserves: a whole number, or 1/k for a whole k")
     server_cpus: float = option(0.0, low=0, help="CPUs that the server reserves; it works while the hosts wait")

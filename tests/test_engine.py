@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support import Net, Point, blobs, blueprint, net, quadratic, quadratics, simulate
+from torch.nn.functional import cross_entropy
 
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
@@ -21,7 +22,9 @@ from rayfed.engine.seeds import generator, seed_of, torch_state_kept
 from rayfed.engine.server import Evaluation, Server
 from rayfed.engine.sums import ExactSum
 from rayfed.errors import Diverged, UsageError
+from rayfed.models.build import build_model
 from rayfed.optim import SGD
+from rayfed.task import Task
 from rayfed.tree import nbytes, tree_map
 
 POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
@@ -642,3 +645,16 @@ class TestChecks:
         plan = blueprint(FedAvg(), population, local=Phase("train", steps=3), rounds=1, batch_norm="local")
         server, _ = simulate(plan, population, points=POINT)
         assert {int(s["weights"]["body.1.num_batches_tracked"]) for s in server.fleet.save().values()} == {3}
+
+
+def test_images_of_one_channel_take_the_fast_convolutions():
+    """Torch picks its kernels by strides, which are ambiguous with one channel; the slow ones cost a quarter more."""
+    task = Task(build_model("cnn", {}, (1, 28, 28), 10), cross_entropy, num_clients=1, num_classes=10)
+    first = next(value for value in task.initial_weights().values() if value.dim() == 4)
+    assert first.shape[1] == 1
+    assert first.stride() == (25, 1, 5, 1)
+    copied = ExactSum()
+    copied.add({"w": first.clone()}, 1.0)
+    assert task.layout(copied.result())["w"].stride() == (25, 1, 5, 1)
+    plain = first.contiguous(memory_format=torch.contiguous_format).reshape(-1).reshape(first.shape)  # as unpacked
+    assert task.layout({"w": plain})["w"].stride() == (25, 1, 5, 1)

@@ -59,6 +59,7 @@ class SharedFleet(RayFleet):
 def session():
     for module in (sys.modules[__name__], support):  # workers cannot import from the folder of tests
         ray.cloudpickle.register_pickle_by_value(module)
+    ray.shutdown()  # another file's session, if there is one
     ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     yield
     ray.shutdown()

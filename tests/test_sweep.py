@@ -61,6 +61,7 @@ def here(tmp_path_factory):
     (folder / "space.yaml").write_text(SPACE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        ray.shutdown()  # another file's session, if there is one
         ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
         yield folder
         ray.shutdown()
