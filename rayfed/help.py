@@ -12,6 +12,7 @@ from rayfed.config import _GROUPS, Config
 from rayfed.data.load import DATASETS, PARTITIONS
 from rayfed.models.build import MODELS
 from rayfed.registry import resolve
+from rayfed.space import Search
 
 _COMMAND = """\
 usage: python -m rayfed.run [file.yaml …] [key=value …]
@@ -27,13 +28,19 @@ A name may also be your own module:Class, such as algorithm.name=mine:MyMethod f
 def usage() -> str:
     """The keys of the configuration, each with its default and its meaning."""
     lines = [_COMMAND]
-    for key in ("algorithm", "data", "partition", "model", "augment"):
-        lines.append(_line(f"{key}.name", "", f"which {key}; its own keys are {key}.<key> (see --list)"))
+    defaults = Config.read({})
+    names = {key: getattr(defaults, key).name or "" for key in ("data", "partition", "model", "augment")}
+    for key, name in {"algorithm": defaults.algorithm_name, **names}.items():
+        lines.append(_line(f"{key}.name", name, f"which {key}; its own keys are {key}.<key> (see --list)"))
     for field in dataclasses.fields(Config):
         if field.metadata:
             lines.append(_line(field.name, _default(field), field.metadata["help"]))
     for name, kind in _GROUPS.items():
         lines += _lines(kind, f"{name}.")
+    lines += ["", "In a sweep's file, or after it:"]
+    lines.append(_line("seeds", "[seed]", "every configuration runs once with each"))
+    lines.append(_line("arms", "[{}]", "list of what is compared: the keys in which one differs from the others"))
+    lines += _lines(Search, "search.")
     return "\n".join(lines)
 
 

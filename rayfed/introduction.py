@@ -1,5 +1,6 @@
 """What a simulation says of itself before it starts: the things that papers' codes leave silent."""
 
+from rayfed.config import Local
 from rayfed.engine.payload import bytes_by_field
 from rayfed.engine.resident import client_data
 from rayfed.models.norm import batch_norm_names
@@ -28,7 +29,8 @@ def introduce(plan: Plan) -> str:
     down = bytes_by_field(algorithm.broadcast(ctx.at(cohort=tuple(range(blueprint.cohort))), algorithm.init(ctx)))
     sent = ", ".join(f"{field} {_bytes(size)}" for field, size in down.items()) or "nothing"
     kept = _bytes(nbytes(algorithm.join(ctx.at(client=0, examples=sizes[0], data=client_data(population, 0, task)))))
-    local = f"{blueprint.local.epochs} epochs" if blueprint.local.epochs else f"{blueprint.local.steps} steps"
+    epochs, steps = blueprint.local.epochs, blueprint.local.steps
+    local = f"{epochs} epoch{'s' * (epochs > 1)}" if epochs else f"{steps} steps"
     place = config.placement
     where = f"{place.hosts} Ray hosts" if place.hosts else "this process"
     lines = {
@@ -37,14 +39,21 @@ def introduce(plan: Plan) -> str:
         "batch norm": norm,
         "algorithm": f"{config.algorithm_name}; down to each client: {sent}; kept by each: {kept}; "
         f"scored: {', '.join(plan.evaluation.points)}",
-        "training": f"{blueprint.rounds} rounds, {blueprint.cohort} clients each, {local} of batches of "
-        f"{blueprint.batch_size}, {blueprint.optimizer}",
+        "training": f"{blueprint.rounds} round{'s' * (blueprint.rounds > 1)}, {blueprint.cohort} clients each, "
+        f"{local} of batches of "
+        f"{blueprint.batch_size}, {_optimizer(config.local)}",
         "placement": f"{where}, width {place.width}",
         "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
     }
     remarks = algorithm.remarks(ctx.at(cohort=tuple(range(blueprint.cohort))))
     said = [*lines.items(), *(("note", remark) for remark in remarks)]
     return "\n".join(f"{name:>10}  {text}" for name, text in said)
+
+
+def _optimizer(local: Local) -> str:
+    parts = {"momentum": local.momentum, "weight decay": local.weight_decay}
+    extra = "".join(f", {name} {value:g}" for name, value in parts.items() if value)
+    return f"{local.optimizer} at {local.lr:g}{extra}{', Nesterov' if local.nesterov else ''}"
 
 
 def _bytes(size: int) -> str:
