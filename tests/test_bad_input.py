@@ -116,7 +116,7 @@ def test_unknown_without_a_near_one_lists_what_there_is(refused):
 class TestNames:
     """What could lead out of the folder of results, or is no file's name."""
 
-    @pytest.mark.parametrize("name", ["..", ".", "../x", "/tmp/x", "a\\b", "a/b", ""])
+    @pytest.mark.parametrize("name", ["..", ".", "../x", "/somewhere/x", "a\\b", "a/b", ""])
     def test_experiment(self, refused, name):
         assert refused(f"experiment={name}", *QUICK).startswith("experiment=")
 
