@@ -7,7 +7,8 @@ columns                   name -> {split, over, rounds}: how a column is worked 
     rounds                last; best: the best round (on this very split, as some papers do); best5: the mean of
                           the five best rounds
 rows                      name -> {arm: the keys of its configuration, small: more keys in the small form (or false:
-                          not in it), published: column -> number, or [number, sd]}
+                          not in it), published: column -> number, or [number, sd]}; without an arm a row is not
+                          measured, without numbers (a control of ours) not published
 claims                    lines such as "worst: full > FedAvg + 2": column, row, row, margin in points
 full, small               search spaces (see rayfed.space) without arms, and
     cap                   {train: n, test: m}: at most so many examples of each client of an .npz file
@@ -106,8 +107,11 @@ def read_table(name: str) -> PaperTable:
         if (over not in OVER and not (isinstance(over, Mapping) and set(over) == {"domain"})) or rounds not in ROUNDS:
             raise UsageError(f"{name}.yaml: columns.{column}: over={over!r}, rounds={rounds!r}")
     for row, given in content["rows"].items():
-        if not given.get("published") or set(given["published"]) - set(content["columns"]):
-            raise UsageError(f"{name}.yaml: rows.{row}.published: expected numbers under names of columns")
+        numbers = given.get("published")
+        if set(given) - {"arm", "small", "published"} or not isinstance(numbers, Mapping):
+            raise UsageError(f"{name}.yaml: rows.{row}: expected arm, small, and published with its numbers")
+        if unknown := set(numbers) - set(content["columns"]):
+            raise UsageError(f"{name}.yaml: rows.{row}.published: no column {sorted(unknown)[0]}")
     return PaperTable(name, content, tuple(_claim(name, content, text) for text in content["claims"]))
 
 
