@@ -19,7 +19,7 @@ from torch import Tensor
 from rayfed.algorithm import Algorithm, ClientData, Context, Phase, Replies, State
 from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.wrapper import innermost
+from rayfed.algorithms.parts.wrapper import innermost
 from rayfed.config import build_algorithm
 from rayfed.engine import checkpoint
 from rayfed.engine.fleet import LocalFleet

@@ -1,4 +1,4 @@
-"""The algorithms, one file each; the table is all that knows them by name."""
+"""The algorithms, one file each, with what they are made of in `parts`; the table is all that knows them by name."""
 
 ALGORITHMS = {
     "solo": "rayfed.algorithms.solo:Solo",
@@ -41,10 +41,10 @@ ALGORITHMS = {
     "vhl": "rayfed.algorithms.vhl:VHL",
     "group_dro": "rayfed.algorithms.group_dro:GroupDRO",
     "dann": "rayfed.algorithms.dann:DANN",
-    "fed_irm": "rayfed.algorithms.irm:FedIRM",
-    "erm": "rayfed.algorithms.centralised:ERM",
-    "central_group_dro": "rayfed.algorithms.centralised_rules:CentralGroupDRO",
-    "mm_rex": "rayfed.algorithms.centralised_rules:MMREx",
-    "v_rex": "rayfed.algorithms.centralised_rules:VREx",
-    "irm": "rayfed.algorithms.centralised_rules:IRM",
+    "fed_irm": "rayfed.algorithms.fed_irm:FedIRM",
+    "erm": "rayfed.algorithms.erm:ERM",
+    "central_group_dro": "rayfed.algorithms.central_group_dro:CentralGroupDRO",
+    "mm_rex": "rayfed.algorithms.mm_rex:MMREx",
+    "v_rex": "rayfed.algorithms.v_rex:VREx",
+    "irm": "rayfed.algorithms.irm:IRM",
 }

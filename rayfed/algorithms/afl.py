@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Replies, Reply, Setting, State, mean_loss
-from rayfed.algorithms.loss_weighted import LossWeighted, reported
-from rayfed.algorithms.simplex import project_simplex
+from rayfed.algorithms.parts.loss_weighted import LossWeighted, reported
+from rayfed.algorithms.parts.simplex import project_simplex
 from rayfed.errors import UsageError
 from rayfed.options import option
 

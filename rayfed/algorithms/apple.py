@@ -18,10 +18,11 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.errors import UsageError
+from rayfed.algorithms.parts.everyone import refuse_sampling
+from rayfed.algorithms.parts.relations import mixture, slopes
 from rayfed.options import option
 from rayfed.task import Batch, Task
-from rayfed.tree import Weights, only, scale, stack
+from rayfed.tree import only, scale, stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +42,7 @@ class APPLE(FedAvg):
     pull_rounds: float = option(1.0, low=0, high=1, help="L, as a share of all rounds: the pull has faded out by then")
 
     def check(self, setting: Setting) -> None:
-        if not setting.everyone:
-            raise UsageError(
-                f"cohort={setting.cohort}: algorithm.name={self.name} mixes the models of all clients of the last "
-                f"round; use cohort=1.0, all {setting.task.num_clients} clients"
-            )
+        refuse_sampling(setting, self.name, "mixes the models of all clients of the last round")
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal | frozenset(task.model.buffers)
@@ -72,36 +69,24 @@ class APPLE(FedAvg):
             return {}
         own = torch.arange(ctx.task.num_clients, device=ctx.task.device) == ctx.client
         core = {name: value[ctx.client] for name, value in down["cores"].items()}
-        weights = core | client["weights"]
-        fresh = ctx.optimizer.init(only(weights, ctx.task.trainable))
-        return {
-            "weights": weights,  # the own core, and what else stays with the client
+        return super().start(ctx, client, {"weights": core}) | {
             "own": own.float(),
             "p": client["p"],
             "shares": down.get("shares", client["shares"]),
-            "optimizer": client.get("optimizer", fresh),
         }
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         cores, weights, p, own = down["cores"], work["weights"], work["p"], work["own"]
-        grads, loss, buffers = ctx.task.gradients(weights | self.mixture(cores, weights, p, own), batch)
-        slopes = self.pull(ctx) * self.mu * (p - work["shares"])
-        for name in only(cores, grads):
-            others = torch.tensordot(cores[name].reshape(len(p), -1), grads[name].flatten(), 1)
-            slopes = slopes + torch.where(own > 0, (grads[name] * weights[name]).sum(), others)
+        grads, loss, buffers = ctx.task.gradients(weights | mixture(cores, weights, p, own), batch)
+        slope = slopes(self.pull(ctx) * self.mu * (p - work["shares"]), cores, weights, grads, own)
         descent = grads | scale(only(grads, cores), (p * own).sum())
         ctx.optimizer.update_(weights, descent, work["optimizer"])
-        return work | {"weights": weights | buffers, "p": p - self.relation_lr * slopes}, {"loss": loss}
+        return work | {"weights": weights | buffers, "p": p - self.relation_lr * slope}, {"loss": loss}
 
     def pull(self, ctx: Context) -> float:
         """λ(r)."""
         r, last = ctx.round - 1, self.pull_rounds * ctx.rounds
         return (1 + math.cos(math.pi * r / last)) / 2 if r < last else 0.0
-
-    def mixture(self, cores: Weights, weights: Weights, p: Tensor, own: Tensor) -> Weights:
-        """Σ_j p_j w_j, the client's own core taken from `weights`."""
-        others, mine = p * (1 - own), (p * own).sum()
-        return {name: torch.tensordot(others, core, 1) + mine * weights[name] for name, core in cores.items()}
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         if ctx.stage == "setup":
@@ -122,4 +107,4 @@ class APPLE(FedAvg):
         return {n: torch.tensordot(client["p"], core, 1) for n, core in down["cores"].items()} | client["weights"]
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
-        return work["weights"] | self.mixture(down["cores"], work["weights"], work["p"], work["own"])
+        return work["weights"] | mixture(down["cores"], work["weights"], work["p"], work["own"])

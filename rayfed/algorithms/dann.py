@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Replies, Setting, State
-from rayfed.algorithms.discriminator import mlp
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.parts.mlp import mlp
 from rayfed.errors import UsageError
 from rayfed.network import gradients
 from rayfed.options import option

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from rayfed.algorithm import Context, Setting, State
-from rayfed.algorithms.consensus import Consensus
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.two_levels import BIAS, EXTRAS, MeanRegulariser, TwoLevels
-from rayfed.algorithms.wrapper import derived, innermost
+from rayfed.algorithms.parts.consensus import Consensus
+from rayfed.algorithms.parts.two_levels import BIAS, EXTRAS, MeanRegulariser, TwoLevels
+from rayfed.algorithms.parts.wrapper import derived, innermost
 from rayfed.errors import UsageError
 from rayfed.network import weights_of
 from rayfed.options import option

@@ -16,49 +16,29 @@ times that a record may have been sent: for `coordinate`, the width times the ε
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import Context, Replies, Setting, State
-from rayfed.algorithms.adcol import Adcol
-from rayfed.errors import UsageError
+from rayfed.algorithm import Context, Replies, State
+from rayfed.algorithms.parts.private_discriminator import PrivateDiscriminator
 from rayfed.options import option
-from rayfed.privacy.gaussian import noise_multiplier, spent, train_privately
 from rayfed.privacy.laplace import half_ball, laplace_like, unit_range
-from rayfed.tree import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPAdcol(Adcol):
+class DPAdcol(PrivateDiscriminator):
     """As ADCOL, with a private discriminator (trusted server) or noisy representations (curious server). A party keeps,
     beside its model, the order in which its records are drawn. C, σ and the batch are ours."""
 
     name: ClassVar[str] = "dp_adcol"
     source: ClassVar[str] = "Li, He and Song 2023, differential privacy, tables 16 and 17"
 
-    setting: str = option("trusted", choices=("trusted", "curious"), help="the server: trusted, or honest but curious")
-    epsilon: float = option(5.0, above=0, help="ε: of all rounds (trusted), of an upload (curious)")
-    delta: float = option(0.01, above=0, high=0.01, help="δ of the trusted setting")
-    clip: float = option(1.0, above=0, help="C, bound of a representation's gradient (trusted)")
     guarantee: str = option(
         "coordinate", choices=("coordinate", "strict"), help="curious: ε for each coordinate, or for the vector"
     )
     hidden: list[int] = option([512], low=1, help="widths of the discriminator's hidden layers")
-
-    @property
-    def curious(self) -> bool:
-        return self.setting == "curious"
-
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        if self.share_predictor:
-            raise UsageError("algorithm.share_predictor=true: sends weights that dp_adcol does not protect")
-        if self.network != "mlp" and not self.curious:
-            raise UsageError(
-                f"algorithm.network={self.network}: batch norm mixes examples, so DP-SGD takes network=mlp"
-            )
 
     def remarks(self, ctx: Context) -> Sequence[str]:
         width = math.prod(ctx.task.feature_shape)
@@ -75,11 +55,8 @@ class DPAdcol(Adcol):
         )
 
     def init(self, ctx: Context) -> State:
-        server, device = super().init(ctx), ctx.task.device
-        if self.curious:
-            return server | {"passes": torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=device)}
-        names = ("sigma", "rate", "steps")
-        return server | {"private": {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}}
+        passes = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
+        return super().init(ctx) | ({"passes": passes} if self.curious else {})
 
     def join(self, ctx: Context) -> State:
         if not self.curious:
@@ -113,24 +90,8 @@ class DPAdcol(Adcol):
             passes[reply.client] += len(reply.up.get("representations", ())) / reply.examples
         return server | {"passes": passes}
 
-    def taught(self, ctx: Context, server: State, weights: Weights, z: Tensor, places: Tensor) -> State:
-        if self.curious:
-            return super().taught(ctx, server, weights, z, places)
-        old = {name: float(value) for name, value in server["private"].items()}
-        rate = old["rate"] or min(1.0, self.server_batch_size / len(z))
-        steps = self.passes * math.ceil(1 / rate - 1e-9)
-        sigma = old["sigma"] or noise_multiplier(self.epsilon, self.delta, rate=rate, steps=steps * ctx.rounds)
-        outputs = len(ctx.cohort) if self.fixed_size else ctx.task.num_clients
-        module = self.discriminator(ctx.task, outputs).to(ctx.task.device)
-        how: dict[str, Any] = {"rate": rate, "steps": steps, "sigma": sigma, "clip": self.clip}
-        trained = train_privately(module, weights, z, places, optimizer=self.server_optimizer, **how)
-        new = {"sigma": sigma, "rate": rate, "steps": old["steps"] + steps}
-        private = {name: torch.full_like(server["private"][name], value) for name, value in new.items()}
-        return {"discriminator": trained, "private": private}
-
     def privacy_spent(self, ctx: Context, server: State) -> float | None:
-        if self.curious:
-            width = 1 if self.guarantee == "strict" else math.prod(ctx.task.feature_shape)
-            return width * self.epsilon * math.ceil(float(server["passes"].max()) - 1e-9)
-        known = {name: float(value) for name, value in server["private"].items()}
-        return spent(known["sigma"], self.delta, rate=known["rate"], steps=round(known["steps"]))
+        if not self.curious:
+            return super().privacy_spent(ctx, server)
+        width = 1 if self.guarantee == "strict" else math.prod(ctx.task.feature_shape)
+        return width * self.epsilon * math.ceil(float(server["passes"].max()) - 1e-9)

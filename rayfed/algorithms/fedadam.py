@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from rayfed.algorithm import State
-from rayfed.algorithms.server_optimizer import ServerOptimizer
+from rayfed.algorithms.parts.server_optimizer import ServerOptimizer
 from rayfed.options import option
 from rayfed.tree import Weights, add, scale, tree_map
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rayfed.algorithm import State
-from rayfed.algorithms.server_optimizer import ServerOptimizer
+from rayfed.algorithms.parts.server_optimizer import ServerOptimizer
 from rayfed.options import option
 from rayfed.tree import Weights, add, scale
 

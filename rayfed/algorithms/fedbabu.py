@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
 from rayfed.algorithms.ditto import PERSONAL
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts import body, refuse_without
+from rayfed.algorithms.parts.split import body, refuse_without
 from rayfed.options import option
 from rayfed.task import Task
 from rayfed.tree import only

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Replies, Setting, State, mean_loss
+from rayfed.algorithm import ClientData, Context, Replies, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.parts.ratings import mixed, rated
 from rayfed.errors import UsageError
 from rayfed.options import option
-from rayfed.tree import Weights, only, without
+from rayfed.tree import only, without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,35 +69,14 @@ class FedFomo(FedAvg):
         return {"models": models} if models else {}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        weights, ratings = self.mixed(ctx, client, down.get("models", []))
+        models = down.get("models", [])
+        ratings = rated(ctx, client["weights"], client["old"], models)
+        weights = mixed(client["weights"], models, ratings)
         fresh = ctx.optimizer.init(only(weights, ctx.task.trainable))
         return {"weights": weights, "old": weights, "ratings": ratings, "optimizer": client.get("optimizer", fresh)}
 
-    def mixed(self, ctx: Context, client: State, models: list[Weights]) -> tuple[Weights, Tensor]:
-        """The client's model after a download, and its ratings of what it was sent."""
-        own, old, names = client["weights"], client["old"], ctx.task.trainable
-        ratings = torch.zeros(len(models), device=ctx.task.device)
-        if not models:
-            return own, ratings
-        before = mean_loss(ctx, old, ctx.data.val)
-        for n, model in enumerate(models):
-            gain = before - mean_loss(ctx, own | model, ctx.data.val)
-            squares = [(model[name] - old[name]).square().sum() for name in names if name in model]
-            ratings[n] = gain.clamp(min=0) / (torch.stack(squares).sum().sqrt() + 1e-5)
-        if not ratings.any():
-            return own, ratings
-        shares = ratings / ratings.sum()
-        sent = {
-            name: torch.einsum("n,n...->...", shares, torch.stack([model[name] for model in models]))
-            for name, value in models[0].items()
-            if value.is_floating_point()  # counters stay the client's own
-        }
-        return own | sent, ratings
-
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept: State = {"weights": work["weights"], "old": work["old"]}
-        if self.keep_optimizer:
-            kept["optimizer"] = work["optimizer"]
+        kept = only(work, ("weights", "old", "optimizer") if self.keep_optimizer else ("weights", "old"))
         sent = without(work["weights"], self.personal(ctx.task))
         return client | kept, {"weights": sent, "ratings": work["ratings"]}
 

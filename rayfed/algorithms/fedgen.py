@@ -15,46 +15,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
-from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fraug_parts import one_hot
+from rayfed.algorithms.parts.feature_generator import GeneratorServer
 from rayfed.errors import UsageError
-from rayfed.network import gradients
 from rayfed.optim import Adam
-from rayfed.options import option
-from rayfed.task import Batch, Output, Task
-from rayfed.tree import Weights, clone, only, stack, tree_map, without
-
-
-class FeatureGenerator(nn.Module):
-    """G(y, ε): classes [batch] and noise [batch, noise] to features [batch, *shape]."""
-
-    def __init__(self, noise: int, hidden: int, classes: int, shape: Sequence[int]):
-        super().__init__()
-        self.classes, self.shape = classes, tuple(shape)
-        width = int(torch.Size(self.shape).numel())
-        self.layers = nn.Sequential(
-            nn.Linear(noise + classes, hidden),
-            nn.BatchNorm1d(hidden, track_running_stats=False),
-            nn.ReLU(),
-            nn.Linear(hidden, width),
-        )
-
-    def forward(self, y: Tensor, noise: Tensor) -> Tensor:
-        return self.layers(torch.cat([noise, one_hot(y, self.classes)], 1)).unflatten(1, self.shape)
-
-
-def drawn_classes(counts: Tensor, size: int) -> Tensor:
-    """`size` classes drawn in proportion to `counts` [classes]."""
-    edges = (counts.cumsum(0) / counts.sum())[:-1]
-    return (torch.rand(size, device=counts.device)[:, None] >= edges).sum(1)
+from rayfed.task import Batch, Output
+from rayfed.tree import Weights, only, stack, tree_map, without
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedGen(FedAvg):
+class FedGen(GeneratorServer):
     """Sends its model (the head as a field of its own, since the server needs each) and, once, its class counts; gets
     the model, the generator and the pooled counts. Scored is the server's model."""
 
@@ -62,35 +34,11 @@ class FedGen(FedAvg):
     source: ClassVar[str] = "Zhu, Hong and Zhou 2021, Alg. 1, in PFLlib's form"
     setup_exchanges: ClassVar[int] = 1  # type: ignore[assignment]
 
-    noise: int = option(512, low=1, help="d, width of the generator's noise")
-    hidden: int = option(512, low=1, help="width of the generator's hidden layer")
-    server_lr: float = option(0.005, above=0, help="lr_G, learning rate of the generator's Adam")
-    server_steps: int = option(1000, low=1, help="steps of the generator in a round, on batches of local.batch_size")
-
     def check(self, setting: Setting) -> None:
         if not self.head(setting.task):
             raise UsageError(f"algorithm.name={self.name}: the model needs a split point with weights in its head")
         if setting.batch_size == 1:
             raise UsageError("local.batch_size=1: algorithm.name=fedgen cannot train its batch norm on one example")
-
-    def head(self, task: Task) -> frozenset[str]:
-        """Names of the head's weights that travel."""
-        return task.head_names - self.personal(task)
-
-    def modules(self, task: Task) -> dict[str, nn.Module]:
-        if not task.feature_shape:
-            return {}  # refused in `check`
-        return {"generator": FeatureGenerator(self.noise, self.hidden, task.num_classes, task.feature_shape)}
-
-    def generated(self, ctx: Context, generator: Weights, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """(ŷ, features)."""
-        y = drawn_classes(counts, ctx.batch_size)
-        noise = torch.rand(len(y), self.noise, device=y.device)
-        return y, ctx.task.modules["generator"](generator, y, noise)[0]
-
-    def as_sent(self, task: Task) -> Weights:
-        """Initial values of what the head does not send."""
-        return only(task.initial_weights(), task.head_names & self.personal(task))
 
     def init(self, ctx: Context) -> State:
         classes, generator = ctx.task.num_classes, ctx.task.modules["generator"].initial()
@@ -143,24 +91,6 @@ class FedGen(FedAvg):
             "moments": moments,
             "rounds": server["rounds"] + 1,
         }
-
-    def train_generator(self, ctx: Context, server: State, heads: Weights, shares: Tensor) -> tuple[Weights, State]:
-        generator, moments = clone(server["generator"]), clone(server["moments"])
-        adam, rest = Adam(lr=self.server_lr), self.as_sent(ctx.task)
-        body = without(ctx.task.initial_weights(), ctx.task.head_names)  # the template wants all names
-
-        def logits(head: Weights, features: Tensor) -> Tensor:
-            return ctx.task.head(body | rest | head, features, train=False)
-
-        def objective(trained: Weights) -> tuple[Tensor, Weights]:
-            y, features = self.generated(ctx, trained, server["counts"])
-            each = torch.vmap(logits, in_dims=(0, None))(heads, features)
-            return F.cross_entropy(torch.tensordot(shares, each, 1), y), {}
-
-        for _ in range(self.server_steps):
-            grads, _, _ = gradients(objective, generator)
-            adam.update_(generator, grads, moments)
-        return generator, moments
 
 
 def _mean(values: Tensor, shares: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.soft_labels import check_real_inputs, check_soft_labels, soft
+from rayfed.algorithms.parts.pseudo_data import labelled_means
+from rayfed.algorithms.parts.soft_labels import check_real_inputs, check_soft_labels
 from rayfed.errors import UsageError
 from rayfed.network import gradients
 from rayfed.options import option
@@ -88,13 +89,7 @@ class FedMix(FedAvg):
             return super().finish(ctx, work, client, down, data)
         if ctx.trip == 1:
             return client | {"means": down["means"]}, {}
-        rows = torch.randperm(len(data.train))
-        rows = rows[: len(rows) // self.mean_examples * self.mean_examples]
-        means = [
-            (batch.x.mean(0), soft(batch.y, ctx.task.num_classes).mean(0))
-            for batch in data.train.batches(self.mean_examples, rows)
-        ]
-        x, y = (torch.stack(part) for part in zip(*means, strict=True))
+        x, y = labelled_means(data.train, self.mean_examples, ctx.task.num_classes)
         return client, {"means": {"x": x, "y": y}}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from rayfed.algorithm import Setting
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts import refuse_without
+from rayfed.algorithms.parts.split import refuse_without
 from rayfed.task import Task
 
 

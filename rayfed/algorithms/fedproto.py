@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Replies, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fraug_parts import one_hot
+from rayfed.algorithms.parts.prototypes import nearness, one_hot, pooled
 from rayfed.errors import UsageError
 from rayfed.network import gradients
 from rayfed.options import option
@@ -86,17 +86,10 @@ class FedProto(FedAvg):
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         device = ctx.task.device
-        means = torch.stack([reply.up["prototypes"]["means"].to(device) for reply in replies.each])
-        counts = torch.stack([reply.up["prototypes"]["counts"].to(device) for reply in replies.each])
-        shares = counts if self.count_weighted else (counts > 0).float()
-        total = shares.sum(0)
-        found = (shares[:, :, None] * means).sum(0) / total.clamp(min=1)[:, None]
-        old = server["prototypes"]
-        prototypes = {
-            "means": torch.where(total[:, None] > 0, found, old["means"]),
-            "known": torch.maximum(old["known"], (total > 0).float()),
-        }
-        return super().aggregate(ctx, server, replies) | {"prototypes": prototypes}
+        sent = [reply.up["prototypes"] for reply in replies.each]
+        means, counts = ([each[name].to(device) for each in sent] for name in ("means", "counts"))
+        shares = counts if self.count_weighted else [(count > 0).float() for count in counts]
+        return super().aggregate(ctx, server, replies) | {"prototypes": pooled(server["prototypes"], means, shares)}
 
     def global_model(self, ctx: Context, server: State) -> Any:
         weights = super().global_model(ctx, server)
@@ -112,7 +105,5 @@ class FedProto(FedAvg):
     def predict(self, ctx: Context, model: Any, x: Tensor) -> Tensor:
         means, known = model["prototypes"]["means"], model["prototypes"]["known"] > 0
         features = ctx.task.represent(model["weights"], x)
-        distances = (features.flatten(1)[:, None] - means).square().mean(2)
-        farthest = torch.where(known, distances, 0).amax(1, keepdim=True)
-        nearness = -torch.where(known, distances, farthest + 1)
-        return torch.where(known.any(), nearness, ctx.task.head(model["weights"], features, train=False))
+        near = nearness(features.flatten(1), means, known)
+        return torch.where(known.any(), near, ctx.task.head(model["weights"], features, train=False))

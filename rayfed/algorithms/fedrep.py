@@ -16,10 +16,12 @@ from torch import Tensor
 
 from rayfed.algorithm import Context, Phase, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.errors import UsageError
+from rayfed.algorithms.parts.split import body, head, refuse_without
 from rayfed.options import option
 from rayfed.task import Batch, Task
 from rayfed.tree import only
+
+PARTS = {"head": head, "body": body}  # by the phase that trains them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +34,7 @@ class FedRep(FedAvg):
     body_epochs: int | None = option(None, low=1, help="epochs of the body after that; by default what local.* says")
 
     def check(self, setting: Setting) -> None:
-        task = setting.task
-        for part, names in (("head", _part(task, "head")), ("body", _part(task, "body"))):
-            if not names:
-                raise UsageError(
-                    f"algorithm.name={self.name}: the model's {part} has nothing to train; choose a model whose split "
-                    "leaves trainable layers on both sides"
-                )
+        refuse_without(setting, self.name)
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal | task.head_names
@@ -46,23 +42,18 @@ class FedRep(FedAvg):
     def phases(self, ctx: Context) -> Sequence[Phase]:
         if ctx.stage == "final":  # adaptation, as the paper does for new clients: the head alone
             return (ctx.local._replace(name="head"),)
-        body = Phase("body", epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name="body")
-        return Phase("head", epochs=self.head_epochs), body
+        last = Phase("body", epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name="body")
+        return Phase("head", epochs=self.head_epochs), last
 
     def trained(self, ctx: Context) -> Sequence[str]:
-        return _part(ctx.task, ctx.phase)
+        return PARTS[ctx.phase](ctx.task)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
-        fresh = {part: ctx.optimizer.init(only(work["weights"], _part(ctx.task, part))) for part in ("head", "body")}
+        fresh = {part: ctx.optimizer.init(only(work["weights"], names(ctx.task))) for part, names in PARTS.items()}
         return work | {"optimizer": client.get("optimizer", fresh)}
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         optimizers = work["optimizer"]  # the step changes the one of its phase in place
         work, metrics = super().step(ctx, work | {"optimizer": optimizers[ctx.phase]}, down, batch)
         return work | {"optimizer": optimizers}, metrics
-
-
-def _part(task: Task, part: str) -> tuple[str, ...]:
-    """Names of what the phase `part` (head or body) trains."""
-    return tuple(name for name in task.trainable if (name in task.head_names) == (part == "head"))

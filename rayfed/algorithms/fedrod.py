@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rayfed.algorithm import Context, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts import head, refuse_without
+from rayfed.algorithms.parts.split import head, refuse_without
 from rayfed.options import option
 from rayfed.task import Batch, Output, Task
 from rayfed.tree import Weights, only

@@ -21,9 +21,8 @@ from typing import ClassVar
 
 import torch
 
-from rayfed.algorithm import ClientData, Context, Replies, Setting, State
-from rayfed.algorithms.fraug_stages import Stages
-from rayfed.errors import UsageError
+from rayfed.algorithm import ClientData, Context, Replies, State
+from rayfed.algorithms.parts.fraug_stages import Stages
 from rayfed.models.norm import batch_norm_names, batch_norm_statistics
 from rayfed.network import weights_of
 from rayfed.options import option
@@ -42,19 +41,6 @@ class FRAug(Stages):
     bn_mode: str = option("stats", choices=("all", "stats"), help="batch norm left with clients: all, or statistics")
     generator_bn: str = option("averaged", choices=("averaged", "local"), help="batch norm of the generator")
     uniform: bool = option(False, help="average with equal weights, as Alg. 1 is printed, and not by training examples")
-
-    def check(self, setting: Setting) -> None:
-        shape, size = setting.task.feature_shape, setting.batch_size
-        if len(shape) != 1:
-            found = "x".join(str(side) for side in shape) or "none, for want of a split point"
-            raise UsageError(f"algorithm.name=fraug: needs features that are vectors, the model's are {found}")
-        if self.augmenter == "fraug" and not self.generates and not self.transforms:
-            raise UsageError("algorithm.use_generator=false, algorithm.use_rtnet=false: one of them has to augment")
-        if size == 1 or (not setting.drop_last and any(n % size == 1 for n in setting.examples.values())):
-            raise UsageError(
-                f"local.batch_size={size}: algorithm.name=fraug cannot train its batch norm on a batch of one example; "
-                "use another size, or local.drop_last=true"
-            )
 
     def personal(self, task: Task) -> frozenset[str]:
         found = batch_norm_names if self.bn_mode == "all" else batch_norm_statistics

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Replies, Reply, State, mean_loss
-from rayfed.algorithms.loss_weighted import LossWeighted, reported
+from rayfed.algorithms.parts.loss_weighted import LossWeighted, reported
 from rayfed.options import option
 
 

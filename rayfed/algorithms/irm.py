@@ -1,72 +1,34 @@
-"""IRM: Arjovsky et al. 2019, "Invariant Risk Minimization", Eq. IRMv1, in the clients: Fed-IRM of de Luca et al. 2022,
-"Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", Alg. 3.
+"""IRM, centralised: Arjovsky et al. 2019, "Invariant Risk Minimization", Eq. IRMv1.
 
-    client:  min over θ of [f_i(θ) + β g_i²] / max(β, 1),  g_i = ∂ f_i(w · logits)/∂w at w = 1
-    server:  FedAvg
+    each step:  θ ← one optimiser step along the mean over domains of ∇[f_i + β g_i²] / max(β, 1),
+                g_i = ∂ f_i(w · logits)/∂w at w = 1
 
-With cross-entropy g_i is the mean of ⟨softmax(o), o⟩ − o_y. g_i² is that of the batch, as Alg. 3 has it, which is too
-large in the mean; DomainBed multiplies two half batches' g_i. β is `beta_start` for the first `anneal` updates, then
-`beta`, with a fresh optimiser.
+A round is a step of central training, see `erm`. β is `beta_start` for the first `anneal` steps, then `beta`, with a
+fresh optimiser, as in DomainBed. The same penalty between clients that train for themselves is `fed_irm`.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, State
-from rayfed.algorithms.fedavg import FedAvg
-from rayfed.network import gradients
+from rayfed.algorithm import Context, State
+from rayfed.algorithms.parts.annealed import Annealed
+from rayfed.algorithms.parts.invariance import invariant
 from rayfed.options import option
-from rayfed.task import Batch, Output, Task
-from rayfed.tree import Weights, tree_map
-
-
-def slope(task: Task, logits: Tensor, y: Tensor) -> Tensor:
-    """∂ loss(w · logits, y)/∂w at w = 1, a scalar that can itself be differentiated."""
-
-    def scaled(w: Weights) -> tuple[Tensor, Weights]:
-        return task.loss(w["w"] * logits, y), {}
-
-    one = torch.ones((), device=logits.device, dtype=logits.dtype)
-    return gradients(scaled, {"w": one}, create_graph=True)[0]["w"]
-
-
-def invariant(task: Task, loss: Tensor, logits: Tensor, y: Tensor, beta: Tensor | float) -> Tensor:
-    """[loss + β g²] / max(β, 1)."""
-    beta = torch.as_tensor(beta, device=loss.device, dtype=loss.dtype)
-    return (loss + beta * slope(task, logits, y).square()) / beta.clamp(min=1)
+from rayfed.task import Batch, Output
+from rayfed.tree import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedIRM(FedAvg):
-    """Sends weights; keeps the number of its updates so far. Scored: global. Updates are each client's own."""
+class IRM(Annealed):
+    """As ERM, with the penalty in the clients' losses."""
 
-    name: ClassVar[str] = "fed_irm"
-    source: ClassVar[str] = "Arjovsky et al. 2019, IRMv1; de Luca et al. 2022, Alg. 3"
+    name: ClassVar[str] = "irm"
+    source: ClassVar[str] = "Arjovsky et al. 2019, IRMv1"
 
-    beta: float = option(100.0, low=0, help="β, weight of the penalty after the first updates; 0 is FedAvg then")
-    beta_start: float = option(1.0, low=0, help="β in the first updates")
-    anneal: int = option(500, low=0, help="updates of a client before β changes")
-
-    def join(self, ctx: Context) -> State:
-        return super().join(ctx) | {"updates": torch.zeros((), dtype=torch.long, device=ctx.task.device)}
-
-    def start(self, ctx: Context, client: State, down: State) -> State:
-        return super().start(ctx, client, down) | {"updates": client["updates"]}
+    beta: float = option(100.0, low=0, help="β, weight of the penalty after the first steps; 0 is ERM then")
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         loss, output = super().loss(ctx, weights, work, down, batch)
-        beta = torch.where(work["updates"] < self.anneal, self.beta_start, self.beta)
-        return invariant(ctx.task, loss, output.logits, batch.y, beta), output
-
-    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        fresh = work["updates"] == self.anneal
-        moments = tree_map(lambda value: torch.where(fresh, torch.zeros_like(value), value), work["optimizer"])
-        work, metrics = super().step(ctx, work | {"optimizer": moments}, down, batch)
-        return work | {"updates": work["updates"] + 1}, metrics
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept, up = super().finish(ctx, work, client, down, data)
-        return kept | {"updates": work["updates"]}, up
+        return invariant(ctx.task, loss, output.logits, batch.y, self.beta_now(ctx)), output

@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 
 from rayfed.algorithm import Context, Setting
-from rayfed.algorithms.soft_labels import check_real_inputs, check_soft_labels, soft
-from rayfed.algorithms.wrapper import Wrapper, derived, innermost
+from rayfed.algorithms.parts.soft_labels import check_real_inputs, check_soft_labels, soft
+from rayfed.algorithms.parts.wrapper import Wrapper, derived, innermost
 from rayfed.errors import UsageError
 from rayfed.options import option
 from rayfed.task import Batch

@@ -22,26 +22,12 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.parts.layers import layers, mixed
 from rayfed.errors import UsageError
 from rayfed.network import gradients
 from rayfed.options import option
 from rayfed.task import Batch, Task
 from rayfed.tree import Weights, detach, only
-
-
-def layers(task: Task) -> dict[str, int]:
-    """For each weight that travels, the position of its layer: what comes before the last dot of its name."""
-    names = [name for name in task.initial_weights() if name not in task.personal]
-    order = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-    return {name: order.index(name.rpartition(".")[0]) for name in names}
-
-
-def mixed(common: Weights, own: Weights, load: Tensor, where: dict[str, int]) -> Weights:
-    """Layer by layer `common` where `load` [layers] is 1 and `own` where it is 0; counters are those of `common`."""
-    return {
-        name: torch.lerp(own[name], common[name], load[where[name]]) if own[name].is_floating_point() else common[name]
-        for name in own
-    }
 
 
 @dataclass(frozen=True, kw_only=True)

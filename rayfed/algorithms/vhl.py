@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.virtual_data import virtual_data
+from rayfed.algorithms.parts.virtual_data import virtual_data
 from rayfed.errors import UsageError
 from rayfed.options import option
 from rayfed.task import Batch, Output

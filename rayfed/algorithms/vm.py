@@ -18,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Reply, Setting, State, mean_loss
-from rayfed.algorithms.loss_weighted import LossWeighted, reported
+from rayfed.algorithms.parts.loss_weighted import LossWeighted, reported
 from rayfed.errors import Diverged
 from rayfed.options import option
 

@@ -9,8 +9,9 @@ from support import Net, blobs, blueprint, net, simulate
 from torch import nn
 
 from rayfed.algorithm import Phase, Replies, Reply
-from rayfed.algorithms.adcol import Adcol, divergence
-from rayfed.algorithms.discriminator import ResNetDiscriminator, mlp, train_classifier
+from rayfed.algorithms.adcol import Adcol
+from rayfed.algorithms.parts.discriminator import ResNetDiscriminator, divergence, train_classifier
+from rayfed.algorithms.parts.mlp import mlp
 from rayfed.engine.training import Job, _rows, train
 from rayfed.errors import UsageError
 from rayfed.network import Network, weights_of

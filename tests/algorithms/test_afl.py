@@ -8,7 +8,7 @@ from support import net
 from rayfed.algorithm import Reply
 from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.simplex import project_simplex
+from rayfed.algorithms.parts.simplex import project_simplex
 from rayfed.errors import UsageError
 
 FIVE = population((4, 4, 4, 4, 4))

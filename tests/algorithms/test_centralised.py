@@ -8,9 +8,12 @@ import torch.nn.functional as F
 from plain import CLIENTS, assert_weights, data, plan, population, run
 from support import blobs, blueprint, net, simulate
 
-from rayfed.algorithms.centralised import ERM
-from rayfed.algorithms.centralised_rules import IRM, CentralGroupDRO, MMREx, VREx
+from rayfed.algorithms.central_group_dro import CentralGroupDRO
+from rayfed.algorithms.erm import ERM
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.irm import IRM
+from rayfed.algorithms.mm_rex import MMREx
+from rayfed.algorithms.v_rex import VREx
 from rayfed.engine.seeds import generator
 from rayfed.errors import UsageError
 from rayfed.optim import SGD, Adam

@@ -8,8 +8,8 @@ from support import blobs, blueprint, net
 from torch import nn
 
 from rayfed.algorithms.dann import DANN
-from rayfed.algorithms.discriminator import mlp
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.parts.mlp import mlp
 from rayfed.engine.seeds import seed_torch
 from rayfed.errors import UsageError
 

@@ -15,8 +15,8 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.moon import Moon
+from rayfed.algorithms.parts.two_levels import BIAS, CONSENSUS, MEAN
 from rayfed.algorithms.scaffold import Scaffold
-from rayfed.algorithms.two_levels import BIAS, CONSENSUS, MEAN
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 from rayfed.engine.training import Job, _rows

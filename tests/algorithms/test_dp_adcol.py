@@ -11,9 +11,10 @@ from scipy import stats
 from support import blobs, blueprint, simulate
 
 import rayfed
-from rayfed.algorithms.adcol import Adcol, divergence
-from rayfed.algorithms.discriminator import mlp
+from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.dp_adcol import DPAdcol
+from rayfed.algorithms.parts.discriminator import divergence
+from rayfed.algorithms.parts.mlp import mlp
 from rayfed.config import Config
 from rayfed.errors import UsageError
 from rayfed.introduction import introduce

@@ -11,10 +11,10 @@ from support import blobs, blueprint, net, simulate
 from torch import nn
 
 from rayfed.algorithm import Phase
-from rayfed.algorithms.discriminator import mlp
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.feddebias import FedDebias
-from rayfed.algorithms.pseudo_data import draw_owners, sample_means
+from rayfed.algorithms.parts.mlp import mlp
+from rayfed.algorithms.parts.pseudo_data import draw_owners, sample_means
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.resident import Normalise, Part
 from rayfed.engine.training import Job, _rows, train

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from plain import LR, assert_weights, data, descend, mean, plan, population, run, shares
 from support import blobs, blueprint, net, simulate
 
-from rayfed.algorithms.discriminator import mlp
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.feddebias import FedDebias
 from rayfed.algorithms.mixup import Mixup
-from rayfed.algorithms.proxy_data import proxy_means
-from rayfed.algorithms.pseudo_data import mixture
+from rayfed.algorithms.parts.mlp import mlp
+from rayfed.algorithms.parts.proxy_data import proxy_means
+from rayfed.algorithms.parts.pseudo_data import mixture
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.seeds import generator
 from rayfed.errors import UsageError

@@ -9,7 +9,8 @@ from support import Point, net, quadratic, quadratics, simulate
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fedgen import FeatureGenerator, FedGen, drawn_classes
+from rayfed.algorithms.fedgen import FedGen
+from rayfed.algorithms.parts.feature_generator import FeatureGenerator, drawn_classes
 from rayfed.errors import UsageError
 from rayfed.network import weights_of
 from rayfed.task import Batch

@@ -13,8 +13,9 @@ from torch import nn
 from rayfed.algorithm import Phase
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fraug import FRAug
-from rayfed.algorithms.fraug_parts import Generator, RTNet, cycled, entropy, moved
-from rayfed.algorithms.mmd import mmd
+from rayfed.algorithms.parts.fraug_networks import Generator, RTNet, cycled, entropy
+from rayfed.algorithms.parts.mmd import mmd
+from rayfed.algorithms.parts.prototypes import moved
 from rayfed.errors import UsageError
 from rayfed.network import weights_of
 from rayfed.optim import SGD

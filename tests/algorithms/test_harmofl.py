@@ -11,7 +11,8 @@ from plain import CLIENTS, LR, assert_weights, data, plan, population, run
 from support import net, on_pictures, reshaped, simulate
 
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.harmofl import AMPLITUDE, HarmoFL, amplitude, harmonised
+from rayfed.algorithms.harmofl import HarmoFL
+from rayfed.algorithms.parts.harmonised import AMPLITUDE, amplitude, harmonised
 from rayfed.data.population import Examples
 from rayfed.errors import UsageError
 

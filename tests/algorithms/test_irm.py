@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from plain import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
 from support import blobs, blueprint, net
 
+from rayfed.algorithms.fed_irm import FedIRM
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.irm import FedIRM, invariant, slope
+from rayfed.algorithms.parts.invariance import invariant, slope
 from rayfed.network import vectorised
 
 

@@ -10,8 +10,8 @@ from support import blobs, blueprint, net, simulate
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fraug import FRAug
 from rayfed.algorithms.mixup import Mixup
+from rayfed.algorithms.parts.soft_labels import soft
 from rayfed.algorithms.scaffold import Scaffold
-from rayfed.algorithms.soft_labels import soft
 from rayfed.algorithms.vhl import VHL
 from rayfed.engine.seeds import seed_torch
 from rayfed.errors import UsageError

@@ -16,7 +16,7 @@ from rayfed.algorithms.fedper import FedPer
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.fedrod import FedRoD
 from rayfed.algorithms.moon import Moon
-from rayfed.algorithms.two_levels import CONSENSUS, MEAN
+from rayfed.algorithms.parts.two_levels import CONSENSUS, MEAN
 from rayfed.config import build_algorithm
 from rayfed.engine.host import Host
 from rayfed.errors import UsageError

@@ -7,7 +7,8 @@ import torch
 from plain import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
 from support import Point, net, quadratic, quadratics
 
-from rayfed.algorithms.partialfed import PartialFed, layers, mixed
+from rayfed.algorithms.partialfed import PartialFed
+from rayfed.algorithms.parts.layers import layers, mixed
 from rayfed.errors import UsageError
 from rayfed.network import weights_of
 from rayfed.optim import SGD

@@ -7,8 +7,8 @@ from plain import LR, assert_weights, data, descend, mean, plan, population, run
 from support import blobs, blueprint, net, simulate
 
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.parts.virtual_data import virtual_data
 from rayfed.algorithms.vhl import VHL, contrast
-from rayfed.algorithms.virtual_data import virtual_data
 from rayfed.engine.seeds import seed_torch
 from rayfed.errors import UsageError
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rayfed.algorithm import Context, State
+from rayfed.algorithm import Context, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fraug_parts import Generator, RTNet
+from rayfed.algorithms.parts.fraug_networks import Generator, RTNet
+from rayfed.errors import UsageError
 from rayfed.options import option
 from rayfed.privacy.laplace import laplace_like
 from rayfed.task import Task
@@ -45,6 +46,19 @@ class Embeddings(FedAvg):
     def transforms(self) -> bool:
         """Whether there are RTNets."""
         return self.use_rtnet and self.augmenter == "fraug"
+
+    def check(self, setting: Setting) -> None:
+        shape, size = setting.task.feature_shape, setting.batch_size
+        if len(shape) != 1:
+            found = "x".join(str(side) for side in shape) or "none, for want of a split point"
+            raise UsageError(f"algorithm.name=fraug: needs features that are vectors, the model's are {found}")
+        if self.augmenter == "fraug" and not self.generates and not self.transforms:
+            raise UsageError("algorithm.use_generator=false, algorithm.use_rtnet=false: one of them has to augment")
+        if size == 1 or (not setting.drop_last and any(n % size == 1 for n in setting.examples.values())):
+            raise UsageError(
+                f"local.batch_size={size}: algorithm.name=fraug cannot train its batch norm on a batch of one example; "
+                "use another size, or local.drop_last=true"
+            )
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
         if len(task.feature_shape) != 1:

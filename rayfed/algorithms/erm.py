@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Phase, Replies, Reply, Setting, State
-from rayfed.algorithms.loss_weighted import LossWeighted, reported
+from rayfed.algorithms.parts.loss_weighted import LossWeighted, reported
 from rayfed.errors import UsageError
 from rayfed.network import gradients
 from rayfed.options import option

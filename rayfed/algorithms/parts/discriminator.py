@@ -1,8 +1,6 @@
-"""Plain MLPs beside the model, and ADCOL's training of one as a discriminator on the server."""
+"""What guesses from a representation whose it is (ADCOL): the networks, their training, and the clients' loss."""
 
-import itertools
 import math
-from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,13 +12,9 @@ from rayfed.optim import SGD
 from rayfed.tree import Weights, clone, only, without
 
 
-def mlp(widths: Sequence[int], *, linear: bool = False) -> nn.Sequential:
-    """Linear layers from width to width with ReLU between them; `linear` leaves the ReLUs out."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    layers.pop()
-    return nn.Sequential(*(layer for layer in layers if not linear or isinstance(layer, nn.Linear)))
+def divergence(logits: Tensor) -> Tensor:
+    """KL(uniform ‖ softmax(logits)), mean over the batch; its gradient per row is softmax − 1/N."""
+    return -math.log(logits.shape[1]) - F.log_softmax(logits, 1).mean()
 
 
 class ResNetDiscriminator(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfed.algorithms.discriminator import mlp
+from rayfed.algorithms.parts.mlp import mlp
 from rayfed.task import Task
 
 

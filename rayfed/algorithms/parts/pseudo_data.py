@@ -1,11 +1,11 @@
-"""Pseudo-data made of means of images, so that no single image leaves its client (FedDebias, Alg. 2)."""
+"""Data made of means of examples, so that no single one leaves its client (FedDebias, Alg. 2; FedMix)."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithms.soft_labels import soft
+from rayfed.algorithms.parts.soft_labels import soft
 from rayfed.task import Batch
 
 
@@ -19,6 +19,15 @@ def sample_means(part: Any, count: int, size: int) -> Tensor:
     size = min(size, len(part))
     rows = torch.cat([torch.randperm(len(part))[:size] for _ in range(count)])
     return torch.stack([batch.x.mean(0) for batch in part.batches(size, rows)])
+
+
+def labelled_means(part: Any, size: int, classes: int) -> tuple[Tensor, Tensor]:
+    """(inputs, labels as probabilities): means of `part` in random groups of `size`, what is left over unused."""
+    rows = torch.randperm(len(part))
+    rows = rows[: len(rows) // size * size]
+    means = [(batch.x.mean(0), soft(batch.y, classes).mean(0)) for batch in part.batches(size, rows)]
+    x, y = (torch.stack(values) for values in zip(*means, strict=True))
+    return x, y
 
 
 def mixture(proxy: Tensor, batch: Batch, examples: int, classes: int) -> Batch:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rayfed.algorithm import Reply, Setting
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.parts.everyone import refuse_sampling
 from rayfed.errors import UsageError
 from rayfed.models.norm import batch_norm_statistics
 
@@ -22,11 +23,7 @@ class LossWeighted(FedAvg):
     weighs_replies: ClassVar[bool] = True
 
     def check(self, setting: Setting) -> None:
-        if not setting.everyone:
-            raise UsageError(
-                f"cohort={setting.cohort}: algorithm.name={self.name} weighs the clients by the losses of all of them; "
-                f"use cohort=1.0, all {setting.task.num_clients} clients"
-            )
+        refuse_sampling(setting, self.name, "weighs the clients by the losses of all of them")
 
     def refuse_averaged_statistics(self, setting: Setting) -> None:
         """Negative weights would make negative variances of batch norm's running ones."""

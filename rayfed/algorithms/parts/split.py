@@ -1,4 +1,4 @@
-"""Body and head of a model that is split, as FedPer, FedRoD and FedBABU need them."""
+"""Body and head of a model that is split, as FedPer, FedRep, FedRoD and FedBABU need them."""
 
 from collections.abc import Iterable
 

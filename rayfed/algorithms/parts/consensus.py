@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Phase, Replies, Reply, State, represent
 from rayfed.algorithms.ditto import PERSONAL
-from rayfed.algorithms.two_levels import BIAS, CONSENSUS, MEAN, MeanRegulariser
-from rayfed.algorithms.wrapper import Wrapper, derived
+from rayfed.algorithms.parts.two_levels import BIAS, CONSENSUS, MEAN, MeanRegulariser
+from rayfed.algorithms.parts.wrapper import Wrapper, derived
 from rayfed.options import option
 from rayfed.task import Batch
 from rayfed.tree import without

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.algorithm import Context, State
-from rayfed.algorithms.fraug_embeddings import Embeddings, Pairs
-from rayfed.algorithms.fraug_parts import cycled, entropy, moved, one_hot
-from rayfed.algorithms.mmd import mmd
+from rayfed.algorithms.parts.fraug_embeddings import Embeddings, Pairs
+from rayfed.algorithms.parts.fraug_networks import cycled, entropy
+from rayfed.algorithms.parts.mmd import mmd
+from rayfed.algorithms.parts.prototypes import moved, one_hot
 from rayfed.network import gradients
 from rayfed.optim import SGD
 from rayfed.options import option

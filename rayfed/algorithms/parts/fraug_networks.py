@@ -1,7 +1,9 @@
-"""FRAug's networks, its prototypes, its schedule of classes and its entropy."""
+"""FRAug's networks, its schedule of classes and its entropy."""
 
 import torch
 from torch import Tensor, nn
+
+from rayfed.algorithms.parts.prototypes import one_hot
 
 
 class Generator(nn.Module):
@@ -30,23 +32,6 @@ class RTNet(nn.Module):
 
 def _layer(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
     return nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs)
-
-
-def one_hot(y: Tensor, classes: int) -> Tensor:
-    """[batch, classes]; nothing but zeros where there are 0 classes, networks that are not told the class."""
-    return (y[:, None] == torch.arange(classes, device=y.device)).float()
-
-
-def moved(prototypes: Tensor, seen: Tensor, features: Tensor, y: Tensor, rate: float) -> Tensor:
-    """Prototypes [classes, width] after a batch: ū_c ← (1 − rate)·ū_c + rate·mean of the class in the batch.
-
-    A class that is met for the first time starts at its mean, and a class that is not in the batch stays.
-    """
-    members = one_hot(y, len(prototypes))
-    counts = members.sum(0)[:, None]
-    means = members.T @ features / counts.clamp(min=1)
-    blend = torch.where(seen[:, None], (1 - rate) * prototypes + rate * means, means)
-    return torch.where(counts > 0, blend, prototypes)
 
 
 def cycled(seen: Tensor, position: Tensor, count: int) -> Tensor:

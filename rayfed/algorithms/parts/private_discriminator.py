@@ -1,0 +1,62 @@
+"""ADCOL's discriminator under differential privacy, for a trusted server: it is trained by DP-SGD, on account."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import Context, Setting, State
+from rayfed.algorithms.adcol import Adcol
+from rayfed.errors import UsageError
+from rayfed.options import option
+from rayfed.privacy.gaussian import noise_multiplier, spent, train_privately
+from rayfed.tree import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateDiscriminator(Adcol):
+    setting: str = option("trusted", choices=("trusted", "curious"), help="the server: trusted, or honest but curious")
+    epsilon: float = option(5.0, above=0, help="ε: of all rounds (trusted), of an upload (curious)")
+    delta: float = option(0.01, above=0, high=0.01, help="δ of the trusted setting")
+    clip: float = option(1.0, above=0, help="C, bound of a representation's gradient (trusted)")
+
+    @property
+    def curious(self) -> bool:
+        return self.setting == "curious"
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        if self.share_predictor:
+            raise UsageError("algorithm.share_predictor=true: sends weights that dp_adcol does not protect")
+        if self.network != "mlp" and not self.curious:
+            raise UsageError(
+                f"algorithm.network={self.network}: batch norm mixes examples, so DP-SGD takes network=mlp"
+            )
+
+    def init(self, ctx: Context) -> State:
+        server = super().init(ctx)
+        if self.curious:
+            return server
+        names, device = ("sigma", "rate", "steps"), ctx.task.device
+        return server | {"private": {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}}
+
+    def taught(self, ctx: Context, server: State, weights: Weights, z: Tensor, places: Tensor) -> State:
+        if self.curious:
+            return super().taught(ctx, server, weights, z, places)
+        old = {name: float(value) for name, value in server["private"].items()}
+        rate = old["rate"] or min(1.0, self.server_batch_size / len(z))
+        steps = self.passes * math.ceil(1 / rate - 1e-9)
+        sigma = old["sigma"] or noise_multiplier(self.epsilon, self.delta, rate=rate, steps=steps * ctx.rounds)
+        outputs = len(ctx.cohort) if self.fixed_size else ctx.task.num_clients
+        module = self.discriminator(ctx.task, outputs).to(ctx.task.device)
+        how: dict[str, Any] = {"rate": rate, "steps": steps, "sigma": sigma, "clip": self.clip}
+        trained = train_privately(module, weights, z, places, optimizer=self.server_optimizer, **how)
+        new = {"sigma": sigma, "rate": rate, "steps": old["steps"] + steps}
+        private = {name: torch.full_like(server["private"][name], value) for name, value in new.items()}
+        return {"discriminator": trained, "private": private}
+
+    def privacy_spent(self, ctx: Context, server: State) -> float | None:
+        known = {name: float(value) for name, value in server["private"].items()}
+        return spent(known["sigma"], self.delta, rate=known["rate"], steps=round(known["steps"]))
