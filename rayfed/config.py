@@ -58,7 +58,7 @@ class Placement:
     width: int = option(
         1,
         low=1,
-        help="clients that a host trains at once by torch.vmap, for GPUs: on a CPU 1 is as fast or faster; other last bits",
+        help="clients that a host trains at once by torch.vmap: for GPUs, on a CPU it gains nothing; other last bits",
     )
     cpus: float = option(1.0, low=0, help="CPUs that a host reserves")
     gpus: float = option(0.0, low=0, help="GPUs that a host reserves: a whole number, or 1/k for a whole k")
