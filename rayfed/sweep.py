@@ -93,9 +93,8 @@ def _tune(space: Space, configs: Sequence[Config], todo: list[dict[str, Any]], q
     from rayfed import cluster
 
     first = configs[0]
-    url = cluster.connect(first.placement, dashboard=True)
-    for config in configs:
-        cluster.connect(config.placement, dashboard=True)
+    placements = dict.fromkeys(config.placement for config in configs)  # most sweeps have one for all their trials
+    url, *_ = [cluster.connect(placement, dashboard=True) for placement in placements]
     modules = cluster.carry_user_modules(*(thing for config in configs for thing in _own_things(config)))
     if not quiet and url:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)

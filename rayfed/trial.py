@@ -9,6 +9,7 @@ import torch
 
 from rayfed.engine import checkpoint
 from rayfed.engine.fleet import Fleet
+from rayfed.engine.payload import fingerprint
 from rayfed.engine.seeds import torch_state_kept
 from rayfed.engine.server import Record, Server
 from rayfed.errors import Diverged, UsageError
@@ -59,10 +60,10 @@ def run_trial(
                     report(record)
                 else:
                     late.append(record)
-            digest = server.fingerprint()
+            state = checkpoint.state(server)
+            digest = fingerprint(state)
             sink.end(plan.trial, {"status": "done", "weights_hash": digest})
             done = True
-            state = checkpoint.state(server)
             for record in late:
                 report(record)
     except SystemExit:  # so Ray Tune ends a trial that its scheduler has stopped
