@@ -101,7 +101,7 @@ def _serve(
     clients = []
     for number in home:
         examples = population.clients[number].train
-        x, y = torch.from_numpy(examples.x), torch.from_numpy(examples.y)
+        x, y = torch.from_numpy(np.asarray(examples.x)), torch.from_numpy(examples.y)
         if x.dtype == torch.uint8:
             x = ((x.float() / 255 - mean) / std).to(memory_format=layout)
         clients.append(BareClient(number, len(examples) / total, x, y))

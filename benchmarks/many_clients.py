@@ -11,8 +11,8 @@ import numpy as np
 from _rounds import add_arguments, compare, results_folder, show
 
 from rayfed.config import Config
-from rayfed.data.mnist import Mnist
 from rayfed.data.population import Client, Examples
+from rayfed.data.sets.mnist import Mnist
 from rayfed.plan import make_plan
 
 LAYOUTS = {"bare loop": False}

@@ -112,7 +112,7 @@ def _plain(plan: Blueprint, population: Population, *, channels_last: bool) -> W
     start = {name: value.clone() for name, value in model.state_dict().items()}
     parts = []
     for client in population.clients:
-        x = ((torch.from_numpy(client.train.x).float() / 255 - 0.5) / 0.5).to(memory_format=layout)
+        x = ((torch.from_numpy(np.asarray(client.train.x)).float() / 255 - 0.5) / 0.5).to(memory_format=layout)
         parts.append((x, torch.from_numpy(client.train.y)))
     rng = np.random.default_rng(0)
 

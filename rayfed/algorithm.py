@@ -13,6 +13,10 @@ hyperparameters only: it is a frozen dataclass whose fields are declared with `r
 
 A round is one exchange (or `trips` of them): broadcast → start → step, step, … → finish → aggregate. All sampled
 clients take part; before the first round and after the last, `setup_exchanges` and `final_exchanges` reach everyone.
+
+Newcomers, clients that took no part, may join when all is over. Each of them `join`s, goes through the setup exchanges
+as the server's last state broadcasts them (what it sends is dropped), downloads, and is scored before and after local
+training. Its number is not below `task.num_clients`, so tables by client have no place for it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +66,13 @@ class ClientData(NamedTuple):
 NO_DATA = ClientData(None, None)
 
 
+class Privacy(NamedTuple):
+    """ε of differential privacy, and of what: it hides one `unit` of the data, say a record or all of a client's."""
+
+    epsilon: float
+    unit: str
+
+
 @dataclass
 class Context:
     """What a hook may know besides state; the engine's to write, the hooks' to read.
@@ -85,6 +96,11 @@ class Context:
     data: ClientData = NO_DATA  # the client's own; not in `step`
     cohort: tuple[int, ...] = ()  # the clients of this exchange, in order
 
+    @property
+    def newcomer(self) -> bool:
+        """Whether the client at hand took no part in training: its number is `task.num_clients` or greater."""
+        return self.client >= self.task.num_clients
+
     def at(self, **changes: Any) -> "Context":
         return replace(self, **changes)
 
@@ -101,7 +117,8 @@ class Setting:
     tokens: bool
     everyone: bool  # every client takes part in every round
     cohort: int
-    examples: Mapping[int, int]  # each client's training examples
+    rounds: int
+    examples: Mapping[int, int]  # each client's training examples, newcomers among them, by the partition's number
     validation: Mapping[int, int]  # and those of its validation part
     batch_size: int
     drop_last: bool
@@ -117,8 +134,12 @@ class Algorithm:
     averaged: ClassVar[tuple[str, ...]] = ()  # fields of `up` of which only the weighted mean is needed
     weighs_replies: ClassVar[bool] = False  # `weights` needs the other fields of the replies first
     prepares: ClassVar[bool] = False  # `prepare` changes training batches
+    takes_terms: ClassVar[bool] = False  # it trains one model by `Task.objective`, to which a wrapper may add terms
+    whole_labels: ClassVar[bool] = False  # training needs classes as labels: probabilities (Mixup) will not do
     takes_turns: ClassVar[bool] = False  # sample clients without replacement across rounds, until all have had a turn
+    refuses_newcomers: ClassVar[str] = ""  # why a client that took no part cannot join at the end; "" where it can
     scored: ClassVar[str] = "global"  # the point at which the paper scores: global | downloaded | trained | adapted
+    watched: ClassVar[tuple[str, ...]] = ()  # scalars of the server's state to record after each round, once there
 
     # How many exchanges there are; a subclass may write a class attribute (`trips: ClassVar[int] = 2`) or, where it
     # depends on hyperparameters, a property
@@ -151,7 +172,7 @@ class Algorithm:
         """The context with which all hooks are called: a wrapper's place to change the task or the optimiser."""
         return ctx
 
-    def remarks(self, ctx: Context) -> Sequence[str]:
+    def remarks(self, ctx: Context, setting: Setting) -> Sequence[str]:
         """What a user must know of this configuration, a line each: printed when a simulation starts."""
         return ()
 
@@ -181,8 +202,17 @@ class Algorithm:
         """The server's next state."""
         raise NotImplementedError
 
-    def privacy_spent(self, ctx: Context, server: State) -> float | None:
-        """ε of differential privacy that all rounds so far have spent; None where there is no such promise."""
+    def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
+        """What all rounds so far have spent; None where there is no such promise."""
+        return None
+
+    def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
+        """Bytes down and up in a round by the paper's own formula, to stand beside the bytes that were counted.
+
+        `examples` are the training examples of each client of the cohort. Papers count numbers of four bytes. This is
+        the one hook that is never inherited: a subclass may send something else, so it has a formula only where its
+        own class says so, be it by `bytes_formula = FedAvg.bytes_formula`.
+        """
         return None
 
     # With the client

@@ -16,10 +16,11 @@ from rayfed.engine.device import device_for
 from rayfed.engine.fleet import LocalFleet
 from rayfed.introduction import introduce
 from rayfed.plan import Loss, MakeModel, Plan, make_plan
-from rayfed.progress import StatusLine, one_trial, watch_trials
+from rayfed.progress import one_trial, watch_trials
 from rayfed.recorder import Recorder
 from rayfed.results.read import read
 from rayfed.sources import from_file
+from rayfed.status_line import StatusLine
 from rayfed.trial import run_trial
 
 
@@ -81,7 +82,8 @@ def run(
     tables = read(config.results, config.experiment)
     mine = [frame[frame.trial == plan.trial].reset_index(drop=True) for frame in tables]
     folder = Path(config.results) / config.experiment
-    return Result(plan.trial, folder, digest, mine[0], mine[1], mine[2], state["server"], state["clients"])
+    finals = {plan.population.clients[place].id: final for place, final in state["clients"].items()}
+    return Result(plan.trial, folder, digest, mine[0], mine[1], mine[2], state["server"], dict(sorted(finals.items())))
 
 
 def _check_placement(place: Placement) -> None:
@@ -109,7 +111,7 @@ def _in_process(plan: Plan, saved: bytes | None, quiet: bool) -> tuple[str, dict
         return run_trial(
             plan,
             recorder,
-            lambda: LocalFleet(plan.blueprint, plan.population, device),
+            lambda: LocalFleet(plan.blueprint, plan.population, device, share=min(plan.config.placement.gpus, 1) or 1),
             device,
             saved=saved,
             report=report,

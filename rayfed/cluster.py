@@ -1,5 +1,6 @@
 """Ray as the commands use it: joining or starting it, and the actors that a trial is made of."""
 
+import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from rayfed.capacity import bundles, check_fits, cluster_is_running, this_machin
 from rayfed.config import Placement
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import Fleet, LocalFleet
-from rayfed.engine.ray_fleet import RayFleet
+from rayfed.engine.ray_fleet import RayFleet, sendable
 from rayfed.engine.server import Record
 from rayfed.errors import HostLost
 from rayfed.plan import Plan
@@ -108,7 +109,7 @@ def run_placed(
 
     def fleet() -> Fleet:
         if not place.hosts:
-            return LocalFleet(plan.blueprint, plan.population, device)
+            return LocalFleet(plan.blueprint, plan.population, device, share=min(gpus, 1.0) or 1.0)
         assert group is not None, "hosts live in the bundles of a placement group"
         first = 1 if bundles(place)[0] else 0  # an empty server bundle does not exist
         return RayFleet(plan.blueprint, plan.population, place, device=device, group=group, first_bundle=first)
@@ -144,6 +145,7 @@ def run_on_ray(
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         made: Any = ray.remote(_ServerActor)
         server = made.options(**options).remote()
+        plan = dataclasses.replace(plan, population=sendable(plan.population))
         call = server.run.remote(plan, recorder.actor, group, saved)
         watch(recorder.progress, lambda wait: bool(ray.wait([call], timeout=wait)[0]))
         try:

@@ -13,6 +13,7 @@ from typing import Any
 from rayfed.algorithm import Algorithm
 from rayfed.algorithms import ALGORITHMS
 from rayfed.errors import UsageError
+from rayfed.metrics.base import Metric, build_metrics
 from rayfed.options import build, checked, option, suggestion
 from rayfed.registry import resolve
 from rayfed.results.files import check_name
@@ -47,6 +48,9 @@ class Evaluate:
         None, choices=POINTS, help="models to score; by default the one that the algorithm's paper scores"
     )
     splits: list[str] = option(["val", "test"], choices=("train", "val", "test"), help="parts of the clients' data")
+    clients: str = option(
+        "all", choices=("all", "selected"), help="whose models and data: all participants', or those of the round only"
+    )
     adapt_epochs: int = option(1, low=1, help="local epochs before scoring at the point `adapted`")
 
 
@@ -65,6 +69,11 @@ class Placement:
     server_cpus: float = option(0.0, low=0, help="CPUs that the server reserves; it works while the hosts wait")
     server_gpus: float = option(0.0, low=0, help="GPUs that the server reserves: a whole number, or 1/k")
     threads: int = option(1, low=1, help="torch threads of a host; other last bits than 1")
+    resident: bool | None = option(
+        None,
+        help="whether a host keeps its clients' inputs in its memory, or the GPU's; false: reads them batch by batch; "
+        "null: keeps them where they take at most a quarter of it",
+    )
     autoscale: bool = option(False, help="let an autoscaling cluster start the nodes that are missing")
 
 
@@ -97,8 +106,18 @@ class Config:
     evaluate: Evaluate
     placement: Placement
     checkpoint: Checkpoint
+    metrics: dict[str, Metric]
     rounds: int = option(10, low=1, help="communication rounds")
     cohort: int | float = option(1.0, help="clients in a round: a whole number of them, or a share up to 1.0")
+    newcomers: int | float = option(
+        0,
+        low=0,
+        help="clients, a number or a share below 1.0, that take no part in training and are scored after it; drawn by "
+        "the seed",
+    )
+    leave_out: str | None = option(
+        None, help='a domain that nobody holds; the server\'s model is scored on it, split "ood"'
+    )
     batch_norm: str = option(
         "aggregate",
         choices=BATCH_NORM_POLICIES,
@@ -121,8 +140,8 @@ class Config:
         named = ("algorithm", *_CHOSEN)
         scalars = {f.name: f for f in dataclasses.fields(cls) if f.metadata}
         for key in tree:
-            if key not in _GROUPS and key not in named and key not in scalars:
-                raise UsageError(f"{key}: no such key; {suggestion(key, [*_GROUPS, *named, *scalars])}")
+            if key not in _GROUPS and key not in named and key not in scalars and key != "metrics":
+                raise UsageError(f"{key}: no such key; {suggestion(key, [*_GROUPS, *named, *scalars, 'metrics'])}")
         for key in (*_GROUPS, *named):
             if not isinstance(tree.get(key, {}), Mapping):
                 raise UsageError(f"{key}={tree[key]!r}: a group of keys; did you mean {key}.name={tree[key]}?")
@@ -137,6 +156,7 @@ class Config:
             partition=_named(tree, "partition", None),
             model=_named(tree, "model", "cnn"),
             augment=_named(tree, "augment", "none"),
+            metrics=build_metrics(tree.get("metrics", {})),
             **{name: build(kind, tree.get(name, {}), where=name) for name, kind in _GROUPS.items()},
             **values,
         )
@@ -152,6 +172,8 @@ class Config:
         cohort = self.cohort
         if (isinstance(cohort, int) and cohort < 1) or not cohort > 0 or (isinstance(cohort, float) and cohort > 1):
             raise UsageError(f"cohort={cohort}: give a number of clients from 1, or a share above 0 and up to 1.0")
+        if isinstance(self.newcomers, float) and self.newcomers >= 1:
+            raise UsageError(f"newcomers={self.newcomers}: give a number of clients, or a share below 1.0")
         for key in ("gpus", "server_gpus"):
             share = getattr(self.placement, key)
             slots = round(1 / share) if 0 < share < 1 else 0
@@ -165,7 +187,8 @@ class Config:
         groups = {name: dataclasses.asdict(getattr(self, name)) for name in _GROUPS}
         scalars = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata}
         chosen = {name: {"name": getattr(self, name).name} | getattr(self, name).options for name in _CHOSEN}
-        return {"algorithm": own, **chosen, **groups, **scalars}
+        metrics = {name: dataclasses.asdict(metric) for name, metric in self.metrics.items()}
+        return {"algorithm": own, **chosen, **groups, "metrics": metrics, **scalars}
 
 
 _GROUPS: dict[str, type] = {"local": Local, "evaluate": Evaluate, "placement": Placement, "checkpoint": Checkpoint}
@@ -202,6 +225,8 @@ def algorithm_values(algorithm: Any) -> dict[str, Any]:
     """The hyperparameters of an algorithm as plain values; a nested algorithm as a group with its name."""
     values = {}
     for f in dataclasses.fields(algorithm):
+        if not f.init:
+            continue  # no key
         value = getattr(algorithm, f.name)
         nested = isinstance(value, Algorithm)
         values[f.name] = {"name": value.name} | algorithm_values(value) if nested else value

@@ -9,7 +9,9 @@ from typing import Any
 from rayfed.algorithms import ALGORITHMS
 from rayfed.augment import AUGMENTS
 from rayfed.config import _GROUPS, Config
-from rayfed.data.load import DATASETS, PARTITIONS
+from rayfed.data.partitions import PARTITIONS
+from rayfed.data.sets import DATASETS
+from rayfed.metrics.base import METRICS
 from rayfed.models.build import MODELS
 from rayfed.registry import resolve
 from rayfed.space import Search
@@ -18,7 +20,8 @@ _COMMAND = """\
 usage: python -m rayfed.run [file.yaml …] [key=value …]
        python -m rayfed.sweep space.yaml [key=value …]
        python -m rayfed.report RESULTS
-       python -m rayfed.run --list     the algorithms, datasets, partitions, models and augmentations
+       python -m rayfed.partition [key=value …] [--save FILE] [--plot FILE.png]     who holds what
+       python -m rayfed.run --list     the algorithms, datasets, partitions, models, augmentations and metrics
 
 Later values win over earlier ones. Values are YAML: local.lr=0.05 evaluate.points=[global,trained] cohort=0.5
 A name may also be your own module:Class, such as algorithm.name=mine:MyMethod for a file mine.py beside you.
@@ -37,6 +40,7 @@ def usage() -> str:
             lines.append(_line(field.name, _default(field), field.metadata["help"]))
     for name, kind in _GROUPS.items():
         lines += _lines(kind, f"{name}.")
+    lines.append(_line("metrics.NAME", "", f"measure also {', '.join(METRICS)}; true, or options (see --list)"))
     lines += ["", "In a sweep's file, or after it:"]
     lines.append(_line("seeds", "[seed]", "every configuration runs once with each"))
     lines.append(_line("arms", "[{}]", "list of what is compared: the keys in which one differs from the others"))
@@ -55,6 +59,11 @@ def listing() -> str:
             source = getattr(found, "source", "") or (found.__doc__ or "").strip().splitlines()[0]
             parts.append(f"  {name:20} {source}")
             parts += [f"  {line}" for line in _lines(found, f"  {key}.")]
+    parts.append("metrics.NAME=true, or metrics.NAME.<key>=…")
+    for name in METRICS:
+        found = resolve(name, METRICS, where="metrics")
+        first = " ".join((found.__doc__ or "").split("\n\n")[0].split())
+        parts += [_line(name, "", first), *(f"  {line}" for line in _lines(found, f"  metrics.{name}."))]
     return "\n".join(parts)
 
 

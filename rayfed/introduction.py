@@ -20,10 +20,10 @@ def introduce(plan: Plan) -> str:
     config, blueprint, population = plan.config, plan.blueprint, plan.population
     ctx = blueprint.context(population, "cpu")
     task, algorithm = ctx.task, blueprint.algorithm
-    sizes = [len(client.train) for client in population.clients]
-    domains = sorted({client.domain for client in population.clients})
+    sizes = [len(client.train) for client in population.participants]
+    domains = sorted({client.domain for client in population.participants})
     shown = ", ".join(domains[:6]) + (", …" if len(domains) > 6 else "")
-    parameters = sum(task.initial_weights()[name].numel() for name in task.model.parameters)
+    hashed = f"; partition {population.partition_hash}" if population.partition_hash else ""
     layers = {name.rpartition(".")[0] for name in batch_norm_names(blueprint.model)}
     norm = f"{len(layers)} layers, {_POLICIES[blueprint.batch_norm]}" if layers else "none in this model"
     down = bytes_by_field(algorithm.broadcast(ctx.at(cohort=tuple(range(blueprint.cohort))), algorithm.init(ctx)))
@@ -33,9 +33,12 @@ def introduce(plan: Plan) -> str:
     local = f"{epochs} epoch{'s' * (epochs > 1)}" if epochs else f"{steps} steps"
     place = config.placement
     where = f"{place.hosts} Ray hosts" if place.hosts else "this process"
+    late = f"; {population.newcomers} newcomers after training" if population.newcomers else ""
     lines = {
-        "data": f"{population.name}: {len(sizes)} clients, {min(sizes)} to {max(sizes)} training examples; {shown}",
-        "model": f"{config.model.name}, {parameters:,} parameters, split at {task.feature_shape}",
+        "data": f"{population.name}: {len(sizes)} clients, {min(sizes)} to {max(sizes)} training examples; {shown}"
+        f"{late}{hashed}",
+        "model": f"{config.model.name}, {plan.cost.parameters:,} parameters, {plan.cost.macs:,} multiply-accumulates "
+        f"an example, split at {task.feature_shape}",
         "batch norm": norm,
         "algorithm": f"{config.algorithm_name}; down to each client: {sent}; kept by each: {kept}; "
         f"scored: {', '.join(plan.evaluation.points)}",
@@ -45,7 +48,7 @@ def introduce(plan: Plan) -> str:
         "placement": f"{where}, width {place.width}",
         "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
     }
-    remarks = algorithm.remarks(ctx.at(cohort=tuple(range(blueprint.cohort))))
+    remarks = algorithm.remarks(ctx.at(cohort=tuple(range(blueprint.cohort))), blueprint.setting(population))
     said = [*lines.items(), *(("note", remark) for remark in remarks)]
     return "\n".join(f"{name:>10}  {text}" for name, text in said)
 

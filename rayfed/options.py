@@ -7,6 +7,7 @@ gives them, into such an object, or raises `UsageError` naming the key, the valu
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -115,6 +116,8 @@ def _hold(value: Any, bounds: Mapping[str, Any], where: str) -> None:
             continue
         if item != item:
             raise UsageError(f"{where}={item}: not a number")
+        if math.isinf(item):
+            raise UsageError(f"{where}={item}: must be finite")
         for name, fails, words in (
             ("low", lambda b, item=item: item < b, "at least"),
             ("above", lambda b, item=item: item <= b, "more than"),

@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,20 @@ from rayfed.algorithm import Phase
 from rayfed.augment.base import build_augment
 from rayfed.config import Config
 from rayfed.data.describe import fingerprint
+from rayfed.data.leave_out import without_clients
 from rayfed.data.load import load
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.measurable import check_metrics
 from rayfed.engine.payload import fingerprint as state_fingerprint
 from rayfed.engine.seeds import seed_torch, torch_state_kept
 from rayfed.engine.server import Evaluation
 from rayfed.errors import UsageError
+from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
 from rayfed.models.split import ensure_split
 from rayfed.network import weights_of
+from rayfed.newcomers import set_apart
 from rayfed.optim import SGD, Adam
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -43,9 +48,20 @@ class Plan:
     evaluation: Evaluation
     trial: str
 
+    @cached_property
+    def cost(self) -> Cost:
+        """Of the model, without what a wrapper adds to it."""
+        with torch_state_kept():
+            return cost(self.blueprint.model, self.population.shape, _input_type(self.population))
+
     def values(self) -> dict[str, Any]:
         """The row of the trials table, as far as it is known before the start."""
-        return self.config.tree() | {"seed": self.config.seed, "scored": self.evaluation.points[0]}
+        return self.config.tree() | {
+            "seed": self.config.seed,
+            "scored": self.evaluation.points[0],
+            **self.cost._asdict(),
+            "partition_hash": self.population.partition_hash,
+        }
 
 
 def make_plan(
@@ -75,10 +91,12 @@ def make_plan(
     if model is None:
         check_model(config.model.name or "", config.model.options)
     if clients is not None:
-        population = own_clients(clients, num_classes)
+        population = without_clients(own_clients(clients, num_classes), config.leave_out)
     elif population is None:
-        population = load(config.data.name or "", config.data.options, config.partition.name, config.partition.options)
-    cohort = _cohort(config.cohort, len(population.clients))
+        partition = config.partition.name, config.partition.options
+        population = load(config.data.name or "", config.data.options, *partition, config.leave_out)
+    population = set_apart(population, config.newcomers, config.seed)
+    cohort = _cohort(config.cohort, len(population.participants))
     blueprint = Blueprint(
         algorithm=config.algorithm,
         model=_model(config, population, model),
@@ -93,6 +111,7 @@ def make_plan(
         seed=config.seed,
         width=config.placement.width,
         threads=config.placement.threads,
+        resident=config.placement.resident,
         augment=augment,
     )
     blueprint.check(population)
@@ -101,8 +120,11 @@ def make_plan(
         initial=config.evaluate.initial,
         points=_points(config, blueprint, population),
         splits=tuple(config.evaluate.splits),
+        clients=config.evaluate.clients,
         adapt_epochs=config.evaluate.adapt_epochs,
+        metrics=config.metrics,
     )
+    check_metrics(blueprint, population, evaluation)
     if model is not None and loss is None:
         _check_logits(blueprint, population)
     extra = fingerprint(population) if clients is not None else ""
@@ -172,18 +194,39 @@ def _examples(pair: Any, where: str) -> Examples:
 
 
 def _model(config: Config, population: Population, model: MakeModel | nn.Module | None) -> nn.Module:
-    dtype = torch.from_numpy(population.clients[0].train.x[:0]).dtype
-    if dtype == torch.uint8:  # images reach the model as normalised floats
-        dtype = torch.float32
+    dtype = _input_type(population)
     with torch_state_kept():
         seed_torch(config.seed, "model")
         if model is None:
             name, options = config.model.name or "", config.model.options
-            return build_model(name, options, population.shape, population.num_classes, dtype)
+            built = build_model(name, options, population.shape, population.num_classes, dtype)
+            if not dtype.is_floating_point:
+                _check_tokens(built, population)
+            return built
         made = model if isinstance(model, nn.Module) else model()
         if not isinstance(made, nn.Module):
             raise UsageError(f"model: expected a function that makes a torch.nn.Module, got {type(made).__name__}")
         return made if hasattr(made, "feature_shape") else ensure_split(made, population.shape, dtype)
+
+
+def _input_type(population: Population) -> torch.dtype:
+    """The type in which inputs reach the model: images as normalised floats."""
+    dtype = torch.from_numpy(population.clients[0].train.x[:0]).dtype
+    return torch.float32 if dtype == torch.uint8 else dtype
+
+
+def _check_tokens(model: nn.Module, population: Population) -> None:
+    """An embedding needs a vector for every word number."""
+    sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    parts = [part.x for client in population.clients for part in (client.train, client.val, client.test)]
+    # Block by block: the texts may lie in a file.
+    blocks = (part[start : start + 4096] for part in parts for start in range(0, len(part), 4096))
+    highest = max(int(block.max()) for block in blocks) if sizes else -1
+    if sizes and highest >= sizes[0]:
+        raise UsageError(
+            f"model.vocabulary={sizes[0]}: {population.name} has word numbers up to {highest}; give at least "
+            f"{highest + 1}, or a smaller data.vocabulary"
+        )
 
 
 def _check_logits(blueprint: Blueprint, population: Population) -> None:
@@ -218,6 +261,11 @@ def _points(config: Config, blueprint: Blueprint, population: Population) -> tup
         ctx = blueprint.context(population, "cpu")
         has_global = algorithm.global_model(ctx, algorithm.init(ctx)) is not None
     scored = algorithm.scored if has_global or algorithm.scored != "global" else "downloaded"
+    if config.leave_out is not None and not has_global:
+        raise UsageError(
+            f"leave_out={config.leave_out}: algorithm {config.algorithm_name} has no global model here, and no "
+            "other can be scored on a domain that nobody holds"
+        )
     if asked and "global" in asked and not has_global:
         raise UsageError(
             f"evaluate.points: algorithm {config.algorithm_name} has no global model here, since parts of the model "

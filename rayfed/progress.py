@@ -1,47 +1,9 @@
 """One line that tells a person how far things are: rounds, time left, clients per second, the best score so far."""
 
-import sys
-import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
-
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from rayfed.recorder import Progress
-
-LINE_SECONDS = 10.0  # between two lines where nobody is watching a terminal
-
-
-class StatusLine:
-    """Shows the last line given: renewed in place on a terminal, else printed now and then to stderr."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
-        self._printed = time.monotonic()
-        self._last = ""
-
-    def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
-        return self
-
-    def show(self, line: str) -> None:
-        now = time.monotonic()
-        if self._live:
-            self._live.update(Text(line, overflow="ellipsis", no_wrap=True))
-        elif line != self._last and now - self._printed >= LINE_SECONDS:
-            print(line, file=sys.stderr, flush=True)
-            self._printed, self._last = now, line
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._live:
-            self._live.stop()
+from rayfed.status_line import StatusLine
 
 
 def one_trial(progress: Progress) -> str:

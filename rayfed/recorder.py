@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.engine.server import Record
+from rayfed.results.maps import write_map
 from rayfed.results.tables import MetricRow, RoundRow
 from rayfed.results.trials import record_trial
 from rayfed.results.writer import TrialWriter
@@ -19,7 +20,7 @@ from rayfed.results.writer import TrialWriter
 
 @dataclass
 class Progress:
-    """How far a trial is. `val` is the last validation accuracy (mean over clients), or None."""
+    """How far a trial is. `val` is the last validation accuracy at the scored point (mean over clients), or None."""
 
     trial: str
     rounds: int
@@ -42,6 +43,7 @@ class Recorder:
         self._writers: dict[str, TrialWriter] = {}
         self._progress: dict[str, Progress] = {}
         self._began: dict[str, float] = {}
+        self._scored: dict[str, str] = {}
 
     def begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
         """A trial starts, or goes on after `keep_through_round`."""
@@ -53,6 +55,7 @@ class Recorder:
         done = keep_through_round or 0
         self._progress[trial] = Progress(trial, rounds, round=done, first_round=done)
         self._began[trial] = time.monotonic()
+        self._scored[trial] = str(values["scored"])
 
     def record(self, trial: str, record: Record) -> None:
         """A round is over."""
@@ -65,18 +68,23 @@ class Recorder:
                 stage=record.stage,
                 bytes_down_by_field=record.bytes_down,
                 bytes_up_by_field=record.bytes_up,
+                bytes_formula=record.bytes_formula,
                 cohort=record.cohort,
                 epsilon=record.epsilon,
+                privacy_unit=record.privacy_unit,
                 **seconds,
             )
         )
         writer.flush()
+        for found in record.maps:
+            write_map(Path(self.folder) / self.experiment / "maps", trial, record.round, found)
         progress = self._progress[trial]
         progress.round = record.round
         progress.clients += record.cohort
         progress.seconds = time.monotonic() - self._began[trial]
-        progress.val = _mean(record, "val", progress.val)
-        progress.test = _mean(record, "test", progress.test)
+        accuracy = record.accuracy(self._scored[trial])
+        progress.val = accuracy.get("val", progress.val)
+        progress.test = accuracy.get("test", progress.test)
         if progress.val is not None:
             progress.best_val = max(progress.val, progress.best_val or 0.0)
 
@@ -109,8 +117,3 @@ class Recorder:
 
 def checkpoint_path(folder: str | Path, experiment: str, trial: str) -> Path:
     return Path(folder) / experiment / "checkpoints" / f"{trial}.pt"
-
-
-def _mean(record: Record, split: str, before: float | None) -> float | None:
-    values = [s.value for s in record.scores if s.split == split and s.metric == "accuracy" and s.point != "trained"]
-    return sum(values) / len(values) if values else before

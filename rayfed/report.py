@@ -4,25 +4,29 @@ import argparse
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import pandas as pd
 
 from rayfed.errors import UsageError
-from rayfed.options import suggestion
+from rayfed.results.metric_names import is_share
+from rayfed.results.questions import comparison_text, target_text
 from rayfed.results.read import Tables, read
 from rayfed.results.selection import RULES
-from rayfed.results.summary import points_to_show, summarise
-from rayfed.results.tables import POINTS, SPLITS
-from rayfed.results.text_table import is_share, setting_table
+from rayfed.results.summary import summarise
+from rayfed.results.tables import POINTS, SERVER, SPLITS
+from rayfed.results.text_table import setting_table
+from rayfed.results.wanted import wanted
 
-_RULE_WORDS = {
+RULE_WORDS = {
     "final": "at the last evaluated round",
     "selected": "at the round with the best validation mean",
     "oracle": "ORACLE: at the round that is best on this very split, which no honest protocol can know",
+    "best5": "BEST FIVE: the mean of each column's five best rounds, chosen on this very split as an oracle would",
 }
+_NEWCOMERS = {"downloaded": "as they download the model", "adapted": "after evaluate.adapt_epochs epochs of their own"}
 _FAILURES_SHOWN = 5
 
 
@@ -49,15 +53,16 @@ def render(
     summary = summarise(tables)
     if summary.rows.empty:
         return "\n".join(["No trial is done yet.", *summary.notes, *_failures(tables.trials), *_where(folder, tables)])
-    rows = _wanted(summary.rows, tables, metric=metric, point=point, split=split)
+    rows = wanted(summary.rows, tables, metric=metric, point=point, split=split)
     parts = []
     for name, of_experiment in rows.groupby("experiment"):
         shown, used = _ruled(of_experiment, rule)
         unit = ", %" if is_share(metric) else ""
-        title = f"{name}: {split} {metric}{unit}, {_RULE_WORDS[used]}; mean ± sd over seeds"
-        caption = f"AVG: mean over clients. worst: the worst client.{_choice(shown)} {_scored(shown)}"
+        title = f"{name}: {split} {metric}{unit}, {RULE_WORDS[used]}; mean ± sd over seeds"
+        caption = f"{_counted(tables, name, metric, split)}{_choice(shown)} {_scored(shown)}"
         table = setting_table(shown, metric, width=width)
         parts.extend([textwrap.fill(title, width), table, textwrap.fill(caption, width)])
+        parts.extend(_newcomers(summary.rows[summary.rows["experiment"] == name], tables, metric, split, width))
     notes = [textwrap.fill(note, width) for note in [*summary.notes, *_failures(tables.trials)]]
     return "\n\n".join([*parts, "\n".join([*notes, *_where(folder, tables)])])
 
@@ -73,21 +78,17 @@ def plot(
     curves = summarise(tables).curves
     if curves.empty:
         raise UsageError(f"{path}: nothing to plot, because no trial is done yet")
-    draw(_wanted(curves, tables, metric=metric, point=point, split=split), path, metric=metric, split=split)
+    draw(wanted(curves, tables, metric=metric, point=point, split=split), path, metric=metric, split=split)
 
 
-def _wanted(rows: pd.DataFrame, tables: Tables, *, metric: str, point: str | None, split: str) -> pd.DataFrame:
-    points = points_to_show(tables)
-    for name, value in (("metric", metric), ("split", split)):
-        if value not in set(rows[name]):
-            raise UsageError(f"{name}={value}: {suggestion(value, sorted(set(rows[name])))}")
-        rows = rows[rows[name] == value]
-    wanted = [point or points[key] for key in zip(rows["experiment"], rows["algorithm"], strict=True)]
-    found = rows[rows["point"] == pd.Series(wanted, index=rows.index)]
-    if found.empty:
-        asked = point or "/".join(sorted(set(wanted)))
-        raise UsageError(f"point={asked}: no {split} {metric} there; known: {', '.join(sorted(set(rows['point'])))}")
-    return found
+def _newcomers(rows: pd.DataFrame, tables: Tables, metric: str, split: str, width: int) -> Iterator[str]:
+    """Tables of the clients that took no part in training; they are scored once, so that no rule has a say."""
+    late = rows[rows["newcomer"] & (rows["metric"] == metric) & (rows["split"] == split) & (rows["rule"] == "final")]
+    for point, words in _NEWCOMERS.items():
+        if point in set(late["point"]):
+            unit = ", %" if is_share(metric) else ""
+            yield textwrap.fill(f"{rows['experiment'].iloc[0]}: newcomers, {words}: {split} {metric}{unit}", width)
+            yield setting_table(late[late["point"] == point], metric, width=width)
 
 
 def _ruled(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
@@ -98,6 +99,15 @@ def _ruled(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
     if rule == "selected" and selected.empty:
         raise UsageError("rule=selected: no validation split was evaluated at this point; use final")
     return rows[rows["rule"] == rule], rule
+
+
+def _counted(tables: Tables, experiment: str, metric: str, split: str) -> str:
+    """What the mean is over: clients, or what the server has where no client has a value."""
+    rows = tables.metrics
+    asked = rows[(rows["experiment"] == experiment) & (rows["metric"] == metric) & (rows["split"] == split)]
+    if (asked["client"] == SERVER).all():
+        return "AVG: mean over the server's values, one a domain where it has several. worst: the worst of them."
+    return "AVG: mean over clients. worst: the worst client."
 
 
 def _scored(rows: pd.DataFrame) -> str:
@@ -150,20 +160,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--point", choices=POINTS, help="which model; by default what each algorithm's paper scores")
     parser.add_argument("--split", default="test", choices=SPLITS, help="default: test")
     parser.add_argument("--rule", choices=RULES, help="which round; default: selected, or final without validation")
+    parser.add_argument("--target", type=float, metavar="VALUE", help="rounds and gigabytes to this value, such as 0.8")
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help='B minus A in pairs: an algorithm each, or "algorithm setting" as the table names it',
+    )
     parser.add_argument("--plot", metavar="FILE.png", help="write the curves over rounds")
     parser.add_argument("--csv", metavar="FILE", help="write means, sds and numbers of seeds, under every rule")
     try:
         given = parser.parse_args(arguments)
         scored = {"metric": given.metric, "point": given.point, "split": given.split}
-        print(render(given.folder, given.experiment, rule=given.rule, **scored))
-        if given.plot or given.csv:
+        answers = [render(given.folder, given.experiment, rule=given.rule, **scored)]
+        if given.plot or given.csv or given.compare or given.target is not None:
             tables = read(given.folder, given.experiment)
+            wide = {**scored, "width": shutil.get_terminal_size((100, 24)).columns}
+            if given.target is not None:
+                answers.append(target_text(tables, given.target, **wide))
+            if given.compare:
+                names = (given.compare[0], given.compare[1])
+                answers.append(comparison_text(tables, names, rule=given.rule, rule_words=RULE_WORDS, **wide))
             if given.plot:
                 plot(tables, given.plot, **scored)
-                print(f"Plot: {given.plot}")
+                answers.append(f"Plot: {given.plot}")
             if given.csv:
-                _write_csv(_wanted(summarise(tables).rows, tables, **scored), given.csv)
-                print(f"CSV: {given.csv}")
+                _write_csv(wanted(summarise(tables).rows, tables, **scored), given.csv)
+                answers.append(f"CSV: {given.csv}")
+        print("\n\n".join(answers))
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ from rayfed.config import Config, Named
 from rayfed.engine.server import Record
 from rayfed.errors import UsageError
 from rayfed.help import usage
-from rayfed.plan import Plan, make_plan, trial_name
+from rayfed.plan import make_plan, trial_name
 from rayfed.progress import many_trials, span, watch_trials
 from rayfed.registry import resolve
 from rayfed.report import plot, render
@@ -55,10 +55,10 @@ def _check_all(configs: Sequence[Config], space: Space) -> None:
     """Plans each configuration once, with data loaded once for each way of dividing it."""
     loaded: dict[str, Any] = {}
     for config in configs[: len(configs) // len(space.seeds)]:
-        key = repr((config.data, config.partition))
+        key = repr((config.data, config.partition, config.leave_out))
         plan = make_plan(config, population=loaded.get(key))
         loaded[key] = plan.population
-        if space.search.scheduler == "asha" and not any(len(client.val) for client in plan.population.clients):
+        if space.search.scheduler == "asha" and not any(len(client.val) for client in plan.population.participants):
             raise UsageError("search.scheduler=asha: compares validation accuracies, and partition.validation is 0")
 
 
@@ -168,7 +168,7 @@ def _trainable(recorder: Any, modules: list[ModuleType]) -> Any:
         plan = make_plan(Config.read(config["job"]["values"]))
 
         def report(record: Record) -> None:
-            scores = _headline(plan, record)
+            scores = record.accuracy(plan.evaluation.points[0])
             if scores:
                 tune.report({"round": record.round, **scores})
 
@@ -183,15 +183,6 @@ def _own_things(config: Config) -> Iterator[Any]:
     for named in (Named(config.algorithm_name), config.data, config.partition, config.model, config.augment):
         if named.name and ":" in named.name:
             yield resolve(named.name, {}, where="name")
-
-
-def _headline(plan: Plan, record: Record) -> dict[str, float]:
-    """Mean accuracy over clients at the scored point, of each split that was evaluated."""
-    found: dict[str, list[float]] = {}
-    for s in record.scores:
-        if s.metric == "accuracy" and s.point == plan.evaluation.points[0]:
-            found.setdefault(s.split, []).append(s.value)
-    return {split: sum(values) / len(values) for split, values in found.items()}
 
 
 def _close(recorder: Any, todo: Sequence[Mapping[str, Any]]) -> int:

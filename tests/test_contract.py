@@ -23,9 +23,14 @@ from rayfed.algorithms.parts.wrapper import innermost
 from rayfed.config import build_algorithm
 from rayfed.engine import checkpoint
 from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.measurable import has_global_weights
 from rayfed.engine.resident import Part
 from rayfed.engine.server import Evaluation, Server
 from rayfed.errors import UsageError
+from rayfed.metrics.calibration import Ece
+from rayfed.metrics.drift import Drift
+from rayfed.metrics.frechet import Frechet
+from rayfed.metrics.gradient_norm import GradientNorm
 from rayfed.optim import SGD, Adam
 from rayfed.options import option
 from rayfed.task import Batch, Output, Task
@@ -101,11 +106,14 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "gen_afl": Case({"name": "gen_afl"}, NO_NORM, sampled=False),
     "vm": Case({"name": "vm", "beta": 1.0}, NO_NORM, sampled=False),
     "adcol": Case({"name": "adcol", "hidden": [16]}),
-    "dp_adcol": Case({"name": "dp_adcol", "hidden": [16]}),
+    "dp_adcol": Case({"name": "dp_adcol", "hidden": [16], "server_batch_size": 16}),
     "dp_fedbn": Case({"name": "dp_fedbn", "epsilon": 1e4}),
+    "gaussian_dp_fedbn": Case({"name": "gaussian_dp_fedbn", "epsilon": 1e4}),
     "feddebias": Case({"name": "feddebias", "widths": [16, 8]}),
     "vhl": Case({"name": "vhl", "virtual": 40, "virtual_batch": 6}),
-    "group_dro": Case({"name": "group_dro"}, sampled=False),
+    "fada": Case({"name": "fada", "target": 1, "hidden": [16]}, sampled=False),
+    "faug": Case({"name": "faug", "seeds": 2, "made": 12, "made_batch": 3, "hidden": 8, "server_steps": 5}),
+    "group_dro": Case({"name": "group_dro"}),
     "erm": Case({"name": "erm"}, sampled=False),
     "central_group_dro": Case({"name": "central_group_dro"}, sampled=False),
     "mm_rex": Case({"name": "mm_rex"}, NO_NORM, sampled=False),
@@ -132,6 +140,7 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "vm, local statistics": Case(
         {"name": "vm", "beta": 1.0, "variant": "code"}, {"batch_norm": "local_statistics"}, sampled=False
     ),
+    "adcol, cache": Case({"name": "adcol", "hidden": [16], "cache": True}),
     "adcol, fixed size": Case({"name": "adcol", "hidden": [16], "fixed_size": True}),
     "adcol, more discriminators": Case(
         {"name": "adcol", "hidden": [16], "discriminators": 3, "share_predictor": True, "mu": 0.5}
@@ -394,6 +403,17 @@ def test_the_engines_checkpoints_can_be_resumed(case):
 
 
 @EVERY
+def test_what_is_watched_is_recorded_after_each_round(case):
+    server = server_of(plan_of(case))
+    names = set(server.algorithm.watched)
+    for record in server.run():
+        found = [s for s in record.scores if s.client == -1 and s.metric in names]
+        assert {s.metric for s in found} == (names if record.stage == "round" else set())
+        assert all(s[:4] == (-1, "", "train", "global") and s.n == sum(server.examples) for s in found)
+        assert all(s.value == float(server.state[s.metric]) for s in found)
+
+
+@EVERY
 def test_clients_that_are_not_asked_keep_their_state(case):
     if not case.sampled:
         with pytest.raises(UsageError, match=r"^(cohort=2|algorithm\.name=\w+): "):
@@ -496,6 +516,61 @@ def test_momentum_and_adam_work(case, optimizer, width):
     assert server.fingerprint() != start
 
 
+# Metrics
+
+
+@EVERY
+def test_every_kind_of_metric_can_be_taken_and_changes_nothing(case):
+    """Of predictions and representations at every point, of training, and of gradients at global weights."""
+    points = scored_points(case)
+    metrics = {"ece": Ece(), "frechet": Frechet(layers=["features", "logits"]), "drift": Drift()}
+    plan = plan_of(case, rounds=1)
+    whole = has_global_weights(plan, people_of(plan.algorithm))
+    if whole:
+        metrics["gradient_norm"] = GradientNorm(splits=["val"])
+    server = server_of(plan, points, metrics=metrics)
+    found = {(score.point, score.metric) for record in server.run() for score in record.scores}
+    of_models = ("ece", "frechet", "frechet_mean", "frechet@logits", "frechet_mean@logits")
+    wanted = {(p, metric) for p in points for metric in of_models} | {("trained", "drift")}
+    if whole:
+        wanted |= {("global", "gradient_norm"), ("global", "gradient_norm_mean")}
+    assert wanted <= found
+    assert facts(server.state) == facts(finished(plan).state)
+
+
+# Newcomers
+
+
+@EVERY
+def test_newcomers_change_nothing_and_are_scored_in_the_end(case):
+    """One client more that takes no part: training ends with the same bits as without it; then it joins."""
+    algorithm = algorithm_of(case)
+    people = people_of(algorithm)
+    fewer = dataclasses.replace(people, clients=people.clients[:3])
+    plan = blueprint(algorithm, fewer, **case.changes)
+    with_one = dataclasses.replace(people, newcomers=1)
+    if algorithm.refuses_newcomers:
+        with pytest.raises(UsageError, match=rf"^newcomers=1: algorithm\.name={algorithm.name} .*; use newcomers=0$"):
+            plan.check(with_one)
+        return
+    plan.check(with_one)
+    servers, last = [], []
+    for population in (fewer, with_one):
+        server = Server(plan, population, LocalFleet(plan, population), Evaluation(points=("downloaded",)))
+        servers.append(server)
+        last.append(list(server.run())[-1].scores)
+    states = [server.fleet.save() for server in servers]
+    assert set(states[1]) == {*states[0], 3}
+    assert facts([servers[1].state, {i: states[1][i] for i in states[0]}]) == facts([servers[0].state, states[0]])
+    assert [score for score in last[1] if not score.newcomer] == last[0]
+    found = {(s.client, s.point, s.split, s.metric): s.value for s in last[1] if s.newcomer}
+    pairs = [(p, split) for p in ("downloaded", "adapted") for split in ("val", "test")]
+    assert set(found) == {(3, p, split, m) for p, split in pairs for m in ("accuracy", "loss")}
+    adapted = found[3, "adapted", "test", "loss"]
+    assert 0 <= adapted < 100
+    assert adapted != found[3, "downloaded", "test", "loss"]
+
+
 # What is said
 
 
@@ -510,7 +585,7 @@ def test_every_algorithm_says_what_it_is(entry):
     assert kind.__dataclass_params__.frozen
     for field in dataclasses.fields(kind):
         assert field.kw_only, field.name
-        assert len(field.metadata.get("help", "")) > 3, field.name
+        assert len(field.metadata.get("help", "")) > 3 or not field.init, field.name
 
 
 def test_no_two_entries_are_one_class():

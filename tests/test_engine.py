@@ -18,8 +18,9 @@ from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.payload import bytes_by_field, fingerprint, pack, unpack
 from rayfed.engine.purity import ImpureHook
 from rayfed.engine.resident import batch_rows
+from rayfed.engine.scoring import Score
 from rayfed.engine.seeds import generator, seed_of, torch_state_kept
-from rayfed.engine.server import Evaluation, Server
+from rayfed.engine.server import Evaluation, Record, Server
 from rayfed.engine.sums import ExactSum
 from rayfed.errors import Diverged, UsageError
 from rayfed.models.build import build_model
@@ -658,3 +659,19 @@ def test_images_of_one_channel_take_the_fast_convolutions():
     assert task.layout(copied.result())["w"].stride() == (25, 1, 5, 1)
     plain = first.contiguous(memory_format=torch.contiguous_format).reshape(-1).reshape(first.shape)  # as unpacked
     assert task.layout({"w": plain})["w"].stride() == (25, 1, 5, 1)
+
+
+def test_the_accuracy_of_a_round_is_the_mean_over_participants_at_one_point():
+    """Newcomers, other points and other metrics are left out; test sets stand in where no client has the split."""
+    rows = [
+        (0, "test", "global", "accuracy", 0.5, False),
+        (1, "test", "global", "accuracy", 0.7, False),
+        (2, "test", "global", "accuracy", 0.0, True),
+        (-1, "test", "global", "accuracy", 0.0, False),
+        (0, "test", "trained", "accuracy", 0.0, False),
+        (0, "test", "global", "loss", 9.0, False),
+        (-1, "ood", "global", "accuracy", 0.25, False),
+    ]
+    scores = [Score(i, "d", split, point, metric, value, 1, late) for i, split, point, metric, value, late in rows]
+    found = Record("round", 1, 2, scores).accuracy("global")
+    assert found == {"test": pytest.approx(0.6), "ood": 0.25}

@@ -164,6 +164,12 @@ class TestThroughTheApi:
         assert sorted(spread.clients) == sorted(alone.clients)
         assert spread.trials["status"].tolist() == ["done"]
 
+    def test_newcomers_are_the_same_wherever_they_live(self, run):
+        order = ["round", "client", "newcomer", "split", "point", "metric"]
+        tables = [run(hosts, "dbe", newcomers=2).metrics.sort_values(order) for hosts in (0, 2)]
+        assert tables[0][[*order, "value"]].values.tolist() == tables[1][[*order, "value"]].values.tolist()
+        assert tables[0][tables[0]["newcomer"]]["client"].nunique() == 2
+
     def test_resources_are_given_back(self, run):
         run(2, **{"placement.cpus": 2})  # all four: the next would wait for ever
         deadline = time.monotonic() + 10

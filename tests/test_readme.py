@@ -7,7 +7,12 @@ import pytest
 import torch
 from support import blobs, blueprint, simulate
 
+from rayfed.algorithms import ALGORITHMS
+from rayfed.augment import AUGMENTS
 from rayfed.config import build_algorithm
+from rayfed.data.partitions import PARTITIONS
+from rayfed.data.sets import DATASETS
+from rayfed.metrics.base import METRICS
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
@@ -25,6 +30,11 @@ def own_method(tmp_path, monkeypatch):
 def test_opens_with_the_two_commands():
     first = re.findall(r"^    (make .*?)(?: +#.*)?$", README, re.M)[:2]
     assert first == ["make demo", "make test"]
+
+
+@pytest.mark.parametrize("parts", [ALGORITHMS, DATASETS, PARTITIONS, METRICS, AUGMENTS])
+def test_names_everything_there_is(parts):
+    assert [name for name in parts if f"`{name}`" not in README and name != "none"] == []
 
 
 def test_own_method_is_short_and_runs(own_method):

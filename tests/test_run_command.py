@@ -10,7 +10,9 @@ import pytest
 
 from rayfed.algorithms import ALGORITHMS
 from rayfed.config import _GROUPS, Config
-from rayfed.data.load import DATASETS, PARTITIONS
+from rayfed.data.partitions import PARTITIONS
+from rayfed.data.sets import DATASETS
+from rayfed.metrics.base import METRICS
 from rayfed.models.build import MODELS
 from rayfed.registry import resolve
 from rayfed.run import main
@@ -71,12 +73,20 @@ class TestList:
         assert main(["--list"]) == 0
         return capsys.readouterr().out
 
-    @pytest.mark.parametrize("name", [*ALGORITHMS, *DATASETS, *PARTITIONS, *MODELS])
+    @pytest.mark.parametrize("name", [*ALGORITHMS, *DATASETS, *PARTITIONS, *MODELS, *METRICS])
     def test_has_every_name(self, out, name):
         assert re.search(rf"^  {re.escape(name)} +\S", out, re.MULTILINE)
 
     @pytest.mark.parametrize(
-        "key", ["algorithm.mu", "algorithm.server_lr", "data.per_domain", "partition.alpha", "model.width"]
+        "key",
+        [
+            "algorithm.mu",
+            "algorithm.server_lr",
+            "data.per_domain",
+            "partition.alpha",
+            "model.width",
+            "metrics.mdl.seeds",
+        ],
     )
     def test_has_their_keys(self, out, key):
         assert re.search(rf"^ +{re.escape(key)}( |$)", out, re.MULTILINE)
@@ -111,9 +121,9 @@ class TestRun:
         assert f"{mean:.2f}" in line
 
     def test_a_user_sees_progress(self, here, capsys, monkeypatch):
-        import rayfed.progress
+        import rayfed.status_line
 
-        monkeypatch.setattr(rayfed.progress, "LINE_SECONDS", 0.0)
+        monkeypatch.setattr(rayfed.status_line, "LINE_SECONDS", 0.0)
         assert main(["try.yaml"]) == 0
         err = capsys.readouterr().err
         assert re.search(r"round 2/3 · .* s a round · .* left · .* clients/s · val ", err)

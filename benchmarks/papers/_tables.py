@@ -1,29 +1,29 @@
 """A results table of a paper as a YAML file: its numbers, the configurations that make them again, and its claims.
 
 title, paper, setting     what was measured where, in the paper
-columns                   name -> {split, over, rounds}: how a column is worked out of the metrics table
-    over                  mean: over clients, or over test sets; weighted: by their examples; worst: the lowest of
-                          them; or {domain: NAME}
-    rounds                last; best: the best round (on this very split, as some papers do); best5: the mean of
-                          the five best rounds
+columns                   name -> how it is worked out; see `_columns`
 rows                      name -> {arm: the keys of its configuration, small: more keys in the small form (or false:
-                          not in it), published: column -> number, or [number, sd]}; without an arm a row is not
-                          measured, without numbers (a control of ours) not published
-claims                    lines such as "worst: full > FedAvg + 2": column, row, row, margin in points
-full, small               search spaces (see rayfed.space) without arms, and
+                          not in it), published: column -> number, [number, sd] or .inf (never)}; without an arm a row
+                          is not measured, without numbers (a control of ours) not published
+claims                    lines such as "worst: full > FedAvg + 2": column, row, row, margin in the column's unit
+full, small               search spaces (see rayfed.space) without arms, or a text that says why there is none; and
+    settings              name -> further keys: a row is measured in those for which the paper has a number of it,
+                          or, where the paper has none of it at all, in each; `rows` holds keys of single rows
     cap                   {train: n, test: m}: at most so many examples of each client of an .npz file
     note                  what differs from the paper
 """
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from _columns import Rule, Trial, kind, values
 
 from rayfed.config import Config
 from rayfed.errors import UsageError
@@ -34,12 +34,7 @@ from rayfed.space import Space, read_space
 
 HOME = Path(__file__).parent
 KEYS = {"title", "paper", "setting", "columns", "rows", "claims", "full", "small"}
-OVER = ("mean", "weighted", "worst")
-ROUNDS = {
-    "last": lambda series: series.iloc[-1],
-    "best": lambda series: series.max(),
-    "best5": lambda series: series.nlargest(5).mean(),
-}
+OWN_KEYS = ("cap", "note", "settings")  # of full and small, beside those of a search space
 CLAIM = re.compile(r"(?P<column>[^:]+): (?P<more>.+) > (?P<less>.+?)(?: (?P<sign>[+-]) (?P<margin>[\d.]+))?")
 
 
@@ -67,7 +62,7 @@ class PaperTable:
         return self.content["rows"]
 
     @property
-    def columns(self) -> Mapping[str, Mapping[str, Any]]:
+    def columns(self) -> Mapping[str, Rule]:
         return self.content["columns"]
 
     def published(self, row: str, column: str) -> tuple[float, float | None] | None:
@@ -79,15 +74,48 @@ class PaperTable:
 
     def arms(self, scale: str) -> dict[str, Mapping[str, Any]]:
         """The rows that `scale` measures, each with its keys."""
+        if isinstance(self.content[scale], str):
+            raise UsageError(f"{self.name} has no {scale} form: {self.content[scale]}")
         more = {name: row.get("small", {}) if scale == "small" else {} for name, row in self.rows.items()}
         return {n: merged(row["arm"], more[n]) for n, row in self.rows.items() if "arm" in row and more[n] is not False}
 
-    def space(self, scale: str, overrides: Mapping[str, Any]) -> Space:
-        """The sweep that measures the table at `scale`, one arm for each row."""
-        given = {key: value for key, value in self.content[scale].items() if key not in ("cap", "note")}
-        arms = list(self.arms(scale).values())
-        own = {"experiment": f"{self.name}_{scale}", "arms": arms}
-        return read_space(merged(_with_file(given, self.content[scale].get("cap")), own), overrides)
+    def columns_of(self, scale: str) -> dict[str, Rule]:
+        """The columns that `scale` measures."""
+        settings = self.content[scale].get("settings")
+        found = {n: rule for n, rule in self.columns.items() if settings is None or rule.get("setting") in settings}
+        if scale == "full":
+            return found
+        return {n: {**rule, **rule.get("small", {})} for n, rule in found.items() if rule.get("small") is not False}
+
+    def cells(self, scale: str, patterns: Sequence[str] = ("*",)) -> list[tuple[str, str | None]]:
+        """Every row that `scale` measures with each setting that it is measured in; None: there is only one.
+
+        Of rows, those whose names fit one of the `patterns`.
+        """
+        arms = self.arms(scale)
+        rows = [row for row in arms if any(fnmatchcase(row, pattern) for pattern in patterns)]
+        if not rows:
+            raise UsageError(f"--rows: no row fits {' or '.join(patterns)}; there are {', '.join(arms)}")
+        settings = self.content[scale].get("settings", (None,))
+        return [(row, setting) for row in rows for setting in settings if self._wanted(row, setting)]
+
+    def _wanted(self, row: str, setting: str | None) -> bool:
+        own = {self.columns[column].get("setting") for column in self.rows[row]["published"]}
+        return not own or setting is None or setting in own
+
+    def space(self, scale: str, overrides: Mapping[str, Any], patterns: Sequence[str] = ("*",)) -> Space:
+        """The sweep that measures the table at `scale`, one arm for each of its `cells`."""
+        arms, cells = self.arms(scale), self.cells(scale, patterns)
+        content = self.content[scale]
+        given = _without(content, *OWN_KEYS)
+        trees = []
+        for row, name in cells:
+            setting = dict(content["settings"][name]) if name else {}
+            more = setting.pop("rows", {}).get(row, {})
+            trees.append(merged(given, setting, arms[row], more))
+        own = {key: given[key] for key in ("seeds", "search") if key in given}
+        own["arms"] = [_with_file(_without(tree, *own), content.get("cap")) for tree in trees]
+        return read_space(merged(own, {"experiment": f"{self.name}_{scale}"}), overrides)
 
 
 def names() -> list[str]:
@@ -102,10 +130,8 @@ def read_table(name: str) -> PaperTable:
     content = from_file(HOME / f"{name}.yaml")
     if set(content) != KEYS:
         raise UsageError(f"{name}.yaml: expected exactly the keys {', '.join(sorted(KEYS))}")
-    for column, rule in content["columns"].items():
-        over, rounds = rule.get("over"), rule.get("rounds")
-        if (over not in OVER and not (isinstance(over, Mapping) and set(over) == {"domain"})) or rounds not in ROUNDS:
-            raise UsageError(f"{name}.yaml: columns.{column}: over={over!r}, rounds={rounds!r}")
+    for column in content["columns"]:
+        _check_column(name, content, column)
     for row, given in content["rows"].items():
         numbers = given.get("published")
         if set(given) - {"arm", "small", "published"} or not isinstance(numbers, Mapping):
@@ -115,12 +141,34 @@ def read_table(name: str) -> PaperTable:
     return PaperTable(name, content, tuple(_claim(name, content, text) for text in content["claims"]))
 
 
+def _check_column(name: str, content: Mapping[str, Any], column: str) -> None:
+    """The rule, in both forms, and the columns, rows and setting that it names."""
+    rule = content["columns"][column]
+    for form in (rule, {**rule, **(rule.get("small") or {})}):
+        target, other = form.get("target"), form.get("reach") or form.get("fewer")
+        rows = {*(target if isinstance(target, list) else ()), *([form["than"]] if "than" in form else ())}
+        if not rows <= set(content["rows"]) or not {other} - {None} <= set(content["columns"]):
+            raise UsageError(f"{name}.yaml: columns.{column}: names a row or a column that is not there")
+        try:
+            kind(form)
+        except UsageError as error:
+            raise UsageError(f"{name}.yaml: columns.{column}: {error}") from error
+    full = content["full"]
+    settings = [None] if isinstance(full, str) else full.get("settings", [None])
+    if rule.get("setting") not in settings:
+        raise UsageError(f"{name}.yaml: columns.{column}: setting={rule.get('setting')!r} is not in full.settings")
+
+
 def _claim(name: str, content: Mapping[str, Any], text: str) -> Claim:
     found = CLAIM.fullmatch(text)
     if not found or found["column"] not in content["columns"] or {found["more"], found["less"]} - set(content["rows"]):
         raise UsageError(f"{name}.yaml: claims: {text!r} is not COLUMN: ROW > ROW [+ POINTS] of its columns and rows")
     margin = float(f"{found['sign'] or '+'}{found['margin'] or 0}")
     return Claim(text, found["column"], found["more"], found["less"], margin)
+
+
+def _without(values: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}
 
 
 def _with_file(values: Mapping[str, Any], cap: Mapping[str, int] | None) -> dict[str, Any]:
@@ -160,31 +208,18 @@ def _capped(path: Path, train: int, test: int) -> Path:
 
 
 def measure(table: PaperTable, scale: str, space: Space, tables: Tables) -> pd.DataFrame:
-    """A line for each row, seed and column that was measured, in points (per cent)."""
-    return pd.DataFrame(_measured(table, scale, space, tables), columns=["row", "seed", "column", "value"])
+    """A line for each row, seed and column that was measured; accuracies in points (per cent)."""
+    return values(table.columns_of(scale), dict(_trials(table, scale, space, tables)))
 
 
-def _measured(table: PaperTable, scale: str, space: Space, tables: Tables) -> Iterator[tuple[str, int, str, float]]:
+def _trials(
+    table: PaperTable, scale: str, space: Space, tables: Tables
+) -> Iterator[tuple[tuple[str, str | None, int], Trial]]:
     done = tables.trials[tables.trials["status"] == "done"].set_index("trial")
     for seed in space.seeds:
-        for row, (values,) in zip(table.arms(scale), space.arms, strict=True):
-            trial = trial_name(Config.read(merged(values, {"seed": seed})))
-            if trial not in done.index:
-                continue
-            own = tables.metrics[(tables.metrics["trial"] == trial) & (tables.metrics["metric"] == "accuracy")]
-            own = own[own["point"] == done.loc[trial, "scored"]]
-            for column, rule in table.columns.items():
-                found = own[own["split"] == rule["split"]]
-                if len(found):
-                    yield row, seed, column, 100 * _value(found, rule["over"], rule["rounds"])
-
-
-def _value(rows: pd.DataFrame, over: str | Mapping[str, str], rounds: str) -> float:
-    if isinstance(over, Mapping):
-        rows, over = rows[rows["domain"] == over["domain"]], "mean"
-    by_round = rows.sort_values("round").groupby("round")
-    if over == "weighted":
-        series = by_round.apply(lambda part: np.average(part["value"], weights=part["n"]), include_groups=False)
-    else:
-        series = by_round["value"].min() if over == "worst" else by_round["value"].mean()
-    return float(ROUNDS[rounds](series))
+        for (row, setting), (keys,) in zip(table.cells(scale), space.arms, strict=True):
+            trial = trial_name(Config.read(merged(keys, {"seed": seed})))
+            if trial in done.index:
+                scores = tables.metrics[tables.metrics["trial"] == trial]
+                own = tables.rounds[tables.rounds["trial"] == trial]
+                yield (row, setting, seed), Trial(scores, own, done.loc[trial, "scored"])

@@ -8,15 +8,19 @@ is a discriminator D that guesses from a representation z = G_i(x) whose it is.
     server:  D ← D − η_D ∇CE(D(z), i) in shuffled minibatches of all that was sent
 
 `sampling` sends a fresh share of the vectors each round. If a round reaches some parties only, D keeps its N outputs
-and the target stays 1/N. With `fixed_size` (appendix B.14) D has one output per party of the round, which makes two
-trips: the cohort trains without D and sends z, the server trains a new D on their places in the cohort, and the same
-parties train again, with the target one over the cohort's size. D's momentum starts at zero in every round.
+and the target stays 1/N; with `cache` it learns from the last vectors of the others, too, which the server keeps.
+
+With `fixed_size` (appendix B.14) D has one output per party of the round, which makes two trips: the cohort trains
+without D and sends z, the server trains a new D on their places in the cohort, and the same parties train again, with
+the target one over the cohort's size. Five of fifty parties that drop out at random before five others are drawn, as in
+table 18, make the same rounds as `cohort=5`: any five are as likely. D's momentum starts at zero in every round.
 
 With `discriminators` = k the divergence is the mean over those received in the last k rounds (Eq. 18), of which there
 are fewer at first; parties keep the older ones, so that one travels. `share_predictor` averages the head (appendix B).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,6 +42,7 @@ class Adcol(DiscriminatorMemory):
 
     name: ClassVar[str] = "adcol"
     source: ClassVar[str] = "Li, He and Song 2023, Alg. 1"
+    takes_terms: ClassVar[bool] = False
     scored: ClassVar[str] = "downloaded"  # the party's own model
 
     mu: float = option(1.0, low=0, help="μ, weight of the divergence; 0 is the control: local training alone")
@@ -70,6 +75,17 @@ class Adcol(DiscriminatorMemory):
         more, rows = self.chosen(ctx, client, len(data.train))
         z = represent(ctx, work["weights"], data.train, rows).flatten(1)
         return kept | more, up | {"representations": self.protected(self.prepared(z))}
+
+    def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
+        """4 · n · d · r + N · S_D: a share r of n representations of d numbers up, and N times the discriminator down.
+
+        Variants that send more or in other trips (`fixed_size`, `share_predictor`) have no formula.
+        """
+        if self.fixed_size or self.share_predictor:
+            return None
+        representations = 4.0 * sum(examples) * math.prod(ctx.task.feature_shape) * self.sampling
+        discriminator = sum(p.numel() for p in ctx.task.modules["discriminator"].module.parameters())
+        return representations + len(examples) * 4 * discriminator
 
     def count(self, examples: int) -> int:
         """How many representations a party sends."""

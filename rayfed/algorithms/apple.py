@@ -33,8 +33,10 @@ class APPLE(FedAvg):
 
     name: ClassVar[str] = "apple"
     source: ClassVar[str] = "Luo and Wu 2022, Alg. 1"
+    takes_terms: ClassVar[bool] = False
     averaged: ClassVar[tuple[str, ...]] = ()
     scored: ClassVar[str] = "downloaded"
+    refuses_newcomers: ClassVar[str] = "mixes the core models of all clients, and a newcomer has none among them"
     setup_exchanges: ClassVar[int] = 1  # tells the server n_j
 
     relation_lr: float = option(1e-3, low=0, help="η₂, step of the relations p_ij; 0 keeps them at 1/clients")

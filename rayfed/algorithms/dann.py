@@ -37,9 +37,10 @@ class DANN(FedAvg):
     name: ClassVar[str] = "dann"
     source: ClassVar[str] = "Ganin et al. 2016, Eq. 8 to 10; Guo, Tang and Lin 2022, appendix A"
     averaged: ClassVar[tuple[str, ...]] = ("weights", "discriminator")
+    refuses_newcomers: ClassVar[str] = "has a discriminator with no output for a client that did not train"
 
     weight_adversary: float = option(0.1, low=0, help="a, weight of the discriminator's loss; 0 trains as FedAvg")
-    hidden: list[int] = option([256, 256], low=1, help="widths of the discriminator's hidden layers")
+    hidden: list[int] = option([256, 256], low=1, high=65536, help="widths of the discriminator's hidden layers")
 
     def check(self, setting: Setting) -> None:
         if not setting.task.feature_shape:

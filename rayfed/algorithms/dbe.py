@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from rayfed.algorithm import Context, Setting, State
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.parts.consensus import Consensus
 from rayfed.algorithms.parts.two_levels import BIAS, EXTRAS, MeanRegulariser, TwoLevels
 from rayfed.algorithms.parts.wrapper import derived, innermost
@@ -24,8 +23,6 @@ from rayfed.errors import UsageError
 from rayfed.network import weights_of
 from rayfed.options import option
 from rayfed.tree import only
-
-_UNFIT = ("adcol", "feddebias", "fraug", "per_fedavg", "pfedme", "apple")  # not one model by the loss of the task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +40,7 @@ class DBE(Consensus):
 
     def check(self, setting: Setting) -> None:
         base = innermost(self.base)
-        if not isinstance(base, FedAvg) or any(getattr(kind, "name", "") in _UNFIT for kind in type(base).__mro__):
+        if not base.takes_terms:
             raise UsageError(f"algorithm.base={base.name}: DBE wraps methods that train one model by the task's loss")
         if not setting.task.feature_shape:
             raise UsageError("algorithm.name=dbe: the model needs a split point, features(x) and a module called head")

@@ -9,8 +9,9 @@ Laplace noise of scale 1/ε on each coordinate (the text prints "Gau" and define
 same normalisation without noise. `strict` scales a vector to an L1 norm of 1/2 instead, which makes ε hold for it as a
 whole. Parties draw without replacement across rounds, and start anew when all was sent once.
 
-Privacy spent, as recorded: (trusted) ε at δ of the steps so far; (curious) ε of a whole vector times the number of
-times that a record may have been sent: for `coordinate`, the width times the ε of a coordinate, the tables' budget.
+Privacy spent, as recorded: (trusted) ε at δ of the steps so far, for a `representation` that is in the pool of every
+round or not; (curious) ε times the number of times that a record may have been sent, for a `representation` that
+becomes any other (strict) or one `coordinate` of it, which is the budget of the paper's tables.
 """
 
 import math
@@ -21,10 +22,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import Context, Replies, State
+from rayfed.algorithm import Context, Privacy, Replies, Setting, State
 from rayfed.algorithms.parts.private_discriminator import PrivateDiscriminator
 from rayfed.options import option
 from rayfed.privacy.laplace import half_ball, laplace_like, unit_range
+from rayfed.privacy.limits import SIMULATED, too_great
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +40,22 @@ class DPAdcol(PrivateDiscriminator):
     guarantee: str = option(
         "coordinate", choices=("coordinate", "strict"), help="curious: ε for each coordinate, or for the vector"
     )
-    hidden: list[int] = option([512], low=1, help="widths of the discriminator's hidden layers")
+    hidden: list[int] = option([512], low=1, high=65536, help="widths of the discriminator's hidden layers")
 
-    def remarks(self, ctx: Context) -> Sequence[str]:
+    def remarks(self, ctx: Context, setting: Setting) -> Sequence[str]:
         width = math.prod(ctx.task.feature_shape)
-        limit = (
-            "a representation depends on other records through the network: no record-level privacy of training data"
+        limits = (
+            "a representation depends on other records through the network: no record-level privacy of training data",
+            SIMULATED,
         )
         if not self.curious:
-            return (f"ε={self.epsilon:g} at δ={self.delta:g} protects what the server sends; uploads are bare", limit)
+            said = f"ε={self.epsilon:g} at δ={self.delta:g} protects what the server sends; uploads are bare"
+            return (said, *too_great(self.delta, sum(self.sent(setting)), "representations"), *limits)
         whole = self.epsilon if self.guarantee == "strict" else width * self.epsilon
         return (
             f"ε={self.epsilon:g} a {'vector' if self.guarantee == 'strict' else 'coordinate'}: {whole:g} for a vector",
             f"an upload takes {self.sampling:g} of the records; each pass over them all spends ε once more",
-            limit,
+            *limits,
         )
 
     def init(self, ctx: Context) -> State:
@@ -90,8 +94,8 @@ class DPAdcol(PrivateDiscriminator):
             passes[reply.client] += len(reply.up.get("representations", ())) / reply.examples
         return server | {"passes": passes}
 
-    def privacy_spent(self, ctx: Context, server: State) -> float | None:
+    def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         if not self.curious:
             return super().privacy_spent(ctx, server)
-        width = 1 if self.guarantee == "strict" else math.prod(ctx.task.feature_shape)
-        return width * self.epsilon * math.ceil(float(server["passes"].max()) - 1e-9)
+        times = math.ceil(float(server["passes"].max()) - 1e-9)
+        return Privacy(times * self.epsilon, "representation" if self.guarantee == "strict" else "coordinate")

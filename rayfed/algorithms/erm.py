@@ -10,7 +10,7 @@ domains. `rounds` is the number of steps; local.epochs and local.steps do not ma
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -20,7 +20,6 @@ from rayfed.algorithm import ClientData, Context, Phase, Replies, Reply, Setting
 from rayfed.algorithms.parts.loss_weighted import LossWeighted, reported
 from rayfed.errors import UsageError
 from rayfed.network import gradients
-from rayfed.options import option
 from rayfed.task import Batch
 from rayfed.tree import Weights, clone, only, tree_map, zeros_like
 
@@ -34,7 +33,7 @@ class ERM(LossWeighted):
     source: ClassVar[str] = "Gulrajani and Lopez-Paz 2021; de Luca et al. 2022, section 4.1"
     averaged: ClassVar[tuple[str, ...]] = ("gradient", "buffers")
 
-    keep_optimizer: bool = option(False, help="without effect: the server's optimiser always goes on")
+    keep_optimizer: bool = field(default=False, init=False)  # no key: the server's optimiser always goes on
 
     def rule(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
         """v [domains], of the losses [domains] in float64."""

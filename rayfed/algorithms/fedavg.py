@@ -25,6 +25,7 @@ class FedAvg(Algorithm):
     name: ClassVar[str] = "fedavg"
     source: ClassVar[str] = "McMahan et al. 2017, Alg. 1"
     averaged: ClassVar[tuple[str, ...]] = ("weights",)
+    takes_terms: ClassVar[bool] = True
 
     keep_optimizer: bool = option(False, help="keep the optimiser's moments with the client between rounds")
 
@@ -77,6 +78,12 @@ class FedAvg(Algorithm):
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | {"weights": replies.mean["weights"]}
+
+    def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
+        """2 · N · S over the N clients of the round, S the bytes of the parameters that travel."""
+        sent = without(ctx.task.initial_weights(), self.personal(ctx.task))
+        parameters = sum(sent[name].numel() for name in ctx.task.model.parameters if name in sent)
+        return 2.0 * len(examples) * 4 * parameters
 
     def global_model(self, ctx: Context, server: State) -> Any:
         return server["weights"] if not self.personal(ctx.task) else None

@@ -6,7 +6,7 @@
 
 In that last exchange (round R + 1) the client's model becomes its own. Before it, `downloaded` scores the body received
 under the common head, which is also the global model; `adapted` scores it after evaluate.adapt_epochs of the same
-training of the whole model. Batch norm in the head stays as it was, too, but for statistics.
+training of the whole model, and does so at the end, too. Batch norm in the head stays as it was but for statistics.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class FedBABU(FedAvg):
     def phases(self, ctx: Context) -> Sequence[Phase]:
         if ctx.stage != "final":
             return (ctx.local,)
-        # the end itself comes after all rounds; in one of them it is somebody's wish to see adapted models
+        # the end itself comes after all rounds; adapted models are scored in one of them, the last one's included
         return (Phase(PERSONAL, self.finetune_epochs) if ctx.round > ctx.rounds else ctx.local._replace(name=PERSONAL),)
 
     def trained(self, ctx: Context) -> Sequence[str]:

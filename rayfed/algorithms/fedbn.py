@@ -4,7 +4,8 @@
     server:  FedAvg of everything else
 
 Batch norm is found by the type of the layer. So `batch_norm=aggregate` and `batch_norm=local_statistics` mean nothing
-here: all of these layers stay with the client.
+here: all of these layers stay with the client. Alg. 1 and its code average with equal weights, on clients of equal
+sizes; `uniform` does so on others, while the default weighs as FedAvg does, so that batch norm is the only difference.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ class FedBN(FedAvg):
     scored: ClassVar[str] = "downloaded"
 
     uniform: bool = option(False, help="average with equal weights, as Alg. 1 is printed, and not by training examples")
+
+    bytes_formula = FedAvg.bytes_formula
 
     def check(self, setting: Setting) -> None:
         if not setting.task.batch_norm_names:

@@ -45,10 +45,11 @@ from rayfed.tree import Weights, only
 class FedDebias(ProjectedContrast, PseudoDataExchange):
     name: ClassVar[str] = "feddebias"
     source: ClassVar[str] = "Guo, Tang and Lin 2022, Alg. 1 and 2"
+    takes_terms: ClassVar[bool] = False
     averaged: ClassVar[tuple[str, ...]] = ("weights", "projector")
 
     lam: float = option(1.0, low=0, help="λ, weight of the uniform labels on pseudo-data; 0: component 2 alone")
-    k_mix: int = option(1, low=0, help="mixture: K, local examples in a pseudo-example")
+    k_mix: int = option(1, low=0, high=1000, help="mixture: K, local examples in a pseudo-example")
 
     @property
     def used(self) -> bool:

@@ -7,7 +7,8 @@
              models of greatest P[i, ·]
 
 Nothing is sent before there are models. Only models that clients have sent are candidates, the client's own among them;
-of equal P the lower number goes first. The paper's random exploration (ε) is not here, as in PFLlib.
+of equal P the lower number goes first, and to a newcomer all are equal. The paper's random exploration (ε) is not here,
+as in PFLlib.
 """
 
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ class FedFomo(FedAvg):
 
     def chosen(self, server: State, client: int) -> list[int]:
         """The clients whose models `client` is sent, the best first."""
-        ratings, seen = server["ratings"][client].tolist(), server["seen"].tolist()
+        seen = server["seen"].tolist()
+        ratings = server["ratings"][client].tolist() if client < len(seen) else [0.0] * len(seen)
         known = [n for n in range(len(seen)) if seen[n]]
         return sorted(known, key=lambda n: (-ratings[n], n))[: self.models]
 
@@ -86,7 +88,7 @@ class FedFomo(FedAvg):
             for n, rating in zip(self.chosen(server, reply.client), reply.up["ratings"], strict=True):
                 ratings[reply.client, n] += rating
             models[reply.client], seen[reply.client] = reply.up["weights"], True
-        return {"models": models, "seen": seen, "ratings": ratings}
+        return server | {"models": models, "seen": seen, "ratings": ratings}
 
     def global_model(self, ctx: Context, server: State) -> Any:
         return None

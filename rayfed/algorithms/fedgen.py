@@ -33,6 +33,7 @@ class FedGen(GeneratorServer):
     name: ClassVar[str] = "fedgen"
     source: ClassVar[str] = "Zhu, Hong and Zhou 2021, Alg. 1, in PFLlib's form"
     setup_exchanges: ClassVar[int] = 1  # type: ignore[assignment]
+    watched: ClassVar[tuple[str, ...]] = ("generator_loss",)
 
     def check(self, setting: Setting) -> None:
         if not self.head(setting.task):
@@ -84,11 +85,12 @@ class FedGen(GeneratorServer):
         shares = torch.tensor([float(self.weight(ctx, reply.examples)) for reply in replies.each], device=device)
         shares = shares / shares.sum()
         found = replies.mean["weights"] | {name: _mean(value, shares) for name, value in heads.items()}
-        generator, moments = self.train_generator(ctx, server, heads, shares)
+        generator, moments, loss = self.train_generator(ctx, server, heads, shares)
         return server | {
             "weights": {name: found[name] for name in server["weights"]},
             "generator": generator,
             "moments": moments,
+            "generator_loss": loss,
             "rounds": server["rounds"] + 1,
         }
 

@@ -6,9 +6,9 @@ Clients share means (x̄, ȳ) of a few of their examples. Mixup of x with x̄, t
     setup:   every client sends the means of its training data, M examples each; all of them come back to everyone
     rounds:  FedAvg with L
 
-The last term is that of the paper, as recalled. Released code of FedDebias's authors shrinks it by 1−λ and, taking the
-gradient of the mean loss and then a mean, by the batch size; here neither. Per step each example meets one mean; the
-means are gone through in an order drawn anew in each round.
+The last term is the first-order one. Code by FedDebias's authors and others has the gradient of (1−λ) CE in it, which
+differs in λ², and, taking the gradient of the mean loss and then a mean, shrinks it by the batch size; here neither.
+Per step each example meets one mean; the means are gone through in an order drawn anew in each round.
 """
 
 from collections.abc import Sequence

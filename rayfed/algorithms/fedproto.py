@@ -33,6 +33,7 @@ class FedProto(FedAvg):
 
     name: ClassVar[str] = "fedproto"
     source: ClassVar[str] = "Tan et al. 2022, Alg. 1"
+    whole_labels: ClassVar[bool] = True
     scored: ClassVar[str] = "downloaded"
 
     lam: float = option(1.0, low=0, help="λ, weight of the distance to the prototypes")

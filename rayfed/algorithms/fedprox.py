@@ -29,5 +29,7 @@ class FedProx(FedAvg):
 
     mu: float = option(0.01, low=0, help="μ, strength of the pull towards the weights received; 0 is FedAvg")
 
+    bytes_formula = FedAvg.bytes_formula
+
     def correct(self, ctx: Context, grads: Weights, work: State, down: State) -> Weights:
         return pulled(grads, work["weights"], down["weights"], self.mu)

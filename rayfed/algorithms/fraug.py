@@ -34,6 +34,8 @@ from rayfed.tree import only, without
 class FRAug(Stages):
     name: ClassVar[str] = "fraug"
     source: ClassVar[str] = "Chen et al. 2023, Alg. 1, Eq. 1 to 6"
+    takes_terms: ClassVar[bool] = False
+    whole_labels: ClassVar[bool] = True
     averaged: ClassVar[tuple[str, ...]] = ("weights", "generator")
     scored: ClassVar[str] = "downloaded"
 

@@ -4,7 +4,8 @@ as in Guo, Tang and Lin 2022 (FedDebias), appendix A.
     client:  sends f_i(w_t), its mean loss over its training data on arrival, and w_i after local training
     server:  q_i ← q_i exp(η f_i),  w_{t+1} = Σ (q_i / Σ_j q_j) w_i,  q_i = 1 before the first round
 
-The server keeps log q, which cannot overflow. It needs every client's loss in each round.
+Where a round samples clients, i and j go over these; the q of the others stay. The server keeps log q, which cannot
+overflow.
 """
 
 from collections.abc import Sequence
@@ -15,17 +16,18 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Replies, Reply, State, mean_loss
-from rayfed.algorithms.parts.loss_weighted import LossWeighted, reported
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupDRO(LossWeighted):
+class GroupDRO(FedAvg):
     """Sends weights and a loss; the server keeps q. Scored: the global model. f_i is over all of the client's training
     data; released code takes its first batch."""
 
     name: ClassVar[str] = "group_dro"
     source: ClassVar[str] = "Sagawa et al. 2020, Alg. 1; Guo, Tang and Lin 2022, appendix A"
+    weighs_replies: ClassVar[bool] = True
 
     q_lr: float = option(0.01, low=0, help="η, step of log q along the losses; 0: plain mean of the clients")
 
@@ -34,11 +36,13 @@ class GroupDRO(LossWeighted):
         return super().init(ctx) | {"log_q": equal}
 
     def next_log_q(self, server: State, replies: Sequence[Reply]) -> Tensor:
-        losses, _ = reported(replies)
-        return server["log_q"] + self.q_lr * losses.to(server["log_q"].device)
+        log_q = server["log_q"].clone()
+        for reply in replies:
+            log_q[reply.client] += self.q_lr * reply.up["loss"].to(log_q)
+        return log_q
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        return self.next_log_q(server, replies).softmax(0).tolist()
+        return self.next_log_q(server, replies)[[reply.client for reply in replies]].softmax(0).tolist()
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)

@@ -19,8 +19,6 @@ from rayfed.errors import UsageError
 from rayfed.options import option
 from rayfed.task import Batch
 
-HARD = ("fraug", "vhl", "fedproto", "fedgen", "fedrod", "fedreg", "faug")  # tell classes apart by y
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mixup(Wrapper):
@@ -35,7 +33,7 @@ class Mixup(Wrapper):
 
     def check(self, setting: Setting) -> None:
         base = innermost(self.base)
-        if any(getattr(kind, "name", "") in HARD for kind in type(base).__mro__):
+        if base.whole_labels:
             raise UsageError(f"algorithm.base={base.name}: needs whole classes as labels, and Mixup mixes them")
         check_soft_labels(setting, self.name)
         check_real_inputs(setting, self.name)

@@ -38,6 +38,8 @@ class Moon(FedAvg):
     mu: float = option(1.0, low=0, help="μ, weight of the model-contrastive term; 0 is FedAvg")
     tau: float = option(0.5, above=0, help="τ, temperature of the cosines")
 
+    bytes_formula = FedAvg.bytes_formula
+
     def start(self, ctx: Context, client: State, down: State) -> State:
         # the model received is `down` and what the client kept for itself, which only `start` can see
         kept = client["weights"]

@@ -34,6 +34,7 @@ class PerFedAvg(FedAvg):
 
     name: ClassVar[str] = "per_fedavg"
     source: ClassVar[str] = "Fallah, Mokhtari and Ozdaglar 2020, Alg. 1"
+    takes_terms: ClassVar[bool] = False
     scored: ClassVar[str] = "adapted"
 
     alpha: float | None = option(None, above=0, help="α, step of the adaptation; by default local.lr")

@@ -28,6 +28,7 @@ class PFedMe(FedAvg):
 
     name: ClassVar[str] = "pfedme"
     source: ClassVar[str] = "Dinh, Tran and Nguyen 2020, Alg. 1"
+    takes_terms: ClassVar[bool] = False
     scored: ClassVar[str] = "downloaded"
 
     lam: float = option(15.0, low=0, help="λ, pull of the personal model towards the local one")

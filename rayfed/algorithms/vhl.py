@@ -1,16 +1,18 @@
 """VHL: Tang et al. 2022, "Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated Learning",
-Eq. 5, with the alignment loss `proxy_align_loss` of its code as recalled.
+Eq. 5, with the alignment loss of its code (`proxy_align_loss`, features detached, contrast among virtual data).
 
 Everyone has the same labelled virtual data (v, y_v), made of noise. z are unit features, sg stops the gradient.
 
     client:  L = CE(x, y) + α CE(v, y_v) + S({z(x), sg z(v)}) + 0.1 S({z(v)})
     S:       supervised contrastive loss: mean over anchors a of −mean over b of a's class, b ≠ a, of
-             log[exp(z_a·z_b/τ) / Σ_{c≠a} exp(z_a·z_c/τ)]; anchors alone in their class do not count
+             log[exp(z_a·z_b/τ) / Σ_{c≠a} exp(z_a·z_c/τ)]; an anchor alone in its class adds 0 to the mean
     server:  FedAvg; before the first round the virtual data goes to everyone, once
 
 The paper draws the virtual images from an untrained StyleGAN2. Here a smaller random network stands in for it: it is
-fixed, takes noise and a code of the class, and is never trained. In its code's alignment virtual labels are shifted
-and match no local ones; here they match.
+fixed, takes noise and a code of the class, and is never trained. In its code the virtual classes have outputs of their
+own, C beside the C local ones, and the alignment matches them; here they share the local outputs. It also puts both
+kinds of data through the network as one batch, which batch norm notices, and aligns in the first five local epochs
+only. (In the copy of that code by the authors of FedDebias virtual labels match no local ones.)
 """
 
 from collections.abc import Sequence
@@ -36,8 +38,7 @@ def contrast(z: Tensor, y: Tensor, temperature: float) -> Tensor:
     logits = (z @ z.T / temperature).masked_fill(~apart, float("-inf"))
     friends = (y[:, None] == y) & apart
     logs = F.log_softmax(logits, 1).masked_fill(~friends, 0.0).sum(1)
-    count = friends.sum(1)
-    return -(logs / count.clamp(min=1)).sum() / (count > 0).sum().clamp(min=1)
+    return -(logs / friends.sum(1).clamp(min=1)).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +47,15 @@ class VHL(FedAvg):
 
     name: ClassVar[str] = "vhl"
     source: ClassVar[str] = "Tang et al. 2022, Eq. 5, with a random network in place of StyleGAN2"
+    whole_labels: ClassVar[bool] = True
     setup_exchanges: ClassVar[int] = 1
 
     alpha: float = option(1.0, low=0, help="α, weight of the virtual data's cross-entropy")
     align: float = option(1.0, low=0, help="weight of both contrastive terms; 0: virtual data without alignment")
     temperature: float = option(0.07, above=0, help="τ of the contrastive loss")
-    virtual: int = option(2000, low=2, help="virtual examples, the classes in turn: 20000 for CIFAR-100")
+    virtual: int = option(
+        2000, low=2, high=1_000_000, help="virtual examples, the classes in turn: 20000 for CIFAR-100"
+    )
     virtual_batch: int = option(32, low=2, help="virtual examples in a step")
 
     def check(self, setting: Setting) -> None:

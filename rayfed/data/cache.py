@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import tempfile
 import zipfile
@@ -11,6 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+
+from rayfed.data.mapped import CacheUnusable, made, opened
+from rayfed.errors import UsageError
+from rayfed.memory import memory_bytes
 
 Arrays = dict[str, np.ndarray]
 
@@ -30,7 +35,7 @@ def cached(name: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> 
     cannot be read or written, or that holds a damaged file, only costs time.
     """
     text = json.dumps(dict(key), sort_keys=True)
-    path = folder() / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz"
+    path = _path(name, text, "npz")
     with contextlib.suppress(*UNREADABLE), np.load(path, allow_pickle=False) as stored:
         if str(stored["key"]) == text:
             return {field: stored[field] for field in stored.files if field != "key"}
@@ -38,6 +43,46 @@ def cached(name: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> 
     with contextlib.suppress(OSError):
         _write(path, {**arrays, "key": np.array(text)})
     return arrays
+
+
+def memory_mapped(
+    name: str,
+    key: Mapping[str, object],
+    shape: tuple[int, ...],
+    dtype: np.dtype | str,
+    fill: Callable[[np.ndarray], None],
+) -> np.ndarray:
+    """A read-only array on disk, made by `fill` the first time; all processes of a machine share its pages.
+
+    `key` is as for `cached`; shape and dtype become part of it. `fill` gets a writable array [*shape] of zeros. The
+    array is a `np.memmap`, except where the cache cannot hold it: then it is an array in memory, made anew each time.
+    The file appears as a whole or not at all, and is made again where it is damaged. Of several processes that want
+    it at once, one makes it and the others wait.
+
+    Raises:
+        UsageError: the cache cannot hold it, and neither can half of the memory.
+    """
+    kind = np.dtype(dtype)
+    text = json.dumps({**key, "shape": shape, "dtype": kind.str}, sort_keys=True)
+    path = _path(name, text, "array")
+    try:
+        found = opened(path, text, shape, kind)
+        return made(path, text, shape, kind, fill) if found is None else found
+    except CacheUnusable as unusable:
+        size = math.prod(shape) * kind.itemsize
+        if size > memory_bytes() / 2:
+            raise UsageError(
+                f"RAYFED_CACHE={folder()}: {name} needs {size / 1e9:.1f} GB there, but {unusable}; "
+                "set the environment variable to a folder with room"
+            ) from unusable
+    array = np.zeros(shape, kind)
+    fill(array)
+    array.flags.writeable = False
+    return array
+
+
+def _path(name: str, key: str, kind: str) -> Path:
+    return folder() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.{kind}"
 
 
 def _write(path: Path, arrays: Arrays) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from rayfed.data.population import TestSet
+from rayfed.data.rows import Rows
 from rayfed.errors import UsageError
 
 
@@ -20,7 +21,7 @@ class Part(NamedTuple):
 
 
 class Personal(Protocol):
-    """What a dataset changes in the images of a client once it is known who that client is."""
+    """What a dataset changes in the images of a client once it is known who that client is, each image on its own."""
 
     def domain(self, client: int) -> str:
         """The domain of the client, in place of the one that the partition gave it."""
@@ -34,11 +35,12 @@ class Dataset:
     """N pooled examples; a partition gives their rows to clients. `Dataset.of` fills in what is usual.
 
     Attributes:
-        images: [N, ...]; uint8 [N, channels, height, width] for images, any other dtype reaches the model as it is.
+        images: [N, ...]; uint8 [N, channels, height, width] for images, any other dtype reaches the model as it is. Of
+            an array from `rayfed.data.cache.memory_mapped` (or any read-only `np.memmap`) only what is used is read.
         labels: int64 [N], class indices below `num_classes`.
-        domain: int16 [N], positions in `domains`.
+        domain: whole numbers [N], positions in `domains`.
         is_test: bool [N], the dataset's own test examples.
-        source: int8 [N], positions in `sources`; with `index`, int64 [N], it names the original of each row.
+        source: whole numbers [N], positions in `sources`; with `index`, int64 [N], it names the original of each row.
         client: int64 [N], whose example it is by nature; None where the dataset does not say.
         mean, std: per channel in units of [0, 1]; uint8 images are normalised with them.
         ood: domains that no client may hold; their examples become the server's "ood" test sets.
@@ -47,7 +49,7 @@ class Dataset:
     """
 
     name: str
-    images: np.ndarray
+    images: np.ndarray | Rows
     labels: np.ndarray
     domain: np.ndarray
     domains: tuple[str, ...]
@@ -75,11 +77,20 @@ class Dataset:
                 f"0..{self.num_classes - 1}"
             )
 
+        for name, names in (("domain", self.domains), ("source", self.sources)):
+            codes = getattr(self, name)
+            if len(codes) and not 0 <= codes.min() <= codes.max() < len(names):
+                span = f"{codes.min()}..{codes.max()}"
+                raise UsageError(f"dataset {self.name}: {name} {span}, but {name}s names {len(names)}")
+        unknown = sorted(set(self.ood) - set(self.domains))
+        if unknown:
+            raise UsageError(f"dataset {self.name}: ood {unknown[0]!r}; its domains are {', '.join(self.domains)}")
+
     @classmethod
     def of(
         cls,
         name: str,
-        images: np.ndarray,
+        images: np.ndarray | Rows,
         labels: np.ndarray,
         *,
         is_test: np.ndarray | None = None,
@@ -122,8 +133,10 @@ class Dataset:
         return self.domains[found[0]] if len(found) == 1 else "mixed"
 
 
-def per_channel(values: list[float], channels: int, *, where: str) -> tuple[float, ...]:
-    """`values` as one number per channel: as they are, or the only one repeated."""
-    if len(values) not in (1, channels):
-        raise UsageError(f"{where}={values}: {len(values)} numbers for {channels} channels; give 1 or {channels}")
-    return tuple(values) * (channels if len(values) == 1 else 1)
+def row_numbers(groups: np.ndarray) -> np.ndarray:
+    """int64 [N]: the number of each row among those of its group, such as its place in its file."""
+    found = np.empty(len(groups), np.int64)
+    for group in np.unique(groups):
+        own = groups == group
+        found[own] = np.arange(own.sum())
+    return found

@@ -1,31 +1,22 @@
 """From the names of a dataset and a partition to the population that the engine is given."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from rayfed.data.dataset import Dataset, Part
+from rayfed.data.leave_out import check_rows, loaded
+from rayfed.data.partitions import PARTITIONS
+from rayfed.data.partitions.table import client_domain, partition_hash
 from rayfed.data.population import Client, Examples, Population, TestSet
+from rayfed.data.rows import Rows, lazy, pick
+from rayfed.data.sets import DATASETS
 from rayfed.errors import UsageError
 from rayfed.options import build
 from rayfed.registry import resolve
-
-DATASETS = {
-    "mini_digits": "rayfed.data.mini_digits:MiniDigits",
-    "mnist": "rayfed.data.mnist:Mnist",
-    "fashion_mnist": "rayfed.data.mnist:FashionMnist",
-    "rotated_mnist": "rayfed.data.rotated_mnist:RotatedMnist",
-    "npz": "rayfed.data.npz:Npz",
-}
-PARTITIONS = {
-    "domains": "rayfed.data.partitions:Domains",
-    "iid": "rayfed.data.partitions:Iid",
-    "dirichlet": "rayfed.data.dirichlet:Dirichlet",
-    "file": "rayfed.data.partition_file:File",
-    "natural": "rayfed.data.partitions:Natural",
-}
 
 
 def check(
@@ -55,16 +46,17 @@ def load(
     data_options: Mapping[str, Any] | None = None,
     partition_name: str | None = None,
     partition_options: Mapping[str, Any] | None = None,
+    leave_out: str | None = None,
 ) -> Population:
     """The clients of a dataset under a partition; the dataset's own choice of partition where none is named.
+
+    Nobody holds the domain `leave_out`: it becomes the "ood" test set, in place of the domains of `held_out`.
 
     Raises:
         UsageError: as `check`; files that are missing or damaged; a dataset that cannot be divided as asked.
     """
-    data, partition = check(data_name, data_options, partition_name, partition_options)
-    dataset = data.load()
-    parts = [Part(*part) for part in partition.split(dataset)]
-    _check_parts(dataset, parts)
+    dataset, parts = divided(data_name, data_options, partition_name, partition_options, leave_out)
+    dataset = dataclasses.replace(dataset, images=lazy(dataset.images))
     clients = tuple(_client(dataset, part) for part in parts)
     return Population(
         name=dataset.name,
@@ -73,8 +65,24 @@ def load(
         shape=tuple(clients[0].train.x.shape[1:]),
         mean=dataset.mean,
         std=dataset.std,
-        tests=(*dataset.tests, *(_unheld(dataset, name) for name in dataset.ood)),
+        tests=(*map(_unread, dataset.tests), *(_unheld(dataset, name) for name in dataset.ood)),
+        partition_hash=partition_hash(dataset, parts),
     )
+
+
+def divided(
+    data_name: str,
+    data_options: Mapping[str, Any] | None = None,
+    partition_name: str | None = None,
+    partition_options: Mapping[str, Any] | None = None,
+    leave_out: str | None = None,
+) -> tuple[Dataset, list[Part]]:
+    """The dataset, and which of its rows each client holds; arguments and errors are those of `load`."""
+    data, partition = check(data_name, data_options, partition_name, partition_options)
+    dataset = loaded(data, leave_out)
+    parts = [Part(*part) for part in partition.split(dataset)]
+    _check_parts(dataset, parts)
+    return dataset, parts
 
 
 def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type:
@@ -93,6 +101,7 @@ def _check_parts(dataset: Dataset, parts: list[Part]) -> None:
         if not len(part.train):
             raise UsageError(f"partition: client {part.id} ({part.domain}) of {dataset.name} has no training samples")
     rows = np.concatenate([rows for part in parts for rows in part[2:]])
+    check_rows(dataset, rows)
     values, counts = np.unique(rows, return_counts=True)
     if counts.max() > 1:
         row = values[counts.argmax()]
@@ -103,11 +112,19 @@ def _client(dataset: Dataset, part: Part) -> Client:
     personal = dataset.personal
     examples = []
     for rows in part[2:]:
-        images = dataset.images[rows]
-        examples.append(Examples(personal.images(part.id, images) if personal else images, dataset.labels[rows]))
-    return Client(part.id, personal.domain(part.id) if personal else part.domain, *examples)
+        images = pick(dataset.images, rows)
+        if personal:
+            view = functools.partial(personal.images, part.id)
+            images = images.seen(view) if isinstance(images, Rows) else view(images)
+        examples.append(Examples(images, dataset.labels[rows]))
+    return Client(part.id, client_domain(dataset, part), *examples)
+
+
+def _unread(test: TestSet) -> TestSet:
+    examples = test.examples
+    return dataclasses.replace(test, examples=dataclasses.replace(examples, x=lazy(examples.x)))
 
 
 def _unheld(dataset: Dataset, name: str) -> TestSet:
     rows = np.flatnonzero(dataset.domain == dataset.domains.index(name))
-    return TestSet(name, "ood", Examples(dataset.images[rows], dataset.labels[rows]))
+    return TestSet(name, "ood", Examples(pick(dataset.images, rows), dataset.labels[rows]))

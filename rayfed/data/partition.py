@@ -1,5 +1,6 @@
 """What all partitions share: the seed, the validation share, and how rows are shuffled and held out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from rayfed.options import option
 
 # The purposes that a partition's seed serves; each has its own stream, so that one draw cannot shift another.
 DEAL, TEST, VALIDATION = range(3)
+DRAWS = 1000  # after so many draws that will not do, a partition gives up
 
 
 def generator(seed: int, *purpose: int) -> np.random.Generator:
@@ -48,23 +50,32 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Pooled(Partition):
-    """All rows, the dataset's own test examples among them, dealt to clients; each splits its share by itself."""
+    """All rows, the dataset's own test examples among them, dealt to clients; each splits its share by itself.
+
+    With `common_test` only the rest of the rows is dealt, and the dataset's own test examples, shared out at random and
+    in equal numbers, are the clients' test parts: each model is tested on all classes alike.
+    """
 
     clients: int = option(20, low=1, help="how many clients")
     test: float = option(0.25, low=0, below=1, help="share of each client's rows that is its test part, rounded up")
     per_client: int | None = option(None, low=1, help="at most so many rows per client, before they are split")
+    common_test: bool = option(False, help="test on shares of the dataset's own test examples, in place of `test`")
 
     def deal(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
         """The rows of each client, in an order that may be cut anywhere."""
         raise NotImplementedError
 
     def split(self, dataset: Dataset) -> list[Part]:
-        rows = dataset.rows()
+        rows = dataset.rows(is_test=False if self.common_test else None)
         if self.clients > len(rows):
             raise UsageError(f"partition.clients={self.clients}: more than the {len(rows)} samples of {dataset.name}")
+        shares = self._common(dataset) if self.common_test else None
         parts = []
         for client, dealt in enumerate(self.deal(dataset, rows)):
             own = generator(self.seed, TEST, client).permutation(dealt[: self.per_client])
+            if shares is not None:
+                parts.append(self.part(client, dataset.domain_of(own), own, shares[client]))
+                continue
             training = share(len(own), 1 - self.test)
             if training == 0:
                 raise UsageError(
@@ -73,3 +84,41 @@ class Pooled(Partition):
                 )
             parts.append(self.part(client, dataset.domain_of(own), own[:training], own[training:]))
         return parts
+
+    def _common(self, dataset: Dataset) -> list[np.ndarray]:
+        tests = dataset.rows(is_test=True)
+        if len(tests) < self.clients:
+            raise UsageError(
+                f"partition.common_test=true: {dataset.name} has {len(tests)} test samples of its own for "
+                f"{self.clients} clients"
+            )
+        return np.array_split(generator(self.seed, TEST).permutation(tests), self.clients)
+
+
+def by_class(dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+    """`rows` of each class 0..C-1, in their order."""
+    labels = dataset.labels[rows]
+    return [rows[labels == label] for label in range(dataset.num_classes)]
+
+
+def redrawn(draw: Callable[[], list[np.ndarray]], least: int, *, keys: str, remedy: str) -> list[np.ndarray]:
+    """The first draw in which every client has `least` rows; `keys` and `remedy` are for the message if none has."""
+    best = 0
+    for _ in range(DRAWS):
+        dealt = draw()
+        if (smallest := min(map(len, dealt))) >= least:
+            return dealt
+        best = max(best, smallest)
+    raise UsageError(
+        f"{keys}: in {DRAWS} draws for {len(dealt)} clients the smallest had at most {best} samples, "
+        f"fewer than min_size={least}; {remedy}"
+    )
+
+
+def check_least(least: int, clients: int, dataset: Dataset, rows: np.ndarray) -> None:
+    """Refuses a `partition.min_size` that no division of `rows` can give."""
+    if least * clients > len(rows):
+        raise UsageError(
+            f"partition.min_size={least}: {clients} clients would need {least * clients} samples, "
+            f"{dataset.name} has {len(rows)}"
+        )

@@ -1,8 +1,10 @@
 """What the engine is given: the clients and their examples, and the test sets that belong to nobody."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+
+from rayfed.data.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -10,14 +12,18 @@ class Examples:
     """Labelled examples: `x` [n, ...] and `y` [n] (class index, int64) or [n, ...] for a user's own loss.
 
     Images are uint8 [n, channels, height, width]; they become floats, normalised, a batch at a time on the device.
-    Any other dtype reaches the model as it is.
+    Any other dtype reaches the model as it is. `x` may be `Rows` of a file, which are read when they are needed.
     """
 
-    x: np.ndarray
+    x: np.ndarray | Rows
     y: np.ndarray
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def read(self) -> "Examples":
+        """The same in memory."""
+        return replace(self, x=self.x[:]) if isinstance(self.x, Rows) else self
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,14 @@ class TestSet:
 
 @dataclass(frozen=True)
 class Population:
-    """All clients (ids 0..N-1 in order), what their examples look like, and the server's own test sets.
+    """All clients, what their examples look like, and the server's own test sets.
+
+    The last `newcomers` of the clients take no part in training: they join when it is over. The engine and algorithms
+    count clients by their place here; `Client.id` is the number that the partition gave them, and differs from the
+    place only where there are newcomers.
 
     `mean` and `std`, per channel in units of [0, 1], normalise uint8 images: (x / 255 - mean) / std.
+    `partition_hash` says who holds which rows of a dataset (`rayfed.data.partitions.table`); None for a user's clients.
     """
 
     name: str
@@ -56,3 +67,21 @@ class Population:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     tests: tuple[TestSet, ...] = ()
+    partition_hash: str | None = None
+    newcomers: int = 0
+
+    def examples(self) -> list[Examples]:
+        """Of all clients, then of all test sets."""
+        own = [part for client in self.clients for part in (client.train, client.val, client.test)]
+        return own + [test.examples for test in self.tests]
+
+    def read(self) -> "Population":
+        """The same with all that lies in files read into memory."""
+        clients = [replace(c, train=c.train.read(), val=c.val.read(), test=c.test.read()) for c in self.clients]
+        tests = [replace(test, examples=test.examples.read()) for test in self.tests]
+        return replace(self, clients=tuple(clients), tests=tuple(tests))
+
+    @property
+    def participants(self) -> tuple[Client, ...]:
+        """The clients that take part in training."""
+        return self.clients[: len(self.clients) - self.newcomers]

@@ -21,7 +21,8 @@ class Blueprint:
 
     `model` fixes the initial weights. `cohort` is the number of clients in a round. `width` clients train at once on a
     host. `threads` is torch's thread count on a CPU host: it changes the last bits of results, so it belongs here.
-    `augment` changes training batches.
+    `augment` changes training batches. `resident` says whether clients' inputs lie on their host's device (None: where
+    they fit); it changes no result.
     """
 
     algorithm: Algorithm
@@ -38,13 +39,14 @@ class Blueprint:
     width: int = 1
     threads: int = 1
     augment: Augment | None = None
+    resident: bool | None = None
 
     def context(self, population: Population, device: str | torch.device) -> Context:
         """The context of all hooks on `device`. The model is copied there."""
         task = Task(
             self.model,
             self.loss,
-            num_clients=len(population.clients),
+            num_clients=len(population.participants),
             num_classes=population.num_classes,
             batch_norm=self.batch_norm,
             device=device,
@@ -65,6 +67,9 @@ class Blueprint:
         if self.augment is not None:
             self.augment.check(population.shape, population.clients[0].train.x.dtype)
         sizes = {client.id: len(client.train) for client in population.clients}
+        if population.newcomers and self.algorithm.refuses_newcomers:
+            name, why = self.algorithm.name, self.algorithm.refuses_newcomers
+            raise UsageError(f"newcomers={population.newcomers}: algorithm.name={name} {why}; use newcomers=0")
         smallest = min(sizes, key=lambda i: sizes[i])
         if not sizes[smallest]:
             raise UsageError(f"client {smallest} has no training examples; partition.* must give it some")
@@ -82,28 +87,37 @@ class Blueprint:
                     f"placement.width={self.width}: clients that train together need batches of one size, and client "
                     f"{ragged[0]}'s last batch is smaller; use local.drop_last=true or placement.width=1"
                 )
-        ctx = self.context(population, "cpu")
+        self.algorithm.check(self.setting(population))
+
+    def setting(self, population: Population) -> Setting:
+        """What the algorithm is told before anything starts."""
         kind = population.clients[0].train.x.dtype
-        self.algorithm.check(
-            Setting(
-                task=ctx.task,
-                shape=tuple(population.shape),
-                tokens=kind.kind in "iu" and kind.itemsize > 1,  # bytes are pixels
-                everyone=self.cohort == len(sizes),
-                cohort=self.cohort,
-                examples=sizes,
-                validation={client.id: len(client.val) for client in population.clients},
-                batch_size=self.batch_size,
-                drop_last=self.drop_last,
-                optimizer=self.optimizer,
-                width=self.width,
-            )
+        return Setting(
+            task=self.context(population, "cpu").task,
+            shape=tuple(population.shape),
+            tokens=kind.kind in "iu" and kind.itemsize > 1,  # bytes are pixels
+            everyone=self.cohort == len(population.participants),
+            cohort=self.cohort,
+            rounds=self.rounds,
+            examples={client.id: len(client.train) for client in population.clients},
+            validation={client.id: len(client.val) for client in population.clients},
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            optimizer=self.optimizer,
+            width=self.width,
         )
 
 
 def _real(population: Population) -> bool:
     dtype = population.clients[0].train.x.dtype
     return dtype == np.uint8 or dtype.kind == "f"
+
+
+def homes_of(population: Population, hosts: int) -> list[list[int]]:
+    """The clients of each host: participants and newcomers, each dealt out by their training examples."""
+    sizes, trained = [len(client.train) for client in population.clients], len(population.participants)
+    late = [[trained + place for place in some] for some in deal(sizes[trained:], hosts)]
+    return [first + then for first, then in zip(deal(sizes[:trained], hosts), late, strict=True)]
 
 
 def deal(sizes: Sequence[int], hosts: int) -> list[list[int]]:

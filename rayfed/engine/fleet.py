@@ -1,15 +1,17 @@
 """All hosts behind one face: the server's calls are the same wherever the clients live. This one is in-process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from rayfed.algorithm import State
 from rayfed.data.population import Population
+from rayfed.engine.allocator import keep_freed_memory
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.host import Answer, Host
-from rayfed.engine.scoring import Score
+from rayfed.engine.host import Answer, Host, Scored
+from rayfed.engine.measuring import Gradients, Measures
+from rayfed.engine.streamed import room_for
 from rayfed.engine.sums import ExactSum
 
 
@@ -24,6 +26,7 @@ class Fleet(Protocol):
         weights: Mapping[int, float],
         now: Mapping[str, Any],
         score_trained: Sequence[str],
+        measures: Measures,
     ) -> list[Answer]: ...
 
     def weigh(self, weights: Mapping[int, float]) -> list[ExactSum]: ...
@@ -37,11 +40,16 @@ class Fleet(Protocol):
         points: Sequence[str],
         splits: Sequence[str],
         adapt: int,
-    ) -> list[Score]: ...
+        measures: Measures,
+    ) -> Scored: ...
 
     def score_global(
-        self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Sequence[str]
-    ) -> list[Score]: ...
+        self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Sequence[str], measures: Measures
+    ) -> Scored: ...
+
+    def gradients(
+        self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Collection[str]
+    ) -> list[Gradients]: ...
 
     def save(self) -> dict[int, State]: ...
 
@@ -53,8 +61,11 @@ class Fleet(Protocol):
 class LocalFleet:
     """hosts=0: one host in this process. A debugger works, and Ray is not even imported."""
 
-    def __init__(self, blueprint: Blueprint, population: Population, device: str | torch.device = "cpu"):
+    def __init__(
+        self, blueprint: Blueprint, population: Population, device: str | torch.device = "cpu", *, share: float = 1.0
+    ):
         torch.set_num_threads(blueprint.threads)
+        keep_freed_memory()
         self.host = Host(
             blueprint.algorithm,
             blueprint.context(population, device),
@@ -65,6 +76,7 @@ class LocalFleet:
             drop_last=blueprint.drop_last,
             seed=blueprint.seed,
             augment=blueprint.augment,
+            room=room_for(blueprint.resident, device, share),
         )
 
     def exchange(self, *args: Any) -> list[Answer]:
@@ -73,11 +85,14 @@ class LocalFleet:
     def weigh(self, weights: Mapping[int, float]) -> list[ExactSum]:
         return [self.host.weigh(weights)]
 
-    def score_downloads(self, *args: Any) -> list[Score]:
+    def score_downloads(self, *args: Any) -> Scored:
         return self.host.score_downloads(*args)
 
-    def score_global(self, *args: Any) -> list[Score]:
+    def score_global(self, *args: Any) -> Scored:
         return self.host.score_global(*args)
+
+    def gradients(self, *args: Any) -> list[Gradients]:
+        return self.host.gradients(*args)
 
     def save(self) -> dict[int, State]:
         return self.host.save()

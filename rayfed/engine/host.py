@@ -1,21 +1,25 @@
 """A host: holds some of the clients, their data and their state, and runs them. Knows neither Ray nor any method."""
 
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from rayfed.algorithm import Algorithm, ClientData, Context, Reply, State
 from rayfed.augment.base import Augment
-from rayfed.data.population import Population
+from rayfed.data.population import Examples, Population
+from rayfed.engine.measuring import NOTHING, Caught, Gradients, Measures, Where, gradients_of
 from rayfed.engine.payload import bytes_by_field
 from rayfed.engine.purity import untouched
 from rayfed.engine.resident import Normalise, Part
 from rayfed.engine.scoring import Score, score
 from rayfed.engine.seeds import seed_torch
+from rayfed.engine.streamed import fits
 from rayfed.engine.sums import ExactSum
-from rayfed.engine.training import Job, train
+from rayfed.engine.training import Job, Trained, train
+from rayfed.errors import Diverged
 
 PARTS = ("train", "val", "test")
 
@@ -29,7 +33,20 @@ class Answer(NamedTuple):
     metrics: list[tuple[int, str, float, int]]  # client, name, mean over its steps, training examples
     bytes_up: dict[str, int]
     scores: list[Score]
-    seconds: float
+    caught: list[Caught]
+    seconds: float  # in all
+    seconds_scoring: float  # of them, on scores and metrics
+
+
+class Scored(NamedTuple):
+    """What a host returns from scoring, or all hosts together."""
+
+    scores: list[Score]
+    caught: list[Caught]
+
+    @classmethod
+    def together(cls, found: Sequence["Scored"]) -> "Scored":
+        return cls([score for one in found for score in one.scores], [item for one in found for item in one.caught])
 
 
 class Host:
@@ -37,10 +54,12 @@ class Host:
 
     Args:
         ctx: the context common to all hooks; its task lies on this host's device.
-        clients: the numbers of the clients that live here.
+        clients: the clients that live here, by their places in the population.
         width: how many of them train at once (1: one after the other; more: `torch.vmap`).
         drop_last: whether an epoch leaves out the examples that do not fill a batch.
         augment: what is done to training batches.
+        room: bytes that the inputs of all of them may take on the device; where they take more, they stay where they
+            are and are read batch by batch, which changes no result.
     """
 
     def __init__(
@@ -55,19 +74,26 @@ class Host:
         drop_last: bool,
         seed: int,
         augment: Augment | None = None,
+        room: float = math.inf,
     ):
         self.algorithm, self.ctx, self.width, self.drop_last, self.seed = algorithm, ctx, width, drop_last, seed
         self.augment = augment
         task = ctx.task
         normalise = Normalise(population, task.device, channels_last=task.channels_last)
+        self.numbers = {i: population.clients[i].id for i in clients}
         self.domains = {i: population.clients[i].domain for i in clients}
-        self.parts = {
-            i: {name: Part(getattr(population.clients[i], name), task.device, normalise) for name in PARTS}
-            for i in clients
-        }
+        own = {i: {name: getattr(population.clients[i], name) for name in PARTS} for i in clients}
         chosen = [population.tests[k] for k in tests]
-        self.tests = [(test, Part(test.examples, task.device, normalise)) for test in chosen]
+        everything = [part for parts in own.values() for part in parts.values()] + [test.examples for test in chosen]
+        resident = fits(everything, room)
+
+        def placed(examples: Examples) -> Part:
+            return Part(examples, task.device, normalise, resident=resident)
+
+        self.parts = {i: {name: placed(part) for name, part in parts.items()} for i, parts in own.items()}
+        self.tests = [(test, placed(test.examples)) for test in chosen]
         self.states: dict[int, State] = {}
+        self._before: dict[int, Any] = {}  # clients' models before the round, where a metric wants them
         self._waiting: list[tuple[int, State]] = []  # averaged fields, until the server has weighed the replies
 
     def exchange(
@@ -78,15 +104,16 @@ class Host:
         weights: Mapping[int, float],
         now: Mapping[str, Any],
         score_trained: Sequence[str] = (),
+        measures: Measures = NOTHING,
     ) -> Answer:
         """Trains the clients `ids` and returns their replies, with the averaged fields already summed by `weights`.
 
         `own` holds the fields sent to single clients, `now` the time (stage, round, trip, cohort), `score_trained` the
-        splits on which the locally trained models are scored.
+        splits on which the locally trained models are scored, `measures` the further metrics that are due.
         """
-        began = time.perf_counter()
+        began, scoring = time.perf_counter(), 0.0
         down = self.ctx.task.layout(down)
-        replies, metrics, scores = [], [], []
+        replies, metrics, scored = [], [], []
         sizes: dict[str, int] = {}
         total, self._waiting = ExactSum(), []
         for ctx, client, received, trained in self._trained(ids, down, own, now):
@@ -94,9 +121,17 @@ class Host:
             seed_torch(self.seed, "finish", ctx.stage, ctx.round, ctx.trip, client)
             with untouched(f"{type(self.algorithm).__name__}.finish", client=state, down=received):
                 self.states[client], up = self.algorithm.finish(ctx, trained.work, state, received, ctx.data)
-            if score_trained:
+            if measures.training and ctx.trip == 0:
+                self._before[client] = self.algorithm.downloaded_model(ctx, state, received)
+            if score_trained or (measures.training and measures.last):
+                self._synchronise()
+                since = time.perf_counter()
                 model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
-                scores += self._score(ctx, model, "trained", score_trained)
+                scored.append(self._scored(ctx, client, model, "trained", score_trained, measures))
+                if measures.training:
+                    moved = measures.moved(ctx, self._before.pop(client), model)
+                    metrics += [(client, name, value, ctx.examples) for name, value in moved]
+                scoring += time.perf_counter() - since
             for field, size in bytes_by_field(up).items():
                 sizes[field] = sizes.get(field, 0) + size
             summed = {name: up[name] for name in self.algorithm.averaged if name in up}
@@ -108,7 +143,8 @@ class Host:
             replies.append(Reply(client, ctx.examples, sent))
             metrics += [(client, name, value, ctx.examples) for name, value in trained.metrics.items()]
         self._synchronise()
-        return Answer(total, replies, metrics, sizes, scores, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return Answer(total, replies, metrics, sizes, *Scored.together(scored), seconds, scoring)
 
     def weigh(self, weights: Mapping[int, float]) -> ExactSum:
         """The averaged fields of the last exchange, summed with the weights that the server has found."""
@@ -127,31 +163,44 @@ class Host:
         points: Sequence[str],
         splits: Sequence[str],
         adapt: int,
-    ) -> list[Score]:
+        measures: Measures = NOTHING,
+    ) -> Scored:
         """Scores the clients' models on their own data: as downloaded, or adapted by `adapt` epochs more."""
-        down, scores = self.ctx.task.layout(down), []
+        down, scored = self.ctx.task.layout(down), []
         for client in ids if "downloaded" in points else ():
             ctx, received = self._context(client, now), down | self.ctx.task.layout(own.get(client, {}))
             model = self.algorithm.downloaded_model(ctx, self._state(ctx), received)
-            scores += self._score(ctx, model, "downloaded", splits)
+            scored.append(self._scored(ctx, client, model, "downloaded", splits, measures))
         if "adapted" in points:
             now = {**now, "stage": "final", "local": self.ctx.local._replace(epochs=adapt, steps=None)}
             for ctx, client, received, trained in self._trained(ids, down, own, now):
                 model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
-                scores += self._score(ctx, model, "adapted", splits)
-        return scores
+                scored.append(self._scored(ctx, client, model, "adapted", splits, measures))
+        return Scored.together(scored)
 
     def score_global(
-        self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Sequence[str]
-    ) -> list[Score]:
+        self,
+        ids: Sequence[int],
+        model: Any,
+        now: Mapping[str, Any],
+        splits: Sequence[str],
+        measures: Measures = NOTHING,
+    ) -> Scored:
         """Scores the server's model on the clients' data, and on the test sets that nobody holds."""
-        model, scores = self.ctx.task.layout(model), []
-        for client in ids:
-            scores += self._score(self._context(client, now), model, "global", splits)
+        ctx, model = self.ctx.at(**now), self.ctx.task.layout(model)
+        found = [self._scored(ctx, client, model, "global", splits, measures) for client in ids]
         for test, part in self.tests:
-            made = score(self.algorithm, self.ctx.at(**now), model, part)
-            scores += [Score(-1, test.domain, test.split, "global", *row) for row in made]
-        return scores
+            found.append(self._measured(ctx, model, {Where(-1, test.domain, test.split, "global"): part}, measures))
+        return Scored.together(found)
+
+    def gradients(
+        self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Collection[str]
+    ) -> list[Gradients]:
+        """The gradients of the server's model on these splits of the clients' data and on test sets, by domain."""
+        own = [(self.domains[i], name, part) for i in ids for name, part in self.parts[i].items()]
+        tests = [(test.domain, test.split, part) for test, part in self.tests]
+        asked = [found for found in (*own, *tests) if found[1] in splits]
+        return gradients_of(self.ctx.at(**now), self.ctx.task.layout(model), asked)
 
     def save(self) -> dict[int, State]:
         """The state of every client that has been asked for so far."""
@@ -175,7 +224,14 @@ class Host:
                 how: dict[str, Any] = {"seed": self.seed, "drop_last": self.drop_last, "augment": self.augment}
                 done = train(self.algorithm, jobs, received[0], phases, **how)
             for job, mine, trained in zip(jobs, received, done, strict=True):
+                self._finite(job, trained)
                 yield job.ctx, job.client, mine, trained
+
+    def _finite(self, job: Job, trained: Trained) -> None:
+        for name, value in trained.metrics.items():
+            if not math.isfinite(value):
+                client = self.numbers[job.client]
+                raise Diverged(f"round {job.ctx.round}, client {client}: training {name} is {value}")
 
     def _context(self, client: int, now: Mapping[str, Any]) -> Context:
         parts = self.parts[client]
@@ -188,14 +244,28 @@ class Host:
             self.states[ctx.client] = self.ctx.task.layout(self.algorithm.join(ctx))
         return self.states[ctx.client]
 
-    def _score(self, ctx: Context, model: Any, point: str, splits: Sequence[str]) -> list[Score]:
-        rows = []
-        for split in splits:
-            part = self.parts[ctx.client][split]
-            if len(part):
-                made = score(self.algorithm, ctx, model, part)
-                rows += [Score(ctx.client, self.domains[ctx.client], split, point, *row) for row in made]
-        return rows
+    def _scored(
+        self, ctx: Context, client: int, model: Any, point: str, splits: Sequence[str], measures: Measures
+    ) -> Scored:
+        """Of one model on the splits of a client that hold anything.
+
+        These share batches with each other and with no other client's: a row's last bits depend on the size of its
+        batch, and who lives here is a matter of placement.
+        """
+        parts = {split: self.parts[client][split] for split in splits if len(self.parts[client][split])}
+        own = {Where(self.numbers[client], self.domains[client], split, point): part for split, part in parts.items()}
+        return self._measured(ctx, model, own, measures, newcomer=client >= self.ctx.task.num_clients)
+
+    def _measured(
+        self, ctx: Context, model: Any, parts: Mapping[Where, Part], measures: Measures, *, newcomer: bool = False
+    ) -> Scored:
+        """Of one model on `parts`, none of which is empty."""
+        made = score(self.algorithm, ctx, model, list(parts.values()), measures.predictions)
+        scores, caught = [], []
+        for (where, part), values in zip(parts.items(), made, strict=True):
+            scores += [Score(*where, *value, newcomer=newcomer) for value in values]
+            caught += measures.catch(self.algorithm, ctx, model, part, self.seed, where)
+        return Scored(scores, caught)
 
     def _synchronise(self) -> None:
         if self.ctx.task.device.type == "cuda":

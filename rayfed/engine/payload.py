@@ -1,12 +1,14 @@
 """How trees of tensors cross between processes: as flat byte arrays that Ray passes without copying."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.algorithm import Algorithm, Context
 from rayfed.tree import nbytes, tensors, tree_map
 
 
@@ -48,6 +50,12 @@ def bytes_by_field(payload: dict[str, Any]) -> dict[str, int]:
     """Bytes on the wire of every top-level field that has any."""
     sizes = {field: nbytes(value) for field, value in payload.items()}
     return {field: size for field, size in sizes.items() if size}
+
+
+def bytes_by_formula(algorithm: Algorithm, ctx: Context, examples: Sequence[int]) -> float | None:
+    """What `Algorithm.bytes_formula` says, where the algorithm's own class defines it."""
+    own = vars(type(algorithm)).get("bytes_formula")
+    return None if own is None else own(algorithm, ctx, examples)
 
 
 def fingerprint(tree: Any) -> str:

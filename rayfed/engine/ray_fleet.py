@@ -13,13 +13,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.algorithm import State
 from rayfed.data.population import Population
-from rayfed.engine.blueprint import Blueprint, deal
+from rayfed.engine.allocator import keep_freed_memory
+from rayfed.engine.blueprint import Blueprint, homes_of
 from rayfed.engine.device import device_for
-from rayfed.engine.host import Answer, Host
+from rayfed.engine.host import Answer, Host, Scored
+from rayfed.engine.measuring import Gradients
 from rayfed.engine.payload import pack, unpack
-from rayfed.engine.scoring import Score
+from rayfed.engine.streamed import fits, room_for
 from rayfed.engine.sums import ExactSum
-from rayfed.errors import HostLost
+from rayfed.errors import HostLost, UsageError
 
 START_SECONDS = 120  # more than an actor ever took to import torch; after that it is waiting for what never comes
 
@@ -28,24 +30,37 @@ class RayHost:
     """A `Host` in its own process: unpacks what arrives, packs what leaves."""
 
     def __init__(
-        self, blueprint: Blueprint, population: Population, clients: Sequence[int], tests: Sequence[int], gpus: float
+        self,
+        blueprint: Blueprint,
+        population: Population,
+        clients: Sequence[int],
+        tests: Sequence[int],
+        gpus: float,
+        share: float = 1.0,
     ):
         torch.set_num_threads(blueprint.threads)
+        keep_freed_memory()
         device = device_for(gpus)
-        self.host = Host(
-            blueprint.algorithm,
-            blueprint.context(population, device),
-            population,
-            clients,
-            tests,
-            width=blueprint.width,
-            drop_last=blueprint.drop_last,
-            seed=blueprint.seed,
-            augment=blueprint.augment,
-        )
-        self.device = device
+        self.device, self._refused = device, None
+        try:
+            self.host = Host(
+                blueprint.algorithm,
+                blueprint.context(population, device),
+                population,
+                clients,
+                tests,
+                width=blueprint.width,
+                drop_last=blueprint.drop_last,
+                seed=blueprint.seed,
+                augment=blueprint.augment,
+                room=room_for(blueprint.resident, device, share),
+            )
+        except UsageError as error:  # raised later: from an actor that is being made it would arrive as its death
+            self._refused = error
 
     def ready(self) -> bool:
+        if self._refused is not None:
+            raise self._refused
         return True
 
     def exchange(self, ids: Sequence[int], down: Any, own: Any, *rest: Any) -> Any:
@@ -56,11 +71,15 @@ class RayHost:
     def weigh(self, weights: Mapping[int, float]) -> Any:
         return _packed(self.host.weigh(weights))
 
-    def score_downloads(self, ids: Sequence[int], down: Any, own: Any, *rest: Any) -> list[Score]:
+    def score_downloads(self, ids: Sequence[int], down: Any, own: Any, *rest: Any) -> Scored:
         return self.host.score_downloads(ids, unpack(down, self.device), unpack(own, self.device), *rest)
 
-    def score_global(self, ids: Sequence[int], model: Any, *rest: Any) -> list[Score]:
+    def score_global(self, ids: Sequence[int], model: Any, *rest: Any) -> Scored:
         return self.host.score_global(ids, unpack(model, self.device), *rest)
+
+    def gradients(self, ids: Sequence[int], model: Any, *rest: Any) -> list[Any]:
+        found = self.host.gradients(ids, unpack(model, self.device), *rest)
+        return [(*one[:2], _packed(one.total), one.n) for one in found]
 
     def save(self) -> Any:
         return pack(self.host.save())
@@ -91,15 +110,17 @@ class RayFleet:
     ):
         self.device = device
         hosts, cpus, gpus = placement.hosts, placement.cpus, placement.gpus
-        homes = deal([len(client.train) for client in population.clients], hosts)
+        homes = homes_of(population, hosts)
         self.home = {client: host for host, clients in enumerate(homes) for client in clients}
-        data, plan = ray.put(population), ray.put(blueprint)
+        share = min(gpus, 1.0) if gpus else 1 / hosts  # of the memory of the GPU, or of the machine
+        data, plan = ray.put(sendable(population)), ray.put(blueprint)
         made: Any = ray.remote(RayHost)
         self.hosts: list[Any] = []
         for h in range(hosts):
             bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=first_bundle + h)
             host = made.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=bundle)
-            self.hosts.append(host.remote(plan, data, homes[h], list(range(h, len(population.tests), hosts)), gpus))
+            tests = list(range(h, len(population.tests), hosts))
+            self.hosts.append(host.remote(plan, data, homes[h], tests, gpus, share))
         waiting = [host.ready.remote() for host in self.hosts]
         _, late = ray.wait(waiting, num_returns=hosts, timeout=START_SECONDS)
         if late:
@@ -134,18 +155,25 @@ class RayFleet:
         ]
         return [self._unpacked(total) for total in self._get(calls)]
 
-    def score_downloads(self, ids: Sequence[int], down: State, own: Mapping[int, State], *rest: Any) -> list[Score]:
+    def score_downloads(self, ids: Sequence[int], down: State, own: Mapping[int, State], *rest: Any) -> Scored:
         sent = ray.put(pack(down))
         calls = [
             self.hosts[h].score_downloads.remote(some, sent, {i: pack(own[i]) for i in some if i in own}, *rest)
             for h, some in self._groups(ids).items()
         ]
-        return [score for scores in self._get(calls) for score in scores]
+        return Scored.together(self._get(calls))
 
-    def score_global(self, ids: Sequence[int], model: Any, *rest: Any) -> list[Score]:
+    def score_global(self, ids: Sequence[int], model: Any, *rest: Any) -> Scored:
         sent, groups = ray.put(pack(model)), self._groups(ids)
         calls = [host.score_global.remote(groups.get(h, []), sent, *rest) for h, host in enumerate(self.hosts)]
-        return [score for scores in self._get(calls) for score in scores]
+        return Scored.together(self._get(calls))
+
+    def gradients(self, ids: Sequence[int], model: Any, *rest: Any) -> list[Gradients]:
+        sent, groups = ray.put(pack(model)), self._groups(ids)
+        calls = [host.gradients.remote(groups.get(h, []), sent, *rest) for h, host in enumerate(self.hosts)]
+        return [
+            Gradients(one[0], one[1], self._unpacked(one[2]), one[3]) for found in self._get(calls) for one in found
+        ]
 
     def save(self) -> dict[int, State]:
         parts = self._get([host.save.remote() for host in self.hosts])
@@ -175,6 +203,13 @@ class RayFleet:
             raise error.cause from error  # what the host raised, with its traceback there
         except ray.exceptions.RayActorError as error:
             raise HostLost(f"a host died: {str(error).splitlines()[0]}") from error
+
+
+def sendable(population: Population) -> Population:
+    """`population` for other processes: files go as paths. On several machines they go as bytes, unless these would
+    take more than a quarter of the memory: then each machine must have the files."""
+    several = len([node for node in ray.nodes() if node["Alive"]]) > 1
+    return population.read() if several and fits(population.examples(), room_for(None, "cpu")) else population
 
 
 def _packed(total: ExactSum) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""A client's examples, resident on its host's device, and their batches."""
+"""A client's examples, resident on its host's device or streamed to it, and their batches."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,6 +9,8 @@ from torch import Tensor
 from rayfed.algorithm import ClientData
 from rayfed.augment.base import Augment
 from rayfed.data.population import Examples, Population
+from rayfed.data.rows import Rows
+from rayfed.engine.streamed import Streamed
 from rayfed.task import Batch, Task
 
 Transform = Callable[[Tensor], Tensor]
@@ -41,10 +43,16 @@ class Normalise:
 
 
 class Part:
-    """One part (train, val or test) of a client, or a test set: `x` as stored, `y`, both on the device."""
+    """One part (train, val or test) of a client, or a test set: `x` as stored, `y`, both on the device.
 
-    def __init__(self, examples: Examples, device: torch.device, normalise: Normalise):
-        self.x = _to_tensor(examples.x).to(device)
+    Where not `resident`, `x` stays where it is, and batches of it go to the device: the same bits, later.
+    """
+
+    def __init__(self, examples: Examples, device: torch.device, normalise: Normalise, *, resident: bool = True):
+        if resident or isinstance(examples.x, Tensor):
+            self.x: Tensor | Streamed = _to_tensor(examples.x).to(device)
+        else:
+            self.x = Streamed(examples.x, device)
         self.y = _to_tensor(examples.y).to(device)
         self.normalise = normalise
 
@@ -77,9 +85,11 @@ def client_data(population: Population, client: int, task: Task) -> ClientData:
     return ClientData(Part(own.train, task.device, normalise), Part(own.val, task.device, normalise))
 
 
-def _to_tensor(array: np.ndarray | Tensor) -> Tensor:
+def _to_tensor(array: np.ndarray | Rows | Tensor) -> Tensor:
     if isinstance(array, Tensor):
         return array
+    if isinstance(array, Rows):
+        array = array[:]
     if not array.flags.writeable:  # pages of the object store: torch wants its own
         array = array.copy()
     return torch.from_numpy(np.ascontiguousarray(array))

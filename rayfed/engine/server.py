@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,28 +12,18 @@ import torch
 from rayfed.algorithm import Context, Replies, Reply, State
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.evaluation import Evaluation, Evaluator, sent
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.payload import bytes_by_field, fingerprint
+from rayfed.engine.host import Scored
+from rayfed.engine.measuring import NOTHING, Map, Measures
+from rayfed.engine.payload import bytes_by_field, bytes_by_formula, fingerprint
 from rayfed.engine.purity import untouched
 from rayfed.engine.scoring import Score
 from rayfed.engine.seeds import generator, seed_torch
 from rayfed.engine.sums import ExactSum
-from rayfed.errors import Diverged, UsageError
+from rayfed.errors import Diverged
+from rayfed.metrics.base import OfTraining
 from rayfed.tree import tensors
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """When and what to score: every how many rounds, at which points, on which splits, after how much adaptation."""
-
-    every: int = 1
-    initial: bool = False
-    points: tuple[str, ...] = ("global",)
-    splits: tuple[str, ...] = ("val", "test")
-    adapt_epochs: int = 1
-
-    def due(self, round: int, rounds: int) -> bool:
-        return round % self.every == 0 or round == rounds
 
 
 @dataclass
@@ -49,7 +39,19 @@ class Record:
     )
     bytes_down: dict[str, int] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
+    bytes_formula: float | None = None  # both ways, by the paper's formula
     epsilon: float | None = None  # of differential privacy, spent so far
+    privacy_unit: str | None = None  # whose
+    maps: list[Map] = field(default_factory=list)
+
+    def accuracy(self, point: str) -> dict[str, float]:
+        """By split, the mean accuracy over participants at `point`; over test sets where no client has the split."""
+        found: dict[tuple[str, bool], list[float]] = {}
+        for s in self.scores:
+            if s.metric == "accuracy" and s.point == point and not s.newcomer:
+                found.setdefault((s.split, s.client >= 0), []).append(s.value)
+        means = {key: sum(values) / len(values) for key, values in sorted(found.items())}
+        return {split: mean for (split, _), mean in means.items()}  # clients' come last, so they win
 
 
 class Server:
@@ -71,8 +73,10 @@ class Server:
         self.blueprint, self.algorithm, self.fleet, self.evaluation = blueprint, blueprint.algorithm, fleet, evaluation
         self.seed = blueprint.seed
         self.ctx: Context = blueprint.context(population, device)
-        self.everyone = tuple(range(len(population.clients)))
+        self.evaluator = Evaluator(evaluation, self.algorithm, self.ctx, fleet, population, self.seed)
+        self.everyone = self.evaluator.everyone
         self.examples = [len(client.train) for client in population.clients]
+        self.numbers = [client.id for client in population.clients]
         self.domains = [client.domain for client in population.clients]
         self.round = 0  # the last round that is over
         seed_torch(self.seed, "init")
@@ -83,15 +87,17 @@ class Server:
         rounds, setup, final = self.blueprint.rounds, self.algorithm.setup_exchanges, self.algorithm.final_exchanges
         if self.round == 0 and (setup or self.evaluation.initial):
             record = self._exchanges("setup", 0, self.everyone, range(setup))
-            yield self._evaluated(record) if self.evaluation.initial else record
+            yield self._evaluated(record, self.everyone) if self.evaluation.initial else record
         for number in range(self.round + 1, rounds + 1):
-            record = self._exchanges("round", number, self.sample(number), range(self.algorithm.trips))
+            cohort = self.sample(number)
+            record = self._exchanges("round", number, cohort, range(self.algorithm.trips))
             if self.evaluation.due(number, rounds):
-                self._evaluated(record)
+                self._evaluated(record, cohort, over=number == rounds and not final)
             self.round = number
             yield record
         if final and self.round == rounds:
-            record = self._evaluated(self._exchanges("final", rounds + 1, self.everyone, range(final)))
+            record = self._exchanges("final", rounds + 1, self.everyone, range(final))
+            self._evaluated(record, self.everyone, over=True)
             self.round = rounds + 1
             yield record
 
@@ -122,9 +128,18 @@ class Server:
             last = trip == trips[-1]
             self._exchange(self.ctx.at(stage=stage, round=round, trip=trip, cohort=cohort), record, last)
         now = self.ctx.at(stage=stage, round=round, cohort=cohort)
-        record.epsilon = self.algorithm.privacy_spent(now, self.state)
+        if (spent := self.algorithm.privacy_spent(now, self.state)) is not None:
+            record.epsilon, record.privacy_unit = spent
+        if stage == "round":
+            record.bytes_formula = bytes_by_formula(self.algorithm, now, [self.examples[i] for i in cohort])
+            record.scores += self._watched(cohort)
         record.seconds["total"] = time.perf_counter() - began
         return record
+
+    def _watched(self, cohort: tuple[int, ...]) -> list[Score]:
+        n = sum(self.examples[i] for i in cohort)
+        found = [(name, self.state[name]) for name in self.algorithm.watched if name in self.state]
+        return [Score(-1, "", "train", "global", name, float(value), n) for name, value in found]
 
     def _exchange(self, ctx: Context, record: Record, last: bool) -> None:
         """Broadcast, train, average, aggregate."""
@@ -132,8 +147,7 @@ class Server:
         now = {"stage": ctx.stage, "round": ctx.round, "trip": ctx.trip, "cohort": ctx.cohort}
         with untouched(f"{type(self.algorithm).__name__}.broadcast", server=self.state):
             seed_torch(self.seed, "broadcast", *now.values())
-            down = self.algorithm.broadcast(ctx, self.state)
-            own = {i: self.algorithm.unicast(ctx.at(client=i), self.state) for i in ctx.cohort}
+            down, own = sent(self.algorithm, ctx, self.state)
         early = {i: self.algorithm.weight(ctx.at(client=i), self.examples[i]) for i in ctx.cohort}
         total = math.fsum(early.values())
         weights = {i: weight / total for i, weight in early.items()} if total else early
@@ -141,8 +155,8 @@ class Server:
 
         due = last and ctx.stage == "round" and self.evaluation.due(ctx.round, self.blueprint.rounds)
         score_trained = self.evaluation.splits if due and "trained" in self.evaluation.points else ()
-        own = {i: fields for i, fields in own.items() if fields}
-        answers = self.fleet.exchange(ctx.cohort, down, own, weights, now, score_trained)
+        measures = self._measures(ctx, last, due)
+        answers = self.fleet.exchange(ctx.cohort, down, own, weights, now, score_trained, measures)
         times.append(time.perf_counter())
 
         replies = sorted((reply for answer in answers for reply in answer.replies), key=lambda reply: reply.client)
@@ -157,6 +171,16 @@ class Server:
         times.append(time.perf_counter())
 
         self._note(record, times, answers, down, own, replies)
+        scored = Scored.together([Scored(answer.scores, answer.caught) for answer in answers])
+        scores, maps = self.evaluator.completed(scored, measures, ctx.round)
+        record.scores, record.maps = [*scores, *record.scores], maps
+
+    def _measures(self, ctx: Context, last: bool, scored: bool) -> Measures:
+        """The metrics to take in this exchange: those of training need no scored models, the others do."""
+        if ctx.stage != "round":
+            return NOTHING
+        due = self.evaluator.measures(ctx.round, ctx.cohort)
+        return due if scored and last else replace(due.only(OfTraining), last=last)
 
     def _mean(self, ctx: Context, sums: Sequence[ExactSum]) -> Any:
         whole = ExactSum()
@@ -172,9 +196,11 @@ class Server:
     def _note(
         self, record: Record, times: list[float], answers: Any, down: State, own: dict[int, State], replies: list[Reply]
     ) -> None:
-        train = max((answer.seconds for answer in answers), default=0.0)
+        called_for = max((answer.seconds for answer in answers), default=0.0)
+        train = max((answer.seconds - answer.seconds_scoring for answer in answers), default=0.0)
         broadcast, called, aggregated = (b - a for a, b in itertools.pairwise(times))
-        parts = {"broadcast": broadcast, "train": train, "upload": called - train, "aggregate": aggregated}
+        parts = {"broadcast": broadcast, "train": train, "upload": called - called_for, "aggregate": aggregated}
+        parts["evaluate"] = called_for - train  # of the trained models
         for name, seconds in parts.items():
             record.seconds[name] += seconds
         for name, size in bytes_by_field(down).items():
@@ -186,32 +212,20 @@ class Server:
         for answer in answers:
             for name, size in answer.bytes_up.items():
                 record.bytes_up[name] = record.bytes_up.get(name, 0) + size
-            record.scores += answer.scores
             record.scores += [
-                Score(client, self.domains[client], "train", "trained", name, value, n)
+                Score(self.numbers[client], self.domains[client], "train", "trained", name, value, n)
                 for client, name, value, n in answer.metrics
             ]
 
-    def _evaluated(self, record: Record) -> Record:
-        """Adds the scores of the state as it is now: aggregated, and downloaded by every client."""
+    def _evaluated(self, record: Record, cohort: Sequence[int], *, over: bool = False) -> Record:
+        """Adds the scores of the state as it is now, and those of the newcomers where training is `over`."""
         began = time.perf_counter()
-        ctx = self.ctx.at(stage="round", round=record.round, cohort=self.everyone)
-        now = {"stage": "round", "round": record.round, "trip": 0, "cohort": self.everyone}
-        points, splits = self.evaluation.points, self.evaluation.splits
-        scores: list[Score] = []
-        seed_torch(self.seed, "evaluate", record.round)
-        if "global" in points:
-            model = self.algorithm.global_model(ctx, self.state)
-            if model is None:
-                raise UsageError("evaluate.points=[global]: parts of the model stay with the clients; use downloaded")
-            scores += self.fleet.score_global(self.everyone, model, now, splits)
-        if {"downloaded", "adapted"} & set(points):
-            down = self.algorithm.broadcast(ctx, self.state)
-            own = {i: self.algorithm.unicast(ctx.at(client=i), self.state) for i in self.everyone}
-            own = {i: fields for i, fields in own.items() if fields}
-            epochs = self.evaluation.adapt_epochs
-            scores += self.fleet.score_downloads(self.everyone, down, own, now, points, splits, epochs)
-        record.scores += sorted(scores, key=lambda s: (s.point, s.client, s.split, s.domain, s.metric))
-        record.seconds["evaluate"] += time.perf_counter() - began
-        record.seconds["total"] += record.seconds["evaluate"]
+        scores, maps = self.evaluator.evaluated(self.state, record.round, cohort)
+        record.scores += scores
+        record.maps += maps
+        if over:
+            record.scores += self.evaluator.newcomer_scores(self.state)
+        seconds = time.perf_counter() - began
+        record.seconds["evaluate"] += seconds
+        record.seconds["total"] += seconds
         return record

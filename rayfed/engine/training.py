@@ -1,6 +1,5 @@
 """Local training of a block of clients: one after the other, or several at once with `torch.vmap`."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ from rayfed.algorithm import NO_DATA, Algorithm, Context, Phase, State
 from rayfed.augment.base import Augment
 from rayfed.engine.resident import Part, batch_rows
 from rayfed.engine.seeds import generator, seed_torch
-from rayfed.errors import Diverged
 from rayfed.network import vectorised
 from rayfed.task import Batch
 from rayfed.tree import clone, stack, tree_map, unstack
@@ -44,11 +42,7 @@ def train(
     drop_last: bool,
     augment: Augment | None = None,
 ) -> list[Trained]:
-    """Runs all phases for all jobs; more than one job means `torch.vmap`.
-
-    Raises:
-        Diverged: a metric of a client is not finite.
-    """
+    """Runs all phases for all jobs; more than one job means `torch.vmap`."""
     work = [clone(job.work) for job in jobs]  # private copies: steps may change them in place
     totals: list[dict[str, Tensor]] = [{} for _ in jobs]
     steps = [0] * len(jobs)
@@ -62,15 +56,10 @@ def train(
         else:
             work = _vmap(algorithm, ctxs[0], work, down, takes, rows, totals)
         steps = [done + len(some) for done, some in zip(steps, rows, strict=True)]
-    done = [
+    return [
         Trained(w, {name: float(total) / max(count, 1) for name, total in sums.items()}, count)
         for w, sums, count in zip(work, totals, steps, strict=True)
     ]
-    for job, trained in zip(jobs, done, strict=True):
-        for name, value in trained.metrics.items():
-            if not math.isfinite(value):
-                raise Diverged(f"round {job.ctx.round}, client {job.client}: training {name} is {value}")
-    return done
 
 
 def _key(ctx: Context) -> tuple[Any, ...]:

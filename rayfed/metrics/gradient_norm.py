@@ -1,42 +1,49 @@
 """Heterogeneity as the norm of domains' gradients: de Luca et al. 2022, "Mitigating Data Heterogeneity in Federated
 Learning with Data Augmentation", Eq. 5 and Tables 7 to 9.
 
-    g_d = ‖∇_θ f_d(θ)‖₂,  f_d the mean loss over domain d, θ the final global model
+    g_d = ‖∇_θ f_d(θ)‖₂,  f_d the mean loss over domain d, θ the global model
 
-over the validation examples of the training domains, and all examples of the one held out. Table 7 has the mean of all
-g_d, that of the domain held out among them, and their standard deviation (with n − 1); Eq. 5 has the mean of g_d².
+over the validation examples of the training domains, and all examples of the one held out. The tables have every g_d,
+their mean and their standard deviation (with n − 1), the domain held out among them; Eq. 5 has the mean of g_d².
 Networks run in evaluation mode.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rayfed.metrics.base import OfGradients, Value
 from rayfed.network import gradients
 from rayfed.task import Batch, Task
 from rayfed.tree import Weights, add, only, scale
 
 
-class Heterogeneity(NamedTuple):
-    """Every domain's g_d, their mean, their standard deviation (n − 1; 0 of one domain), and the mean of g_d²."""
+@dataclass(frozen=True, kw_only=True)
+class GradientNorm(OfGradients):
+    """`gradient_norm` of every domain; over the domains `gradient_norm_mean`, `_std` and `_mean_square` (Eq. 5)."""
 
-    norms: dict[str, float]
-    mean: float
-    std: float
-    mean_square: float
+    def measure(self, gradients: Mapping[str, tuple[Mapping[str, Tensor], int]]) -> Iterable[tuple[str, Value]]:
+        norms, total = [], sum(n for _, n in gradients.values())
+        for domain, (gradient, n) in gradients.items():
+            norms.append(float(torch.stack([g.double().square().sum() for g in gradient.values()]).sum().sqrt()))
+            yield domain, Value("gradient_norm", norms[-1], n)
+        values = torch.tensor(norms, dtype=torch.float64)
+        if len(values):
+            yield "", Value("gradient_norm_mean", float(values.mean()), total)
+            yield "", Value("gradient_norm_mean_square", float(values.square().mean()), total)
+        if len(values) > 1:
+            yield "", Value("gradient_norm_std", float(values.std()), total)
 
 
-def full_gradient(task: Task, weights: Weights, parts: Sequence[Any], size: int = 500) -> Weights:
-    """∇_θ of the mean loss over all examples of `parts` (anything with `len()` and `batches(size)`) together."""
-    count = sum(len(part) for part in parts)
-    total: Weights | None = None
-    for batch in (batch for part in parts for batch in part.batches(size)):
-        grads = scale(_gradient(task, weights, batch), len(batch.y) / count)
-        total = grads if total is None else add(total, grads)
-    if total is None:
-        raise ValueError("no examples to take a gradient over")
+def full_gradient(task: Task, weights: Weights, part: Any, size: int = 500) -> Weights:
+    """∇_θ of the mean loss over all examples of `part` (anything with `len()` and `batches(size)`), at least one."""
+    total: Weights = {}
+    for batch in part.batches(size):
+        grads = scale(_gradient(task, weights, batch), len(batch.y) / len(part))
+        total = add(total, grads) if total else grads
     return total
 
 
@@ -45,17 +52,3 @@ def _gradient(task: Task, weights: Weights, batch: Batch) -> Weights:
         return task.loss(task.model(weights | trained, batch.x, train=False)[0], batch.y), {}
 
     return gradients(loss, only(weights, task.trainable))[0]
-
-
-def gradient_norm(task: Task, weights: Weights, parts: Sequence[Any]) -> float:
-    """g_d of the domain whose examples are those of `parts` (of all its clients)."""
-    squares = [grad.double().square().sum() for grad in full_gradient(task, weights, parts).values()]
-    return float(torch.stack(squares).sum().sqrt())
-
-
-def heterogeneity(task: Task, weights: Weights, domains: Mapping[str, Iterable[Any]]) -> Heterogeneity:
-    """The gradient norms of `weights` in every domain: its name, and its clients' parts."""
-    norms = {name: gradient_norm(task, weights, list(parts)) for name, parts in domains.items()}
-    values = torch.tensor(list(norms.values()), dtype=torch.float64)
-    std = float(values.std()) if len(values) > 1 else 0.0
-    return Heterogeneity(norms, float(values.mean()), std, float(values.square().mean()))

@@ -1,4 +1,8 @@
-"""The Laplace mechanism on vectors, and the normalisations that bound what it has to hide."""
+"""The Laplace mechanism on vectors, and the normalisations that bound what it has to hide.
+
+Noise comes of torch's generators, so whoever has the seed can take it away, and it is not hardened against attacks on
+floating point.
+"""
 
 import torch
 from torch import Tensor

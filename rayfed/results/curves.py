@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rayfed.errors import UsageError
-from rayfed.results.text_table import is_share
+from rayfed.results.metric_names import is_share
 
 MOST_LINES = 8
 # Okabe and Ito's colours, told apart with every common colour blindness; the yellow is too pale for a line on white.

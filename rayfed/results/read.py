@@ -11,6 +11,7 @@ from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.results.trials import trials_table
 
 TABLES = ("metrics", "rounds", "trials")
+_SCHEMAS = {"metrics": METRICS_SCHEMA, "rounds": ROUNDS_SCHEMA}
 
 
 class Tables(NamedTuple):
@@ -43,6 +44,9 @@ def read(folder: str | Path, experiment: str | None = None) -> Tables:
     if len(trials) > 1:  # experiments have different columns, so join rows as the table itself does
         rows = [row for table in trials for row in table.astype(object).where(table.notna(), None).to_dict("records")]
         trials = [trials_table(rows).to_pandas()]
+    found["metrics"] = [  # null in results from before there were any
+        table.assign(newcomer=table["newcomer"].eq(True)) for table in found["metrics"]
+    ]
     return Tables(
         metrics=pd.concat(found["metrics"] or [empty["metrics"]], ignore_index=True),
         rounds=pd.concat(found["rounds"] or [empty["rounds"]], ignore_index=True),
@@ -66,7 +70,7 @@ def _read(table: Path) -> pd.DataFrame:
         # pyarrow opens a path twice, for the columns and for the rows, and a trial may have added a column in between
         with open(table / "trials.parquet", "rb") as file:
             return pd.read_parquet(file)
-    return pd.read_parquet(table)
+    return pd.read_parquet(table, schema=_SCHEMAS[table.name])  # a trial of an older version may lack columns
 
 
 def _written(table: Path) -> bool:

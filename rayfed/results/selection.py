@@ -8,24 +8,21 @@ Both functions give long frames with a column `quantity`, which is one of
 - `domain:X`  the mean over the clients of domain X
 
 Values of clients are used where there are any; values of the server stand in where a trial has no others for the same
-point, split and metric (a global model on a domain that no client has). Values that are not numbers are left out.
+point, split and metric (a global model on a domain that no client has). Newcomers, who took no part in training, are
+never mixed with those who did. Values that are not numbers are left out.
 """
 
 import pandas as pd
 
+from rayfed.results.metric_names import badness
 from rayfed.results.tables import SERVER
 
 TRIAL = ["experiment", "trial"]
-CURVE = [*TRIAL, "point", "split", "metric"]
-RULES = ("final", "selected", "oracle")
+CURVE = [*TRIAL, "newcomer", "point", "split", "metric"]
+RULES = ("final", "selected", "oracle", "best5")
+BEST = 5
 DOMAIN = "domain:"
-
-_LOWER_IS_BETTER = {"loss", "error", "nll", "mse", "mae", "rmse", "ece", "brier", "perplexity", "mdl", "fid", "entropy"}
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether a smaller value of `metric` is the better one, by the words of its name (`test_loss`, `mdl`, ...)."""
-    return not _LOWER_IS_BETTER.isdisjoint(metric.lower().replace("-", "_").split("_"))
+CLIENT = "client:"
 
 
 def by_round(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -36,13 +33,13 @@ def by_round(metrics: pd.DataFrame) -> pd.DataFrame:
     rows = rows[of_client == any_client]
     rows = rows.assign(
         product=rows["value"] * rows["n"],
-        badness=rows["value"].where(rows["metric"].map(lower_is_better).astype(bool), -rows["value"]),
+        badness=badness(rows["value"], rows["metric"]),
     )
     rounds = rows.groupby([*CURVE, "round"], sort=False)
     sums = rounds.agg(mean=("value", "mean"), product=("product", "sum"), n=("n", "sum"), worst=("badness", "max"))
     sums = sums.reset_index()
     sums["weighted"] = (sums["product"] / sums["n"]).where(sums["n"] > 0)
-    sums["worst"] = sums["worst"].where(sums["metric"].map(lower_is_better).astype(bool), -sums["worst"])
+    sums["worst"] = badness(sums["worst"], sums["metric"])  # back again
     wide = sums.drop(columns=["product", "n"])
     overall = wide.melt([*CURVE, "round"], ["mean", "weighted", "worst"], var_name="quantity", value_name="value")
     domains = rows[rows["domain"].notna() & (rows["domain"] != "")]
@@ -58,19 +55,37 @@ def picked(curves: pd.DataFrame) -> pd.DataFrame:
     - `selected`: of the rounds where both were evaluated, the one with the best mean over clients of the validation
       split, of the same point and metric; the earliest of equals. A trial without validation has no such row.
     - `oracle`: the round with the best mean of the split itself. On test data that is nobody's honest result.
+    - `best5`: the mean of the five best values of each quantity on the split itself, as FedDebias reports; of fewer
+      rounds, of all. `round` is that of the best. It looks at test data as `oracle` does.
     """
     means = curves[curves["quantity"] == "mean"][[*CURVE, "round", "value"]]
     validation = means[means["split"] == "val"].drop(columns="split")
-    validated = means.drop(columns="value").merge(validation, on=[*TRIAL, "point", "metric", "round"])
+    validated = means.drop(columns="value").merge(validation, on=[*TRIAL, "newcomer", "point", "metric", "round"])
     picks = {
         "final": means.sort_values("round").drop_duplicates(CURVE, keep="last"),
         "selected": _best_round(validated),
         "oracle": _best_round(means),
     }
     rounds = pd.concat([pick[[*CURVE, "round"]].assign(rule=rule) for rule, pick in picks.items()], ignore_index=True)
-    return rounds.merge(curves, on=[*CURVE, "round"])
+    return pd.concat([rounds.merge(curves, on=[*CURVE, "round"]), _best_five(curves)], ignore_index=True)
+
+
+def of_clients(metrics: pd.DataFrame) -> pd.DataFrame:
+    """As `by_round`, with a quantity `client:I` for each client."""
+    rows = metrics[metrics["value"].notna() & (metrics["client"] != SERVER)]
+    return rows.assign(quantity=CLIENT + rows["client"].astype(str))[[*CURVE, "round", "quantity", "value"]]
+
+
+def _best_five(curves: pd.DataFrame) -> pd.DataFrame:
+    ordered = curves.assign(badness=badness(curves["value"], curves["metric"])).sort_values(["badness", "round"])
+    series = [*CURVE, "quantity"]
+    best = ordered.groupby(series, sort=False).head(BEST).groupby(series, sort=False)
+    return best.agg(round=("round", "first"), value=("value", "mean")).reset_index().assign(rule="best5")
 
 
 def _best_round(scored: pd.DataFrame) -> pd.DataFrame:
-    badness = scored["value"].where(scored["metric"].map(lower_is_better).astype(bool), -scored["value"])
-    return scored.assign(badness=badness).sort_values(["badness", "round"]).drop_duplicates(CURVE)
+    return (
+        scored.assign(badness=badness(scored["value"], scored["metric"]))
+        .sort_values(["badness", "round"])
+        .drop_duplicates(CURVE)
+    )

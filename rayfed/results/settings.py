@@ -7,21 +7,28 @@ import pandas as pd
 from rayfed.results.trials import FIXED
 
 _NOT_A_SETTING = ("experiment", "name", "results", "resume", "algorithm.name", "evaluate.every", "evaluate.points")
+LEFT_OUT = "leave_out"
 _NOT_A_SETTING_GROUP = ("placement.", "checkpoint.")
 
 
 def settings(trials: pd.DataFrame) -> pd.DataFrame:
-    """One row a trial: experiment, trial, algorithm, seed, status, started, `setting` (text) and `order` (a number).
+    """One row a trial: experiment, trial, algorithm, seed, status, started, leave_out, `setting` and `order`.
 
-    `setting` names what varies: values of `algorithm.*` that differ between trials of that algorithm, without the
-    prefix, and any other configuration value that differs inside the experiment. Seed, placement, checkpoints, the
-    results folder and how often to evaluate are no setting. `order` sorts by algorithm, then by the values as numbers.
-    The values themselves are in further columns under their dotted names.
+    `setting`, a text, names what varies: values of `algorithm.*` that differ between trials of that algorithm, without
+    the prefix, and any other configuration value that differs inside the experiment. Seed, placement, checkpoints, the
+    results folder and how often to evaluate are no setting, nor is the domain that `leave_out` names: trials that leave
+    out one domain each are together one setting. `leave_out` is "" where none is left out. `order`, a number, sorts by
+    algorithm, then by the values as numbers. The values themselves are in further columns under their dotted names.
     """
     base = trials[["experiment", "trial", "algorithm", "seed", "status", "started"]].reset_index(drop=True)
     names = [name for name in trials.columns if _is_setting(name)]
     values = trials[names].reset_index(drop=True).astype(object)
     values = values.where(values.notna(), None)
+    if LEFT_OUT in trials:
+        base[LEFT_OUT] = trials[LEFT_OUT].reset_index(drop=True).astype(object).fillna("").astype(str)
+        values[LEFT_OUT] = base[LEFT_OUT].map(lambda domain: "each in turn" if domain else None)
+    else:
+        base[LEFT_OUT] = ""
     own = [name for name in names if name.startswith("algorithm.")]
     shared = [name for name in names if name not in own]
     shown: list[list[str]] = [[] for _ in range(len(base))]
@@ -38,7 +45,8 @@ def settings(trials: pd.DataFrame) -> pd.DataFrame:
     place = {key: order for order, key in enumerate(sorted(set(keys)))}
     varying = sorted({name for columns in shown for name in columns}, key=names.index)
     order = pd.Series([place[key] for key in keys], dtype="int64")
-    return base.assign(setting=pd.Series(setting, dtype=object), order=order).join(values[varying])
+    shown_values = values[[name for name in varying if name != LEFT_OUT]]
+    return base.assign(setting=pd.Series(setting, dtype=object), order=order).join(shown_values)
 
 
 def text(value: Any) -> str:

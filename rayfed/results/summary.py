@@ -4,20 +4,21 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from rayfed.results.metric_names import badness, lower_are_better
 from rayfed.results.read import Tables
-from rayfed.results.selection import TRIAL, by_round, lower_is_better, picked
-from rayfed.results.settings import settings
+from rayfed.results.selection import TRIAL, by_round, picked
+from rayfed.results.settings import LEFT_OUT, settings
 from rayfed.results.tables import POINTS
 from rayfed.results.trials import STATUSES
 
-SCORE = ["point", "split", "metric", "rule", "quantity"]
+SCORE = ["newcomer", "point", "split", "metric", "rule", "quantity"]
 
 
 class Summary(NamedTuple):
     """`rows`: a line a setting and score; `curves`: the same without `rule`, a line a round; `notes`: what to say.
 
-    Columns of both: experiment, algorithm, setting, order, point, split, metric, (rule | round), quantity, `mean`, `sd`
-    (ddof=1, NaN for one seed), `seeds` (how many), `chosen`, and the hyperparameters that vary.
+    Columns of both: experiment, algorithm, setting, order, newcomer, point, split, metric, (rule | round), quantity,
+    `mean`, `sd` (ddof=1, NaN for one seed), `seeds` (how many), `chosen`, and the hyperparameters that vary.
     """
 
     rows: pd.DataFrame
@@ -32,8 +33,7 @@ def summarise(tables: Tables) -> Summary:
     mean at its best round (the first of equals). Without a validation split no setting is chosen, unless it is the
     algorithm's only one. Test values never choose.
     """
-    trials = settings(tables.trials)
-    done, notes = _counted(trials, tables)
+    done, notes = counted(tables)
     curves = by_round(tables.metrics.merge(done[TRIAL], on=TRIAL))
     rows = _over_seeds(picked(curves), done, SCORE)
     chosen = _chosen(rows)
@@ -49,7 +49,8 @@ def summarise(tables: Tables) -> Summary:
 
 def points_to_show(tables: Tables) -> dict[tuple[str, str], str]:
     """(experiment, algorithm) -> the point that the algorithm's paper scores (`scored` in `trials`), else the first."""
-    present = tables.metrics[["experiment", "algorithm", "point"]].drop_duplicates()
+    trained = tables.metrics[~tables.metrics["newcomer"]]
+    present = trained[["experiment", "algorithm", "point"]].drop_duplicates()
     points = {}
     for (experiment, algorithm), group in present.groupby(["experiment", "algorithm"]):
         points[experiment, algorithm] = min(group["point"], key=POINTS.index)
@@ -61,36 +62,58 @@ def points_to_show(tables: Tables) -> dict[tuple[str, str], str]:
     return points
 
 
-def _counted(trials: pd.DataFrame, tables: Tables) -> tuple[pd.DataFrame, list[str]]:
-    """The trials that count, one a setting and seed, and a line on each kind that does not."""
-    notes = []
+def counted(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
+    """The trials that count, one a setting and seed (and left-out domain), as `settings` has them, and a line on each
+    kind that does not."""
+    trials, notes = settings(tables.trials), []
     left_out = {status: int((trials["status"] == status).sum()) for status in STATUSES if status != "done"}
     if any(left_out.values()):
         words = ", ".join(f"{count} {status}" for status, count in left_out.items() if count)
         notes.append(f"{sum(left_out.values())} of {len(trials)} trials do not count, because not done: {words}.")
     done = trials[trials["status"] == "done"].sort_values(["started", "trial"])
-    once = done.drop_duplicates(["experiment", "order", "seed"], keep="last")
+    once = done.drop_duplicates(["experiment", "order", "seed", LEFT_OUT], keep="last")
     if len(once) < len(done):
         notes.append(f"{len(done) - len(once)} trials repeat the setting and seed of a later one and do not count.")
+    for experiment, of_one in once[once[LEFT_OUT] != ""].groupby("experiment"):
+        pairs = of_one["seed"].nunique() * of_one[LEFT_OUT].nunique()
+        for (algorithm, setting), group in of_one.groupby(["algorithm", "setting"]):
+            if len(group) < pairs:
+                name = " ".join(filter(None, [experiment, algorithm, setting]))
+                notes.append(f"{name}: means are over {len(group)} of {pairs} pairs of seed and left-out domain.")
     unknown = tables.metrics[TRIAL].drop_duplicates().merge(tables.trials[TRIAL], on=TRIAL, how="left", indicator=True)
     if count := int((unknown["_merge"] == "left_only").sum()):
         notes.append(f"{count} trials in metrics have no row in trials and do not count.")
     return once, notes
 
 
+def of_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Columns experiment, order, seed, `by`, value: of a seed's trials that left out a domain each, their mean, and the
+    worst of `worst`; of its only trial, the value."""
+    rows = values.merge(trials[[*TRIAL, "order", "seed"]], on=TRIAL)
+    groups = rows.groupby(["experiment", "order", "seed", *by])["value"].agg(["mean", "min", "max"]).reset_index()
+    low = lower_are_better(groups["metric"])
+    worst = groups["max"].where(low, groups["min"])
+    value = worst.where(groups["quantity"] == "worst", groups["mean"])
+    return groups.drop(columns=["mean", "min", "max"]).assign(value=value)
+
+
 def _over_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     setting = ["experiment", "order"]
-    grouped = values.merge(trials[[*TRIAL, "order"]], on=TRIAL).groupby([*setting, *by])["value"]
+    grouped = of_seeds(values, trials, by).groupby([*setting, *by])["value"]
     result = grouped.agg(mean="mean", sd="std", seeds="count").reset_index()  # pandas divides by n - 1
-    described = trials.drop(columns=["trial", "seed", "status", "started"]).drop_duplicates(setting)
+    described = trials.drop(columns=["trial", "seed", "status", "started", LEFT_OUT]).drop_duplicates(setting)
     return described.merge(result, on=setting).sort_values([*setting, *by], ignore_index=True)
 
 
 def _chosen(rows: pd.DataFrame) -> pd.DataFrame:
     keys = ["experiment", "algorithm", "point", "metric"]
-    scores = rows[(rows["split"] == "val") & (rows["rule"] == "selected") & (rows["quantity"] == "mean")]
-    badness = scores["mean"].where(scores["metric"].map(lower_is_better).astype(bool), -scores["mean"])
-    best = scores.assign(badness=badness).sort_values(["badness", "order"]).drop_duplicates(keys)
+    trained = rows[~rows["newcomer"]]
+    scores = trained[(trained["split"] == "val") & (trained["rule"] == "selected") & (trained["quantity"] == "mean")]
+    best = (
+        scores.assign(badness=badness(scores["mean"], scores["metric"]))
+        .sort_values(["badness", "order"])
+        .drop_duplicates(keys)
+    )
     only = rows[[*keys, "order"]].drop_duplicates().drop_duplicates(keys, keep=False)
     marks = pd.concat([best[[*keys, "order"]], only], ignore_index=True).drop_duplicates()
     return marks.drop(columns="algorithm").assign(chosen=True)

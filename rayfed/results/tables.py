@@ -29,7 +29,8 @@ class TrialId(NamedTuple):
 class MetricRow(NamedTuple):
     """One value: `metric` of the model at `point` on the `n` examples of one client's `split`.
 
-    `client` is `SERVER` for a value of the server. Accuracies are fractions of 1.
+    `client` is `SERVER` for a value of the server. Accuracies are fractions of 1. A `newcomer` is a client that took no
+    part in training and was scored after it.
     """
 
     round: int
@@ -40,12 +41,15 @@ class MetricRow(NamedTuple):
     metric: str
     value: float
     n: int
+    newcomer: bool = False
 
 
 class RoundRow(NamedTuple):
     """What one round cost: seconds of wall clock, bytes on the wire by payload field, and the privacy spent so far.
 
-    The table also gets `bytes_down` and `bytes_up`, the sums over the fields. `epsilon` is None without privacy.
+    The table also gets `bytes_down` and `bytes_up`, the sums over the fields. `bytes_formula` is both together by the
+    formula of the method's paper, None where there is none. `epsilon` is None without privacy; else
+    `privacy_unit` says what it is of: `client`, all data of one; `representation`, one vector; `coordinate`, of one.
     """
 
     round: int
@@ -58,8 +62,10 @@ class RoundRow(NamedTuple):
     seconds_total: float = 0.0
     bytes_down_by_field: Mapping[str, int] = {}
     bytes_up_by_field: Mapping[str, int] = {}
+    bytes_formula: float | None = None
     cohort: int = 0
     epsilon: float | None = None
+    privacy_unit: str | None = None
 
 
 _TRIAL = [("experiment", pa.string()), ("trial", pa.string()), ("algorithm", pa.string()), ("seed", pa.int64())]
@@ -76,6 +82,7 @@ METRICS_SCHEMA = pa.schema(
         ("metric", pa.string()),
         ("value", pa.float64()),
         ("n", pa.int64()),
+        ("newcomer", pa.bool_()),
     ]
 )
 
@@ -89,8 +96,10 @@ ROUNDS_SCHEMA = pa.schema(
         ("bytes_up", pa.int64()),
         ("bytes_down_by_field", pa.map_(pa.string(), pa.int64())),  # pandas reads a list of (field, bytes) pairs
         ("bytes_up_by_field", pa.map_(pa.string(), pa.int64())),
+        ("bytes_formula", pa.float64()),
         ("cohort", pa.int32()),
         ("epsilon", pa.float64()),
+        ("privacy_unit", pa.string()),
     ]
 )
 

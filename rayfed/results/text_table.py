@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from rayfed.results.metric_names import is_share
 from rayfed.results.selection import DOMAIN
 
 _PADDING = 2  # spaces between two columns, one of them the box's own
@@ -68,6 +69,11 @@ def setting_table(rows: pd.DataFrame, metric: str, *, width: int) -> str:
     return "\n\n".join(_drawn(columns, width) for columns in tables)
 
 
+def plain_table(columns: Mapping[str, Sequence[str]], *, left: Sequence[str], width: int) -> str:
+    """Texts under their headers; those named in `left` are flush left."""
+    return _drawn([_Column(name, list(cells), right=name not in left) for name, cells in columns.items()], width)
+
+
 _LAST = (("mean", "AVG"), ("worst", "worst"))
 
 
@@ -85,11 +91,6 @@ def _decimals(mean: float) -> int:
     if not math.isfinite(mean) or mean == 0:
         return 4
     return min(6, max(0, 3 - math.floor(math.log10(abs(mean)))))
-
-
-def is_share(metric: str) -> bool:
-    """Whether `metric` is an accuracy, a fraction of 1 that readers expect in percent."""
-    return not {"accuracy", "acc"}.isdisjoint(metric.lower().split("_"))
 
 
 def _by_number(name: str) -> list[tuple[bool, int, str]]:

@@ -38,13 +38,18 @@ FIXED: dict[str, pa.DataType] = {
     "rounds_done": pa.int64(),
     "weights_hash": pa.string(),
     "scored": pa.string(),
+    "partition_hash": pa.string(),
+    "parameters": pa.int64(),
+    "macs": pa.int64(),
     "version_rayfed": pa.string(),
     "version_python": pa.string(),
     "version_torch": pa.string(),
     "version_ray": pa.string(),
     "version_numpy": pa.string(),
 }
-"""The columns that every trials table has, first and in this order. `scored` is the point that the paper scores."""
+"""The columns that every trials table has, first and in this order. `scored` is the point that the paper scores;
+`partition_hash` says who holds which examples, and is null for a user's own clients; `parameters` and `macs`, the
+multiply-accumulates of one example's forward pass, are the model's."""
 
 
 def record_trial(folder: str | Path, experiment: str, trial: str, values: Mapping[str, Any]) -> None:

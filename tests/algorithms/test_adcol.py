@@ -190,7 +190,7 @@ def test_models_stay_apart_and_no_weight_is_sent():
             for name in ("body.0.weight", "body.1.weight", "body.1.running_mean", "fc.weight", "fc.bias"):
                 assert not torch.equal(one[name], other[name])
     assert server.algorithm.global_model(server.ctx, server.state) is None
-    assert {score.point for score in records[-1].scores} == {"downloaded", "trained"}
+    assert {score.point for score in records[-1].scores if score.client >= 0} == {"downloaded", "trained"}
     size = nbytes(weights_of(mlp([8, 16, 4])))
     for record in records:
         assert record.bytes_up == {"representations": 4 * sum(SIZES) * 8}
@@ -267,6 +267,60 @@ def test_parties_that_are_not_sampled_do_not_change():
         same = equal(weights_by_client(before)[client], weights_by_client(after)[client])
         assert same == (client not in cohort)
     assert records[-1].bytes_up == {"representations": 4 * sum(SIZES[i] for i in cohort) * 8}
+
+
+def test_a_cache_keeps_the_last_vectors_of_those_who_are_not_asked():
+    algorithm, people = small(cache=True, sampling=0.5, server_epochs=2), blobs()
+    plan = blueprint(algorithm, people, cohort=2, rounds=1)
+    ctx = plan.context(people, "cpu")
+    torch.manual_seed(0)
+    server = algorithm.init(ctx)
+    assert server["cache"] == {}
+    sent = [{1: torch.randn(10, 8), 3: torch.randn(7, 8)}, {0: torch.randn(4, 8), 3: torch.randn(6, 8)}]
+    for some in sent:
+        before = server
+        each = [Reply(i, 20, {"representations": z}) for i, z in some.items()]
+        torch.manual_seed(1)
+        server = algorithm.aggregate(ctx.at(cohort=tuple(some)), before, Replies({}, each))
+    assert {party: len(z) for party, z in server["cache"].items()} == {"0": 4, "1": 10, "3": 6}  # 3's are its newest
+    pool = torch.cat([sent[1][0], sent[0][1], sent[1][3]])
+    labels, network = torch.tensor([0] * 4 + [1] * 10 + [3] * 6), Network(mlp([8, 16, 4]))
+    sgd = SGD(lr=0.01, momentum=0.9, weight_decay=1e-5)
+    torch.manual_seed(1)
+    start = before["discriminator"]
+    by_hand = train_classifier(network, start, pool, labels, optimizer=sgd, batch_size=16, epochs=2)
+    assert equal(server["discriminator"], by_hand)
+
+
+def test_a_cache_is_of_the_servers_state_and_never_travels():
+    people = blobs()
+    runs = [simulate(blueprint(small(cache=c), people, cohort=2, rounds=6, seed=1), people) for c in (False, True)]
+    (bare, _), (server, _) = runs
+    for way in ("bytes_up", "bytes_down"):
+        assert [getattr(r, way) for r in runs[0][1]] == [getattr(r, way) for r in runs[1][1]]
+    assert nbytes(server.state) - nbytes(bare.state) == 4 * sum(SIZES) * 8  # all four were asked by then
+    assert not equal(server.state["discriminator"], bare.state["discriminator"])
+    with pytest.raises(UsageError, match=r"^algorithm.cache=true: with fixed_size=true an output stands for another"):
+        blueprint(small(cache=True, fixed_size=True), people).check(people)
+
+
+@pytest.mark.parametrize("options", [{}, {"fixed_size": True}])
+def test_the_discriminators_loss_and_accuracy_are_recorded(options):
+    people = blobs()
+    algorithm = Recording(hidden=[16], server_lr=0.1, **options)
+    (server, records) = simulate(blueprint(algorithm, people, rounds=1 if options else 3), people)
+    rows = [{s.metric: s.value for s in r.scores if s.client == -1} for r in records]
+    assert all(set(row) == {"discriminator_loss", "discriminator_accuracy"} for row in rows)
+    if options:
+        assert all(0.25 < row["discriminator_accuracy"] <= 1 for row in rows)
+        return  # what the parties sent in the first trip is gone
+    z = torch.cat([server.state[f"sent{i}"] for i in range(4)])
+    labels = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
+    network = mlp([8, 16, 4])
+    network.load_state_dict(server.state["discriminator"])
+    logits = network(z)
+    assert rows[-1]["discriminator_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert rows[-1]["discriminator_accuracy"] == pytest.approx((logits.argmax(1) == labels).float().mean().item())
 
 
 class Watching(Recording):

@@ -14,6 +14,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.irm import IRM
 from rayfed.algorithms.mm_rex import MMREx
 from rayfed.algorithms.v_rex import VREx
+from rayfed.config import Config
 from rayfed.engine.seeds import generator
 from rayfed.errors import UsageError
 from rayfed.optim import SGD, Adam
@@ -153,3 +154,10 @@ def test_refusals():
         blueprint(ERM(), blobs(), cohort=2).check(blobs())
     with pytest.raises(UsageError, match=r"^algorithm.lambda_min=0.5: the weights of 4 domains sum to 1"):
         blueprint(MMREx(lambda_min=0.5), blobs(), model=net(batch_norm=False)).check(blobs())
+
+
+@pytest.mark.parametrize("name", ["erm", "central_group_dro", "mm_rex", "v_rex", "irm"])
+def test_clients_optimisers_have_no_key(name):
+    with pytest.raises(UsageError, match=r"^algorithm.keep_optimizer: no such key"):
+        Config.read({"algorithm": {"name": name, "keep_optimizer": True}})
+    assert "keep_optimizer" not in Config.read({"algorithm.name": name}).tree()["algorithm"]

@@ -347,7 +347,7 @@ def test_projector_of_the_paper():
     task = blueprint(FedDebias(), population).context(population, "cpu").task
     layers = [layer for layer in task.modules["projector"].module if isinstance(layer, nn.Linear)]
     assert [layer.out_features for layer in layers] == [256, 256, 128]
-    # the digest's count, with d = 128 features
+    # the count with d = 128 features
     assert sum(p.numel() for p in mlp([128, *FedDebias().widths]).parameters()) == 131_712
 
 

@@ -79,13 +79,16 @@ def test_the_servers_training_of_the_generator_by_hand():
     found = algorithm.aggregate(ctx, server, replies)
     found = algorithm.aggregate(ctx, found, replies)
     torch.manual_seed(9)
+    losses = []
     for _ in range(6):  # two rounds of three; the moments go on
         y = drawn_classes(server["counts"], ctx.batch_size)
         z = by_hand(y, torch.rand(len(y), 4))
         logits = sum(share * F.linear(z, h["fc.weight"], h["fc.bias"]) for share, h in zip(p, heads, strict=True))
         adam.zero_grad()
-        F.cross_entropy(logits, y).backward()
+        losses.append(F.cross_entropy(logits, y))
+        losses[-1].backward()
         adam.step()
+    assert found["generator_loss"].item() == pytest.approx(sum(losses[3:]).item() / 3, rel=1e-3)
     for name, value in by_hand.state_dict().items():
         if name != "layers.0.bias":  # batch norm takes it away: its gradient is rounding, which Adam blows up
             torch.testing.assert_close(found["generator"][name], value, rtol=1e-3, atol=1e-5)

@@ -1,14 +1,12 @@
-"""GroupDRO: q by hand, over rounds, and its refusal of sampling."""
+"""GroupDRO: q by hand, over rounds, with everyone and with sampled clients."""
 
 import math
 
-import pytest
 import torch
 from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, population, run
-from support import blobs, blueprint, net
+from support import net
 
 from rayfed.algorithms.group_dro import GroupDRO
-from rayfed.errors import UsageError
 
 
 def test_three_rounds_by_hand():
@@ -35,6 +33,16 @@ def test_q_does_not_overflow():
     assert all(torch.isfinite(value).all() for value in server.state["weights"].values())
 
 
-def test_sampling_is_refused():
-    with pytest.raises(UsageError, match=r"^cohort=2: algorithm.name=group_dro weighs the clients by the losses"):
-        blueprint(GroupDRO(), blobs(), cohort=2).check(blobs())
+def test_sampled_rounds_by_hand():
+    people, model = population(), net(batch_norm=False)
+    server = run(GroupDRO(q_lr=0.5), people, model, rounds=3, cohort=2)
+    cohorts = [server.sample(number) for number in (1, 2, 3)]
+    assert len(set(cohorts)) > 1
+    q = [1.0, 1.0, 1.0]
+    for cohort in cohorts:
+        for i in cohort:
+            q[i] *= math.exp(0.5 * cross_entropy(model, *data(people, i)).item())
+        total = sum(q[i] for i in cohort)
+        model = mean([descend(model, *data(people, i), 2) for i in cohort], [q[i] / total for i in cohort])
+    assert_weights(server.state["weights"], model)
+    torch.testing.assert_close(server.state["log_q"].exp(), torch.tensor(q, dtype=torch.float64), rtol=1e-5, atol=0)

@@ -1,4 +1,4 @@
-"""IRM's penalty against its closed form and the digest's number; Fed-IRM by hand."""
+"""IRM's penalty against its closed form and a number worked out by hand; Fed-IRM by hand."""
 
 import pytest
 import torch

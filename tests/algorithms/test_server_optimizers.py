@@ -1,4 +1,4 @@
-"""FedAvgM, FedAdam and FedYogi: the server's step on the mean update, by hand."""
+"""FedAvgM, FedAdagrad, FedAdam and FedYogi: the server's step on the mean update, by hand."""
 
 import copy
 
@@ -7,6 +7,7 @@ import torch
 from plain import CLIENTS, assert_weights, data, descend, mean, population, run, shares
 from support import net
 
+from rayfed.algorithms.fedadagrad import FedAdagrad
 from rayfed.algorithms.fedadam import FedAdam
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedavgm import FedAvgM
@@ -52,6 +53,17 @@ def yogi(delta, moments):
     return 0.03 * m / (v.sqrt() + 0.01), (m, v)
 
 
+def adagrad(delta, moments):
+    v = 0.01**2 if moments is None else moments
+    return 0.03 * delta / (torch.sqrt(v + delta**2) + 0.01), v + delta**2
+
+
+def adagrad_with_momentum(delta, moments):
+    m, v = moments or (0, 0.01**2)
+    m, v = 0.8 * m + 0.2 * delta, v + delta**2
+    return 0.03 * m / (v.sqrt() + 0.01), (m, v)
+
+
 ADAPTIVE = {"server_lr": 0.03, "beta1": 0.8, "beta2": 0.95, "tau": 0.01}
 
 
@@ -62,8 +74,10 @@ ADAPTIVE = {"server_lr": 0.03, "beta1": 0.8, "beta2": 0.95, "tau": 0.01}
         (FedAvgM(momentum=0.6, server_lr=0.5, nesterov=True), nesterov),
         (FedAdam(**ADAPTIVE), adam),
         (FedYogi(**ADAPTIVE), yogi),
+        (FedAdagrad(server_lr=0.03, tau=0.01), adagrad),
+        (FedAdagrad(server_lr=0.03, tau=0.01, beta1=0.8), adagrad_with_momentum),
     ],
-    ids=["fedavgm", "nesterov", "fedadam", "fedyogi"],
+    ids=["fedavgm", "nesterov", "fedadam", "fedyogi", "fedadagrad", "fedadagrad with momentum"],
 )
 def test_three_rounds_by_hand(algorithm, step):
     server = run(algorithm, population(), net(), rounds=3)

@@ -18,6 +18,7 @@ def literal(z, y, temperature):
     for a in range(len(z)):
         friends = [b for b in range(len(z)) if b != a and y[b] == y[a]]
         if not friends:
+            terms.append(0 * z[a].sum())
             continue
         total = sum(torch.exp(z[a] @ z[c] / temperature) for c in range(len(z)) if c != a)
         terms.append(-sum(torch.log(torch.exp(z[a] @ z[b] / temperature) / total) for b in friends) / len(friends))

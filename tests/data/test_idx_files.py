@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from rayfed.data.load import load
-from rayfed.data.mnist import FashionMnist, Mnist
+from rayfed.data.readers import idx
+from rayfed.data.sets.mnist import FashionMnist, Mnist
 from rayfed.errors import UsageError
 
 COUNTS = {"train": 12, "t10k": 6}
@@ -24,6 +25,11 @@ def arrays():
     return {
         source: (random.integers(0, 256, (count, 28, 28)), np.arange(count) % 10) for source, count in COUNTS.items()
     }
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_its_own(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
@@ -149,3 +155,27 @@ def test_a_download_that_fails_is_one_line(tmp_path, torchvision, error):
     with pytest.raises(UsageError, match=r"download=true: could not fetch FashionMNIST into .*: ") as caught:
         FashionMnist(root=str(tmp_path), download=True).load()
     assert "\n" not in str(caught.value)
+
+
+def test_images_are_decoded_once(root, monkeypatch):
+    data = Mnist(root=str(root))
+    first, calls, read = data.load(), [], idx.read_pairs
+    monkeypatch.setattr(idx, "read_pairs", lambda raw: calls.append(raw) or read(raw))
+    again = data.load()
+    assert calls == []
+    np.testing.assert_array_equal(again.images, first.images)
+    np.testing.assert_array_equal(again.labels, first.labels)
+    images, labels = arrays()["train"]
+    path = root / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    path.write_bytes(idx_bytes(255 - images))  # other files are other images
+    np.testing.assert_array_equal(data.load().images[: len(labels), 0], (255 - images).astype(np.uint8))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("file", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte.gz"])
+def test_the_shape_is_in_the_header(root, file):
+    path = root / "MNIST" / "raw" / file
+    assert idx.shape(path, dimensions=3) == (COUNTS[file.partition("-")[0]], 28, 28)
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UsageError, match=file):
+        idx.shape(path, dimensions=3)

@@ -1,14 +1,14 @@
-"""Names and options to a population: a user's own pieces, checks without loading, the table and the fingerprint."""
+"""Names and options to a population: a user's own pieces, checks without loading, and the fingerprint."""
 
 import dataclasses
 import textwrap
 
-import numpy as np
 import pytest
 
-from rayfed.data.describe import describe, fingerprint
-from rayfed.data.load import DATASETS, PARTITIONS, check, load
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.describe import fingerprint
+from rayfed.data.load import check, load
+from rayfed.data.partitions import PARTITIONS
+from rayfed.data.sets import DATASETS
 from rayfed.errors import UsageError
 from rayfed.registry import resolve
 
@@ -114,31 +114,10 @@ def test_check_reads_no_file():
     check("mnist", {"root": "/nowhere"})
     check("npz", {"file": "/nowhere/none.npz"})
     data, partition = check("rotated_mnist", {"recipe": "feddebias"}, None, {"alpha": 1.0})
-    assert (type(data).__name__, type(partition).__name__) == ("RotatedMnist", "Dirichlet")
+    assert (type(data).__name__, type(partition).__name__) == ("RotatedMnist", "Lda")
     assert (partition.alpha, partition.base, partition.validation, partition.test) == (1.0, "prior", 0.2, 0.0)
     _, partition = check("rotated_mnist", {"recipe": "feddebias"}, "iid")
     assert partition.test == 0.25
-
-
-def test_table():
-    lines = describe(load("mini_digits", {"domains": ["plain", "font"], "per_domain": 50, "held_out": ["font"]}))
-    assert lines.splitlines() == [
-        "mini_digits: 1 clients, 10 classes, inputs 3 x 28 x 28",
-        "client  domain  train  val  test  classes",
-        "0       plain      36    4    10  0 1 2 3 4 5 6 7 8 9",
-        "all                36    4    10  10",
-        "server  font                  50  0 1 2 3 4 5 6 7 8 9 (ood)",
-    ]
-
-
-def test_table_of_many_clients_and_of_targets_that_are_no_classes():
-    part = Examples(np.zeros((1, 2), np.float32), np.zeros((1, 3), np.float32))
-    clients = tuple(Client(number, "all", part, part, part) for number in range(70))
-    lines = describe(Population("many", clients, 1, (2,))).splitlines()
-    assert len(lines) == 2 + 60 + 2
-    assert lines[2].split() == ["0", "all", "1", "1", "1", "-"]
-    assert "10 more" in lines[-2]
-    assert lines[-1].split() == ["all", "70", "70", "70", "1"]
 
 
 def test_fingerprint_follows_every_byte():

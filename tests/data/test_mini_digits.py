@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rayfed.data import cache, mini_digits
+from rayfed.data import cache
 from rayfed.data.dataset import Dataset
 from rayfed.data.load import load
-from rayfed.data.mini_digits import DOMAINS, MiniDigits
 from rayfed.data.picture import contact_sheet
+from rayfed.data.sets import mini_digits
+from rayfed.data.sets.mini_digits import DOMAINS, MiniDigits
 from rayfed.errors import UsageError
 
 
@@ -115,7 +116,7 @@ def test_a_full_disk_only_costs_time(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "facts"),
     [
-        ({"domains": ["plane"]}, ["data.domains='plane'", "did you mean plain?"]),
+        ({"domains": ["plane"]}, ["data.domains=plane", "did you mean plain?"]),
         ({"domains": ["plain", "plain"]}, ["data.domains", "named twice"]),
         ({"held_out": ["font"], "domains": ["plain"]}, ["data.held_out=['font']", "data.domains=['plain']"]),
         ({"held_out": ["font"], "domains": ["font"]}, ["data.held_out=['font']", "no domain"]),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rayfed.data.load import load
-from rayfed.data.npz import Npz
+from rayfed.data.sets.npz import Npz
 from rayfed.errors import UsageError
 
 

@@ -5,7 +5,7 @@ import pandas
 import pytest
 
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition_file import File
+from rayfed.data.partitions.file import File
 from rayfed.errors import UsageError
 
 SIZE = 12  # eight rows of source "train", then four of "t10k"

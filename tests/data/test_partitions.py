@@ -1,12 +1,13 @@
 """Every partition: who gets what, pinned for ever, and what cannot be divided."""
 
+import dataclasses
 import hashlib
 
 import numpy as np
 import pytest
 
 from rayfed.data.dataset import Dataset
-from rayfed.data.load import PARTITIONS
+from rayfed.data.partitions import PARTITIONS
 from rayfed.errors import UsageError
 from rayfed.options import build
 from rayfed.registry import resolve
@@ -54,9 +55,18 @@ OWNED = {"client": np.arange(1200) % 7}
         ("iid", {"clients": 7}, {}, "6b2d6bfc5c168b6a"),
         ("dirichlet", {"clients": 10}, {}, "b66e107c423603c9"),
         ("dirichlet", {"clients": 5, "alpha": 0.5, "seed": 3, "min_size": 100}, {}, "63e44431456363cb"),
-        ("dirichlet", {"clients": 10, "equal": True, "base": "prior"}, {}, "32dcd40360b84851"),
-        ("dirichlet", {"clients": 10, "equal": True, "per_client": 50}, {}, "416a62e41c78901c"),
+        ("lda", {"clients": 10, "base": "prior"}, {}, "32dcd40360b84851"),
+        ("lda", {"clients": 10, "per_client": 50}, {}, "416a62e41c78901c"),
+        ("dirichlet", {"clients": 6, "capped": False, "common_test": True}, {}, "fadf426627418214"),
+        ("quantity", {"clients": 8}, {}, "483f2e64ab3874aa"),
+        ("label_k", {"clients": 9}, {}, "64597851b2ae486a"),
+        ("pathological", {"clients": 10}, {}, "d033cc700583f53c"),
+        ("pathological", {"clients": 10, "balanced": True}, {}, "7db03c49b05894cd"),
+        ("shards", {"clients": 12}, {}, "4d3b53a4b8478450"),
+        ("domain_mixes", {"size_sd": 10}, {}, "704ea26fadcb9926"),
+        ("domains", {"parts": 10, "clients_per_domain": 10, "test": 0.2}, {}, "839a881a973e2354"),
         ("natural", {}, OWNED, "12db3c7b0c62ff0e"),
+        ("natural", {"test": 0.25}, OWNED, "7c3205e707bd8bbb"),
     ],
 )
 def test_rows_are_the_same_for_ever(name, options, changes, expected):
@@ -67,8 +77,18 @@ def test_rows_are_the_same_for_ever(name, options, changes, expected):
     assert pin(split(name, dataset, **{**options, "seed": 11})) != expected
     rows = np.concatenate([rows for part in parts for rows in part[2:]])
     assert len(np.unique(rows)) == len(rows)
-    if "per_client" not in options:
+    if "per_client" not in options and name != "domain_mixes":
         assert len(rows) == 1200
+
+
+def test_a_client_by_nature_is_of_the_domain_of_its_rows():
+    owner = np.arange(1200) // 200
+    parts = split("natural", toy(client=owner))
+    assert [part.domain for part in parts] == ["left"] * 3 + ["right"] * 3
+    parts = split("natural", toy(client=np.arange(1200) % 2))
+    assert [part.domain for part in parts] == ["mixed", "mixed"]
+    parts = split("natural", toy(client=owner + 5, domain=np.zeros(1200, np.int16), domains=("all",)))
+    assert [part.domain for part in parts[:2]] == ["client-5", "client-6"]
 
 
 def test_domains_keep_the_test_examples_of_the_dataset():
@@ -106,17 +126,17 @@ def classes_per_client(parts, dataset):
 
 def test_alpha_sets_how_many_classes_a_client_has():
     dataset = Dataset.of("even", np.zeros((6000, 1), np.float32), np.arange(6000) % 10)
-    for options in ({}, {"equal": True}):
-        found = [classes_per_client(split("dirichlet", dataset, alpha=a, **options), dataset) for a in (0.05, 0.5, 100)]
+    for name in ("dirichlet", "lda"):
+        found = [classes_per_client(split(name, dataset, alpha=a), dataset) for a in (0.05, 0.5, 100)]
         assert found[0] < found[1] - 1 < found[2] - 1
         assert found[2] > 9
 
 
 def test_equal_clients_are_equal_and_the_prior_base_leaves_one_or_two_classes():
     dataset = toy(10000)
-    prior = split("dirichlet", dataset, clients=10, alpha=0.1, equal=True, base="prior", test=0.0, validation=0.2)
+    prior = split("lda", dataset, clients=10, alpha=0.1, base="prior", test=0.0, validation=0.2)
     assert {(len(part.train), len(part.val), len(part.test)) for part in prior} == {(800, 200, 0)}
-    ones = split("dirichlet", dataset, clients=10, alpha=0.1, equal=True, base="ones")
+    ones = split("lda", dataset, clients=10, alpha=0.1, base="ones")
     assert classes_per_client(prior, dataset) < classes_per_client(ones, dataset)
     assert classes_per_client(prior[:5], dataset) <= 2  # later clients also take what others have left
 
@@ -139,7 +159,7 @@ def test_draws_end_even_where_no_draw_can_do():
 
 @pytest.mark.parametrize("alpha", [1e-6, 1e-300])
 def test_a_vanishing_alpha_neither_fails_nor_divides_by_zero(alpha):
-    parts = split("dirichlet", toy(), clients=4, alpha=alpha, equal=True, base="prior")
+    parts = split("lda", toy(), clients=4, alpha=alpha, base="prior")
     assert [sum(map(len, part[2:])) for part in parts] == [300] * 4
 
 
@@ -152,8 +172,6 @@ def test_a_vanishing_alpha_neither_fails_nor_divides_by_zero(alpha):
         ("domains", {"clients_per_domain": 481}, ["clients_per_domain=481", "domain left", "480 training samples"]),
         ("natural", {}, ["toy does not say whose", "domains, iid or dirichlet"]),
         ("dirichlet", {"min_size": 100}, ["min_size=100", "20 clients would need 2000 samples", "has 1200"]),
-        ("dirichlet", {"base": "prior"}, ["base=prior", "equal=true"]),
-        ("dirichlet", {"equal": True, "min_size": 3}, ["min_size=3", "equal"]),
         ("dirichlet", {"alpha": 0}, ["partition.alpha=0", "more than 0"]),
         ("iid", {"validation": 1}, ["partition.validation=1", "less than 1"]),
         ("iid", {"alpha": 1}, ["partition.alpha: no such key"]),
@@ -166,3 +184,59 @@ def test_what_cannot_be_divided_is_one_line(name, options, facts):
     assert "\n" not in message
     for fact in facts:
         assert fact in message
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet"])
+def test_common_test_parts_share_out_what_the_dataset_keeps_for_testing(name):
+    dataset = toy()
+    parts = split(name, dataset, clients=5, common_test=True, validation=0.0)
+    assert [len(part.test) for part in parts] == [48] * 5
+    assert set(np.concatenate([part.test for part in parts])) == set(np.flatnonzero(dataset.is_test))
+    assert set(np.concatenate([part.train for part in parts])) == set(np.flatnonzero(~dataset.is_test))
+    with pytest.raises(UsageError, match=r"common_test=true: toy has 0 test samples of its own for 5 clients"):
+        split(name, toy(is_test=np.zeros(1200, bool)), clients=5, common_test=True)
+
+
+def test_clients_hold_groups_of_classes_and_are_tested_on_them_or_on_the_others():
+    row = np.arange(1200)
+    dataset = dataclasses.replace(toy(is_test=row % 7 == 0), labels=row % 10)
+    own = split("classes", dataset, groups=3, validation=0.0, per_client=100)
+    assert [part.domain for part in own] == ["left"] * 3 + ["right"] * 3
+    for part, classes in zip(own[:3], ({0, 1, 2, 3}, {4, 5, 6}, {7, 8, 9}), strict=True):
+        assert set(dataset.labels[part.train]) <= classes
+        assert set(dataset.labels[part.test]) <= classes
+        assert 90 <= len(part.train) <= 100
+    away = split("classes", dataset, groups=3, validation=0.0, test_absent=True)
+    for part, classes in zip(away[:3], ({0, 1, 2, 3}, {4, 5, 6}, {7, 8, 9}), strict=True):
+        assert set(dataset.labels[part.train]) <= classes
+        assert not set(dataset.labels[part.test]) & classes
+    tested = np.concatenate([part.test for part in away])
+    assert sorted(tested) == np.flatnonzero(dataset.is_test).tolist()
+
+
+def test_groups_of_classes_that_nobody_has_are_refused():
+    with pytest.raises(UsageError, match=r"groups=11: toy has 10 classes only"):
+        split("classes", toy(), groups=11)
+    with pytest.raises(UsageError, match=r"domain left of toy has no example of 0\.\.0"):
+        split("classes", toy(), groups=10)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_class_without_examples_is_dealt_to_nobody_without_a_division_by_zero():
+    """With one client it is full before the last class comes."""
+    dataset = toy(num_classes=11)
+    (part,) = split("dirichlet", dataset, clients=1)
+    assert sum(map(len, part[2:])) == 1200
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"domains": ("left",)}, "dataset toy: domain 0..1, but domains names 1"),
+        ({"source": np.full(1200, -3)}, "dataset toy: source -3..-3, but sources names 1"),
+        ({"ood": ("up",)}, "dataset toy: ood 'up'; its domains are left, right"),
+    ],
+)
+def test_a_dataset_whose_codes_do_not_fit_its_names_is_refused(changes, words):
+    with pytest.raises(UsageError, match=f"^{words}$"):
+        toy(**changes)

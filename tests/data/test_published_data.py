@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rayfed.data.load import load
-from rayfed.data.mnist import Mnist
-from rayfed.data.rotated_mnist import RotatedMnist
+from rayfed.data.sets.mnist import Mnist
+from rayfed.data.sets.rotated_mnist import RotatedMnist
 from rayfed.errors import UsageError
 
 ROOT = Path(os.environ.get("RAYFED_DATA", "unset"))

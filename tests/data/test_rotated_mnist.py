@@ -8,7 +8,7 @@ from PIL import Image
 
 from rayfed.data.load import load
 from rayfed.data.rotate import halve, rotate
-from rayfed.data.rotated_mnist import TEN_ANGLES, RotatedMnist
+from rayfed.data.sets.rotated_mnist import TEN_ANGLES, RotatedMnist
 from rayfed.errors import UsageError
 
 TRAIN, TEST = 600, 120

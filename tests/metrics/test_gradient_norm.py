@@ -1,18 +1,13 @@
-"""Gradient-norm heterogeneity against autograd on all examples at once, and against the closed form of quadratics."""
+"""Gradient-norm heterogeneity against autograd on all examples at once, and against the rows of the paper's table."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support import Point, blobs, blueprint, net, quadratic, quadratics
+from support import blobs, blueprint, net
 
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.engine.resident import Normalise, Part
-from rayfed.metrics.gradient_norm import full_gradient, gradient_norm, heterogeneity
-
-
-def parts_of(people):
-    normalise = Normalise(people, torch.device("cpu"), channels_last=False)
-    return [Part(client.val, torch.device("cpu"), normalise) for client in people.clients]
+from rayfed.metrics.gradient_norm import GradientNorm, full_gradient
 
 
 @pytest.mark.parametrize("size", [4, 500])
@@ -23,29 +18,18 @@ def test_gradient_is_that_of_all_examples_at_once(size):
     weights["body.1.running_mean"] = torch.linspace(-1, 1, 12)  # evaluation mode uses it
     model.load_state_dict(weights)
     model.eval()
-    parts = parts_of(people)[:2]
-    x, y = (torch.cat([getattr(part, name) for part in parts]) for name in ("x", "y"))
-    F.cross_entropy(model(x), y).backward()
-    found = full_gradient(task, weights, parts, size)
+    normalise = Normalise(people, torch.device("cpu"), channels_last=False)
+    part = Part(people.clients[0].val, torch.device("cpu"), normalise)
+    F.cross_entropy(model(part.x), part.y).backward()
+    found = full_gradient(task, weights, part, size)
     assert set(found) == {name for name, _ in model.named_parameters()}
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad)
-    norm = sum((p.grad.double() ** 2).sum() for p in model.parameters()) ** 0.5
-    assert gradient_norm(task, weights, parts) == pytest.approx(norm.item(), rel=1e-5)
 
 
-def test_quadratics():
-    people = quadratics((1.0, 3.0), (2.0, 3.0), (4.0, -0.5))
-    task = blueprint(FedAvg(), people, model=Point(), loss=quadratic).context(people, "cpu").task
-    normalise = Normalise(people, torch.device("cpu"), channels_last=False)
-    domains = {f"d{i}": [Part(c.test, torch.device("cpu"), normalise)] for i, c in enumerate(people.clients)}
-    found = heterogeneity(task, {"w": torch.tensor([1.0])}, domains)
-    assert found.norms == {"d0": 2.0, "d1": 4.0, "d2": 6.0}  # h (w − a)
-    assert found.mean == pytest.approx(4.0)
-    assert found.std == pytest.approx(2.0)  # with n − 1
-    assert found.mean_square == pytest.approx(56 / 3)
-    pooled = [part for parts in list(domains.values())[:2] for part in parts]
-    assert gradient_norm(task, {"w": torch.tensor([1.0])}, pooled) == pytest.approx(3.0)
+def measured(norms):
+    gradients = {f"d{i}": ({"w": torch.tensor([norm, 0.0])}, 3) for i, norm in enumerate(norms)}
+    return {(domain, value.metric): value for domain, value in GradientNorm().measure(gradients)}
 
 
 @pytest.mark.parametrize(
@@ -57,17 +41,20 @@ def test_quadratics():
 )
 def test_rows_of_table_7(norms, mean, std):
     """Its mean and deviation follow from its norms, that of the angle held out among them."""
-    people = quadratics(*((1.0, -norm) for norm in norms))
-    task = blueprint(FedAvg(), people, model=Point(), loss=quadratic).context(people, "cpu").task
-    normalise = Normalise(people, torch.device("cpu"), channels_last=False)
-    domains = {f"d{i}": [Part(c.test, torch.device("cpu"), normalise)] for i, c in enumerate(people.clients)}
-    found = heterogeneity(task, {"w": torch.tensor([0.0])}, domains)
-    assert found.mean == pytest.approx(mean, abs=6e-4)
-    assert found.std == pytest.approx(std, abs=6e-4)
+    found = measured(norms)
+    assert found["", "gradient_norm_mean"].value == pytest.approx(mean, abs=6e-4)
+    assert found["", "gradient_norm_std"].value == pytest.approx(std, abs=6e-4)
+    assert found["d2", "gradient_norm"].value == pytest.approx(norms[2])
 
 
-def test_nothing_to_score():
-    people = blobs()
-    task = blueprint(FedAvg(), people).context(people, "cpu").task
-    with pytest.raises(ValueError, match="no examples"):
-        gradient_norm(task, task.initial_weights(), [])
+def test_mean_square_and_one_domain():
+    found = measured((2.0, 4.0, 6.0))
+    assert found["", "gradient_norm_mean_square"].value == pytest.approx(56 / 3)
+    assert found["", "gradient_norm_std"].value == pytest.approx(2.0)  # with n − 1
+    assert found["", "gradient_norm_mean"].n == 9
+    assert ("", "gradient_norm_std") not in measured((2.0,))
+
+
+def test_norm_goes_over_all_parameters():
+    gradients = {"d": ({"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]])}, 1)}
+    assert next(iter(GradientNorm().measure(gradients)))[1].value == pytest.approx(5.0)

@@ -1,5 +1,6 @@
 """Selection, means and sds against numbers worked out by hand, and the wording of the report."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 
 from rayfed import report
 from rayfed.errors import UsageError
+from rayfed.results.metric_names import is_share, lower_is_better
 from rayfed.results.read import read
-from rayfed.results.selection import by_round, lower_is_better, picked
+from rayfed.results.selection import by_round, picked
 from rayfed.results.settings import settings
 from rayfed.results.summary import summarise
 from rayfed.results.tables import SERVER, MetricRow
@@ -51,8 +53,8 @@ def test_final_selected_and_oracle_pick_their_rounds_and_ties_go_to_the_earliest
     add_trial(tmp_path, "t", [(0.2, 0.3), (0.6, 0.5), (0.6, 0.9), (0.4, 0.7)])
     chosen = picked(by_round(read(tmp_path).metrics))
     test = chosen[(chosen["split"] == "test") & (chosen["quantity"] == "mean")].set_index("rule")
-    assert dict(test["round"]) == {"final": 4, "selected": 2, "oracle": 3}
-    assert dict(test["value"]) == pytest.approx({"final": 0.7, "selected": 0.5, "oracle": 0.9})
+    assert dict(test["round"]) == {"final": 4, "selected": 2, "oracle": 3, "best5": 3}
+    assert dict(test["value"]) == pytest.approx({"final": 0.7, "selected": 0.5, "oracle": 0.9, "best5": 0.6})
 
 
 def test_selected_uses_only_rounds_where_both_splits_were_evaluated(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_selected_uses_only_rounds_where_both_splits_were_evaluated(tmp_path: Pa
 
 def test_without_validation_there_is_no_selected_row(tmp_path: Path) -> None:
     add_trial(tmp_path, "t", [(NAN, 0.3)])
-    assert set(summarise(read(tmp_path)).rows["rule"]) == {"final", "oracle"}
+    assert set(summarise(read(tmp_path)).rows["rule"]) == {"final", "oracle", "best5"}
 
 
 def test_means_over_clients(tmp_path: Path) -> None:
@@ -82,7 +84,27 @@ def test_the_worst_loss_is_the_greatest_and_server_rows_count_only_alone() -> No
     assert found["test", "mean"] == 2.0
     assert found["test", "worst"] == 3.0
     assert found["ood", "domain:sketch"] == 0.25
-    assert [lower_is_better(name) for name in ("test_loss", "accuracy", "mdl")] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("metric", "lower", "share"),
+    [
+        ("accuracy", False, True),
+        ("accuracy_class_3", False, True),
+        ("accuracy_balanced", False, True),
+        ("test_loss", True, False),
+        ("ece", True, True),
+        ("mdl", True, False),
+        ("mdl@logits", True, False),
+        ("frechet_mean@features.accuracy", True, False),
+        ("client_probe@logits", True, True),
+        ("drift_relative", True, False),
+        ("gradient_norm_mean_square", True, False),
+        ("discriminator_accuracy", False, True),
+    ],
+)
+def test_what_names_of_metrics_tell(metric: str, lower: bool, share: bool) -> None:
+    assert (lower_is_better(metric), is_share(metric)) == (lower, share)
 
 
 def test_mean_and_sd_over_seeds_of_the_trials_that_are_done(tmp_path: Path) -> None:
@@ -203,3 +225,15 @@ def test_the_report_starts_without_torch_ray_or_matplotlib() -> None:
     code = "import sys, rayfed.report; print({'torch', 'ray', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_the_caption_says_whether_the_mean_is_over_clients(tmp_path: Path) -> None:
+    rows = [MetricRow(1, SERVER, domain, "test", "global", "frechet", x, 5) for domain, x in (("a", 1.0), ("b", 3.0))]
+    rows += [MetricRow(1, 0, "a", "test", "global", "accuracy", 0.5, 5)]
+    record_trial(tmp_path, "e", "t", {"algorithm": "fedavg", "seed": 0, "status": "done", "scored": "global"})
+    with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
+        writer.add_metrics(rows)
+    words = report.render(tmp_path, metric="frechet")
+    assert re.search(r"1\.000 ± - +3\.000 ± - +2\.000 ± - +3\.000 ± -", words)  # a, b, AVG, and the worst: the greatest
+    assert "mean over the server's values" in " ".join(words.split())
+    assert "AVG: mean over clients." in report.render(tmp_path)

@@ -3,6 +3,7 @@
 collect:   ordinary local training of the base from its first state, without bias and regulariser; sends m_i;
            z̄ = Σ_i n_i m_i / Σ_i n_i; all else that this training changed is dropped
 hand out:  z̄ goes to every client, which keeps it; nobody trains
+newcomers: z̄ is handed out to them, and no mean is collected
 """
 
 import copy
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, Replies, Reply, State, represent
+from rayfed.algorithm import ClientData, Context, Phase, Privacy, Replies, Reply, State, represent
 from rayfed.algorithms.ditto import PERSONAL
 from rayfed.algorithms.parts.two_levels import BIAS, CONSENSUS, MEAN, MeanRegulariser
 from rayfed.algorithms.parts.wrapper import Wrapper, derived
@@ -31,7 +32,7 @@ class Consensus(Wrapper):
     averaged = derived(lambda self: (*self.base.averaged, "mean"))
     setup_exchanges = derived(lambda self: self.base.setup_exchanges + 2 * self.regularises)
 
-    def privacy_spent(self, ctx: Context, server: State) -> float | None:
+    def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         """No promise of the base's covers the means that the clients send."""
         return None if self.regularises else super().privacy_spent(ctx, server)
 
@@ -60,7 +61,9 @@ class Consensus(Wrapper):
         return {} if self._stage(ctx) == "hand out" else super().unicast(self._seen(ctx), server)
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
-        return () if self._stage(ctx) == "hand out" else super().phases(self._seen(ctx))
+        stage = self._stage(ctx)
+        idle = stage == "hand out" or (stage == "collect" and ctx.newcomer)
+        return () if idle else super().phases(self._seen(ctx))
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         if self._stage(ctx) == "hand out":

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -58,3 +59,10 @@ def train_classifier(
             optimizer.update_(weights, grads, moments)
             weights |= buffers
     return weights
+
+
+@torch.no_grad()
+def judge(network: Network, weights: Weights, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean cross-entropy, accuracy in [0, 1]) on (x, y), in evaluation mode."""
+    logits = torch.cat([network(weights, some, train=False)[0] for some in x.split(512)])
+    return F.cross_entropy(logits, y), (logits.argmax(1) == y).float().mean()

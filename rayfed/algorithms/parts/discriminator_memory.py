@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Setting, State
 from rayfed.algorithms.parts.discriminator import divergence
-from rayfed.algorithms.parts.discriminator_server import DiscriminatorServer
+from rayfed.algorithms.parts.representation_cache import RepresentationCache
 from rayfed.errors import UsageError
 from rayfed.network import weights_of
 from rayfed.options import option
@@ -15,8 +15,10 @@ from rayfed.tree import Weights, tree_map
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscriminatorMemory(DiscriminatorServer):
-    discriminators: int = option(1, low=1, help="N_d, how many of the last discriminators the divergence is a mean of")
+class DiscriminatorMemory(RepresentationCache):
+    discriminators: int = option(
+        1, low=1, high=1000, help="N_d, how many of the last discriminators the divergence is a mean of"
+    )
 
     def check(self, setting: Setting) -> None:
         super().check(setting)

@@ -2,14 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rayfed.algorithm import Context, Replies, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.discriminator import ResNetDiscriminator, train_classifier
+from rayfed.algorithms.parts.discriminator import ResNetDiscriminator, judge, train_classifier
 from rayfed.algorithms.parts.mlp import mlp
 from rayfed.errors import UsageError
 from rayfed.network import weights_of
@@ -21,10 +21,12 @@ from rayfed.tree import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class DiscriminatorServer(FedAvg):
+    watched: ClassVar[tuple[str, ...]] = ("discriminator_loss", "discriminator_accuracy")
+
     fixed_size: bool = option(False, help="a new discriminator each round, with one output per party of the round")
     share_predictor: bool = option(False, help="average the head as FedAvg does; the rest of the model stays")
     network: str = option("mlp", choices=("mlp", "resnet18", "resnet50"), help="kind of the discriminator")
-    hidden: list[int] = option([512, 512], low=1, help="widths of the discriminator's hidden layers")
+    hidden: list[int] = option([512, 512], low=1, high=65536, help="widths of the discriminator's hidden layers")
     linear: bool = option(False, help="a discriminator without ReLU (appendix B.15)")
     server_epochs: int | None = option(None, low=1, help="the discriminator's passes a round; null: 1 (fixed_size: 10)")
     server_lr: float = option(0.01, above=0, help="η_D, the discriminator's learning rate")
@@ -81,12 +83,18 @@ class DiscriminatorServer(FedAvg):
             server = super().aggregate(ctx, server, replies)
         if self.fixed_size and ctx.trip == 1:
             return server
-        sent = [reply.up["representations"] for reply in replies.each]
-        labels = [ctx.cohort.index(reply.client) if self.fixed_size else reply.client for reply in replies.each]
-        places = torch.tensor(labels).repeat_interleave(torch.tensor([len(z) for z in sent]))
+        known, kept = self.known(ctx, server, replies)
+        z, sizes = torch.cat(list(known.values())), torch.tensor([len(some) for some in known.values()])
+        places = torch.tensor(list(known)).repeat_interleave(sizes).to(z.device)
         weights = self.fresh(ctx.task, len(ctx.cohort)) if self.fixed_size else server["discriminator"]
-        device = ctx.task.device
-        return server | self.taught(ctx, server, weights, torch.cat(sent).to(device), places.to(device))
+        taught = self.taught(ctx, server, weights, z, places)
+        scores = judge(ctx.task.modules["discriminator"], taught["discriminator"], z, places)
+        return server | kept | taught | dict(zip(self.watched, scores, strict=True))
+
+    def known(self, ctx: Context, server: State, replies: Replies) -> tuple[dict[int, Tensor], State]:
+        """(the representations to learn from, by the output that stands for their party; changes of the state)."""
+        place = {client: k if self.fixed_size else client for k, client in enumerate(ctx.cohort)}
+        return {place[r.client]: r.up["representations"].to(ctx.task.device) for r in replies.each}, {}
 
     def taught(self, ctx: Context, server: State, weights: Weights, z: Tensor, places: Tensor) -> State:
         """Changes of the server's state: the discriminator `weights` after its training on (z, places)."""

@@ -43,8 +43,8 @@ def drawn_classes(counts: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorServer(FedAvg):
-    noise: int = option(512, low=1, help="d, width of the generator's noise")
-    hidden: int = option(512, low=1, help="width of the generator's hidden layer")
+    noise: int = option(512, low=1, high=65536, help="d, width of the generator's noise")
+    hidden: int = option(512, low=1, high=65536, help="width of the generator's hidden layer")
     server_lr: float = option(0.005, above=0, help="lr_G, learning rate of the generator's Adam")
     server_steps: int = option(1000, low=1, help="steps of the generator in a round, on batches of local.batch_size")
 
@@ -67,8 +67,10 @@ class GeneratorServer(FedAvg):
         """Initial values of what the head does not send."""
         return only(task.initial_weights(), task.head_names & self.personal(task))
 
-    def train_generator(self, ctx: Context, server: State, heads: Weights, shares: Tensor) -> tuple[Weights, State]:
-        """(the generator, its moments) after a round's steps on the `heads` [clients, …] that were sent."""
+    def train_generator(
+        self, ctx: Context, server: State, heads: Weights, shares: Tensor
+    ) -> tuple[Weights, State, Tensor]:
+        """(the generator, its moments) after a round's steps on the `heads` [clients, …] that were sent; mean loss."""
         generator, moments = clone(server["generator"]), clone(server["moments"])
         adam, rest = Adam(lr=self.server_lr), self.as_sent(ctx.task)
         body = without(ctx.task.initial_weights(), ctx.task.head_names)  # the template wants all names
@@ -81,7 +83,9 @@ class GeneratorServer(FedAvg):
             each = torch.vmap(logits, in_dims=(0, None))(heads, features)
             return F.cross_entropy(torch.tensordot(shares, each, 1), y), {}
 
+        total = torch.zeros((), device=ctx.task.device)
         for _ in range(self.server_steps):
-            grads, _, _ = gradients(objective, generator)
+            grads, loss, _ = gradients(objective, generator)
             adam.update_(generator, grads, moments)
-        return generator, moments
+            total += loss
+        return generator, moments, total / self.server_steps

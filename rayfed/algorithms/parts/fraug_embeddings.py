@@ -25,7 +25,7 @@ class Embeddings(FedAvg):
     embeddings: str = option("both", choices=("u", "uc", "both"), help="what is augmented: batch, prototypes, or both")
     interpolate: bool = option(True, help="let the augmentation grow, λ = exp(γ(r−R)); without it, λ = 1")
     gamma: float = option(0.01, low=0, help="γ of λ; it counts in rounds, so fit it to their number (the paper's: 200)")
-    latent: int = option(256, low=1, help="width of the noise and of the RTNets' hidden layer")
+    latent: int = option(256, low=1, high=65536, help="width of the noise and of the RTNets' hidden layer")
     noise: str = option("normal", choices=("normal", "uniform"), help="distribution of the noise: N(0, I) or U[0, 1)")
     augmenter: str = option(
         "fraug",

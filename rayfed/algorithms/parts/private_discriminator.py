@@ -1,17 +1,18 @@
 """ADCOL's discriminator under differential privacy, for a trusted server: it is trained by DP-SGD, on account."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import Context, Setting, State
+from rayfed.algorithm import Context, Privacy, Setting, State
 from rayfed.algorithms.adcol import Adcol
 from rayfed.errors import UsageError
 from rayfed.options import option
-from rayfed.privacy.gaussian import noise_multiplier, spent, train_privately
+from rayfed.privacy.gaussian import check_budget, noise_multiplier, spent, train_privately
 from rayfed.tree import Weights
 
 
@@ -34,6 +35,22 @@ class PrivateDiscriminator(Adcol):
             raise UsageError(
                 f"algorithm.network={self.network}: batch norm mixes examples, so DP-SGD takes network=mlp"
             )
+        if not self.curious:
+            fewest = sum(sorted(self.sent(setting))[: setting.cohort])
+            if self.server_batch_size > fewest:
+                raise UsageError(
+                    f"algorithm.server_batch_size={self.server_batch_size}: the parties of a round may send no more "
+                    f"than {fewest} representations, of which DP-SGD draws a batch; use at most {fewest}"
+                )
+            check_budget(self.epsilon, self.delta, self.steps(self.server_batch_size / fewest) * setting.rounds)
+
+    def sent(self, setting: Setting) -> Sequence[int]:
+        """How many representations each party sends in a round."""
+        return [self.count(n) for n in list(setting.examples.values())[: setting.task.num_clients]]
+
+    def steps(self, rate: float) -> int:
+        """Steps of the discriminator in a round."""
+        return self.passes * math.ceil(1 / rate - 1e-9)
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
@@ -47,7 +64,7 @@ class PrivateDiscriminator(Adcol):
             return super().taught(ctx, server, weights, z, places)
         old = {name: float(value) for name, value in server["private"].items()}
         rate = old["rate"] or min(1.0, self.server_batch_size / len(z))
-        steps = self.passes * math.ceil(1 / rate - 1e-9)
+        steps = self.steps(rate)
         sigma = old["sigma"] or noise_multiplier(self.epsilon, self.delta, rate=rate, steps=steps * ctx.rounds)
         outputs = len(ctx.cohort) if self.fixed_size else ctx.task.num_clients
         module = self.discriminator(ctx.task, outputs).to(ctx.task.device)
@@ -57,6 +74,7 @@ class PrivateDiscriminator(Adcol):
         private = {name: torch.full_like(server["private"][name], value) for name, value in new.items()}
         return {"discriminator": trained, "private": private}
 
-    def privacy_spent(self, ctx: Context, server: State) -> float | None:
+    def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         known = {name: float(value) for name, value in server["private"].items()}
-        return spent(known["sigma"], self.delta, rate=known["rate"], steps=round(known["steps"]))
+        epsilon = spent(known["sigma"], self.delta, rate=known["rate"], steps=round(known["steps"]))
+        return Privacy(epsilon, "representation")

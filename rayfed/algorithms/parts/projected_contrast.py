@@ -26,7 +26,9 @@ class ProjectedContrast(FedAvg):
     tau_mode: str = option("multiply", choices=("multiply", "divide"), help="what τ does to a similarity")
     max_step: bool = option(True, help="train the projector against the model; false: it stays as it was drawn")
     projector: bool = option(True, help="false: compare the features themselves, without a max step")
-    widths: list[int] = option([256, 256, 128], low=1, help="widths of the projector's layers, the output last")
+    widths: list[int] = option(
+        [256, 256, 128], low=1, high=65536, help="widths of the projector's layers, the output last"
+    )
     projector_in_extractor: bool = option(False, help="an MLP of `widths` ends the extractor; no max step (Fig. 5a)")
 
     @property

@@ -23,8 +23,8 @@ from rayfed.tree import only
 class PseudoDataExchange(FedAvg):
     pseudo: str = option("rsm", choices=("rsm", "mixture"), help="means of clients' images, or of a proxy data set")
     proxy: str = option("photographs", help="mixture: photographs (scikit-learn's two), noise, or a name for data.name")
-    pseudo_samples: int | None = option(None, low=1, help="|D_p|; null: the batch size")
-    rsm_images: int = option(10, low=1, help="images in a mean")
+    pseudo_samples: int | None = option(None, low=1, high=65536, help="|D_p|; null: the batch size")
+    rsm_images: int = option(10, low=1, high=10_000, help="images in a mean")
     transfer: str = option("each_round", choices=("each_round", "once"), help="how often clients get pseudo-data")
 
     @property

@@ -1,4 +1,4 @@
-"""What FedAvgM, FedAdam and FedYogi share: the server takes the mean update of the clients for a negative gradient.
+"""What FedAvgM, FedAdagrad, FedAdam and FedYogi share: the server takes the mean update for a negative gradient.
 
     Δ = Σ p_i w_i − w_t;   w_{t+1} = w_t + step(Δ)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rayfed.algorithm import Algorithm, ClientData, Context, Phase, Replies, Reply, Setting, State
+from rayfed.algorithm import Algorithm, ClientData, Context, Phase, Privacy, Replies, Reply, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.options import option
 from rayfed.task import Batch, Task
@@ -27,11 +27,15 @@ class Wrapper(Algorithm):
     averaged = derived(lambda self: self.base.averaged)
     weighs_replies = derived(lambda self: self.base.weighs_replies)
     prepares = derived(lambda self: self.base.prepares)
+    takes_terms = derived(lambda self: self.base.takes_terms)
+    whole_labels = derived(lambda self: self.base.whole_labels)
     takes_turns = derived(lambda self: self.base.takes_turns)
     trips = derived(lambda self: self.base.trips)
     setup_exchanges = derived(lambda self: self.base.setup_exchanges)
     final_exchanges = derived(lambda self: self.base.final_exchanges)
+    refuses_newcomers = derived(lambda self: self.base.refuses_newcomers)
     scored = derived(lambda self: self.base.scored)
+    watched = derived(lambda self: self.base.watched)
 
     def check(self, setting: Setting) -> None:
         self.base.check(setting)
@@ -42,10 +46,10 @@ class Wrapper(Algorithm):
     def adapt(self, ctx: Context) -> Context:
         return self.base.adapt(ctx)
 
-    def remarks(self, ctx: Context) -> Sequence[str]:
-        return self.base.remarks(ctx)
+    def remarks(self, ctx: Context, setting: Setting) -> Sequence[str]:
+        return self.base.remarks(ctx, setting)
 
-    def privacy_spent(self, ctx: Context, server: State) -> float | None:
+    def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         return self.base.privacy_spent(ctx, server)
 
     def init(self, ctx: Context) -> State:

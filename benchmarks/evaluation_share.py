@@ -1,0 +1,55 @@
+"""What evaluation takes of a round when every round is scored: FedAvg on two Ray hosts, on the published MNIST split.
+
+20 clients (Dirichlet 0.1), the four-layer CNN, batches of 10, one local epoch; the global model is scored on the
+validation and test examples of all clients after every round.
+"""
+
+import argparse
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from _rounds import results_folder
+
+import rayfed
+
+TARGET = 0.10
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds that count; one more goes first to warm up")
+    parser.add_argument("--hosts", type=int, default=2, help="Ray hosts; 0: this process")
+    args = parser.parse_args(argv)
+    root = os.environ.get("RAYFED_DATA")
+    if not root:
+        print("skipped: set the environment variable RAYFED_DATA to the folder with MNIST/raw and partitions/")
+        return
+    with results_folder() as folder:
+        result = rayfed.run(
+            {
+                "data": {"name": "mnist", "root": root},
+                "partition": {"name": "file", "file": str(Path(root) / "partitions/mnist_dir0.1_20clients.parquet")},
+                "model.name": "cnn",
+                "local": {"batch_size": 10, "epochs": 1, "lr": 0.005},
+                "rounds": args.rounds + 1,
+                "placement.hosts": args.hosts,
+                "results": folder,
+            }
+        )
+    scored = result.metrics[(result.metrics["round"] == 1) & (result.metrics["metric"] == "accuracy")]
+    rounds = result.rounds.sort_values("round").iloc[1:]
+    shares = (rounds["seconds_evaluate"] / rounds["seconds_total"]).tolist()
+    print(f"examples scored in a round: {scored['n'].sum():,}")
+    print(f"seconds of evaluation in a round: {', '.join(f'{s:.2f}' for s in rounds['seconds_evaluate'])}")
+    print(f"seconds of a round:               {', '.join(f'{s:.2f}' for s in rounds['seconds_total'])}")
+    share = statistics.median(shares)
+    verdict = "met" if share < TARGET else "missed"
+    print(
+        f"share of evaluation: {share:.1%} ({min(shares):.1%} to {max(shares):.1%})  target < {TARGET:.0%}: {verdict}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Memory of a simulation whose images do not fit into it: FedAvg on a file of random 64 x 64 colour images.
+
+The file is written first, then read once by every count of hosts, each in a process of its own and with none of the
+file in the machine's cache. `private` is memory that only going without could free (anonymous and shared memory);
+`resident` also counts pages of files, libraries most of all. Both are peaks of one process, and of all together.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+import rayfed
+from rayfed.config import Config
+from rayfed.data import cache
+from rayfed.data.dataset import Dataset
+from rayfed.options import option
+from rayfed.sources import merged
+
+SHAPE, CLASSES, CHUNK = (3, 64, 64), 10, 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Random images, a class each."""
+
+    images: int = option(low=1, help="how many")
+
+    def load(self) -> Dataset:
+        labels = np.arange(self.images) % CLASSES
+        images = cache.memory_mapped("noise", {"version": 1}, (self.images, *SHAPE), "uint8", fill)
+        return Dataset.of("noise", images, labels, num_classes=CLASSES, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def fill(images: np.ndarray) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (CHUNK, *SHAPE), dtype=np.uint8)
+    for start in range(0, len(images), CHUNK):
+        part = images[start : start + CHUNK]
+        np.bitwise_xor(noise[: len(part)], start // CHUNK % 256, out=part, dtype=np.uint8, casting="unsafe")
+
+
+def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """4 x 4 means and a linear layer: little work, so that reading is what takes the time."""
+    return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(int(np.prod(shape)) // 16, classes))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=20.0, help="size of the file; it is deleted at the end")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of every run, each of which reads all images")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[0, 2], help="placement.hosts of each run")
+    parser.add_argument("--limit", type=float, default=4.0, help="gigabytes that a process may take")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where the file goes")
+    args = parser.parse_args(argv)
+    free = shutil.disk_usage(args.folder).free / 1e9
+    if free < 1.1 * args.gigabytes + 1:
+        print(f"skipped: {args.folder} has {free:.0f} GB free, fewer than {1.1 * args.gigabytes + 1:.0f}")
+        return 0
+    images = max(6000, int(args.gigabytes * 1e9 / np.prod(SHAPE)))
+    peaks = {}
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        seconds = apart(make, folder, images)
+        print(f"{images:,} images, {images * np.prod(SHAPE) / 1e9:.1f} GB, written in {seconds:.0f} s", flush=True)
+        hashes = set()
+        for hosts in args.hosts:
+            digest, seconds, peaks[hosts] = apart(train, folder, images, hosts, args.rounds)
+            hashes.add(digest)
+            numbers = ", ".join(f"{name} {size:.2f} GB" for name, size in peaks[hosts].items())
+            print(f"hosts={hosts}: {seconds:.0f} s, {numbers}", flush=True)
+    print(f"final weights: {'equal' if len(hashes) == 1 else 'DIFFERENT'}")
+    met = all(peak["resident, largest process"] <= args.limit for peak in peaks.values())
+    print(f"target ≤ {args.limit:g} GB in any process: {'met' if met else 'missed'}")
+    return int(not met or len(hashes) > 1)
+
+
+def apart(work, folder: str, *rest):
+    """`work` in a new process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(work, folder, *rest).result()
+
+
+def make(folder: str, images: int) -> float:
+    began = time.perf_counter()
+    os.environ["RAYFED_CACHE"] = folder
+    Noise(images=images).load()
+    return time.perf_counter() - began
+
+
+def train(folder: str, images: int, hosts: int, rounds: int) -> tuple[str, float, dict[str, float]]:
+    """(hash of the final weights, seconds, peaks in GB) of one run."""
+    os.environ["RAYFED_CACHE"] = folder
+    for path in Path(folder).glob("*.array"):
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    config = {
+        "data": {"name": f"{Path(__file__).stem}:Noise", "images": images},
+        "partition": {"name": "iid", "clients": 20, "test": 0.01, "validation": 0.0},
+        "model": {"name": f"{Path(__file__).stem}:linear"},
+        "local": {"batch_size": 256, "epochs": 1},
+        "placement": {"hosts": hosts, "resident": False},
+        "rounds": rounds,
+        "evaluate.every": rounds,
+        "results": f"{folder}/results-{hosts}",
+    }
+    began = time.perf_counter()
+    with Watch() as watch:
+        result = rayfed.run(Config.read(merged(config)))
+    return result.weights_hash, time.perf_counter() - began, watch.peaks
+
+
+class Watch:
+    """Peaks, in GB, of this process and of those that it started, looked up ten times a second."""
+
+    def __init__(self) -> None:
+        self.peaks = dict.fromkeys(
+            ("resident, largest process", "resident, all", "private, largest process", "private, all"), 0.0
+        )
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.1):
+            private, resident = zip(*(memory(process) for process in family(os.getpid())), strict=True)
+            now = (max(resident), sum(resident), max(private), sum(private))
+            self.peaks = {name: max(old, new) for (name, old), new in zip(self.peaks.items(), now, strict=True)}
+
+
+def family(first: int) -> Iterator[int]:
+    """A process and all that descend from it."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has just ended
+            continue
+        children.setdefault(parent, []).append(int(path.parent.name))
+    waiting = [first]
+    while waiting:
+        yield (process := waiting.pop())
+        waiting += children.get(process, [])
+
+
+def memory(process: int) -> tuple[float, float]:
+    """(private, resident) GB of a process; zeros once it has ended."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    except OSError:
+        return 0.0, 0.0
+    sizes = {name: int(lines.get(name, "0").split()[0]) * 1024 / 1e9 for name in ("RssAnon", "RssShmem", "VmRSS")}
+    return sizes["RssAnon"] + sizes["RssShmem"], sizes["VmRSS"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,51 @@
+"""Seconds from the name of a dataset to its images in memory: at the first start on a machine, and at later ones.
+
+MNIST by Dirichlet(0.1) over 20 clients, each start in a process of its own, with a cache that is empty at first.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from rayfed.data.describe import fingerprint
+from rayfed.data.load import load
+
+TARGET = 2.0  # seconds of a later start
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="later starts, after the first")
+    args = parser.parse_args(argv)
+    if "RAYFED_DATA" not in os.environ:
+        print("skipped: set the environment variable RAYFED_DATA to the folder that holds MNIST/raw")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        (seconds, first), *later = [started(folder) for _ in range(1 + args.rounds)]
+    assert all(found == first for _, found in later), "a later start gives other images"
+    again = statistics.median(spent for spent, _ in later)
+    print(f"first start {seconds:.2f} s, later starts {again:.2f} s (median of {args.rounds}), the same images")
+    print(f"target ≤ {TARGET:g} s: {'met' if again <= TARGET else 'missed'}")
+    return int(again > TARGET)
+
+
+def started(cache: str) -> tuple[float, str]:
+    """Seconds of one start in a new process, and a hash of what it found."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(measure, cache).result()
+
+
+def measure(cache: str) -> tuple[float, str]:
+    os.environ["RAYFED_CACHE"] = cache
+    began = time.perf_counter()
+    population = load("mnist", {}, "dirichlet", {"clients": 20, "alpha": 0.1}).read()
+    return time.perf_counter() - began, fingerprint(population)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

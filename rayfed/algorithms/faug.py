@@ -1,0 +1,116 @@
+"""FAug: Jeong et al. 2018, "Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation
+under Non-IID Private Data", section 3 (federated augmentation), with FedAvg in the place of distillation.
+
+    setup:   every client sends a few of its examples of each class, the seeds: raw data, and nothing else of it
+             the server trains a conditional generator G on all seeds and sends G to everyone
+             client i makes m examples with G, each of the class of which it has fewest by then, and keeps them
+    client:  SGD on its n_i examples and the m made ones: each step takes a batch of the former, a few of the latter,
+             L = [n_i · CE(own) + m · CE(made)] / (n_i + m), of one pass of the network over both
+    server:  FedAvg with weights n_i + m
+
+The paper's server first enlarges the seeds by a web search for pictures like them, which is not possible here, and its
+G is a conditional GAN's. There is no GAN here: G is the decoder of a conditional variational autoencoder (Sohn, Lee and
+Yan 2015), whose training on few seeds needs no balance between two networks. Numbers are those of a variant, then, and
+not of the paper's method. Epochs are counted in the client's own examples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.parts.conditional_vae import Decoder, Encoder, trained_decoder
+from rayfed.algorithms.parts.seed_inputs import drawn_seeds, levelled
+from rayfed.errors import UsageError
+from rayfed.options import option
+from rayfed.task import Batch, Output, Task
+from rayfed.tree import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class FAug(FedAvg):
+    """FAug with a conditional VAE in the place of the paper's conditional GAN. Sends seeds once, then weights; gets the
+    generator once, and keeps what it made. Scored: the global model."""
+
+    name: ClassVar[str] = "faug"
+    source: ClassVar[str] = "Jeong et al. 2018, section 3 (FAug), with a VAE for its GAN"
+    setup_exchanges: ClassVar[int] = 2
+
+    seeds: int = option(5, low=1, help="examples of each class that a client sends to the server")
+    made: int = option(200, low=1, high=1_000_000, help="m, generated examples that a client adds to its own")
+    made_batch: int = option(10, low=1, high=65536, help="generated examples beside each batch of the client's own")
+    noise: int = option(16, low=1, high=65536, help="width of the generator's noise")
+    hidden: int = option(256, low=1, high=65536, help="width of the hidden layers of the generator and of its encoder")
+    server_lr: float = option(1e-3, above=0, help="learning rate of the Adam that trains the generator")
+    server_steps: int = option(500, low=1, help="steps of the generator's training, which is done once")
+    server_batch_size: int = option(64, low=1, high=65536, help="seeds in a step of it")
+
+    def check(self, setting: Setting) -> None:
+        if not setting.task.inputs.real:
+            raise UsageError(f"algorithm.name={self.name}: generates inputs, and this data's are numbers of words")
+
+    def modules(self, task: Task) -> dict[str, nn.Module]:
+        form = (self.noise, self.hidden, task.num_classes, task.inputs.shape)
+        return {"encoder": Encoder(*form), "decoder": Decoder(*form)}
+
+    def init(self, ctx: Context) -> State:
+        return super().init(ctx) | {"generator": ctx.task.modules["decoder"].initial()}
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        if ctx.stage != "setup":
+            return super().broadcast(ctx, server)
+        return {"generator": server["generator"]} if ctx.trip else {}
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        return () if ctx.stage == "setup" else super().phases(ctx)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        if ctx.stage == "setup":
+            return {}
+        share = torch.tensor(self.made / (ctx.examples + self.made), device=ctx.task.device)
+        order = torch.randperm(self.made).to(ctx.task.device)
+        return super().start(ctx, client, down) | {"made": client["made"], "order": order, "share": share}
+
+    def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
+        place = torch.arange(self.made_batch, device=batch.x.device) + ctx.step * self.made_batch
+        rows, count = work["order"][place % self.made], len(batch.x)
+        output = ctx.task.forward(weights, torch.cat([batch.x, work["made"]["x"][rows]]))
+        own = ctx.task.loss(output.logits[:count], batch.y)
+        made = ctx.task.loss(output.logits[count:], work["made"]["y"][rows])
+        return ctx.task.completed((1 - work["share"]) * own + work["share"] * made, weights, output)
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        if ctx.stage != "setup":
+            return super().finish(ctx, work, client, down, data)
+        if ctx.trip == 0:
+            return client, {"seeds": drawn_seeds(data.train, self.seeds)}
+        y = levelled(torch.bincount(data.train.y, minlength=ctx.task.num_classes), self.made)
+        noise = torch.randn(self.made, self.noise, device=y.device)
+        with torch.no_grad():
+            x = ctx.task.modules["decoder"](down["generator"], noise, y)[0]
+        return client | {"made": {"x": x, "y": y}}, {}
+
+    def weight(self, ctx: Context, examples: int) -> float:
+        return float(examples + self.made)
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        if ctx.stage != "setup":
+            return super().aggregate(ctx, server, replies)
+        if ctx.trip:
+            return server
+        x, y = (torch.cat([r.up["seeds"][name] for r in replies.each]).to(ctx.task.device) for name in ("x", "y"))
+        generator = trained_decoder(
+            ctx,
+            server["generator"],
+            x,
+            y,
+            noise=self.noise,
+            lr=self.server_lr,
+            steps=self.server_steps,
+            batch_size=self.server_batch_size,
+        )
+        return server | {"generator": generator}

@@ -1,0 +1,50 @@
+"""Label skew by number: every client has k classes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayfed.data.dataset import Dataset
+from rayfed.data.partition import DEAL, Pooled, by_class, generator
+from rayfed.errors import UsageError
+from rayfed.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelK(Pooled):
+    """NIID-Bench's #C = k (Li et al. 2022, section 4.1): every client has `classes_per_client` classes.
+
+    Client i has class i mod C and others at random; the rows of a class are shared equally, at random, by the clients
+    that have it. With fewer clients than classes, the rows of a class that no client has are left out.
+    """
+
+    classes_per_client: int = option(2, low=1, help="k, the number of classes of a client")
+
+    def deal(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+        random = generator(self.seed, DEAL)
+        stacks = by_class(dataset, rows)
+        present = [label for label, stack in enumerate(stacks) if len(stack)]
+        if self.classes_per_client > len(present):
+            raise UsageError(
+                f"partition.classes_per_client={self.classes_per_client}: {dataset.name} has {len(present)} classes"
+            )
+        owners: dict[int, list[int]] = {label: [] for label in present}
+        for client in range(self.clients):
+            first = present[client % len(present)]
+            others = [label for label in present if label != first]
+            for label in [first, *random.permutation(others)[: self.classes_per_client - 1].tolist()]:
+                owners[label].append(client)
+        dealt: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
+        for label, clients in owners.items():
+            if not clients:
+                continue
+            if len(clients) > len(stacks[label]):
+                raise UsageError(
+                    f"partition.clients={self.clients}: {len(clients)} clients share class {label} of {dataset.name}, "
+                    f"which has {len(stacks[label])} samples; have fewer clients or classes_per_client"
+                )
+            shuffled = random.permutation(stacks[label])
+            for client, pile in zip(clients, np.array_split(shuffled, len(clients)), strict=True):
+                dealt[client].append(pile)
+        # Shuffled, so that a cut (per_client) keeps a client's class mix.
+        return [random.permutation(np.concatenate(piles)) for piles in dealt]

@@ -1,0 +1,29 @@
+"""Quantity skew: clients that differ only in how much they have."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayfed.data.dataset import Dataset
+from rayfed.data.partition import DEAL, Pooled, check_least, generator, redrawn
+from rayfed.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity(Pooled):
+    """Random rows in shares ~ Dirichlet(alpha) over the clients (NIID-Bench, Li et al. 2022: q ~ Dir(beta))."""
+
+    alpha: float = option(0.5, above=0, help="concentration; 0.1 leaves a few clients most rows, 100 is nearly even")
+    min_size: int = option(10, low=1, help="redraw until every client has so many samples")
+
+    def deal(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+        check_least(self.min_size, self.clients, dataset, rows)
+        random = generator(self.seed, DEAL)
+        shuffled = random.permutation(rows)
+
+        def draw() -> list[np.ndarray]:
+            shares = random.dirichlet(np.full(self.clients, self.alpha))
+            return np.split(shuffled, (np.cumsum(shares)[:-1] * len(rows)).astype(int))
+
+        remedy = "raise alpha, lower min_size or have fewer clients"
+        return redrawn(draw, self.min_size, keys=f"partition.alpha={self.alpha}", remedy=remedy)

@@ -1,0 +1,99 @@
+"""Images that lie encoded (PNG, JPEG, …) in a column of a table, decoded once into the cache."""
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from rayfed.data.cache import memory_mapped
+from rayfed.data.readers import tables
+from rayfed.data.readers.decoding import UNREADABLE, in_threads, manifest
+from rayfed.errors import UsageError
+
+VERSION = 1  # raise it when the pixels change
+BLOCK = 1024  # rows whose bytes are in memory at a time
+GREY = ("1", "L", "LA", "I", "I;16", "F")
+
+
+def is_image(kind: pa.DataType) -> bool:
+    """Whether a column holds encoded images: bytes, or the hub's struct of bytes and path."""
+    if pa.types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def decoded(name: str, files: Sequence[Path], column: str, rows: int, size: int | None) -> np.ndarray:
+    """uint8 [rows, channels, height, width], read-only: the images of `files`, in order.
+
+    Grey or in colour, and of the height and width, of the first one; with `size` shrunk or enlarged to a square
+    (bilinear). Made once for the same names, sizes and times of change of the files.
+
+    Raises:
+        UsageError: a row without an image, with a damaged one, or, without `size`, with one of another size.
+    """
+    path, first = next((path, cell) for path in files for _, cell in _cells(path, column))
+    image = _opened(first, path, 0, column)
+    mode = "L" if image.mode in GREY else "RGB"
+    width, height = (size, size) if size else image.size
+    key = {"version": VERSION, "files": manifest(Path("/"), [str(path.absolute()) for path in files]), "column": column}
+
+    def fill(out: np.ndarray) -> None:
+        start = 0
+        for path in files:
+            block: list[tuple[int, object]] = []
+            for number, cell in _cells(path, column):
+                block.append((number, cell))
+                if len(block) == BLOCK:
+                    start += _decode(out[start:], path, block, column, mode, resize=size is not None, name=name)
+                    block = []
+            start += _decode(out[start:], path, block, column, mode, resize=size is not None, name=name)
+
+    return memory_mapped(name, key | {"mode": mode}, (rows, 1 if mode == "L" else 3, height, width), "uint8", fill)
+
+
+def _decode(out, path: Path, block, column: str, mode: str, *, resize: bool, name: str) -> int:
+    shape = out.shape[-1], out.shape[-2]
+
+    def one(position: int) -> None:
+        number, cell = block[position]
+        image = _opened(cell, path, number, column)
+        if image.size != shape:
+            if not resize:
+                (width, height), (w, h) = image.size, shape
+                raise UsageError(
+                    f"{path}: row {number}: an image of {width} x {height}, but the first is {w} x {h}; "
+                    "set data.size to bring all to one size"
+                )
+            image = image.resize(shape, Image.Resampling.BILINEAR)
+        pixels = np.asarray(image.convert(mode))
+        out[position] = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+
+    in_threads(one, len(block), f"{name}: images decoded, once")
+    return len(block)
+
+
+def _cells(path: Path, column: str) -> Iterator[tuple[int, object]]:
+    """The number and the bytes of each row; None where it has none."""
+    number = 0
+    for batch in tables.batches(path, column, BLOCK):
+        values = batch.field("bytes") if pa.types.is_struct(batch.type) else batch
+        for value in values:
+            yield number, value.as_py()
+            number += 1
+
+
+def _opened(cell: object, path: Path, number: int, column: str) -> Image.Image:
+    if not isinstance(cell, bytes) or not cell:
+        raise UsageError(f"{path}: row {number}: column {column!r} holds no image; expected its bytes")
+    try:
+        image = Image.open(io.BytesIO(cell))
+        image.load()
+    except UNREADABLE as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"{path}: row {number}: column {column!r} is cut short, damaged or no image ({reason})"
+        ) from error
+    return image

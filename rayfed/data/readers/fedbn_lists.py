@@ -1,0 +1,55 @@
+"""The lists of training and test images that FedBN publishes with Office-Caltech-10 and DomainNet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rayfed.data.dataset import Dataset
+from rayfed.data.readers.class_folders import Entry, Listing
+from rayfed.data.readers.pickled import read_pickle
+from rayfed.data.sets.image_domains import DomainFolders
+from rayfed.errors import UsageError
+from rayfed.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBnLists(DomainFolders):
+    """Domains whose split is drawn, or that of FedBN's `<domain>_train.pkl` and `<domain>_test.pkl`."""
+
+    split: str = option("random", choices=("random", "published"), help="all images and drawn, or FedBN's lists")
+
+    def load(self) -> Dataset:
+        """As `DomainFolders`, or as FedBN's lists have it: of the images that they name."""
+        if self.split == "random":
+            return super().load()
+        domains = self.chosen()
+        folder = self.place()
+        entries = [
+            Entry(file, self.classes.index(title), number, part == "test")
+            for number, domain in enumerate(domains)
+            for part in ("train", "test")
+            for file, title in read_lists(folder / f"{domain}_{part}.pkl", self.classes, self.url)
+        ]
+        # FedBN's paths begin with the name of the dataset's folder.
+        return self.dataset(Listing.of(folder.parent, entries), domains, self.count, published=True)
+
+
+def read_lists(path: Path, classes: Sequence[str], url: str) -> list[tuple[str, str]]:
+    """The files of a list, below the folder of datasets, and their classes."""
+    expected = "a pickled pair of lists, paths and class names"
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; expected {expected}; from {url}")
+    held = read_pickle(path, expected)
+    kinds = (tuple, list, np.ndarray)
+    lists = [list(part) for part in held if isinstance(part, kinds)] if isinstance(held, kinds) else []
+    if len(lists) != 2 or not all(lists):
+        raise UsageError(f"{path}: holds something else; expected {expected}")
+    files, titles = lists
+    if len(files) != len(titles):
+        raise UsageError(f"{path}: {len(titles)} class names for {len(files)} paths; expected one each")
+    for file, title in zip(files, titles, strict=True):
+        if not isinstance(file, str) or title not in classes:
+            raise UsageError(f"{path}: {file!r} is of class {title!r}; expected one of {', '.join(classes)}")
+    return [(str(file), str(title)) for file, title in zip(files, titles, strict=True)]

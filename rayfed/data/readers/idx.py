@@ -1,0 +1,97 @@
+"""The IDX files of MNIST and its relatives, plain or gzipped, read where they lie."""
+
+import contextlib
+import math
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from rayfed.errors import UsageError
+
+SOURCES = ("train", "t10k")
+FILES = tuple(f"{source}-{kind}" for source in SOURCES for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+
+
+def find(folder: Path, file: str) -> Path | None:
+    """The file, or else its gzipped form, in `folder`; None where neither is there."""
+    for path in (folder / file, folder / f"{file}.gz"):
+        if path.is_file():
+            return path
+    return None
+
+
+def read_pairs(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Images uint8 [n, height, width] and labels uint8 [n] of "train" and "t10k"; all four files must be there.
+
+    Raises:
+        UsageError: a file that is cut short or damaged, is of another kind, or does not fit the file beside it.
+    """
+    pairs = {}
+    for source in SOURCES:
+        image_path, label_path = (find(folder, f"{source}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
+        if image_path is None or label_path is None:
+            raise UsageError(f"{folder}: {source}-images-idx3-ubyte or {source}-labels-idx1-ubyte is missing")
+        images, labels = read(image_path, dimensions=3), read(label_path, dimensions=1)
+        if len(images) != len(labels):
+            raise UsageError(f"{label_path}: {len(labels)} labels, but {image_path.name} has {len(images)} images")
+        if labels.max(initial=0) > 9:
+            raise UsageError(f"{label_path}: label {labels.max()}; expected 0..9")
+        pairs[source] = images, labels
+    return pairs
+
+
+def read(path: Path, *, dimensions: int) -> np.ndarray:
+    """The uint8 array of an IDX file of so many dimensions (3: images, 1: labels)."""
+    content = _content(path)
+    magic, header = 0x0800 + dimensions, 4 + 4 * dimensions  # 08 in the magic number says unsigned bytes
+    if len(content) < header:
+        raise UsageError(f"{path}: {len(content)} bytes; expected an IDX header of {header} bytes and the data")
+    (found,) = struct.unpack(">I", content[:4])
+    if found != magic:
+        kind = "images" if dimensions == 3 else "labels"
+        raise UsageError(f"{path}: starts with 0x{found:08x}; expected 0x{magic:08x}, an IDX file of {kind}")
+    shape = struct.unpack(f">{dimensions}I", content[4:header])
+    size = int(np.prod(shape, dtype=object))  # as Python integers: a damaged header must not overflow
+    if len(content) - header != size:
+        found, form = len(content) - header, " x ".join(map(str, shape))
+        raise UsageError(f"{path}: {found} bytes of data; expected {size} ({form}); fetch the file again")
+    if size == 0:
+        raise UsageError(f"{path}: holds no data ({shape[0]} entries); expected at least one")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def shape(path: Path, *, dimensions: int) -> tuple[int, ...]:
+    """The shape in the header of an IDX file, if the file's length agrees with it; else `read` says what is wrong."""
+    header = 4 + 4 * dimensions
+    with open(path, "rb") as file:
+        start, length = file.read(1 << 16), file.seek(0, os.SEEK_END)
+        if path.suffix == ".gz" and length >= 4:
+            file.seek(-4, os.SEEK_END)
+            (length,) = struct.unpack("<I", file.read(4))  # gzip notes it at the end, modulo 2**32
+    with contextlib.suppress(zlib.error):
+        start = zlib.decompressobj(wbits=31).decompress(start, header) if path.suffix == ".gz" else start[:header]
+        if len(start) == header and start[:4] == struct.pack(">I", 0x0800 + dimensions):
+            found = struct.unpack(f">{dimensions}I", start[4:])
+            if length == (header + math.prod(found)) % 2**32 and math.prod(found):
+                return found
+    return read(path, dimensions=dimensions).shape
+
+
+def _content(path: Path) -> bytes:
+    content = path.read_bytes()
+    if path.suffix != ".gz":
+        return content
+    stream = zlib.decompressobj(wbits=31)  # 31: a gzip header and checksum
+    try:
+        plain = stream.decompress(content)
+    except zlib.error as error:
+        raise UsageError(f"{path}: damaged; expected a gzipped IDX file ({error}); fetch the file again") from error
+    if not stream.eof:
+        raise UsageError(
+            f"{path}: cut short: its {len(content)} bytes give {len(plain)} bytes of IDX and then end; "
+            "expected a whole gzip stream; fetch the file again"
+        )
+    return plain

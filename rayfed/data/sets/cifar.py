@@ -1,0 +1,111 @@
+"""CIFAR-10 and CIFAR-100 from the pickle files for Python, as torchvision keeps them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from rayfed.data.colour import Colour
+from rayfed.data.dataset import Dataset, row_numbers
+from rayfed.data.readers.array_files import ArrayFiles, Arrays, checked, joined
+from rayfed.data.readers.pickled import read_pickle
+from rayfed.data.readers.places import ROOT, place
+from rayfed.errors import UsageError
+from rayfed.options import option
+
+SOURCES = ("train", "test")
+SIDE = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class CifarFiles(Colour):
+    """`<root>/<folder>/` with the pickles of the training and of the test images."""
+
+    name: ClassVar[str]
+    folder: ClassVar[str]
+    train: ClassVar[tuple[str, ...]]
+    test: ClassVar[tuple[str, ...]]
+    key: ClassVar[str]
+    classes: ClassVar[int]
+    url: ClassVar[str]
+    default_partition: ClassVar[str] = "dirichlet"
+
+    root: str | None = option(None, help=ROOT)
+
+    def files(self) -> ArrayFiles:
+        """All images [60000, 3, 32, 32], training images first.
+
+        Raises:
+            UsageError: files that are missing, damaged or of another kind.
+        """
+        names = (*self.train, *self.test)
+        places = (self.folder, f"cifar{self.classes}/{self.folder}")
+        folder = place(self.root, places, expected=", ".join(names), source=self.url)
+        for file in names:
+            if not (folder / file).is_file():
+                raise UsageError(f"{folder / file}: no such file; expected {', '.join(names)}; from {self.url}")
+
+        def read() -> Arrays:
+            parts = [[self._read(folder / file) for file in side] for side in (self.train, self.test)]
+            return joined(*parts)
+
+        return ArrayFiles(self.folder, folder, names, read)
+
+    def _read(self, path: Path) -> Arrays:
+        expected = f"a pickled dict with the keys data and {self.key}"
+        held = read_pickle(path, expected)
+        if not isinstance(held, dict) or not {"data", self.key} <= set(held):
+            raise UsageError(f"{path}: no pickle of CIFAR's; expected {expected}")
+        rows = checked(path, held["data"], held[self.key], (3 * SIDE * SIDE,), self.classes)
+        return rows._replace(images=rows.images.reshape(-1, 3, SIDE, SIDE))
+
+    def load(self) -> Dataset:
+        """All images; `is_test` marks the test images, `source` is train or test, `index` the row in it."""
+        files = self.files()
+        return Dataset.of(
+            self.name,
+            files.images(),
+            files.labels,
+            is_test=files.is_test,
+            num_classes=self.classes,
+            source=files.is_test.astype(np.int8),
+            sources=SOURCES,
+            index=row_numbers(files.is_test),
+            **self.normalisation(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar10(CifarFiles):
+    """CIFAR-10 (Krizhevsky 2009): 60,000 images of 32 x 32 of ten kinds of things, 6,000 each; no licence is stated.
+
+    From https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz (md5 c58f30108f718f92721af3b95e74349a), unpacked:
+    `cifar-10-batches-py/data_batch_1` to `data_batch_5` and `test_batch`.
+    """
+
+    name: ClassVar[str] = "cifar10"
+    folder: ClassVar[str] = "cifar-10-batches-py"
+    train: ClassVar[tuple[str, ...]] = tuple(f"data_batch_{number}" for number in range(1, 6))
+    test: ClassVar[tuple[str, ...]] = ("test_batch",)
+    key: ClassVar[str] = "labels"
+    classes: ClassVar[int] = 10
+    url: ClassVar[str] = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar100(CifarFiles):
+    """CIFAR-100 (Krizhevsky 2009): 60,000 images of 32 x 32 of 100 kinds of things; no licence is stated.
+
+    From https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz (md5 eb9058c3a382ffc7106e4002c42a8d85), unpacked:
+    `cifar-100-python/train` and `test`. Labels are the fine ones. FedDebias: mean=[.507,.487,.441] and
+    std=[.267,.256,.276].
+    """
+
+    name: ClassVar[str] = "cifar100"
+    folder: ClassVar[str] = "cifar-100-python"
+    train: ClassVar[tuple[str, ...]] = ("train",)
+    test: ClassVar[tuple[str, ...]] = ("test",)
+    key: ClassVar[str] = "fine_labels"
+    classes: ClassVar[int] = 100
+    url: ClassVar[str] = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"

@@ -1,0 +1,52 @@
+"""Where each domain of Digits-5 comes from, and the forms that it comes in."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from rayfed.data.readers import digit_files, idx, mnist_m_files
+from rayfed.data.readers.array_files import Arrays
+
+
+class Form(NamedTuple):
+    """A form that a domain comes in: what must be in its folder, how it is read, and, where that is more, its files."""
+
+    needs: tuple[str, ...]
+    read: Callable[[Path, list[str]], Arrays]
+    files: Callable[[Path], list[str]] | None = None
+
+
+def idx_files(folder: Path) -> list[str]:
+    """The IDX files that are there."""
+    found = [idx.find(folder / "raw", file) for file in idx.FILES]
+    return [f"raw/{path.name}" for path in found if path]
+
+
+ANY = (
+    Form(("train.pkl", "test.pkl"), digit_files.read_fedbn),
+    Form((*digit_files.PARTS, "test.pkl"), digit_files.read_fedbn),
+    Form(("train", "test"), digit_files.read_folders, digit_files.list_folders),
+)
+FORMS = {
+    "mnist": (Form(("raw",), digit_files.read_idx, idx_files),),
+    "svhn": (Form(("train_32x32.mat", "test_32x32.mat"), digit_files.read_mat),),
+    "usps": (Form(("usps.bz2", "usps.t.bz2"), digit_files.read_usps),),
+    "synthdigits": (Form(("synth_train_32x32.mat", "synth_test_32x32.mat"), digit_files.read_mat),),
+    "mnist_m": (
+        Form(("mnist_m_train.pt", "mnist_m_test.pt"), mnist_m_files.read_tensors),
+        Form(
+            tuple(f"mnist_m_{side}{end}" for side in digit_files.SIDES for end in ("_labels.txt", "")),
+            mnist_m_files.read_published,
+            mnist_m_files.list_published,
+        ),
+        Form(("mnistm_data.pkl",), mnist_m_files.read_pickled),
+    ),
+}
+FOLDERS = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS", "synthdigits": "SynthDigits", "mnist_m": "MNIST_M"}
+URLS = {
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "svhn": "http://ufldl.stanford.edu/housenumbers/",
+    "usps": "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps",
+    "synthdigits": "the links in https://github.com/med-air/FedBN",
+    "mnist_m": "https://github.com/liyxi/mnist-m, or set data.photographs to make it from MNIST",
+}

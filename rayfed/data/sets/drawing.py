@@ -1,0 +1,94 @@
+"""How mini_digits draws a digit in each of its five styles; every function returns uint8 [28, 28, 3]."""
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from rayfed.data.sets.drawing_tools import (
+    SIDE,
+    Random,
+    as_pixels,
+    centred,
+    colours,
+    gradient,
+    ink,
+    patch,
+    resized,
+    smoothed,
+    typeface,
+)
+
+FONTS = (
+    "DejaVuSans.ttf",
+    "DejaVuSans-Bold.ttf",
+    "DejaVuSans-Oblique.ttf",
+    "DejaVuSansMono.ttf",
+    "DejaVuSansMono-BoldOblique.ttf",
+    "DejaVuSerif.ttf",
+    "DejaVuSerif-BoldItalic.ttf",
+    "DejaVuSerif-Italic.ttf",
+)
+
+
+def plain(digit: np.ndarray, random: Random) -> np.ndarray:
+    """As MNIST: white strokes on black, 20 pixels high, the middle of the ink at the centre."""
+    mask = centred(ink(digit, 20), SIDE)
+    return as_pixels(np.repeat(mask[:, :, None], 3, axis=2))
+
+
+def blended(digit: np.ndarray, photographs: list[np.ndarray], random: Random) -> np.ndarray:
+    """As MNIST-M (Ganin et al. 2016): |photograph - digit| in each colour."""
+    mask = centred(ink(digit, 22), SIDE)
+    return as_pixels(np.abs(patch(photographs, random) - mask[:, :, None]))
+
+
+def blurred(digit: np.ndarray, random: Random) -> np.ndarray:
+    """As USPS: drawn on 16 x 16 pixels, which it nearly fills, slanted a little, and enlarged without sharpness."""
+    small = np.zeros((16, 16), np.float32)
+    width = int(random.integers(10, 15))
+    left = (16 - width) // 2
+    small[1:15, left : left + width] = resized(digit / 16, (width, 14), Image.Resampling.BILINEAR)
+    slant = random.uniform(-0.25, 0.25)
+    leaning = Image.fromarray(small).transform(
+        (16, 16), Image.Transform.AFFINE, (1, slant, -slant * 7.5, 0, 1, 0), Image.Resampling.BILINEAR
+    )
+    mask = resized(np.asarray(leaning), (SIDE, SIDE), Image.Resampling.BICUBIC).clip(0, 1)
+    grey = mask ** random.uniform(0.7, 1.1) * random.uniform(0.8, 1.0)
+    return as_pixels(np.repeat(grey[:, :, None], 3, axis=2))
+
+
+def street(
+    digit: np.ndarray, left: np.ndarray, right: np.ndarray, photographs: list[np.ndarray], random: Random
+) -> np.ndarray:
+    """As SVHN: one digit of a house number, its neighbours cut off by the frame, one colour on a wall of another."""
+    height = int(random.integers(19, 25))
+    step = int(height * random.uniform(0.66, 0.8))
+    canvas = np.zeros((3 * SIDE, 3 * SIDE), np.float32)
+    middle = 3 * SIDE // 2
+    for neighbour, shift in ((left, -step), (right, step), (digit, 0)):
+        if neighbour is digit or random.random() < 0.8:
+            place = canvas[middle - SIDE // 2 :, middle - SIDE // 2 + shift :][:SIDE, :SIDE]
+            np.maximum(place, centred(ink(neighbour, height), SIDE), out=place)
+    turned = Image.fromarray(canvas).rotate(random.uniform(-8, 8), Image.Resampling.BILINEAR)
+    down, across = random.integers(-2, 3, size=2)
+    top = middle - SIDE // 2
+    mask = np.asarray(turned)[top + down :, top + across :][:SIDE, :SIDE]
+    front, back = colours(random, contrast=0.25, faded=0.55)
+    wall = back + 0.25 * (patch(photographs, random) - 0.5) + gradient(random, 0.2)
+    image = wall + mask[:, :, None] * (front - wall) * random.uniform(0.85, 1.0)
+    return smoothed(as_pixels(image + random.normal(0, 0.02, image.shape)), random.uniform(0.3, 0.8))
+
+
+def font(label: int, random: Random) -> np.ndarray:
+    """As SynthDigits: printed in one of eight DejaVu faces, at any place, colour and tilt, on a shaded ground."""
+    large = 4 * SIDE  # drawn large and reduced, for smooth edges
+    canvas = Image.new("L", (large, large))
+    face = typeface(FONTS[random.integers(len(FONTS))], int(4 * random.integers(20, 28)))
+    shift = random.uniform(-9, 9, size=2)
+    place = (large / 2 + float(shift[0]), large / 2 + float(shift[1]))
+    ImageDraw.Draw(canvas).text(place, str(label), fill=255, font=face, anchor="mm")
+    turned = canvas.rotate(random.uniform(-20, 20), Image.Resampling.BILINEAR)
+    mask = np.asarray(turned.resize((SIDE, SIDE), Image.Resampling.BOX), np.float32)[:, :, None] / 255
+    front, back = colours(random, contrast=0.4)
+    ground = back + gradient(random, 0.3)
+    image = ground + mask * (front - ground)
+    return smoothed(as_pixels(image + random.normal(0, 0.03, image.shape)), random.uniform(0, 0.8))

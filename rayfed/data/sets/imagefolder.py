@@ -1,0 +1,50 @@
+"""A user's own images: a folder a class, and above these, if there are several domains, a folder a domain."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from rayfed.data.dataset import Dataset
+from rayfed.data.readers.class_folders import Listing, folders, image_files, walk
+from rayfed.data.sets.image_domains import ImageFiles
+from rayfed.errors import UsageError
+from rayfed.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder(ImageFiles):
+    """Images in `<folder>/<domain>/<class>/` or `<folder>/<class>/`; every domain has the same classes.
+
+    Classes are numbered in the order of their folders' names. Without domains, all is one domain called "images".
+    """
+
+    name: ClassVar[str] = "imagefolder"
+
+    folder: str = option(help="the folder that holds the domains, or the classes")
+
+    def known(self) -> tuple[str, ...]:
+        outer, inner = self._folders()
+        return tuple(outer) if inner else ("images",)
+
+    def load(self) -> Dataset:
+        """The images that are kept.
+
+        Raises:
+            UsageError: folders or files that are missing, empty or damaged, or an option that does not fit them.
+        """
+        domains, (outer, inner) = self.chosen(), self._folders()
+        root, classes = Path(self.folder).expanduser(), tuple(inner or outer)
+        inside = dict(enumerate(domains if inner else ("",)))
+        return self.dataset(Listing.of(root, walk(root, inside, classes)), domains, len(classes))
+
+    def _folders(self) -> tuple[list[str], list[str]]:
+        """The folders in `folder`, and the folders in these: domains and classes, or classes and none."""
+        root = Path(self.folder).expanduser()
+        layout = "folders of domains with folders of classes in them, or folders of classes, and images in these"
+        if not root.is_dir():
+            raise UsageError(f"data.folder={self.folder}: no such folder; expected {layout}")
+        outer = folders(root)
+        inner = sorted({name for first in outer for name in folders(root / first)})
+        if not outer or not (inner or any(image_files(root / name) for name in outer)):
+            raise UsageError(f"data.folder={self.folder}: no images in folders; expected {layout}")
+        return outer, inner

@@ -1,0 +1,115 @@
+"""MNIST and Fashion-MNIST from their four IDX files, in the folders that torchvision keeps them in."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from rayfed.data.cache import memory_mapped
+from rayfed.data.colour import per_channel
+from rayfed.data.dataset import Dataset, row_numbers
+from rayfed.data.readers import idx
+from rayfed.data.readers.places import ROOT, datasets
+from rayfed.errors import UsageError
+from rayfed.options import option
+
+VERSION = 1  # raise it when the array that is kept changes
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdxFiles:
+    """Where four IDX files lie: `<root>/<folder>/raw/`, plain or as .gz; the folder may be read-only."""
+
+    folder: ClassVar[str] = "MNIST"
+
+    root: str | None = option(None, help=ROOT)
+    download: bool = option(False, help="fetch the files with torchvision where they are missing")
+
+    def pool(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """All images [N, 1, 28, 28], labels [N], source codes [N] (0 train, 1 t10k) and rows in their files [N].
+
+        The images are read-only, and decoded once for all runs on this machine.
+
+        Raises:
+            UsageError: files that are missing, damaged, or cannot be fetched.
+        """
+        root = datasets(self.root)
+        raw = root / self.folder / "raw"
+        missing = [file for file in idx.FILES if idx.find(raw, file) is None]
+        if missing and self.download:
+            self._fetch(root, raw)
+        elif missing:
+            raise UsageError(
+                f"{raw}: no {', '.join(missing)} (plain or .gz); "
+                f"set data.download=true to fetch them, or data.root to the folder that holds {self.folder}/raw"
+            )
+        files = {file: path for file in idx.FILES if (path := idx.find(raw, file)) is not None}
+        forms = [idx.shape(files[file], dimensions=3) for file in idx.FILES[::2]]
+        sizes = {form[1:] for form in forms}
+        if len(sizes) > 1:
+            raise UsageError(f"{raw}: train and t10k images differ in size: {sorted(sizes)}")
+        counts = [form[0] for form in forms]
+
+        def fill(images: np.ndarray) -> None:
+            pairs = idx.read_pairs(raw)
+            np.concatenate([pairs[source][0] for source in idx.SOURCES], out=images[:, 0])
+
+        key = {"version": VERSION, "files": [hashlib.sha256(path.read_bytes()).hexdigest() for path in files.values()]}
+        shape = (sum(counts), 1, *forms[0][1:])
+        images = memory_mapped(self.folder.lower(), key, shape, "uint8", fill)
+        labels = np.concatenate([idx.read(files[file], dimensions=1) for file in idx.FILES[1::2]]).astype(np.int64)
+        code = np.repeat(np.arange(2, dtype=np.int8), counts)
+        return images, labels, code, row_numbers(code)
+
+    def _fetch(self, root: Path, raw: Path) -> None:
+        from rayfed import torchvision_cpu  # late: only a download needs torchvision
+
+        torchvision_cpu.prepare()
+        import torchvision
+
+        try:
+            getattr(torchvision.datasets, self.folder)(str(root), download=True)
+        except (OSError, RuntimeError) as error:  # no network, no mirror that answers, a folder that is read-only
+            reason = " ".join(str(error).split())
+            raise UsageError(f"data.download=true: could not fetch {self.folder} into {raw}: {reason}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mnist(IdxFiles):
+    """MNIST (LeCun, Cortes and Burges): 70,000 grey 28 x 28 images of ten digits, train and t10k pooled."""
+
+    name: ClassVar[str] = "mnist"
+    default_partition: ClassVar[str] = "dirichlet"
+
+    mean: list[float] = option([0.5], help="subtracted from images in [0, 1]")
+    std: list[float] = option([0.5], above=0, help="images are divided by it")
+
+    def __post_init__(self) -> None:
+        per_channel(self.mean, 1, where="data.mean")
+        per_channel(self.std, 1, where="data.std")
+
+    def load(self) -> Dataset:
+        """All images; `is_test` marks t10k, `source` is train or t10k, `index` the row in that file."""
+        images, labels, source, index = self.pool()
+        return Dataset.of(
+            self.name,
+            images,
+            labels,
+            is_test=source == 1,
+            num_classes=10,
+            source=source,
+            sources=idx.SOURCES,
+            index=index,
+            mean=tuple(self.mean),
+            std=tuple(self.std),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FashionMnist(Mnist):
+    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017): 70,000 grey 28 x 28 images of ten kinds of clothing."""
+
+    name: ClassVar[str] = "fashion_mnist"
+    folder: ClassVar[str] = "FashionMNIST"

@@ -1,0 +1,104 @@
+"""MNIST and MNIST-M, the latter made from the former: Ganin et al. 2016, "Domain-Adversarial Training of Neural
+Networks", section 5.2.4.
+
+    MNIST-M:  |photograph − digit|, a random piece of a random photograph, in each colour
+
+Ganin et al. took the photographs of BSDS500; any folder of photographs serves.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from PIL import Image
+
+from rayfed.data.cache import cached, digest
+from rayfed.data.colour import IMAGENET_MEAN, IMAGENET_STD, Colour
+from rayfed.data.dataset import Dataset
+from rayfed.data.partition import generator, share
+from rayfed.data.readers import idx
+from rayfed.data.readers.decoding import resized
+from rayfed.data.readers.photographs import photographs
+from rayfed.data.sets.mnist import IdxFiles
+from rayfed.errors import UsageError
+from rayfed.options import option
+
+VERSION = 1  # raise it when the pixels change
+SIDE = 28
+DOMAINS = ("mnist", "mnist_m")
+HELD_OUT = 0.1  # share of the digits that are for testing
+
+
+@dataclass(frozen=True, kw_only=True)
+class MnistM(IdxFiles, Colour):
+    """Two domains in colour, MNIST and MNIST-M, with the split of FRAug's Digits (Chen et al. 2023, appendix).
+
+    The 70,000 digits are shuffled. A tenth, the same in both domains, is for testing; of the others MNIST takes its
+    `share` from the front and MNIST-M from the back, so that up to a half they have no digit in common.
+    """
+
+    name: ClassVar[str] = "mnist_m"
+    default_partition: ClassVar[str] = "domains"
+
+    share: float = option(1.0, above=0, high=1, help="share of the training digits in use; 0.01 in FRAug")
+    tests: int | None = option(None, low=1, help="at most so many test images per domain; null: 7000")
+    size: int = option(32, choices=(28, 32), help="side of the images; 32: enlarged from 28 x 28, bilinear")
+    photographs: str | None = option(None, help="folder of photographs (.jpg, .png); null: scikit-learn's two")
+    mean: list[float] = option(IMAGENET_MEAN, help="subtracted from images in [0, 1]; one number or three")
+    std: list[float] = option(IMAGENET_STD, above=0, help="images are divided by it; one number or three")
+    seed: int = option(0, low=0, help="of which digits are kept, and of the pieces of the photographs")
+
+    def load(self) -> Dataset:
+        """MNIST, then MNIST-M; `index` is the row of a digit in its file, `source` is train or t10k."""
+        digits, labels, source, index = self.pool()
+        if digits.shape[1:] != (1, SIDE, SIDE):
+            raise UsageError(f"data=mnist_m: images of {digits.shape[2]} x {digits.shape[3]}; expected 28 x 28")
+        order = generator(self.seed).permutation(len(labels))
+        held = order[: share(len(order), HELD_OUT)]
+        free = order[len(held) :]
+        count = max(1, share(len(free), self.share))
+        tests = held[: self.tests]
+        kept = [np.concatenate([train, tests]) for train in (free[:count], free[-count:])]
+        plain, pasted = digits[kept[0]].repeat(3, axis=1), self._pasted(digits[kept[1]], kept[1], len(labels))
+        rows = np.concatenate(kept)
+        return Dataset.of(
+            self.name,
+            enlarged(np.concatenate([plain, pasted]), self.size),
+            labels[rows],
+            is_test=np.tile(np.arange(count + len(tests)) >= count, 2),
+            num_classes=10,
+            domain=np.repeat(np.arange(2, dtype=np.int16), count + len(tests)),
+            domains=DOMAINS,
+            source=source[rows],
+            sources=idx.SOURCES,
+            index=index[rows],
+            **self.normalisation(),
+        )
+
+    def _pasted(self, digits: np.ndarray, rows: np.ndarray, pool: int) -> np.ndarray:
+        """`digits`, `rows` of a pool of so many, on photographs; a digit's piece depends on its row and the seed."""
+        pictures = photographs(self.photographs, SIDE)
+        picture, top, left = generator(self.seed, 1).random((3, pool))[:, rows]
+        key = {"version": VERSION, "seed": self.seed, "made of": digest(digits, rows, *pictures)}
+        return cached("mnist_m", key, lambda: {"images": blended(digits, pictures, picture, top, left)})["images"]
+
+
+def blended(
+    digits: np.ndarray, pictures: list[np.ndarray], picture: np.ndarray, top: np.ndarray, left: np.ndarray
+) -> np.ndarray:
+    """uint8 [n, 3, 28, 28]: |piece − digit| of `digits` [n, 1, 28, 28], places [n] in [0, 1) of what is possible."""
+    made = np.empty((len(digits), 3, SIDE, SIDE), np.uint8)
+    for row, digit in enumerate(digits):
+        chosen = pictures[int(picture[row] * len(pictures))]
+        high, wide = (side - SIDE + 1 for side in chosen.shape[:2])
+        y, x = int(top[row] * high), int(left[row] * wide)
+        piece = chosen[y : y + SIDE, x : x + SIDE].transpose(2, 0, 1)
+        made[row] = np.abs(piece.astype(np.int16) - digit)
+    return made
+
+
+def enlarged(images: np.ndarray, size: int) -> np.ndarray:
+    """uint8 [n, 3, 28, 28] at `size`."""
+    if size == images.shape[-1]:
+        return images
+    return np.stack([resized(Image.fromarray(image.transpose(1, 2, 0)), size) for image in images])

@@ -1,0 +1,125 @@
+"""CIFAR-10 and CIFAR-100 by the recipe of FedDebias: every client turns its images by angles of its own mix."""
+
+import zlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rayfed.data.cache import memory_mapped
+from rayfed.data.dataset import Dataset
+from rayfed.data.partition import generator
+from rayfed.data.population import Examples, TestSet
+from rayfed.data.readers.array_files import ArrayFiles
+from rayfed.data.rotate import rotate
+from rayfed.data.sets.cifar import SOURCES, Cifar10, Cifar100, CifarFiles
+from rayfed.data.sets.rotated_mnist import TEN_ANGLES, name_of
+from rayfed.errors import UsageError
+from rayfed.options import option
+
+VERSION = 1  # raise it when the pixels change
+
+
+@dataclass(frozen=True)
+class TurnedByMix:
+    """A dataset's `personal`: client i draws q ~ Dirichlet(alpha), and by q an angle for each image, once and for all.
+
+    The draw is a hash of the seed, the client and the image's pixels, so that an image has its angle wherever it is.
+    """
+
+    angles: tuple[int, ...]
+    alpha: float
+    seed: int
+
+    def mix(self, client: int) -> np.ndarray:
+        """q: the share of each angle."""
+        return generator(self.seed, client).dirichlet([self.alpha] * len(self.angles))
+
+    def domain(self, client: int) -> str:
+        return name_of(self.angles[0]) if len(self.angles) == 1 else "mixed"
+
+    def images(self, client: int, images: np.ndarray) -> np.ndarray:
+        start = zlib.crc32(f"{self.seed} {client}".encode())
+        draws = np.array([zlib.crc32(image.tobytes(), start) for image in images]) / 2**32
+        which = np.searchsorted(np.cumsum(self.mix(client))[:-1], draws, side="right")
+        made = np.empty_like(images)
+        for number, angle in enumerate(self.angles):
+            own = which == number
+            made[own] = rotate(images[own], angle) if angle else images[own]
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotatedCifar(CifarFiles):
+    """What both sets share; `angles=[0]` turns nothing."""
+
+    mean: list[float] = option([0.0], help="subtracted from images in [0, 1]; one number or three")
+    std: list[float] = option([1.0], above=0, help="images are divided by it; one number or three")
+    angles: list[int] = option(list(TEN_ANGLES), low=0, below=360, help="degrees that images are turned by")
+    angle_alpha: float = option(1.0, above=0, help="concentration of a client's mix of angles")
+    seed: int = option(0, low=0, help="of the mixes and of which image gets which angle")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.angles or len(set(self.angles)) < len(self.angles):
+            raise UsageError(f"data.angles={self.angles}: expected at least one angle, each once")
+
+    def load(self) -> Dataset:
+        """The training images, turned once clients are known, and the common test sets."""
+        files = self.files()
+        train, test = np.flatnonzero(~files.is_test), np.flatnonzero(files.is_test)
+        turned = self._tests(files, test)
+        return Dataset.of(
+            self.name,
+            files.images()[: len(train)],
+            files.labels[train],
+            is_test=np.zeros(len(train), bool),
+            num_classes=self.classes,
+            sources=SOURCES[:1],
+            index=train,
+            tests=tuple(
+                TestSet(name_of(angle), "test", Examples(turned[number], files.labels[test]))
+                for number, angle in enumerate(self.angles)
+            ),
+            personal=TurnedByMix(tuple(self.angles), self.angle_alpha, self.seed),
+            **self.normalisation(),
+        )
+
+    def _tests(self, files: ArrayFiles, rows: np.ndarray) -> np.ndarray:
+        """uint8 [angles, n, 3, 32, 32]."""
+
+        def fill(out: np.ndarray) -> None:
+            images = np.asarray(files.images()[rows])
+            for number, angle in enumerate(self.angles):
+                out[number] = rotate(images, angle) if angle else images
+
+        key = {**files.key, "turned": VERSION, "angles": self.angles}
+        return memory_mapped(f"{self.name}-tests", key, (len(self.angles), len(rows), *files.shape[1:]), "uint8", fill)
+
+
+_RECIPE = {"clients": 10, "alpha": 0.1, "validation": 0.2, "test": 0.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotatedCifar10(RotatedCifar, Cifar10):
+    """CIFAR-10, turned counter-clockwise (FedDebias, section 5.1): bilinear, zero outside.
+
+    Clients share the 50,000 training images, by default by the recipe of FedDebias (10 clients, class mix ~
+    Dirichlet(0.1 x class prior), 20 % held out for validation); each draws its mix of angles and turns each image by
+    an angle of that mix. The 10,000 test images, turned by each of the angles, are common test sets (split "test").
+    angles=[0] is the clean CIFAR-10 of FedDebias' Table 6. Files and source are those of cifar10.
+    """
+
+    name: ClassVar[str] = "rotated_cifar10"
+    default_partition: ClassVar[str] = "lda"
+    partition_defaults: ClassVar[dict[str, Any]] = {**_RECIPE, "base": "prior"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotatedCifar100(RotatedCifar, Cifar100):
+    """CIFAR-100, turned as `rotated_cifar10`; a class mix ~ Dirichlet(0.1) for every class, as FedDebias has it for
+    CIFAR-100, which it does not turn. Files and source are those of cifar100."""
+
+    name: ClassVar[str] = "rotated_cifar100"
+    default_partition: ClassVar[str] = "lda"
+    partition_defaults: ClassVar[dict[str, Any]] = {**_RECIPE, "base": "ones"}

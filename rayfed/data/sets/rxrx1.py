@@ -1,0 +1,106 @@
+"""RxRx1 as WILDS publishes it: cells of four types under 1,139 genetic treatments."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pandas
+
+from rayfed.data.dataset import Dataset
+from rayfed.data.readers.class_folders import Entry, Listing
+from rayfed.data.readers.places import ROOT, place
+from rayfed.data.readers.wilds_metadata import read_metadata
+from rayfed.data.sets.image_domains import ImageFiles
+from rayfed.errors import UsageError
+from rayfed.options import option
+
+URL = "https://wilds.stanford.edu/datasets/#rxrx1"
+CELLS, UNSEEN = ("HEPG2", "HUVEC", "RPE", "U2OS"), ("val", "test")
+CLASSES, GROUPS = 1139, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RxRx1(ImageFiles):
+    """RxRx1-WILDS (Taylor et al. 2019; Koh et al. 2021, "WILDS"): 125,510 images of 256 x 256, 51 experiments.
+
+    From https://wilds.stanford.edu, 7 GB: `rxrx1_v1.0/metadata.csv` and `images/HEPG2-01/Plate1/B02_s1.png`. Licence
+    CC BY-NC-SA 4.0.
+
+    The cell types are the domains, the experiments the clients. With split=published, as WILDS, the clients hold the
+    training experiments, their second site being for testing, and nobody holds the experiments of its parts val and
+    test, which become two "ood" domains. With split=random all experiments are held.
+
+    FRAug: split=random, test=0.1, groups_per_type=2, 3 or 4, classes=50 and partition=natural. The experiments of a
+    cell type are dealt in order to four equal groups, a rest is left out, and so many of the groups are clients.
+    """
+
+    name: ClassVar[str] = "rxrx1"
+
+    root: str | None = option(None, help=ROOT)
+    size: int = option(256, low=8, help="side of the images, to which they are shrunk or enlarged")
+    split: str = option("published", choices=("published", "random"), help="WILDS' experiments and sites, or drawn")
+    classes: int = option(CLASSES, low=2, high=CLASSES, help="only treatments with a smaller number")
+    groups_per_type: int | None = option(
+        None, low=1, high=GROUPS, help="so many clients per cell type, a quarter of its experiments each; null: all"
+    )
+
+    def known(self) -> tuple[str, ...]:
+        return CELLS
+
+    def load(self) -> Dataset:
+        """The images that are kept; `client` is the experiment, or its group.
+
+        Raises:
+            UsageError: a table or images that are missing or damaged, or options that do not fit.
+        """
+        cells, published = self.chosen(), self.split == "published"
+        names = ("rxrx1_v1.0", "rxrx1")
+        folder = place(self.root, names, expected="metadata.csv and the folder images", source=URL)
+        table = self._table(folder / "metadata.csv", cells)
+        domains = (*cells, *(UNSEEN if published else ()))
+        clients = self._clients(table[table.dataset == "train"] if published else table)
+        entries = [
+            Entry(
+                f"images/{row.experiment}/Plate{row.plate}/{row.well}_s{row.site}.png",
+                row.sirna_id,
+                domains.index(row.dataset if unseen else row.cell_type),
+                row.site == 2,
+                -1 if unseen else clients[row.experiment],
+            )
+            for row in table.itertuples()
+            for unseen in [published and row.dataset in UNSEEN]
+            if unseen or row.experiment in clients
+        ]
+        chosen = dataclasses.replace(self, held_out=[*self.held_out, *UNSEEN]) if published else self
+        listing = Listing.of(folder, entries)
+        return chosen.dataset(listing, domains, self.classes, published=published, natural=True)
+
+    def _table(self, path: Path, cells: tuple[str, ...]) -> pandas.DataFrame:
+        """Images of the chosen cell types and classes."""
+        texts = ("dataset", "cell_type", "experiment", "well")
+        table = read_metadata(path, ("plate", "site", "sirna_id"), texts, URL)
+        for name, known in (("dataset", ("train", *UNSEEN)), ("cell_type", CELLS)):
+            unknown = sorted(set(table[name]) - set(known))
+            if unknown:
+                raise UsageError(f"{path}: {name} {unknown[0]!r}; expected {', '.join(known)}")
+        if table.sirna_id.max() >= CLASSES:
+            raise UsageError(f"{path}: sirna_id {table.sirna_id.max()}; expected 0..{CLASSES - 1}")
+        return table[table.cell_type.isin(cells) & (table.sirna_id < self.classes)]
+
+    def _clients(self, table: pandas.DataFrame) -> dict[str, int]:
+        """The client that holds each experiment."""
+        if self.groups_per_type is None:
+            return {name: number for number, name in enumerate(sorted(set(table.experiment)))}
+        clients: dict[str, int] = {}
+        for cell in sorted(set(table.cell_type)):
+            experiments = sorted(set(table.experiment[table.cell_type == cell]))
+            each = len(experiments) // GROUPS
+            if not each:
+                raise UsageError(
+                    f"data.groups_per_type={self.groups_per_type}: {cell} has {len(experiments)} experiments; "
+                    f"expected at least {GROUPS}"
+                )
+            for number, name in enumerate(experiments[: each * self.groups_per_type]):
+                clients[name] = CELLS.index(cell) * GROUPS + number // each
+        return clients

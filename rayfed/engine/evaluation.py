@@ -1,0 +1,130 @@
+"""What is scored and when: point x clients x split x domain, of the server's state as it is."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rayfed.algorithm import Algorithm, Context, State
+from rayfed.data.population import Population
+from rayfed.engine.fleet import Fleet
+from rayfed.engine.host import Scored
+from rayfed.engine.measuring import NOTHING, Map, Measures, gradient_scores
+from rayfed.engine.scoring import Score
+from rayfed.engine.seeds import seed_of, seed_torch
+from rayfed.errors import UsageError
+from rayfed.metrics.base import Metric, OfPredictions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """When and what to score: every how many rounds, at which points, on which splits, whose, after how much
+    adaptation. `clients` is "all" or "selected", the participants of the round."""
+
+    every: int = 1
+    initial: bool = False
+    points: tuple[str, ...] = ("global",)
+    splits: tuple[str, ...] = ("val", "test")
+    clients: str = "all"
+    adapt_epochs: int = 1
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+    def due(self, round: int, rounds: int) -> bool:
+        return round % self.every == 0 or round == rounds
+
+
+class Evaluated(NamedTuple):
+    """Scores in an order that does not depend on where clients live, and maps of representations."""
+
+    scores: list[Score]
+    maps: list[Map]
+
+
+def sent(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, dict[int, State]]:
+    """(what everyone of the context's cohort is sent, the further fields of those who are sent some)."""
+    down = algorithm.broadcast(ctx, state)
+    own = {i: algorithm.unicast(ctx.at(client=i), state) for i in ctx.cohort}
+    return down, {i: fields for i, fields in own.items() if fields}
+
+
+class Evaluator:
+    """Scores what a server's state is worth to its clients."""
+
+    def __init__(
+        self, evaluation: Evaluation, algorithm: Algorithm, ctx: Context, fleet: Fleet, people: Population, seed: int
+    ):
+        self.evaluation, self.algorithm, self.ctx, self.fleet, self.seed = evaluation, algorithm, ctx, fleet, seed
+        trained = len(people.participants)
+        self.everyone = tuple(range(trained))
+        self.newcomers = tuple(range(trained, len(people.clients)))
+        self.people = people
+
+    def evaluated(self, state: State, round: int, cohort: Sequence[int]) -> Evaluated:
+        """Of the global model on clients' data and the server's test sets, and of what clients download."""
+        ids = tuple(cohort) if self.evaluation.clients == "selected" else self.everyone
+        now = self._now(min(round, self.ctx.rounds), self.everyone)  # the final exchange ends no round of its own
+        ctx, points, splits = self.ctx.at(**now), self.evaluation.points, self.evaluation.splits
+        measures, found, scores = self.measures(round, ids), [], []
+        seed_torch(self.seed, "evaluate", round)
+        if "global" in points or self.people.tests or measures.gradients:
+            model = self.algorithm.global_model(ctx, state)
+            if model is not None:
+                mine = ids if "global" in points else ()
+                found.append(self.fleet.score_global(mine, model, now, splits, measures))
+                if measures.gradients:
+                    on = {split for metric in measures.gradients for split in metric.splits}
+                    scores += gradient_scores(measures.gradients, self.fleet.gradients(self.everyone, model, now, on))
+            elif "global" in points:
+                raise UsageError("evaluate.points=[global]: parts of the model stay with the clients; use downloaded")
+        if {"downloaded", "adapted"} & set(points):
+            found.append(self._downloads(state, ids, now, points, measures))
+        more = self.completed(Scored.together(found), measures, round)
+        return Evaluated(in_order([*scores, *more.scores]), more.maps)
+
+    def measures(self, round: int, ids: Sequence[int]) -> Measures:
+        """The metrics that are due in a round in which the clients `ids` are scored."""
+        if not self.evaluation.metrics:
+            return NOTHING
+        due = {name: metric for name, metric in self.evaluation.metrics.items() if metric.due(round, self.ctx.rounds)}
+        groups = Counter(test.split for test in self.people.tests)
+        for split in ("train", "val", "test"):
+            groups[split] += sum(len(getattr(self.people.clients[i], split)) > 0 for i in ids)
+        return Measures(due, groups)
+
+    def completed(self, found: Scored, measures: Measures, round: int) -> Evaluated:
+        """What hosts scored, and what the metrics make of the representations that hosts caught."""
+        scores, maps = measures.represented(
+            found.caught, self.people.num_classes, seed_of(self.seed, "metrics", round) % 2**31, self.ctx.task.device
+        )
+        return Evaluated([*found.scores, *scores], maps)
+
+    def newcomer_scores(self, state: State) -> list[Score]:
+        """Of the newcomers, who catch up on the setup (what they send is dropped), download, and adapt."""
+        if not self.newcomers:
+            return []
+        for trip in range(self.algorithm.setup_exchanges):
+            now = {"stage": "setup", "round": 0, "trip": trip, "cohort": self.newcomers}
+            seed_torch(self.seed, "broadcast", *now.values())
+            down, own = sent(self.algorithm, self.ctx.at(**now), state)
+            weights = dict.fromkeys(self.newcomers, 1 / len(self.newcomers))
+            self.fleet.exchange(self.newcomers, down, own, weights, now, (), NOTHING)
+        seed_torch(self.seed, "evaluate", "newcomers")
+        now = self._now(self.ctx.rounds, self.newcomers)
+        measures = Measures(self.evaluation.metrics).only(OfPredictions)
+        return in_order(self._downloads(state, self.newcomers, now, ("downloaded", "adapted"), measures).scores)
+
+    def _downloads(
+        self, state: State, ids: Sequence[int], now: Mapping[str, Any], points: Sequence[str], measures: Measures
+    ) -> Scored:
+        down, own = sent(self.algorithm, self.ctx.at(**now), state)
+        mine = {i: own[i] for i in ids if i in own}
+        how = self.evaluation.splits, self.evaluation.adapt_epochs
+        return self.fleet.score_downloads(ids, down, mine, now, points, *how, measures)
+
+    def _now(self, round: int, cohort: tuple[int, ...]) -> dict[str, Any]:
+        return {"stage": "round", "round": round, "trip": 0, "cohort": cohort}
+
+
+def in_order(scores: Sequence[Score]) -> list[Score]:
+    """Alike wherever the clients live."""
+    return sorted(scores, key=lambda s: (s.point, s.client, s.split, s.domain, s.metric))

@@ -1,0 +1,36 @@
+"""Which metrics make sense: refused before anything starts."""
+
+from rayfed.data.population import Population
+from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.evaluation import Evaluation
+from rayfed.engine.seeds import torch_state_kept
+from rayfed.errors import UsageError
+from rayfed.metrics.base import OfGradients, OfPredictions, OfRepresentations
+from rayfed.metrics.representations import check_layer
+
+
+def check_metrics(blueprint: Blueprint, population: Population, evaluation: Evaluation) -> None:
+    """Raises UsageError for a metric of what is not there: classes, a layer, a split, a global model."""
+    labels = population.clients[0].train.y
+    scored = {*evaluation.splits, *(test.split for test in population.tests)}
+    for name, metric in evaluation.metrics.items():
+        classes = labels.ndim == 1 and labels.dtype.kind in "iu"
+        if isinstance(metric, (OfPredictions, OfRepresentations)) and not classes:
+            raise UsageError(f"metrics.{name}: needs data with classes; these labels are {labels.dtype}")
+        if isinstance(metric, OfRepresentations):
+            if metric.split not in scored:
+                raise UsageError(
+                    f"metrics.{name}.split={metric.split}: no such data are scored; known: {', '.join(sorted(scored))}"
+                )
+            for layer in metric.layers:
+                check_layer(blueprint.model, layer, f"metrics.{name}.layers")
+        if isinstance(metric, OfGradients) and not has_global_weights(blueprint, population):
+            raise UsageError(f"metrics.{name}: needs a global model, and the server has none of this network here")
+
+
+def has_global_weights(blueprint: Blueprint, population: Population) -> bool:
+    """Whether the server's model is the network with all its weights, so that gradients can be taken there."""
+    with torch_state_kept():
+        ctx = blueprint.context(population, "cpu")
+        model = blueprint.algorithm.global_model(ctx, blueprint.algorithm.init(ctx))
+    return isinstance(model, dict) and {*ctx.task.trainable, *ctx.task.model.buffers} <= set(model)

@@ -1,0 +1,53 @@
+"""Examples that stay where they are, in a file or in memory, and reach the device batch by batch."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfed.data.population import Examples
+from rayfed.data.rows import Rows
+from rayfed.memory import memory_bytes
+
+
+class Streamed:
+    """In place of a tensor [n, ...] on `device`: the two ways in which a part looks examples up, reading each time."""
+
+    def __init__(self, source: np.ndarray | Rows, device: torch.device):
+        self.source, self.device = source, device
+        self.dtype = torch.from_numpy(np.empty(0, source.dtype)).dtype
+
+    def index_select(self, dim: int, rows: Tensor) -> Tensor:
+        return self._read(rows.cpu().numpy())
+
+    def __getitem__(self, some: slice) -> Tensor:
+        return self._read(np.arange(*some.indices(len(self.source))))
+
+    def _read(self, rows: np.ndarray) -> Tensor:
+        pinned = self.device.type == "cuda"  # so that the copy to the GPU does not hold up the next batch
+        batch = torch.empty((len(rows), *self.source.shape[1:]), dtype=self.dtype, pin_memory=pinned)
+        if isinstance(self.source, Rows):
+            self.source.read(rows, batch.numpy())
+        else:
+            np.take(self.source, rows, axis=0, out=batch.numpy(), mode="clip")  # "raise" would buffer the whole
+        return batch.to(self.device, non_blocking=pinned)
+
+
+def room_for(resident: bool | None, device: torch.device | str, share: float = 1.0) -> float:
+    """How many bytes of examples may lie on the device: all, none, or by default a quarter of the memory.
+
+    `share` is the part of the memory that is this host's: of a GPU, or of the machine, whose hosts are taken to be all
+    in one place.
+    """
+    if resident is not None:
+        return math.inf if resident else 0.0
+    device = torch.device(device)
+    whole = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_bytes()
+    return whole * share / 4
+
+
+def fits(parts: Sequence[Examples], room: float) -> bool:
+    """Whether the inputs of all `parts` together take at most `room` bytes."""
+    return sum(part.x.nbytes for part in parts) <= room

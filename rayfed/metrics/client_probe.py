@@ -1,0 +1,37 @@
+"""How much of a client is left in its representations: can a linear classifier tell whose they are?
+
+Where representations are free of domains, as ADCOL wants them, no classifier does better than chance.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from rayfed.metrics.base import OfRepresentations, Representations, Value
+from rayfed.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientProbe(OfRepresentations):
+    """`client_probe`: the share of examples whose client is named by multinomial logistic regression (scikit-learn's)
+    on standardised representations, by cross-validation; `client_probe_chance`: that of always naming the largest."""
+
+    folds: int = option(3, low=2, help="folds of the cross-validation")
+    penalty: float = option(1.0, above=0, help="weight of the L2 penalty")
+
+    def measure(self, groups: Sequence[Representations], classes: int, seed: int) -> Iterable[tuple[int, str, Value]]:
+        groups = [group for group in groups if len(group.z) >= self.folds]
+        if len(groups) < 2:
+            return
+        z = np.concatenate([group.z.cpu().numpy() for group in groups])
+        whose = np.repeat(np.arange(len(groups)), [len(group.z) for group in groups])
+        probe = make_pipeline(StandardScaler(), LogisticRegression(C=1 / self.penalty, max_iter=500))
+        folds = StratifiedKFold(self.folds, shuffle=True, random_state=seed)
+        named = float(cross_val_score(probe, z, whose, cv=folds).mean())
+        yield -1, "", Value("client_probe", named, len(z))
+        yield -1, "", Value("client_probe_chance", float(np.bincount(whose).max() / len(z)), len(z))

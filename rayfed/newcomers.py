@@ -1,0 +1,24 @@
+"""Newcomers: clients that take no part in training and join when it is over, as in DBE's "new participants"."""
+
+from dataclasses import replace
+
+from rayfed.data.population import Population
+from rayfed.engine.seeds import generator
+from rayfed.errors import UsageError
+
+
+def set_apart(population: Population, asked: int | float, seed: int) -> Population:
+    """`population` with so many newcomers (a number, or a share of all clients rounded down), drawn by `seed`.
+
+    Participants come first and newcomers last, both in the order of their numbers.
+
+    Raises:
+        UsageError: nobody would be left to train.
+    """
+    clients = sorted(population.clients, key=lambda client: client.id)  # as before any earlier draw
+    count = int(asked * len(clients) + 1e-9) if isinstance(asked, float) else asked
+    if count >= len(clients):
+        raise UsageError(f"newcomers={asked}: there are {len(clients)} clients, and one at least must train")
+    drawn = set(generator(seed, "newcomers").choice(len(clients), count, replace=False).tolist())
+    ordered = sorted(range(len(clients)), key=lambda place: place in drawn)
+    return replace(population, clients=tuple(clients[place] for place in ordered), newcomers=count)

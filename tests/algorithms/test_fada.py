@@ -1,0 +1,127 @@
+"""FADA: a round by hand, the spread that its attention goes by, and that the target's labels are never used."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain import LR, assert_weights, data, descend, plan, population, run
+from support import blobs, blueprint, net, simulate
+from threadpoolctl import threadpool_limits
+
+from rayfed.algorithms import fada
+from rayfed.algorithms.fada import FADA
+from rayfed.algorithms.parts.mlp import mlp
+from rayfed.algorithms.parts.target_clusters import spread
+from rayfed.data.population import Examples
+from rayfed.engine.seeds import seed_torch
+from rayfed.errors import UsageError
+from rayfed.tree import unstack
+
+SOURCES, TARGET = (0, 2), 1
+
+
+def first_discriminators(people):
+    """What the server draws in `init`, as modules."""
+    algorithm = FADA(target=TARGET, hidden=[7])
+    ctx = blueprint(algorithm, people).context(people, "cpu")
+    seed_torch(0, "init")
+    made = []
+    for weights in unstack(algorithm.init(ctx)["discriminators"], 2):
+        made.append(mlp([8, 7, 2]))
+        made[-1].load_state_dict(weights)
+    return made
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_round_by_hand(width, monkeypatch):
+    monkeypatch.setattr(fada, "spread", lambda features, clusters, seed: float(features.mean()) * clusters)
+    people, model = population((10, 10, 10)), net(batch_norm=False)
+    algorithm = FADA(target=TARGET, hidden=[7], weight_adversary=0.4, server_lr=0.3)
+    server = run(algorithm, people, model, rounds=1, batch_size=10, drop_last=True, width=width)
+
+    pairs = dict(zip(SOURCES, first_discriminators(people), strict=True))
+    wrong = {True: 1, False: 0}  # the target passes for a source, a source for the target
+
+    def trained(i):
+        x, y = data(people, i)
+        own = descend(model, x, y, 0)
+        sgd = torch.optim.SGD(own.parameters(), lr=LR)
+        for _ in range(2):
+            z = own.features(x)
+            label = torch.full((len(x),), wrong[i == TARGET])
+            found = [F.cross_entropy(pairs[s](z), label) for s in (SOURCES if i == TARGET else (i,))]
+            loss = 0.4 * sum(found) / len(found)
+            if i != TARGET:
+                loss = loss + F.cross_entropy(own.head(z), y)
+            own.zero_grad()
+            loss.backward()
+            sgd.step()
+        return own
+
+    models = {i: trained(i) for i in range(3)}
+    x = data(people, TARGET)[0]
+    spreads = torch.tensor([float(models[s].features(x).detach().mean()) * 3 for s in SOURCES])
+    alpha = torch.softmax(-spreads, 0)
+    wanted = descend(model, *data(people, 0), 0)
+    with torch.no_grad():
+        for name, value in wanted.named_parameters():
+            value.copy_(sum(a * models[s].get_parameter(name) for a, s in zip(alpha, SOURCES, strict=True)))
+            if not name.startswith("fc"):
+                value += models[TARGET].get_parameter(name) - model.get_parameter(name)
+    assert_weights(server.state["weights"], wanted, atol=2e-6)
+
+    z = {i: models[i].features(data(people, i)[0]).detach() for i in range(3)}
+    for s, found in zip(SOURCES, unstack(server.state["discriminators"], 2), strict=True):
+        guess = F.cross_entropy(pairs[s](torch.cat([z[s], z[TARGET]])), torch.tensor([1] * 10 + [0] * 10))
+        pairs[s].zero_grad()
+        guess.backward()
+        torch.optim.SGD(pairs[s].parameters(), lr=0.3).step()
+        assert_weights(found, pairs[s], atol=2e-6)
+
+
+def test_spread_is_the_sum_over_pairs_within_clusters():
+    torch.manual_seed(0)
+    clouds = [centre + 0.1 * torch.randn(n, 2) for centre, n in ((0.0, 4), (9.0, 3))]
+    pairs = sum(torch.cdist(cloud, cloud).square().sum() / (2 * len(cloud)) for cloud in clouds)
+    assert spread(torch.cat(clouds), 2, seed=1) == pytest.approx(float(pairs) / 7, rel=1e-4)
+    assert spread(torch.ones(3, 2), 5, seed=1) == 0
+
+
+def test_spread_has_the_same_bits_for_any_number_of_threads():
+    features, found = torch.randn(600, 64, generator=torch.Generator().manual_seed(0)), []
+    for threads in (1, 4):
+        with threadpool_limits(threads):
+            found.append([spread(features, 5, seed) for seed in range(6)])
+    assert found[0] == found[1]
+
+
+def test_the_targets_labels_are_not_used():
+    people = population()
+    train = people.clients[TARGET].train
+    other = replace(people.clients[TARGET], train=Examples(train.x, (train.y + 1) % 3))
+    relabelled = replace(people, clients=(people.clients[0], other, people.clients[2]))
+    hashes = [run(FADA(target=TARGET, hidden=[7]), some, net()).fingerprint() for some in (people, relabelled)]
+    assert hashes[0] == hashes[1]
+    other_target = [run(FADA(target=0, hidden=[7]), some, net()).fingerprint() for some in (people, relabelled)]
+    assert other_target[0] != other_target[1]
+
+
+def test_what_travels():
+    people, model = population(), net(batch_norm=False)
+    record = simulate(plan(FADA(target=TARGET, hidden=[7]), people, model), people)[1][-1]
+    size = 4 * sum(p.numel() for p in model.parameters())
+    pair = 4 * sum(p.numel() for p in mlp([8, 7, 2]).parameters())
+    assert record.bytes_down == {"weights": 3 * size, "discriminators": (2 + 2) * pair, "models": 2 * size}
+    assert record.bytes_up == {"weights": 3 * size, "representations": 4 * 8 * (8 + 12 + 20), "spreads": 8}
+
+
+def test_refusals():
+    with pytest.raises(UsageError, match=r"^algorithm.target=4: must be one of 2 clients or more; there are 4"):
+        blueprint(FADA(target=4), blobs()).check(blobs())
+    with pytest.raises(UsageError, match=r"^cohort=2: algorithm.name=fada weighs the models of all sources"):
+        blueprint(FADA(), blobs(), cohort=2).check(blobs())
+    model = net()
+    model.feature_shape = ()
+    with pytest.raises(UsageError, match=r"^algorithm.name=fada: the model needs a split point"):
+        blueprint(FADA(), blobs(), model=model).check(blobs())

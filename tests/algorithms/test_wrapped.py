@@ -1,0 +1,56 @@
+"""What an algorithm declares to wrappers is true: terms of the task's objective reach it, and soft labels do or not."""
+
+import dataclasses
+
+import pytest
+from support import net
+from test_contract import CASES, algorithm_of, plan_of, server_of
+
+from rayfed.algorithms import ALGORITHMS
+from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.erm import ERM
+from rayfed.algorithms.mixup import Mixup
+from rayfed.algorithms.parts.wrapper import Wrapper
+from rayfed.errors import UsageError
+
+BASES = [name for name in ALGORITHMS if not isinstance(algorithm_of(CASES[name]), Wrapper)]
+
+
+def central(name):
+    return isinstance(algorithm_of(CASES[name]), ERM)
+
+
+def outcome(name, wrap):
+    """The hash of what training leaves."""
+    case = CASES[name]
+    if central(name):  # averages all of the model
+        case = dataclasses.replace(case, changes={"model": net(batch_norm=False)})
+    server = server_of(plan_of(case, algorithm=wrap(algorithm_of(case))))
+    list(server.run())
+    return server.fingerprint()
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_terms_of_the_objective_reach_those_that_take_them(name):
+    def wrap(kappa):
+        return lambda base: DBE(base=base, prbm=False, kappa=kappa)
+
+    if not algorithm_of(CASES[name]).takes_terms:
+        with pytest.raises(UsageError, match=rf"^algorithm.base={name}: DBE wraps methods that train one model"):
+            outcome(name, wrap(1.0))
+        return
+    if central(name):  # keeps nothing with a client, not even a mean
+        with pytest.raises(UsageError, match="leaves nothing with clients"):
+            outcome(name, wrap(1.0))
+        return
+    assert outcome(name, wrap(1.0)) != outcome(name, wrap(2.0))
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_mixed_labels_train_those_that_do_not_need_whole_ones(name):
+    if algorithm_of(CASES[name]).whole_labels:
+        with pytest.raises(UsageError, match=rf"^algorithm.base={name}: needs whole classes as labels"):
+            outcome(name, lambda base: Mixup(base=base))
+    else:
+        plain, mixed = (outcome(name, wrap) for wrap in (lambda base: base, lambda base: Mixup(base=base)))
+        assert plain != mixed

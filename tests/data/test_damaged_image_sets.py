@@ -1,0 +1,290 @@
+"""Whatever is wrong with a set of images, one line names the file and what was expected."""
+
+import bz2
+import os
+import pickle
+import shutil
+
+import image_sets
+import numpy as np
+import pytest
+import scipy.io
+import torch
+from image_sets import WRITERS, options, picture
+
+from rayfed.data.sets import DATASETS
+from rayfed.errors import UsageError
+from rayfed.registry import resolve
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def refused(name, root, **others) -> str:
+    with pytest.raises(UsageError) as caught:
+        resolve(name, DATASETS, where="data")(**options(name, root, **others)).load()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def complaint(dataset) -> str:
+    """What is said of it, or "none"."""
+    try:
+        dataset.load()
+    except UsageError as error:
+        return str(error)
+    return "none"
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_missing_folder_says_what_was_expected_and_where_it_comes_from(name, tmp_path):
+    message = refused(name, tmp_path)
+    assert str(tmp_path) in message
+    assert "no such folder; expected " in message
+    if name != "imagefolder":
+        assert "; from http" in message
+        assert "data.root is the folder that holds it" in message
+
+
+IMAGES = {
+    "pacs": "PACS/kfold/cartoon/horse/2.png",
+    "office_home": "OfficeHomeDataset_10072016/Real World/Thing_07/1.png",
+    "office_caltech10": "office_caltech_10/dslr/mug/0.jpg",
+    "domainnet10": "DomainNet/quickdraw/tiger/3.png",
+    "domainnet": "DomainNet/sketch/class of 344/sketch_train_2.jpg",
+    "tiny_imagenet": "tiny-imagenet-200/val/images/val_1.JPEG",
+    "camelyon17": "camelyon17_v1.0/patches/patient_040_node_1/patch_patient_040_node_1_x_32_y_64.png",
+    "rxrx1": "rxrx1_v1.0/images/HUVEC-02/Plate1/B03_s2.png",
+    "imagefolder": "own/night/eel/4.png",
+}
+DAMAGES = {
+    "empty": lambda whole: b"",
+    "cut": lambda whole: whole[: len(whole) // 2],
+    "text": lambda whole: b"<html>not found</html>",
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A set in its published form, to be damaged: a copy for each test."""
+    folders = {}
+
+    def copy(name, target):
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp(name)
+            WRITERS[name](folders[name])
+        shutil.copytree(folders[name], target, dirs_exist_ok=True)
+        return target
+
+    return copy
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_damaged_image_is_named(name, damage, written, tmp_path):
+    path = written(name, tmp_path) / IMAGES[name]
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    message = refused(name, tmp_path)
+    assert message.startswith(f"{path}: ")
+    assert "empty, cut short, damaged or no image" in message
+
+
+@pytest.mark.parametrize("name", ["domainnet", "tiny_imagenet", "camelyon17", "rxrx1"])
+def test_an_image_that_is_listed_but_not_there_is_named(name, written, tmp_path):
+    path = written(name, tmp_path) / IMAGES[name]
+    path.unlink()
+    assert refused(name, tmp_path).startswith(f"{path}: cannot be opened (No such file")
+
+
+def test_any_byte_of_an_image_may_be_wrong(tmp_path):
+    for title in "ab":
+        for ending in ("png", "jpg"):
+            picture(tmp_path / "own" / title / f"0.{ending}", 8)
+    read = resolve("imagefolder", DATASETS, where="data")(folder=str(tmp_path / "own"), size=8)
+    for ending in ("png", "jpg"):
+        path = tmp_path / "own" / "a" / f"0.{ending}"
+        whole = path.read_bytes()
+        for place in range(0, len(whole), 5):
+            path.write_bytes(whole[:place] + b"\xc1\x00" + whole[place + 2 :])
+            assert complaint(read).startswith((f"{path}: ", "none")), place
+        path.write_bytes(whole)
+
+
+def renamed(path, new):
+    path.rename(path.with_name(new))
+
+
+def emptied(path):
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+OH = "OfficeHomeDataset_10072016"
+FOLDERS = [
+    ("pacs", "PACS/kfold/photo/dog", lambda p: renamed(p, "god"), ["photo: no class folder dog", "expected 7: dog"]),
+    ("pacs", "PACS/kfold/photo/cow", os.mkdir, ["photo/cow: not one of the 7 classes"]),
+    ("pacs", "PACS/kfold/sketch", shutil.rmtree, ["sketch: no such folder", "dog, elephant"]),
+    ("pacs", "PACS/kfold/sketch/1.png", picture, ["sketch/1.png: an image without a label"]),
+    ("pacs", "PACS/kfold/sketch/dog", emptied, ["sketch/dog: no image in it", ".png"]),
+    ("office_home", f"{OH}/Art/Thing_03", shutil.rmtree, ["Art: 64 class folders", "expected 65"]),
+    ("office_home", f"{OH}/Clipart/Thing_03", lambda p: renamed(p, "X"), ["Clipart: no class folder Thing_03"]),
+    ("office_caltech10", "office_caltech_10/dslr/mug", lambda p: renamed(p, "cup"), ["dslr: no class folder mug"]),
+    ("domainnet10", "DomainNet/real/zebra", lambda p: renamed(p, "horse"), ["real: no class folder zebra"]),
+    ("imagefolder", "own/day/eel", shutil.rmtree, ["day: no class folder eel", "expected 3: cat, dog, eel"]),
+    ("imagefolder", "own", emptied, ["no images in folders"]),
+    ("imagefolder", "own/day/loose.png", picture, ["day/loose.png: an image without a label"]),
+    ("domainnet", "DomainNet/real_test.txt", os.unlink, ["real_test.txt: no such file"]),
+    ("tiny_imagenet", "tiny-imagenet-200/wnids.txt", os.unlink, ["wnids.txt: missing or empty", "from http"]),
+    ("tiny_imagenet", "tiny-imagenet-200/train/n00000007/images", emptied, ["n00000007/images: no image in it"]),
+    ("camelyon17", "camelyon17_v1.0/metadata.csv", os.unlink, ["metadata.csv: no such file", "tumor, center"]),
+    ("digits5", "SVHN/test_32x32.mat", os.unlink, ["SVHN: no test_32x32.mat; expected", "from http"]),
+    ("digits5", "MNIST/raw/t10k-labels-idx1-ubyte", os.unlink, ["t10k-labels-idx1-ubyte is missing"]),
+    ("cifar10", "cifar-10-batches-py/data_batch_3", os.unlink, ["data_batch_3: no such file; expected data_batch_1"]),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "damage", "facts"), FOLDERS)
+def test_wrong_folders_are_named(name, file, damage, facts, written, tmp_path):
+    damage(written(name, tmp_path) / file)
+    message = refused(name, tmp_path)
+    assert str(tmp_path) in message
+    for fact in facts:
+        assert fact in message
+
+
+DN, TINY, CAMELYON, RXRX = "DomainNet", "tiny-imagenet-200", "camelyon17_v1.0/metadata.csv", "rxrx1_v1.0/metadata.csv"
+LISTS = [
+    ("domainnet", f"{DN}/real_test.txt", lambda t: [], ["real_test.txt: has no lines"]),
+    ("domainnet", f"{DN}/real_test.txt", lambda t: [t[0], "real/1.jpg"], ["real_test.txt, line 2", "'real/1.jpg'"]),
+    ("domainnet", f"{DN}/real_train.txt", lambda t: [t[0][:-1] + "345"], ["line 1: label 345; expected 0..344"]),
+    ("tiny_imagenet", f"{TINY}/wnids.txt", lambda t: t[:-1], ["wnids.txt: 199 different classes; expected 200"]),
+    ("tiny_imagenet", f"{TINY}/wnids.txt", lambda t: [], ["wnids.txt: missing or empty"]),
+    ("tiny_imagenet", f"{TINY}/val/val_annotations.txt", lambda t: [t[0], "a.JPEG\tn9"], ["line 2: class 'n9'"]),
+    ("camelyon17", CAMELYON, lambda t: [], ["metadata.csv: empty, damaged"]),
+    ("camelyon17", CAMELYON, lambda t: t[:1], ["metadata.csv: has no rows"]),
+    ("camelyon17", CAMELYON, lambda t: [t[0].replace("tumor", "y"), *t[1:]], ["no column 'tumor'", "found: ", "node"]),
+    ("camelyon17", CAMELYON, lambda t: [*t[:3], t[3][:12]], ["metadata.csv, line 4: ", "expected a whole number"]),
+    ("camelyon17", CAMELYON, lambda t: [t[0], "1,004,1,0,64,2,0,0,0"], ["tumor 2; expected 0..1"]),
+    ("camelyon17", CAMELYON, lambda t: [t[0], "1,004,1,0,64,1,0,7,0"], ["center 7; expected 0..4"]),
+    ("rxrx1", RXRX, lambda t: [t[0], t[1].rpartition(",")[0] + ",1139"], ["sirna_id 1139; expected 0..1138"]),
+    ("rxrx1", RXRX, lambda t: [x.replace("HUVEC", "HELA") for x in t], ["cell_type 'HELA'; expected HEPG2"]),
+    ("rxrx1", RXRX, lambda t: [x.replace(",train,", ",exam,") for x in t], ["dataset 'exam'; expected train"]),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "change", "facts"), LISTS)
+def test_wrong_lists_are_named(name, file, change, facts, written, tmp_path):
+    path = written(name, tmp_path) / file
+    path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
+    message = refused(name, tmp_path)
+    assert message.startswith(str(path))
+    for fact in facts:
+        assert fact in message
+
+
+def test_rxrx1_without_enough_experiments_for_four_groups(written, tmp_path):
+    root = written("rxrx1", tmp_path)
+    message = refused("rxrx1", root, groups_per_type=2)
+    assert message == "data.groups_per_type=2: HEPG2 has 3 experiments; expected at least 4"
+
+
+BATCH = image_sets.cifar_batch(4, "labels", 10)
+
+
+def matlab(path, **arrays):
+    scipy.io.savemat(path, arrays)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("evil",)
+
+
+IMAGE, LABELS = np.zeros((32, 32, 3, 4), np.uint8), np.arange(4)
+USPS = image_sets.usps_line(3, np.zeros(256))
+ARRAYS = [
+    *(("cifar10", "cifar-10-batches-py/test_batch", *case) for case in [
+        (lambda p: image_sets.pickled(p, [1, 2]), ["no pickle of CIFAR's", "data and labels"]),
+        (lambda p: image_sets.pickled(p, {"data": BATCH["data"]}), ["no pickle of CIFAR's"]),
+        (lambda p: image_sets.pickled(p, {**BATCH, "data": BATCH["data"][:, :768]}), ["uint8 [4, 768]", "[n, 3072]"]),
+        (lambda p: image_sets.pickled(p, {**BATCH, "data": BATCH["data"] / 255}), ["float64 [4, 3072]", "uint8"]),
+        (lambda p: image_sets.pickled(p, {**BATCH, "labels": [0, 1, 2, 10]}), ["0..10; expected whole numbers 0..9"]),
+        (lambda p: image_sets.pickled(p, {**BATCH, "labels": [0, 1, 2]}), ["3 labels for 4 images"]),
+        (lambda p: image_sets.pickled(p, {"data": BATCH["data"][:0], "labels": []}), ["0 labels for 0 images"]),
+        (lambda p: image_sets.pickled(p, {**BATCH, "labels": list("0123")}), ["labels are <U1; expected whole"]),
+        (lambda p: image_sets.pickled(p, {**BATCH, "labels": [[0], [1, 2], [3], [4]]}), ["of uneven lengths"]),
+        (lambda p: image_sets.pickled(p, Evil()), ["it asks for ", ".mkdir"]),
+    ]),
+    ("cifar100", "cifar-100-python/train", lambda p: image_sets.pickled(p, BATCH), ["data and fine_labels"]),
+    *(("digits5", "SVHN/train_32x32.mat", *case) for case in [
+        (lambda p: matlab(p, Y=LABELS), ["has Y; expected X [32, 32, 3, n] and y"]),
+        (lambda p: matlab(p, X=IMAGE[:28], y=LABELS), ["uint8 [4, 28, 32, 3]; expected uint8 [n, 32, 32, 3]"]),
+        (lambda p: matlab(p, X=IMAGE, y=LABELS + 8), ["0..11; expected whole numbers 0..9"]),
+        (lambda p: matlab(p, X=IMAGE, y=LABELS[:3]), ["3 labels for 4 images"]),
+        (lambda p: matlab(p, X=IMAGE, y=LABELS + 0.5), ["labels are float64; expected whole numbers 0..9"]),
+    ]),
+    *(("digits5", "USPS/usps.t.bz2", *case) for case in [
+        (lambda p: p.write_bytes(bz2.compress(b"")), ["0 labels for 0 images"]),
+        (lambda p: p.write_bytes(bz2.compress((USPS + USPS[:900]).encode())), ["line 2: '4 1:0.0", "256 values"]),
+        (lambda p: p.write_bytes(bz2.compress(b"4 1:0.5\n")), ["line 1: '4 1:0.5'", "256 values"]),
+        (lambda p: p.write_bytes(bz2.compress(f"{USPS}\n\n".encode())), ["line 2: ''"]),
+        (lambda p: p.write_bytes(bz2.compress(USPS.replace("4 1:", "x 1:").encode())), ["line 1: 'x 1:0.0"]),
+        (lambda p: p.write_bytes(bz2.compress(USPS.replace("4 1:", "11 1:").encode())), ["10..10; expected"]),
+        (lambda p: p.write_bytes(bz2.compress(USPS.replace("9:0.0", "9:7.0").encode())), ["7.0; expected -1..1"]),
+    ]),
+    ("digits5", "SVHN/train_32x32.mat", lambda p: matlab(p, X="text", y="text"), ["expected uint8 [n, 32, 32, 3]"]),
+    *(("digits5", "MNIST_M/mnist_m_test.pt", *case) for case in [
+        (lambda p: torch.save(torch.zeros(3), p), ["holds Tensor; expected a pair of tensors"]),
+        (lambda p: torch.save((torch.zeros(3, 28, 28), torch.zeros(3)), p), ["float32 [3, 28, 28]; expected uint8"]),
+        (lambda p: torch.save(Evil(), p), ["empty, cut short or damaged"]),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "file", "write", "facts"), ARRAYS)
+def test_wrong_arrays_are_named(name, file, write, facts, written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = written(name, tmp_path) / file
+    write(path)
+    message = refused(name, tmp_path)
+    assert message.startswith(str(path))
+    for fact in facts:
+        assert fact in message
+    assert not (tmp_path / "evil").exists()
+
+
+FILES = [
+    ("cifar10", "cifar-10-batches-py/data_batch_2"),
+    ("cifar100", "cifar-100-python/test"),
+    ("digits5", "SVHN/test_32x32.mat"),
+    ("digits5", "SynthDigits/synth_train_32x32.mat"),
+    ("digits5", "USPS/usps.bz2"),
+    ("digits5", "MNIST_M/mnist_m_train.pt"),
+    ("digits5", "MNIST/raw/train-images-idx3-ubyte"),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(("name", "file"), FILES)
+def test_a_damaged_array_file_is_named(name, file, damage, written, tmp_path):
+    path = written(name, tmp_path) / file
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    assert refused(name, tmp_path).startswith(f"{path}: ")
+
+
+def test_any_byte_of_a_pickle_may_be_wrong(tmp_path):
+    image_sets.cifar100(tmp_path)
+    path = tmp_path / "cifar-100-python/train"
+    whole = path.read_bytes()
+    read = resolve("cifar100", DATASETS, where="data")(root=str(tmp_path))
+    refusals = 0
+    for place in [*range(0, 200, 3), *range(len(whole) - 200, len(whole), 3)]:
+        path.write_bytes(whole[:place] + b"\xc1" + whole[place + 1 :])
+        said = complaint(read)
+        assert said.startswith((f"{path}: ", "none"))
+        refusals += said != "none"
+    assert refusals > 20
+    assert pickle.loads(whole)["batch_label"] == "one"

@@ -1,0 +1,180 @@
+"""Digits-5: the pixels of each form that a domain comes in, and the recipes of the papers."""
+
+import os
+import pickle
+from pathlib import Path
+
+import image_sets
+import numpy as np
+import pytest
+import torch
+from image_sets import DIGITS, picture
+from PIL import Image
+
+from rayfed.data.load import load
+from rayfed.data.sets.digits5 import Digits5
+from rayfed.errors import UsageError
+
+ROOT = Path(os.environ.get("RAYFED_DATA", "unset"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def whole(root, domain, size, **others):
+    """All images of a domain in the order of its files, and their labels."""
+    options = {"root": str(root), "domains": [domain], "size": size, "split": "published", **others}
+    dataset = Digits5(**options).load()
+    return np.asarray(dataset.images), dataset
+
+
+def enlarged(image, size):
+    """What Pillow makes of one image [height, width]."""
+    return np.asarray(Image.fromarray(image).convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+
+
+def test_svhn_calls_zero_ten(tmp_path):
+    images, labels = image_sets.digits(12, 32, 32, 3)
+    for side in ("train", "test"):
+        image_sets.mat(tmp_path / f"SVHN/{side}_32x32.mat", images, np.where(labels == 0, 10, labels))
+    found, dataset = whole(tmp_path, "svhn", 32)
+    np.testing.assert_array_equal(found[:12], images.transpose(0, 3, 1, 2))
+    assert dataset.labels.tolist() == [*labels, *labels]
+    assert dataset.is_test.tolist() == [False] * 12 + [True] * 12
+
+
+def test_usps_values_become_pixels_as_torchvision_makes_them(tmp_path):
+    values = np.linspace(-1, 1, 256)
+    (tmp_path / "USPS").mkdir()
+    for file in ("usps.bz2", "usps.t.bz2"):
+        line = image_sets.usps_line(9, values)
+        (tmp_path / "USPS" / file).write_bytes(image_sets.bz2.compress(line.encode()))
+    found, dataset = whole(tmp_path, "usps", 28)
+    expected = ((np.array([float(f"{value:.4f}") for value in values], np.float32) + 1) / 2 * 255).astype(np.uint8)
+    np.testing.assert_array_equal(found[0], enlarged(expected.reshape(16, 16), 28).transpose(2, 0, 1))
+    assert dataset.labels.tolist() == [9, 9]
+
+
+def test_mnist_is_grey_in_three_channels_and_enlarged(tmp_path):
+    image_sets.mnist(tmp_path)
+    small, _ = whole(tmp_path, "mnist", 28)
+    raw = (tmp_path / "MNIST/raw/train-images-idx3-ubyte").read_bytes()[16 : 16 + 784]
+    first = np.frombuffer(raw, np.uint8).reshape(28, 28)
+    np.testing.assert_array_equal(small[0], np.repeat(first[None], 3, axis=0))
+    large, _ = whole(tmp_path, "mnist", 32)
+    np.testing.assert_array_equal(large[0], enlarged(first, 32).transpose(2, 0, 1))
+
+
+def as_tensors(folder, sides):
+    for side, (images, labels) in sides.items():
+        torch.save((torch.from_numpy(images), torch.from_numpy(labels)), folder / f"mnist_m_{side}.pt")
+
+
+def as_published(folder, sides):
+    for side, (images, labels) in sides.items():
+        (folder / f"mnist_m_{side}").mkdir()
+        names = [f"{number:08}.png" for number in range(len(images))]
+        for name, image in zip(names, images, strict=True):
+            Image.fromarray(image).save(folder / f"mnist_m_{side}" / name)
+        lines = [f"{name} {label}\n" for name, label in zip(names, labels, strict=True)]
+        (folder / f"mnist_m_{side}_labels.txt").write_text("".join(lines))
+
+
+def as_pickle(folder, sides):
+    (images, labels), (test, test_labels) = sides["train"], sides["test"]
+    held = {"train": images[:9], "train_label": labels[:9], "valid": images[9:], "valid_label": labels[9:]}
+    (folder / "mnistm_data.pkl").write_bytes(pickle.dumps({**held, "test": test, "test_label": test_labels}))
+
+
+def as_fedbn(folder, sides):
+    for side, pair in sides.items():
+        (folder / f"{side}.pkl").write_bytes(pickle.dumps(pair, protocol=4))
+
+
+def as_fedbn_parts(folder, sides):
+    (folder / "partitions").mkdir()
+    images, labels = sides["train"]
+    for number, (part, own) in enumerate(zip(np.array_split(images, 10), np.array_split(labels, 10), strict=True)):
+        (folder / f"partitions/train_part{number}.pkl").write_bytes(pickle.dumps((part, own), protocol=5))
+    (folder / "test.pkl").write_bytes(pickle.dumps(sides["test"], protocol=5))
+
+
+def as_folders(folder, sides):
+    """Sorted by digit, as a listing gives them."""
+    for side, (images, labels) in sides.items():
+        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+            path = folder / side / str(label) / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path)
+
+
+@pytest.mark.parametrize("write", [as_tensors, as_published, as_pickle, as_fedbn, as_fedbn_parts, as_folders])
+def test_every_form_gives_the_same_pixels_and_labels(tmp_path, write):
+    sides = {"train": image_sets.digits(20, 28, 28, 3), "test": image_sets.digits(10, 28, 28, 3)}
+    (tmp_path / "MNIST_M").mkdir()
+    write(tmp_path / "MNIST_M", sides)
+    found, dataset = whole(tmp_path, "mnist_m", 28)
+    images, labels = (np.concatenate([sides[side][place] for side in sides]) for place in (0, 1))
+    order = np.concatenate([np.argsort(sides["train"][1], kind="stable"), 20 + np.argsort(sides["test"][1])])
+    order = order if write is as_folders else np.arange(30)
+    np.testing.assert_array_equal(found, images[order].transpose(0, 3, 1, 2))
+    assert dataset.labels.tolist() == labels[order].tolist()
+    assert dataset.is_test.tolist() == [False] * 20 + [True] * 10
+
+
+def test_mnist_m_is_made_from_mnist_and_photographs(tmp_path):
+    image_sets.mnist(tmp_path)
+    with pytest.raises(UsageError, match=r"MNIST_M: no such folder.*set data.photographs to make it from MNIST"):
+        whole(tmp_path, "mnist_m", 28)
+    (tmp_path / "photographs").mkdir()
+    Image.new("RGB", (40, 30), (10, 120, 250)).save(tmp_path / "photographs/one.png")
+    digits, plain = whole(tmp_path, "mnist", 28)
+    found, dataset = whole(tmp_path, "mnist_m", 28, photographs=str(tmp_path / "photographs"))
+    colour = np.array([10, 120, 250]).reshape(3, 1, 1)
+    np.testing.assert_array_equal(found, np.abs(colour - digits.astype(int)))
+    np.testing.assert_array_equal(dataset.labels, plain.labels)
+    picture(tmp_path / "photographs/one.png", 40)  # another photograph, other pixels
+    again, _ = whole(tmp_path, "mnist_m", 28, photographs=str(tmp_path / "photographs"))
+    assert (again != found).any()
+
+
+def test_the_list_of_mnist_m_may_be_wrong(tmp_path):
+    (tmp_path / "MNIST_M").mkdir()
+    as_published(tmp_path / "MNIST_M", {side: image_sets.digits(3, 28, 28, 3) for side in ("train", "test")})
+    path = tmp_path / "MNIST_M/mnist_m_test_labels.txt"
+    for text, words in (("", "has no lines"), ("00000000.png 0\n00000001.png 12\n", "line 2: '00000001.png 12'")):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=words) as caught:
+            whole(tmp_path, "mnist_m", 28)
+        assert str(caught.value).startswith(str(path))
+
+
+def test_adcol_draws_a_fifth_and_cuts_to_the_smallest(tmp_path):
+    image_sets.digits5(tmp_path)
+    population = load("digits5", {"root": str(tmp_path), "per_party": "smallest"}, None, {"validation": 0.0})
+    totals = [sum(counts) for counts in DIGITS.values()]
+    assert [client.domain for client in population.clients] == list(DIGITS)
+    assert {len(client.train) for client in population.clients} == {min(totals) * 4 // 5}
+    assert [len(client.test) for client in population.clients] == [total - total * 4 // 5 for total in totals]
+    assert (population.shape, population.mean, population.std) == ((3, 28, 28), (0.5,) * 3, (0.5,) * 3)
+
+
+def test_rows_are_named_by_domain_and_place_in_its_files(tmp_path):
+    image_sets.digits5(tmp_path)
+    svhn, published = whole(tmp_path, "svhn", 32)
+    drawn = Digits5(root=str(tmp_path), size=32, domains=["usps", "svhn"], per_party=7).load()
+    rows = np.flatnonzero(drawn.source == 1)
+    assert drawn.sources == ("usps", "svhn")
+    np.testing.assert_array_equal(np.asarray(drawn.images)[rows], svhn[drawn.index[rows]])
+    np.testing.assert_array_equal(drawn.labels[rows], published.labels[drawn.index[rows]])
+    assert len(set(drawn.index[rows])) == len(rows) == 7 + 15
+
+
+@pytest.mark.skipif(not (ROOT / "MNIST/raw").is_dir(), reason="needs MNIST/raw in the folder that RAYFED_DATA names")
+def test_the_real_mnist_has_the_sizes_of_both_papers():
+    adcol = Digits5(domains=["mnist"]).load()
+    assert (int((~adcol.is_test).sum()), int(adcol.is_test.sum())) == (56000, 14000)
+    fraug = load("digits5", {"domains": ["mnist"], "size": 32, "test": 0.1, "share": 0.01}).clients[0]
+    assert (len(fraug.train), len(fraug.test)) == (567, 7000)

@@ -1,0 +1,385 @@
+"""Each set of images, written small in its published form, becomes a population of the right domains and classes."""
+
+import os
+
+import image_sets
+import numpy as np
+import pytest
+from image_sets import WRITERS, options, picture
+from PIL import Image
+
+from rayfed.data.load import load
+from rayfed.data.readers import decoding
+from rayfed.data.sampling import Sampling
+from rayfed.data.sets import DATASETS
+from rayfed.errors import UsageError
+from rayfed.registry import resolve
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def made(name, root, **others):
+    """The dataset as it is before it is divided."""
+    return resolve(name, DATASETS, where="data")(**options(name, root, **others)).load()
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory):
+    """Where each set lies, written once."""
+    folders = {}
+
+    def root(name):
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp(name)
+            WRITERS[name](folders[name])
+        return folders[name]
+
+    return root
+
+
+SHAPES = {  # images in all, clients, classes, side
+    "digits5": (285, 5, 10, 28),
+    "pacs": (140, 4, 7, 224),
+    "office_home": (520, 4, 65, 224),
+    "office_caltech10": (200, 4, 10, 64),
+    "domainnet10": (300, 6, 10, 64),
+    "domainnet": (30, 6, 345, 64),
+    "tiny_imagenet": (202, 20, 200, 64),
+    "camelyon17": (30, 3, 2, 96),
+    "rxrx1": (88, 4, 1139, 256),
+    "cifar10": (46, 20, 10, 32),
+    "rotated_cifar10": (40, 10, 10, 32),
+    "rotated_cifar100": (120, 10, 100, 32),
+    "cifar100": (230, 20, 100, 32),
+    "imagefolder": (30, 2, 3, 64),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_set_becomes_clients(roots, name):
+    size, clients, classes, side = SHAPES[name]
+    dataset = made(name, roots(name))
+    assert (dataset.images.shape, dataset.images.dtype) == ((size, 3, side, side), np.uint8)
+    assert dataset.num_classes == classes
+    population = load(name, options(name, roots(name)), "iid" if clients == 20 else None)
+    assert (len(population.clients), population.num_classes) == (clients, classes)
+    assert len(population.mean) == len(population.std) == 3
+    held = sum(len(part) for client in population.clients for part in (client.train, client.val, client.test))
+    unheld = sum(len(test.examples) for test in population.tests if test.split == "ood")
+    assert held + unheld == size
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITERS)))
+def test_the_second_start_looks_at_no_image(roots, name, monkeypatch):
+    first = made(name, roots(name))
+    monkeypatch.setattr(Image, "open", None)
+    monkeypatch.setattr("rayfed.data.sets.cifar.read_pickle", None)
+    monkeypatch.setattr("scipy.io.loadmat", None)
+    monkeypatch.setattr("rayfed.data.readers.idx.read_pairs", None)
+    second = made(name, roots(name))
+    np.testing.assert_array_equal(np.asarray(first.images), np.asarray(second.images))
+    np.testing.assert_array_equal(first.labels, second.labels)
+
+
+def test_pixels_are_those_of_the_file_or_shrunk_bilinearly(tmp_path):
+    grey, colour = picture(tmp_path / "own/a/grey.png", 8, "L"), picture(tmp_path / "own/b/colour.png", 16)
+    own, shrunk = (np.asarray(made("imagefolder", tmp_path, size=side, test=0.0).images) for side in (8, 8))
+    np.testing.assert_array_equal(own[0], np.repeat(grey[None], 3, axis=0))
+    expected = np.asarray(Image.fromarray(colour).resize((8, 8), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(shrunk[1], expected)
+
+
+def test_a_changed_file_is_decoded_again(tmp_path):
+    for title in "ab":
+        picture(tmp_path / "own" / title / "0.png", 8)
+    before = np.asarray(made("imagefolder", tmp_path, size=8, test=0.0).images)
+    pixels = picture(tmp_path / "own/a/0.png", 8)
+    os.utime(tmp_path / "own/a/0.png", ns=(1, 1))
+    after = np.asarray(made("imagefolder", tmp_path, size=8, test=0.0).images)
+    np.testing.assert_array_equal(after[0], pixels.transpose(2, 0, 1))
+    np.testing.assert_array_equal(after[1], before[1])
+
+
+def test_classes_and_domains_follow_the_folders(tmp_path):
+    root = tmp_path
+    colours = {}
+    for domain, side in (("day", 10), ("night", 12)):
+        for title in ("cat", "dog"):
+            colours[domain, title] = picture(root / "own" / domain / title / "x.png", 8).transpose(2, 0, 1)
+            (root / "own" / domain / title / "Thumbs.db").write_text(f"no image {side}")
+    dataset = made("imagefolder", root, size=8, domains=["night", "day"], test=0.0)
+    assert dataset.domains == ("night", "day")
+    for row in range(4):
+        key = dataset.domains[dataset.domain[row]], ("cat", "dog")[dataset.labels[row]]
+        np.testing.assert_array_equal(np.asarray(dataset.images[row]), colours[key])
+
+
+def test_folders_of_classes_alone_are_one_domain(tmp_path):
+    for title in ("cat", "dog"):
+        picture(tmp_path / "own" / title / "x.jpg", 8)
+    dataset = made("imagefolder", tmp_path)
+    assert (dataset.domains, dataset.labels.tolist(), dataset.num_classes) == (("images",), [0, 1], 2)
+
+
+SIZES = {"a": 157, "b": 1123, "c": 40}
+
+
+class TestSampling:
+    def sizes(self, **given):
+        kept = Sampling(**given).kept(SIZES)
+        return {name: (int((~part.is_test).sum()), int(part.is_test.sum())) for name, part in kept.items()}
+
+    def test_a_fifth_is_for_testing_rounded_up(self):
+        """The sizes of DSLR and Caltech in ADCOL's Table 3."""
+        assert self.sizes() == {"a": (125, 32), "b": (898, 225), "c": (32, 8)}
+
+    def test_smallest_and_a_number_cut_training_sets_only(self):
+        assert self.sizes(per_party="smallest") == {"a": (32, 32), "b": (32, 225), "c": (32, 8)}
+        assert self.sizes(per_party=100) == {"a": (100, 32), "b": (100, 225), "c": (32, 8)}
+
+    def test_a_share_is_of_the_training_set(self):
+        """FRAug: OfficeHome's Art has 2,427 images; a tenth is for testing, a tenth of the rest is kept: 218."""
+        kept = Sampling(test=0.1, share=0.1).kept({"art": 2427})["art"]
+        assert (int((~kept.is_test).sum()), int(kept.is_test.sum())) == (218, 243)
+
+    def test_a_domain_that_nobody_holds_is_whole_and_not_the_smallest(self):
+        assert self.sizes(per_party="smallest", held_out=["c"])["a"] == (125, 32)
+        assert sum(self.sizes(per_party="smallest", share=0.5, held_out=["b"])["b"]) == 1123
+
+    def test_rows_are_disjoint_and_follow_the_seed_and_not_the_other_domains(self):
+        first, again = (Sampling().kept(SIZES)["b"] for _ in range(2))
+        alone, other = Sampling().kept({"b": 1123})["b"], Sampling(seed=1).kept(SIZES)["b"]
+        assert sorted(first.rows) == list(range(1123))
+        np.testing.assert_array_equal(first.rows, again.rows)
+        np.testing.assert_array_equal(first.rows, alone.rows)
+        assert (first.rows != other.rows).any()
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({"per_party": "least"}, "data.per_party='least'.*'smallest'"),
+            ({"domains": ["photo", "photo"]}, "photo.*named twice"),
+            ({"domains": ["photos"]}, "data.domains=photos: no such domain; did you mean photo"),
+            ({"held_out": ["sky"]}, "data.held_out=sky: no such domain; known: art_painting, cartoon"),
+            ({"domains": ["photo", "sketch"], "held_out": ["cartoon"]}, "not all of them are in data.domains"),
+            ({"domains": ["photo"], "held_out": ["photo"]}, "leaves no domain"),
+            ({"mean": [1, 2]}, "2 numbers for 3 channels"),
+        ],
+    )
+    def test_options_that_do_not_fit(self, given, words):
+        with pytest.raises(UsageError, match=words):
+            load("pacs", {"root": "/nowhere", **given})
+
+
+def test_held_out_domains_are_test_sets_of_the_server(roots):
+    population = load("pacs", {"root": str(roots("pacs")), "held_out": ["sketch"], "per_party": "smallest"})
+    assert [client.domain for client in population.clients] == ["photo", "art_painting", "cartoon"]
+    assert [(test.domain, test.split, len(test.examples)) for test in population.tests] == [("sketch", "ood", 35)]
+
+
+def test_the_domain_left_out_is_whole_and_not_the_smallest(roots):
+    """A fifth of 35 images is for testing: 28 train, and a half of them is kept where somebody holds them."""
+    given = {"root": str(roots("pacs")), "size": 8, "share": 0.5, "held_out": ["photo"]}
+    population = load("pacs", given, None, {"validation": 0.0}, "sketch")
+    assert [(client.domain, len(client.train)) for client in population.clients] == [
+        ("photo", 14), ("art_painting", 14), ("cartoon", 14),
+    ]  # fmt: skip
+    assert [(test.domain, len(test.examples)) for test in population.tests] == [("sketch", 35)]
+    with pytest.raises(UsageError, match=r"^leave_out=sketch: no such domain in pacs; known: cartoon, photo$"):
+        load("pacs", {**given, "domains": ["photo", "cartoon"]}, leave_out="sketch")
+
+
+def test_domainnet_keeps_its_lists_or_draws(roots):
+    dataset = made("domainnet", roots("domainnet"), domains=["real"])
+    assert dataset.labels.tolist() == [0, 0, 344, 0, 7]
+    assert dataset.is_test.tolist() == [False] * 3 + [True] * 2
+    drawn = made("domainnet", roots("domainnet"), domains=["real"], split="random")
+    assert (sorted(drawn.labels), int(drawn.is_test.sum())) == ([0, 0, 0, 7, 344], 1)
+
+
+def test_domains_may_be_all_for_training(roots):
+    """FL augmentation: nobody tests, a tenth validates, sketches are unseen."""
+    population = load("pacs", {"root": str(roots("pacs")), "test": 0}, leave_out="sketch")
+    assert [(len(client.train), len(client.val), len(client.test)) for client in population.clients] == [(32, 3, 0)] * 3
+    assert [(test.domain, len(test.examples)) for test in population.tests] == [("sketch", 35)]
+
+
+def fedbn_lists(root, lists):
+    """FedBN's pickles of the domain amazon: a train and a test list of (path, class)."""
+    for part, pairs in zip(("train", "test"), lists, strict=True):
+        files, titles = zip(*pairs, strict=True)
+        image_sets.pickled(root / f"office_caltech_10/amazon_{part}.pkl", (np.array(files), list(titles)))
+
+
+def test_fedbns_lists_name_the_images_and_their_split(tmp_path):
+    image_sets.office_caltech10(tmp_path)
+    files = [
+        f"office_caltech_10/amazon/{title}/{number}.jpg" for title, number in (("mug", 3), ("bike", 0), ("mug", 1))
+    ]
+    titles = ["mug", "bike", "mug"]
+    pairs = list(zip(files, titles, strict=True))
+    fedbn_lists(tmp_path, (pairs[:2], pairs[2:]))
+    dataset = made("office_caltech10", tmp_path, domains=["amazon"], split="published", size=16)
+    assert (dataset.labels.tolist(), dataset.is_test.tolist()) == ([8, 1, 8], [False, False, True])
+    for row, file in enumerate(files):
+        pixels = np.asarray(Image.open(tmp_path / file)).transpose(2, 0, 1)
+        np.testing.assert_array_equal(np.asarray(dataset.images)[row], pixels)
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        ((["a.jpg"], ["cup"]), "'a.jpg' is of class 'cup'; expected one of back_pack, "),
+        ((["a.jpg", "b.jpg"], ["mug"]), "1 class names for 2 paths"),
+        (["a.jpg"], "holds something else; expected a pickled pair"),
+        (5, "holds something else; expected a pickled pair"),
+        (([], []), "holds something else; expected a pickled pair"),
+        ((["office_caltech_10/none.jpg"], ["mug"]), "none.jpg: cannot be opened"),
+    ],
+)
+def test_fedbns_lists_may_be_wrong(tmp_path, held, words):
+    image_sets.office_caltech10(tmp_path)
+    fedbn_lists(tmp_path, [[("office_caltech_10/amazon/mug/0.jpg", "mug")]] * 2)
+    image_sets.pickled(tmp_path / "office_caltech_10/amazon_test.pkl", held)
+    with pytest.raises(UsageError, match=words):
+        made("office_caltech10", tmp_path, domains=["amazon"], split="published")
+
+
+def test_a_published_split_must_not_train_on_test_images(tmp_path):
+    image_sets.office_caltech10(tmp_path)
+    pairs = [(f"office_caltech_10/amazon/mug/{number}.jpg", "mug") for number in range(3)]
+    fedbn_lists(tmp_path, (pairs[:2], pairs[1:]))
+    with pytest.raises(UsageError, match=r"amazon/mug/1.jpg: listed for training and for testing; expected one of"):
+        made("office_caltech10", tmp_path, domains=["amazon"], split="published")
+
+
+def test_tiny_imagenet_numbers_classes_as_wnids_txt(roots):
+    dataset = made("tiny_imagenet", roots("tiny_imagenet"))
+    assert dataset.labels.tolist() == [*range(200), 3, 9]
+    assert np.flatnonzero(dataset.is_test).tolist() == [200, 201]
+    assert len(made("tiny_imagenet", roots("tiny_imagenet"), parts=["train"])) == 200
+    assert dataset.index.tolist() == [*range(200), 0, 1]
+
+
+def test_cifar_pickles_give_pixels_in_order(tmp_path):
+    batch = image_sets.cifar_batch(7, "fine_labels", 100)
+    image_sets.pickled(tmp_path / "cifar-100-python/train", batch)
+    image_sets.pickled(tmp_path / "cifar-100-python/test", image_sets.cifar_batch(2, "fine_labels", 100))
+    dataset = made("cifar100", tmp_path)
+    red_second_row = batch["data"][4, 32:64]
+    np.testing.assert_array_equal(np.asarray(dataset.images[4])[0, 1], red_second_row)
+    assert dataset.labels.tolist() == [*range(7), 0, 1]
+    assert dataset.index.tolist() == [*range(7), 0, 1]
+    assert dataset.is_test.tolist() == [False] * 7 + [True] * 2
+
+
+def test_a_pickle_of_python_2_is_read(tmp_path):
+    """As CIFAR's own: protocol 2, byte strings for keys, numpy's old module names, bytes for pixels."""
+    old = (
+        b"\x80\x02}q\x01(U\x06labelsq\x02]q\x03(K\x00K\x09eU\x04dataq\x04cnumpy.core.multiarray\n_reconstruct\nq\x05"
+        b"cnumpy\nndarray\nq\x06K\x00\x85U\x01b\x87Rq\x07(K\x01K\x02M\x00\x0c\x86cnumpy\ndtype\nq\x08U\x02u1K\x00K\x01"
+        b"\x87Rq\x09(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T\x00\x18\x00\x00"
+        + bytes(3072) + bytes([200]) * 3072 + b"tbu."
+    )  # fmt: skip
+    for file in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        (tmp_path / "cifar-10-batches-py").mkdir(exist_ok=True)
+        (tmp_path / "cifar-10-batches-py" / file).write_bytes(old)
+    dataset = made("cifar10", tmp_path)
+    assert dataset.labels.tolist() == [0, 9] * 6
+    assert np.asarray(dataset.images)[:, 0, 0, 0].tolist() == [0, 200] * 6
+
+
+class TestWilds:
+    def test_hospitals_are_clients_and_two_are_unseen(self, roots):
+        population = load("camelyon17", {"root": str(roots("camelyon17")), "size": 16}, "natural")
+        assert [test.domain for test in population.tests] == ["hospital-1", "hospital-2"]
+        assert [len(client.test) for client in population.clients] == [2, 2, 2]
+        dataset = made("camelyon17", roots("camelyon17"))
+        assert set(dataset.client[dataset.domain == 3]) == {3}
+
+    def test_all_hospitals_may_be_held_where_the_split_is_drawn(self, roots):
+        root = {"root": str(roots("camelyon17")), "held_out": []}
+        assert len(load("camelyon17", {**root, "split": "random"}).clients) == 5
+        with pytest.raises(UsageError, match="split=published: has no split of hospital-1"):
+            load("camelyon17", root)
+
+    def test_rxrx1_trains_on_site_1_of_the_training_experiments(self, roots):
+        dataset = made("rxrx1", roots("rxrx1"), size=8)
+        assert dataset.domains == ("HEPG2", "HUVEC", "RPE", "U2OS", "val", "test")
+        assert dataset.ood == ("val", "test")
+        held = dataset.rows()
+        assert int((~dataset.is_test[held]).sum()) == int(dataset.is_test[held].sum()) == 2 * (3 + 6 + 3 + 2)
+        assert len(set(dataset.client[held])) == 14
+        assert (
+            len(load("rxrx1", {"root": str(roots("rxrx1")), "size": 8}, "natural", {"validation": 0.0}).clients) == 14
+        )
+
+    @pytest.mark.parametrize("partition", ["domains", "natural"])
+    def test_rxrx1s_unseen_experiments_stay_unseen_where_a_cell_type_is_left_out(self, roots, partition):
+        given = {"root": str(roots("rxrx1")), "size": 8}
+        population = load("rxrx1", given, partition, {"validation": 0.0}, "HUVEC")
+        assert [test.domain for test in population.tests] == ["HUVEC", "val", "test"]
+        assert {client.domain for client in population.clients} == {"HEPG2", "RPE", "U2OS"}
+        assert len(population.clients) == (3 if partition == "domains" else 3 + 3 + 2)
+
+    def test_camelyon17s_published_split_leaves_out_its_own_two_hospitals(self, roots):
+        given = {"root": str(roots("camelyon17")), "size": 8}
+        with pytest.raises(UsageError, match=r"^data.split=published: has no split of hospital-[12]; hold it out, or"):
+            load("camelyon17", given, leave_out="hospital-0")
+        population = load("camelyon17", {**given, "split": "random"}, leave_out="hospital-0")
+        assert [test.domain for test in population.tests] == ["hospital-0"]
+        assert len(population.clients) == 4
+
+    def test_fraugs_clients_are_quarters_of_the_experiments_of_a_cell_type(self, roots):
+        """5, 9, 4 and 4 experiments: quarters of 1, 2, 1 and 1 experiments, of 4 images each."""
+        dataset = made("rxrx1", roots("rxrx1"), size=8, split="random", groups_per_type=3)
+        numbers, counts = np.unique(dataset.client, return_counts=True)
+        assert numbers.tolist() == [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14]
+        assert counts.tolist() == [4] * 3 + [8] * 3 + [4] * 6
+        few = made("rxrx1", roots("rxrx1"), size=8, split="random", classes=50)
+        assert (set(few.labels), few.num_classes) == ({3}, 50)
+
+
+class TestRotatedCifar10:
+    def view(self, roots, **given):
+        return made("rotated_cifar10", roots("rotated_cifar10"), **given)
+
+    def test_tests_are_turned_by_each_angle(self, roots):
+        dataset = self.view(roots)
+        assert [test.domain for test in dataset.tests] == [f"{angle}deg" for angle in range(0, 150, 15)]
+        plain, quarter = (np.asarray(dataset.tests[number].examples.x) for number in (0, 6))
+        np.testing.assert_array_equal(quarter, np.rot90(plain, axes=(2, 3)))
+
+    def test_an_image_has_its_angle_wherever_it_is(self, roots):
+        dataset = self.view(roots, angles=[0, 90, 180], angle_alpha=5.0)
+        images, personal = np.asarray(dataset.images), dataset.personal
+        seen = personal.images(3, images)
+        np.testing.assert_array_equal(personal.images(3, images[::-1])[::-1], seen)
+        turns = [
+            next(k for k in range(3) if (np.rot90(image, k, axes=(1, 2)) == after).all())
+            for image, after in zip(images, seen, strict=True)
+        ]
+        assert set(turns) == {0, 1, 2}
+
+    def test_angles_follow_the_clients_mix(self, roots):
+        personal = self.view(roots, angles=[0, 180]).personal
+        images = np.random.default_rng(0).integers(0, 256, (4000, 3, 4, 4), dtype=np.uint8)
+        for client in range(3):
+            turned = (personal.images(client, images) != images).any(axis=(1, 2, 3)).mean()
+            assert turned == pytest.approx(personal.mix(client)[1], abs=0.03)
+        assert not np.allclose(personal.mix(0), personal.mix(1))
+
+    def test_one_angle_is_the_clean_set(self, roots):
+        dataset = self.view(roots, angles=[0])
+        images = np.asarray(dataset.images)
+        np.testing.assert_array_equal(dataset.personal.images(1, images), images)
+        assert dataset.personal.domain(1) == "0deg"
+
+
+def test_decoding_reports_how_far_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("rayfed.status_line.LINE_SECONDS", 0.0)
+    decoding.in_threads(lambda row: None, 130, "images")
+    assert capsys.readouterr().err.splitlines() == ["images: 64 of 130", "images: 128 of 130", "images: 130 of 130"]

@@ -1,0 +1,77 @@
+"""leave_out: a domain that nobody holds becomes the server's "ood" test set."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support import blobs, blueprint, simulate
+
+from rayfed.algorithms.ditto import Ditto
+from rayfed.config import Config
+from rayfed.data.dataset import Dataset
+from rayfed.data.leave_out import check_rows, without_clients, without_domain
+from rayfed.data.load import load
+from rayfed.errors import UsageError
+from rayfed.plan import make_plan
+
+FEW = {"per_domain": 20}
+
+
+def toy(**more):
+    """Three domains of two rows each."""
+    domain = np.repeat(np.arange(3, dtype=np.int16), 2)
+    given = {"domain": domain, "domains": ("a", "b", "c"), **more}
+    return Dataset.of("toy", np.arange(6, dtype=np.float32)[:, None], np.zeros(6, int), **given)
+
+
+def test_nobody_holds_the_domain_and_its_own_choice_is_replaced():
+    assert without_domain(toy(), "b").rows().tolist() == [0, 1, 4, 5]
+    assert without_domain(toy(ood=("a",)), "b").rows().tolist() == [0, 1, 4, 5]
+
+
+@pytest.mark.parametrize("partition", [("domains", {}), ("iid", {"clients": 3}), ("dirichlet", {"clients": 2})])
+def test_all_partitions_and_all_examples(partition):
+    people = load("mini_digits", FEW, *partition, "street")
+    (test,) = people.tests
+    assert (test.domain, test.split, len(test.examples)) == ("street", "ood", 20)
+    assert "street" not in {client.domain for client in people.clients}
+    held = sum(len(part) for c in people.clients for part in (c.train, c.val, c.test))
+    assert held == 4 * 20
+
+
+def test_refusals():
+    with pytest.raises(UsageError, match=r"^leave_out=stret: no such domain in mini_digits; did you mean street\?$"):
+        load("mini_digits", FEW, leave_out="stret")
+    alone = toy(domains=("a",), domain=np.zeros(6, np.int16))
+    with pytest.raises(UsageError, match=r"^leave_out=a: toy has one domain alone; leave_out needs two or more$"):
+        without_domain(alone, "a")
+
+
+def test_a_partition_must_not_hand_it_out():
+    with pytest.raises(UsageError, match=r"^partition: gives clients row 2 of toy, of b, which is left out$"):
+        check_rows(without_domain(toy(), "b"), np.array([0, 2, 5]))
+    for row in (-1, 6):
+        with pytest.raises(UsageError, match=rf"^partition: gives clients row {row} of toy; expected 0\.\.5$"):
+            check_rows(toy(), np.array([0, row]))
+
+
+def test_own_clients_of_the_domain_become_the_test_set():
+    people = without_clients(blobs(4), "d1")  # domains d0 d1 d0 d1
+    assert [(client.id, client.domain) for client in people.clients] == [(0, "d0"), (1, "d0")]
+    (test,) = people.tests
+    assert len(test.examples) == (26 + 41) + 2 * (9 + 15)
+    assert np.array_equal(test.examples.x[:26], blobs(4).clients[1].train.x)
+
+
+def test_an_algorithm_without_a_global_model_is_refused():
+    clients = [replace(client, domain=f"d{client.id}") for client in blobs(3).clients]
+    config = Config.read({"leave_out": "d1", "algorithm.name": "solo", "model": {"name": "mlp", "hidden": [4]}})
+    with pytest.raises(UsageError, match=r"^leave_out=d1: algorithm solo has no global model here, and no other can"):
+        make_plan(config, clients=clients)
+
+
+def test_the_global_model_is_scored_on_it_whatever_else_is():
+    people = without_clients(blobs(4), "d1")
+    _, records = simulate(blueprint(Ditto(), people), people, points=("downloaded",))
+    found = {(s.client, s.domain, s.split, s.metric) for s in records[-1].scores if s.point == "global"}
+    assert found == {(-1, "d1", "ood", "accuracy"), (-1, "d1", "ood", "loss")}

@@ -1,0 +1,221 @@
+"""Arrays kept on disk and mapped: made once, whole or not there, and never needed for a result."""
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayfed.data import cache, mapped
+from rayfed.errors import UsageError
+
+KEY = {"version": 1, "of": "counting"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Counting:
+    """Fills with 0, 1, 2, …, and counts how often."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, array):
+        assert not array.any()
+        self.calls += 1
+        array[...] = np.arange(array.size, dtype=array.dtype).reshape(array.shape)
+
+
+def get(fill, shape=(5, 2, 3), dtype="int32", key=KEY):
+    return cache.memory_mapped("counting", key, shape, dtype, fill)
+
+
+def only(home):
+    (found,) = home.glob("*.array")
+    return found
+
+
+def test_an_array_is_filled_once_and_then_mapped(home):
+    fill = Counting()
+    for _ in range(2):
+        array = get(fill)
+        assert isinstance(array, np.memmap)
+        np.testing.assert_array_equal(array, np.arange(30).reshape(5, 2, 3))
+        assert array.dtype == np.int32
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+    assert fill.calls == 1
+    assert {path.suffix for path in home.iterdir()} == {".array", ".lock"}
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1,), (), (300, 1000)])
+def test_any_shape_will_do(shape):
+    for _ in range(2):
+        array = get(fill := Counting(), shape)
+        assert array.shape == shape
+    assert fill.calls == 0
+
+
+def test_another_key_shape_or_dtype_is_another_array():
+    fill = Counting()
+    get(fill)
+    get(fill, key={**KEY, "version": 2})
+    get(fill, shape=(6, 5))
+    get(fill, dtype="int64")
+    assert fill.calls == 4
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def cut_to_the_data(path):
+    os.truncate(path, 120)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[57] ^= 1
+    path.write_bytes(content)
+
+
+def other_key(path):
+    path.write_bytes(path.read_bytes().replace(b"version", b"Version"))
+
+
+@pytest.mark.parametrize("damage", [cut, cut_to_the_data, empty, flip, other_key])
+def test_a_damaged_file_is_made_again(home, damage):
+    fill = Counting()
+    get(fill)
+    damage(only(home))
+    for _ in range(2):
+        np.testing.assert_array_equal(get(fill).ravel(), np.arange(30))
+    assert fill.calls == 2
+
+
+def test_of_a_large_file_blocks_over_its_whole_length_are_checked(home, monkeypatch):
+    monkeypatch.setattr(mapped, "BLOCK", 16)
+    monkeypatch.setattr(mapped, "BLOCKS", 3)
+    fill = Counting()
+    for place, caught in ((0, True), (192, True), (392, True), (40, False)):
+        get(fill, (100,))
+        before = fill.calls
+        with open(only(home), "r+b") as file:
+            file.seek(place)
+            file.write(b"\xff")
+        get(fill, (100,))
+        assert (fill.calls > before) == caught, place
+
+
+def test_what_goes_wrong_while_filling_is_raised_and_leaves_nothing(home):
+    def fail(array):
+        array[0] = 1
+        raise OSError("picture 17 is damaged")
+
+    with pytest.raises(OSError, match="picture 17"):
+        get(fail)
+    assert [path.suffix for path in home.iterdir()] == [".lock"]
+    assert get(fill := Counting())[4, 1, 2] == 29
+    assert fill.calls == 1
+
+
+def killed(folder):
+    os.environ["RAYFED_CACHE"] = folder
+
+    def fill(array):
+        array[...] = 7
+        os._exit(1)
+
+    get(fill)
+
+
+def test_a_killed_writer_leaves_nothing_that_looks_whole_and_the_next_one_clears_up(home):
+    process = multiprocessing.get_context("spawn").Process(target=killed, args=(str(home),))
+    process.start()
+    process.join()
+    assert sorted(path.suffix for path in home.iterdir()) == [".lock", ".part"]
+    assert get(Counting())[4, 1, 2] == 29
+    assert sorted(path.suffix for path in home.iterdir()) == [".array", ".lock"]
+
+
+def slow(folder, log):
+    os.environ["RAYFED_CACHE"] = folder
+
+    def fill(array):
+        with open(log, "a") as file:
+            file.write("filled\n")
+        time.sleep(0.5)
+        Counting()(array)
+
+    assert get(fill)[4, 1, 2] == 29
+
+
+def test_of_processes_that_want_it_at_once_one_makes_it(home, tmp_path):
+    context, log = multiprocessing.get_context("spawn"), tmp_path / "log"
+    processes = [context.Process(target=slow, args=(str(home), str(log))) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert log.read_text() == "filled\n"
+
+
+@pytest.fixture(params=["file in the way", "disk full", "no room for the disk's own books"])
+def unusable(request, home, monkeypatch):
+    if request.param == "file in the way":
+        home.write_text("no folder")
+    elif request.param == "disk full":
+        usage = type("Usage", (), {"free": 100})
+        monkeypatch.setattr(mapped.shutil, "disk_usage", lambda path: usage)
+    else:
+
+        def full(*args):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(mapped.os, "posix_fallocate", full)
+
+
+def test_where_the_cache_cannot_hold_it_a_small_array_is_made_in_memory(unusable, home):
+    array = get(fill := Counting())
+    np.testing.assert_array_equal(array.ravel(), np.arange(30))
+    assert fill.calls == 1
+    assert not isinstance(array, np.memmap)
+    assert not array.flags.writeable
+    assert not list(home.glob("*.part"))
+
+
+def test_where_the_cache_cannot_hold_it_a_large_array_is_refused(unusable, monkeypatch):
+    monkeypatch.setattr(cache, "memory_bytes", lambda: 200)
+    with pytest.raises(
+        UsageError, match=r"^RAYFED_CACHE=.*: counting needs 0\.0 GB there, but .*; set the env"
+    ) as raised:
+        get(Counting())
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_that_is_only_readable_serves_what_it_has(home):
+    get(Counting())
+    (lock,) = home.glob("*.lock")
+    lock.unlink()
+    lock.mkdir()  # nobody can lock, which a reader need not
+    get(fill := Counting())
+    assert fill.calls == 0
+
+
+def test_the_disk_s_room_is_taken_before_the_array_is_filled():
+    def fill(array):
+        used = 512 * Path(array.filename).stat().st_blocks
+        assert used >= array.nbytes
+
+    get(fill, (1 << 20,), "uint8")

@@ -1,0 +1,283 @@
+"""Labelled tables: Parquet files, and folders of the Hugging Face hub written as the package `datasets` writes them."""
+
+import io
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from rayfed.data.load import load
+from rayfed.data.sets.huggingface import HuggingFace
+from rayfed.data.sets.parquet import Parquet
+from rayfed.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
+
+
+def png(value, mode="RGB", size=(4, 6)):
+    buffer = io.BytesIO()
+    Image.new(mode, size, value if mode == "L" else (value, 0, 255 - value)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write(folder, name="mine.parquet", **columns):
+    folder.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(columns), folder / name)
+    return str(folder / name)
+
+
+class TestFeatures:
+    def test_several_columns_of_numbers(self, tmp_path):
+        file = write(tmp_path, age=[1, 2, 3], weight=[0.5, 1.5, 2.5], smokes=[True, False, True], label=[0, 1, 1])
+        dataset = Parquet(file=file, features=["weight", "age", "smokes"]).load()
+        assert dataset.images.dtype == np.float32
+        assert dataset.images.tolist() == [[0.5, 1, 1], [1.5, 2, 0], [2.5, 3, 1]]
+        assert (dataset.name, dataset.num_classes, dataset.labels.tolist()) == ("mine", 2, [0, 1, 1])
+
+    def test_lists(self, tmp_path):
+        tokens = write(tmp_path, "tokens.parquet", x=[[1, 2, 3], [4, 5, 6]], label=[0, 1])
+        dataset = Parquet(file=tokens, features=["x"]).load()
+        assert dataset.images.dtype == np.int64
+        assert dataset.images.tolist() == [[1, 2, 3], [4, 5, 6]]
+        pixels = pa.array([[[[1, 2], [3, 4]]] * 3] * 2, pa.list_(pa.list_(pa.list_(pa.uint8()))))
+        images = Parquet(file=write(tmp_path, "p.parquet", x=pixels, label=[0, 1]), features=["x"]).load()
+        assert images.images.dtype == np.uint8
+        assert images.images.shape == (2, 3, 2, 2)
+        fixed = pa.FixedSizeListArray.from_arrays(pa.array([0.5, 1.5, 2.5, 3.5]), 2)
+        floats = Parquet(file=write(tmp_path, "f.parquet", x=fixed, label=[0, 1]), features=["x"]).load()
+        assert floats.images.tolist() == [[0.5, 1.5], [2.5, 3.5]]
+        assert floats.images.dtype == np.float32
+
+    def test_images_as_bytes_and_as_the_hubs_structs(self, tmp_path):
+        plain = Parquet(
+            file=write(tmp_path, "a.parquet", image=[png(10), png(200)], label=[0, 1]), mean=[0.1, 0.2, 0.3]
+        )
+        dataset = plain.load()
+        assert dataset.images.shape == (2, 3, 6, 4)
+        assert dataset.images[:, :, 5, 3].tolist() == [[10, 0, 245], [200, 0, 55]]
+        assert (dataset.mean, dataset.std) == ((0.1, 0.2, 0.3), (0.5,) * 3)
+        grey = [{"bytes": png(value, "L"), "path": "x.png"} for value in (7, 9)]
+        dataset = Parquet(file=write(tmp_path, "b.parquet", img=grey, label=[0, 1])).load()
+        assert dataset.images.shape == (2, 1, 6, 4)
+        assert dataset.images[:, 0, 0, 0].tolist() == [7, 9]
+
+    def test_images_of_several_sizes_are_brought_to_one(self, tmp_path):
+        file = write(tmp_path, image=[png(10), png(200, size=(9, 9))], label=[0, 1])
+        with pytest.raises(
+            UsageError, match=r"mine.parquet: row 1: an image of 9 x 9, but the first is 4 x 6; set data.size"
+        ):
+            Parquet(file=file).load()
+        dataset = Parquet(file=file, size=5).load()
+        assert dataset.images.shape == (2, 3, 5, 5)
+        assert dataset.images[1, 0].tolist() == [[200] * 5] * 5
+
+    def test_more_rows_than_are_decoded_at_a_time_over_two_files(self, tmp_path):
+        values = np.arange(2100) % 256
+        cells = [png(int(value), "L", (1, 1)) for value in values]
+        write(tmp_path / "folder", "0.parquet", image=cells[:1100], label=values[:1100] % 3)
+        write(tmp_path / "folder", "1.parquet", image=cells[1100:], label=values[1100:] % 3)
+        dataset = Parquet(file=str(tmp_path / "folder")).load()
+        assert dataset.images.ravel().tolist() == values.tolist()
+        assert dataset.labels.tolist() == (values % 3).tolist()
+        assert dataset.index.tolist() == list(range(2100))
+
+
+class TestRows:
+    def test_clients_domains_and_sides(self, tmp_path):
+        file = write(
+            tmp_path, x=[[float(n)] for n in range(8)], label=list("abababab"), who=["z", "z", "y", "y"] * 2,
+            scanner=["new", "old"] * 4, part=["train", "train", "val", "train", "test", "test", "test", "test"],
+        )  # fmt: skip
+        dataset = Parquet(file=file, features=["x"], client="who", domain="scanner", split="part").load()
+        assert dataset.labels.tolist() == [0, 1] * 4
+        assert dataset.client.tolist() == [1, 1, 0, 0] * 2
+        assert (dataset.domain.tolist(), dataset.domains) == ([0, 1] * 4, ("new", "old"))
+        assert dataset.is_test.tolist() == [False] * 4 + [True] * 4
+        options = {"file": file, "features": ["x"]}
+        natural = load("parquet", options | {"client": "who", "split": "part"}, None, {"validation": 0.0})
+        assert [(client.domain, client.test.x.ravel().tolist()) for client in natural.clients] == [
+            ("client-0", [6, 7]), ("client-1", [4, 5]),
+        ]  # fmt: skip
+        dropped = load("parquet", options | {"client": "who", "split": "part", "drop_clients": [0]})
+        assert [client.domain for client in dropped.clients] == ["client-1"]
+        scanners = load("parquet", options | {"domain": "scanner"}, None, {"validation": 0.0})
+        assert [(client.domain, len(client.train), len(client.test)) for client in scanners.clients] == [
+            ("new", 3, 1), ("old", 3, 1),
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("columns", "options", "words"),
+        [
+            ({"label": [0, -1]}, {}, r"mine.parquet: row 1: label -1: not labelled"),
+            ({"label": [0, 3]}, {"num_classes": 3}, r"row 1: label 3, but there are 3 classes \(0\.\.2\)"),
+            ({"label": [0, None]}, {}, r"mine.parquet: row 1: column 'label' is empty"),
+            ({"label": [0.5, 1.0]}, {}, r"column 'label' is double; expected whole numbers or texts"),
+            ({"target": [0, 1]}, {}, r"mine.parquet: no column 'label'; it has x, target"),
+            ({"label": [0, 1]}, {"client": "who"}, r"no column 'who'"),
+            ({"label": [0, 1]}, {"split": "label"}, r"column 'label' has '0'; expected test, train"),
+            ({"label": [0, 1]}, {"drop_clients": [1]}, r"data.client names no column"),
+            ({"label": [0, 1]}, {"size": 8}, r"data.size=8: column 'x' holds no encoded images"),
+            ({"label": [0, 1]}, {"features": None}, r"no column image or img; name the inputs .*x, label"),
+            ({"label": [0, 1], "x": [[1.0], [1.0, 2.0]]}, {}, r"column 'x' has lists of \[1, 2\] values"),
+            ({"label": [0, 1], "x": [[1.0], [float("nan")]]}, {}, r"x: has values that are not finite"),
+            ({"label": [0, 1], "x": ["a", "b"]}, {}, r"column 'x' is string; expected numbers"),
+            ({"label": [0, 1], "x": [b"no image", b"at all"]}, {}, r"row 0: column 'x' is cut short, damaged"),
+            ({"label": [0, 1], "x": [png(3), png(3)[:50]]}, {}, r"row 1: column 'x' is cut short, damaged or no image"),
+            ({"label": [0, 1], "x": [png(3), None]}, {}, r"row 1: column 'x' holds no image"),
+            ({"label": pa.array([], pa.int64()), "x": pa.array([], pa.list_(pa.float32()))}, {}, r"has no rows"),
+        ],
+    )  # fmt: skip
+    def test_a_wrong_column_is_one_line(self, tmp_path, columns, options, words):
+        file = write(tmp_path, **({"x": [[1.0], [2.0]]} | columns))
+        with pytest.raises(UsageError, match=words) as caught:
+            Parquet(**({"file": file, "features": ["x"]} | options)).load()
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("size", [0, 10, 300, -30])
+    def test_a_file_cut_short_is_one_line(self, tmp_path, size):
+        file = write(tmp_path, x=[[1.0]] * 50, label=[0] * 50)
+        with open(file, "rb") as whole:
+            content = whole.read()
+        with open(file, "wb") as short:
+            short.write(content[:size])
+        with pytest.raises(UsageError, match=r"mine.parquet: missing, empty, cut short, damaged or no Parquet file"):
+            Parquet(file=file, features=["x"]).load()
+
+    def test_files_that_are_not_there_or_do_not_fit(self, tmp_path):
+        with pytest.raises(UsageError, match=r"none.parquet: no such file"):
+            Parquet(file=str(tmp_path / "none.parquet")).load()
+        write(tmp_path, "a.parquet", x=[[1.0]], label=[0])
+        write(tmp_path, "b.parquet", x=[[1]], label=[0])
+        with pytest.raises(
+            UsageError, match=r"b.parquet: column 'x' is list<.*int64>, but list<.*double> in a.parquet"
+        ):
+            Parquet(file=str(tmp_path), features=["x"]).load()
+
+
+def saved(folder, split, cells, labels, names=("cat", "dog", "owl")):
+    """One split as datasets' save_to_disk writes it: Arrow streams, state.json and dataset_info.json."""
+    folder.mkdir(parents=True)
+    features = {"image": {"_type": "Image"}, "label": {"names": list(names), "_type": "ClassLabel"}}
+    table = pa.table(
+        {"image": [{"bytes": cell, "path": None} for cell in cells], "label": pa.array(labels, pa.int64())}
+    )
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    half = len(cells) // 2
+    files = []
+    for number, piece in enumerate((table.slice(0, half), table.slice(half))):
+        files.append({"filename": f"data-{number:05d}-of-00002.arrow"})
+        with (
+            pa.OSFile(str(folder / files[-1]["filename"]), "wb") as sink,
+            pa.ipc.new_stream(sink, table.schema) as writer,
+        ):
+            writer.write_table(piece)
+    state = {"_data_files": files, "_fingerprint": "0", "_format_type": None, "_split": split}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
+
+
+def dataset_dict(folder):
+    saved(folder / "test", "test", [png(50), png(60)], [1, 0])
+    saved(folder / "train", "train", [png(10), png(20), png(30), png(40)], [0, 1, 1, 0])
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": ["test", "train"]}))
+    return str(folder)
+
+
+class TestHub:
+    def test_what_save_to_disk_writes(self, tmp_path):
+        dataset = HuggingFace(folder=dataset_dict(tmp_path / "pets")).load()
+        assert dataset.name == "pets"
+        assert dataset.images[:, 0, 0, 0].tolist() == [10, 20, 30, 40, 50, 60]
+        assert dataset.labels.tolist() == [0, 1, 1, 0, 1, 0]
+        assert dataset.num_classes == 3  # the description names three, though two are there
+        assert dataset.is_test.tolist() == [False] * 4 + [True] * 2
+        assert (dataset.sources, dataset.index.tolist()) == (("train", "test"), [0, 1, 2, 3, 0, 1])
+        only = HuggingFace(folder=str(tmp_path / "pets"), splits=["train"]).load()
+        assert (len(only), only.is_test.any()) == (4, False)
+        assert len(HuggingFace(folder=str(tmp_path / "pets" / "train")).load()) == 4
+
+    def test_the_cache_of_huggingface_hub(self, tmp_path):
+        home = tmp_path / "datasets--owner--pets"
+        for revision, value in (("aaa", 1), ("bbb", 2)):
+            for split, size in (("train", 3), ("test", 1)):
+                name = f"{split}-00000-of-00001.parquet"
+                image = [{"bytes": png(value, "L"), "path": "x.png"}] * size
+                write(home / "snapshots" / revision / "data", name, image=image, label=[0] * size)
+        with pytest.raises(UsageError, match=r"snapshots: 2 revisions; set data.folder"):
+            HuggingFace(folder=str(home)).load()
+        (home / "refs").mkdir()
+        (home / "refs" / "main").write_text("bbb")
+        dataset = HuggingFace(folder=str(home)).load()
+        assert dataset.name == "pets"
+        assert dataset.images.ravel()[0] == 2
+        assert dataset.is_test.tolist() == [False] * 3 + [True]
+
+    def test_the_cache_of_datasets_and_clients(self, tmp_path):
+        folder = tmp_path / "letters" / "default" / "0.0.0" / "abc"
+        folder.mkdir(parents=True)
+        table = pa.table({"x": [[float(n)] for n in range(8)], "label": [0, 1] * 4, "writer_id": ["b", "a"] * 4})
+        for name in ("letters-train.arrow", "cache-123.arrow"):
+            with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+        options = {"folder": str(tmp_path / "letters"), "features": ["x"], "client": "writer_id"}
+        population = load("huggingface", options, None, {"validation": 0.0})
+        assert [(len(client.train), len(client.test)) for client in population.clients] == [(3, 1)] * 2
+        assert {value % 2 for value in population.clients[0].train.x.ravel()} == {1}
+
+    @pytest.mark.parametrize(
+        ("file", "content", "words"),
+        [
+            ("data-00001-of-00002.arrow", None, r"data-00001-of-00002.arrow: missing, though .*state.json lists it"),
+            ("data-00000-of-00002.arrow", b"\xff" * 99, r"data-00000.* cut short, damaged or no Arrow stream"),
+            ("data-00000-of-00002.arrow", b"", r"data-00000.* cut short, damaged or no Arrow stream"),
+            ("state.json", b"{", r"state.json: missing, cut short or damaged"),
+            ("state.json", b"[]", r"state.json: holds list"),
+            ("state.json", b'{"_indices_data_files": [1]}', r"train: saved with a selection.*flatten_indices"),
+            ("state.json", b"{}", r"state.json: lists no data files"),
+        ],
+    )  # fmt: skip
+    def test_a_damaged_folder_is_one_line(self, tmp_path, file, content, words):
+        folder = dataset_dict(tmp_path / "pets")
+        path = tmp_path / "pets" / "train" / file
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(UsageError, match=words) as caught:
+            HuggingFace(folder=folder).load()
+        assert "\n" not in str(caught.value)
+
+    def test_other_folders(self, tmp_path):
+        with pytest.raises(UsageError, match=r"none: no such folder; expected what datasets.save_to_disk wrote"):
+            HuggingFace(folder=str(tmp_path / "none")).load()
+        with pytest.raises(UsageError, match=r"no .parquet or .arrow files"):
+            HuggingFace(folder=str(tmp_path)).load()
+        with pytest.raises(UsageError, match=r"data.splits=\['dev'\]: .*pets has test, train"):
+            HuggingFace(folder=dataset_dict(tmp_path / "pets"), splits=["dev"]).load()
+        for config in ("plain", "fine"):
+            write(tmp_path / "two" / config, "train-0.parquet", x=[[1.0]], label=[0])
+        with pytest.raises(UsageError, match=r"train files in 2 folders, fine and plain"):
+            HuggingFace(folder=str(tmp_path / "two"), features=["x"]).load()
+
+    def test_an_arrow_file_cut_in_the_middle(self, tmp_path):
+        dataset_dict(tmp_path / "pets")
+        path = tmp_path / "pets" / "train" / "data-00000-of-00002.arrow"
+        whole = path.read_bytes()
+        for size in range(0, len(whole), 24):
+            path.write_bytes(whole[:size])
+            with pytest.raises(UsageError, match=r"data-00000[^\n]* cut short, damaged or no Arrow stream [^\n]*$"):
+                HuggingFace(folder=str(tmp_path / "pets")).load()
+
+    def test_it_trains(self, tmp_path):
+        import rayfed
+
+        given = {"data.name": "huggingface", "data.folder": dataset_dict(tmp_path / "pets"), "model.name": "mlp"}
+        given |= {"partition.clients": 1, "partition.common_test": True, "local.batch_size": 2, "rounds": 1}
+        result = rayfed.run(given, results=str(tmp_path / "results"))
+        tested = result.metrics[(result.metrics["split"] == "test") & (result.metrics["metric"] == "accuracy")]
+        assert tested["n"].tolist() == [2]

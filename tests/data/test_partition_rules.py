@@ -1,0 +1,241 @@
+"""The partition rules on label arrays that are small enough to work out by hand."""
+
+import numpy as np
+import pytest
+from test_partitions import split
+
+from rayfed.data.dataset import Dataset
+from rayfed.errors import UsageError
+
+WHOLE = {"test": 0.0, "validation": 0.0}
+
+
+def of(labels, **others):
+    labels = np.asarray(labels)
+    return Dataset.of("tiny", np.zeros((len(labels), 1), np.float32), labels, **others)
+
+
+def held(parts):
+    return [sorted(np.concatenate(part[2:]).tolist()) for part in parts]
+
+
+def classes(parts, dataset):
+    return [sorted(set(dataset.labels[rows].tolist())) for rows in held(parts)]
+
+
+class TestShards:
+    def test_each_client_gets_whole_shards_of_the_rows_sorted_by_class(self):
+        dataset = of([2, 1, 0, 0, 1, 2, 2, 1, 0, 0, 1, 2])
+        # Sorted by class and, within one, by row: 2 3 8 9 | 1 4 7 10 | 0 5 6 11; six shards of two.
+        shards = [{2, 3}, {8, 9}, {1, 4}, {7, 10}, {0, 5}, {6, 11}]
+        hands = held(split("shards", dataset, clients=3, **WHOLE))
+        for hand in hands:
+            assert sum(shard <= set(hand) for shard in shards) == 2
+            assert len(hand) == 4
+        assert sorted(np.concatenate(hands)) == list(range(12))
+
+    def test_mcmahans_setting(self):
+        dataset = of(np.arange(700) % 10, is_test=np.arange(700) >= 600)
+        parts = split("shards", dataset, clients=100, common_test=True, validation=0.0)
+        assert {(len(part.train), len(part.test)) for part in parts} == {(6, 1)}
+        assert max(len(set(dataset.labels[part.train])) for part in parts) == 2
+
+    def test_more_shards_than_rows(self):
+        with pytest.raises(UsageError, match=r"shards_per_client=4: 4 clients need 16 shards, tiny has 12 samples"):
+            split("shards", of(np.arange(12) % 3), clients=4, shards_per_client=4)
+
+
+class TestPathological:
+    def test_groups_of_clients_share_their_classes(self):
+        """8 clients, 4 classes, 2 each: 8 / 4 x 2 = 4 clients a class, so 0-3 hold classes 0, 1 and 4-7 hold 2, 3."""
+        dataset = of(np.arange(400) % 4)
+        parts = split("pathological", dataset, clients=8, **WHOLE)
+        assert classes(parts, dataset) == [[0, 1]] * 4 + [[2, 3]] * 4
+        assert sorted(np.concatenate(held(parts))) == list(range(400))
+
+    def test_balanced_parts_are_cut_in_the_datasets_order(self):
+        """Class 0 has rows 0 2 4 6 8 10 12, so 3 and 4 rows for its two clients; class 1 rows 1 3 5 7 9 11."""
+        dataset = of(np.arange(13) % 2)
+        parts = split("pathological", dataset, clients=2, balanced=True, **WHOLE)
+        assert held(parts) == [sorted([0, 2, 4, 1, 3, 5]), sorted([6, 8, 10, 12, 7, 9, 11])]
+
+    def test_all_but_the_last_draw_at_least_a_tenth_and_less_than_an_equal_part(self):
+        """1,000 rows a class over 4 clients: the first three draw from 25..249, the last has the rest."""
+        dataset = of(np.arange(2000) % 2)
+        drawn, last = [], []
+        for seed in range(40):
+            parts = split("pathological", dataset, clients=4, classes_per_client=2, seed=seed, **WHOLE)
+            counts = np.array([np.bincount(dataset.labels[rows]) for rows in held(parts)])
+            drawn += counts[:3].ravel().tolist()
+            last += counts[3].tolist()
+            assert (counts.sum(0) == 1000).all()
+        assert 25 <= min(drawn) < 35
+        assert 240 <= max(drawn) < 250
+        assert min(last) > 250
+
+    def test_numbers_that_do_not_fit(self):
+        with pytest.raises(UsageError, match=r"class 2 of tiny; 1 clients x 2 should be a multiple of its 4"):
+            split("pathological", of(np.arange(80) % 4), clients=1)
+        with pytest.raises(
+            UsageError, match=r"no client is left for class 3"
+        ):  # two clients for each of 0, 1; one for 2
+            split("pathological", of(np.arange(80) % 4), clients=5, classes_per_client=1)
+        with pytest.raises(UsageError, match=r"nothing of tiny is left for client 1"):
+            split("pathological", of(np.arange(80) % 2, num_classes=4), clients=2)
+
+
+class TestLabelK:
+    def test_client_i_has_class_i_and_one_more(self):
+        dataset = of(np.arange(600) % 6)
+        parts = split("label_k", dataset, clients=12, **WHOLE)
+        found = classes(parts, dataset)
+        assert all(len(own) == 2 and number % 6 in own for number, own in enumerate(found))
+        assert sorted(np.concatenate(held(parts))) == list(range(600))
+
+    def test_a_class_is_shared_equally_by_those_who_have_it(self):
+        dataset = of(np.arange(600) % 6)
+        parts = split("label_k", dataset, clients=6, classes_per_client=3, **WHOLE)
+        counts = np.array([np.bincount(dataset.labels[rows], minlength=6) for rows in held(parts)])
+        for of_class in counts.T:
+            assert np.ptp(of_class[of_class > 0]) <= 1
+
+    def test_one_class_each_is_exact(self):
+        assert held(split("label_k", of([0, 1, 2, 2, 1, 0]), clients=3, classes_per_client=1, **WHOLE)) == [
+            [0, 5], [1, 4], [2, 3],
+        ]  # fmt: skip
+
+    def test_a_class_that_nobody_has_is_left_out(self):
+        parts = split("label_k", of(np.arange(9) % 3), clients=2, classes_per_client=1, **WHOLE)
+        assert held(parts) == [[0, 3, 6], [1, 4, 7]]
+
+    def test_what_does_not_fit(self):
+        with pytest.raises(UsageError, match=r"classes_per_client=4: tiny has 3 classes"):
+            split("label_k", of(np.arange(9) % 3), clients=3, classes_per_client=4)
+        with pytest.raises(UsageError, match=r"5 clients share class 0 of tiny, which has 2 samples"):
+            split("label_k", of([0, 0, 1, 1, 1, 1, 1, 1]), clients=5)
+
+
+class TestQuantity:
+    def test_sizes_differ_and_class_mixes_do_not(self):
+        dataset = of(np.arange(20_000) % 4)
+        rows = held(split("quantity", dataset, clients=10, alpha=0.5, **WHOLE))
+        sizes = np.array([len(own) for own in rows])
+        assert sizes.min() >= 10
+        assert sizes.max() > 3 * np.median(sizes)
+        largest = np.bincount(dataset.labels[rows[sizes.argmax()]]) / sizes.max()
+        np.testing.assert_allclose(largest, 0.25, atol=0.03)
+        assert sorted(np.concatenate(rows)) == list(range(20_000))
+
+    def test_a_large_alpha_is_nearly_even(self):
+        sizes = [len(own) for own in held(split("quantity", of(np.arange(1000) % 2), clients=4, alpha=1e6, **WHOLE))]
+        assert max(sizes) - min(sizes) <= 4
+
+    def test_what_cannot_be_drawn(self):
+        with pytest.raises(UsageError, match=r"min_size=10: 4 clients would need 40 samples, tiny has 30"):
+            split("quantity", of(np.arange(30) % 2), clients=4)
+        with pytest.raises(UsageError, match=r"partition.alpha=0.01: in 1000 draws for 20 clients"):
+            split("quantity", of(np.arange(300) % 2), clients=20, alpha=0.01)
+
+
+class TestDirichlet:
+    def test_without_the_cap_a_client_may_have_almost_everything(self):
+        dataset = of(np.arange(5000) % 10)
+        largest = {}
+        for capped in (True, False):
+            sizes = [
+                max(
+                    map(
+                        len,
+                        held(split("dirichlet", dataset, clients=10, min_size=1, seed=seed, capped=capped, **WHOLE)),
+                    )
+                )
+                for seed in range(20)
+            ]
+            largest[capped] = np.mean(sizes)
+        # With the cap no one is above an equal share and one class: 500 + 500.
+        assert largest[True] < 1000 < largest[False]
+
+
+class TestLda:
+    def test_a_client_takes_what_its_mix_says_and_then_what_is_left(self):
+        """A vanishing alpha gives one class each; the last clients take what the first have left."""
+        dataset = of(np.arange(40) % 4)
+        rows = held(split("lda", dataset, clients=4, alpha=1e-9, seed=1, **WHOLE))
+        assert [len(own) for own in rows] == [10] * 4
+        assert len(set(dataset.labels[rows[0]])) == 1
+        assert sorted(np.concatenate(rows)) == list(range(40))
+
+    def test_the_prior_keeps_rare_classes_rare(self):
+        """Dirichlet(alpha x prior) has the prior as its mean: a class of 5 % stays at 5 % of a client, on average."""
+        dataset = of(np.repeat([0, 1], [1900, 100]))
+        shares = {base: [] for base in ("prior", "ones")}
+        for base, found in shares.items():
+            for seed in range(60):
+                part = split("lda", dataset, clients=2, base=base, alpha=20, per_client=50, seed=seed, **WHOLE)[0]
+                found.append((dataset.labels[part.train] == 1).mean())
+        assert np.mean(shares["prior"]) == pytest.approx(0.05, abs=0.02)
+        assert np.mean(shares["ones"]) == pytest.approx(0.5, abs=0.05)
+
+
+class TestDomains:
+    def dataset(self):
+        """Domain a has 40 rows, domain b 100; every fifth is a test example."""
+        row = np.arange(140)
+        return of(row % 2, is_test=row % 5 == 0, domain=(row >= 40).astype(np.int16), domains=("a", "b"))
+
+    def test_ten_parts_of_which_two_take_part(self):
+        parts = split("domains", self.dataset(), parts=10, clients_per_domain=2, validation=0.0)
+        assert [len(part.train) for part in parts] == [4, 4, 8, 8]  # 32 and 80 training rows in ten parts
+        more = split("domains", self.dataset(), parts=10, clients_per_domain=4, validation=0.0)
+        assert held(parts)[0] == held(more)[0]  # more parties join those that were there
+
+    def test_a_share_of_all_rows_for_testing(self):
+        parts = split("domains", self.dataset(), test=0.25, validation=0.0)
+        assert [(len(part.train), len(part.test)) for part in parts] == [(30, 10), (75, 25)]
+        assert not self.dataset().is_test[parts[1].test].all()
+
+    def test_fewer_parts_than_clients(self):
+        with pytest.raises(UsageError, match=r"parts=1: fewer than partition.clients_per_domain=2"):
+            split("domains", self.dataset(), parts=1, clients_per_domain=2)
+
+
+class TestDomainMixes:
+    def dataset(self, size=5000):
+        row = np.arange(2 * size)
+        return of(row % 5, domain=(row >= size).astype(np.int16), domains=("a", "b"), num_classes=5)
+
+    def test_twelve_clients_of_three_domains_would_be_four_of_each(self):
+        dataset = self.dataset()
+        parts = split("domain_mixes", dataset, validation=0.1)
+        assert [part.domain for part in parts] == ["a"] * 4 + ["b"] * 4
+        rows = held(parts)
+        assert len(set(np.concatenate(rows))) == sum(map(len, rows))
+        sizes = [len(own) for own in rows]
+        assert 600 < min(sizes) < max(sizes) < 1400  # ~ Normal(1000, 100^2)
+        assert len(set(sizes)) > 4
+        mixes = np.array([np.bincount(dataset.labels[own], minlength=5) / len(own) for own in rows])
+        # Dirichlet(40, 40, 40, 40, 40): each share has mean 0.2 and sd sqrt(0.2 x 0.8 / 201) = 0.028.
+        assert 0.015 < mixes.std() < 0.045
+        assert all(len(part.val) == int(0.1 * size) for part, size in zip(parts, sizes, strict=True))
+
+    def test_size_and_mix_without_spread_are_exact(self):
+        parts = split("domain_mixes", self.dataset(500), size_sd=0, alpha=1e9, validation=0.0)
+        assert all(abs(len(own) - 100) <= 5 for own in held(parts))  # five classes, each rounded down
+
+    def test_a_class_without_enough_rows_is_refused_and_the_prior_helps(self):
+        labels = np.repeat([0, 1], [960, 40])
+        with pytest.raises(UsageError, match=r"20000 draws gave no 4 clients of domain tiny .*40 of class 1.*prior"):
+            split("domain_mixes", of(labels), size_sd=1)
+        parts = split("domain_mixes", of(labels), size_sd=1, base="prior")
+        assert len(parts) == 4
+
+
+class TestNatural:
+    def test_a_share_of_each_clients_rows_for_testing(self):
+        dataset = of(np.arange(20) % 2, client=np.repeat([3, 8], [8, 12]), is_test=np.arange(20) >= 8)
+        parts = split("natural", dataset, test=0.25, validation=0.0)
+        assert [(part.domain, len(part.train), len(part.test)) for part in parts] == [
+            ("client-3", 6, 2), ("client-8", 9, 3),
+        ]  # fmt: skip
+        with pytest.raises(UsageError, match=r"client 8 of tiny has no training samples \(12 test samples only\)"):
+            split("natural", dataset)

@@ -1,0 +1,205 @@
+"""A partition saved, read back, hashed, drawn and printed, and the command that does it."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pandas
+import pytest
+from PIL import Image
+from test_partitions import OWNED, split, toy
+from test_published_data import SPLIT, needs
+
+from rayfed.data.describe import describe
+from rayfed.data.load import divided, load
+from rayfed.data.partitions import picture
+from rayfed.data.partitions.table import partition_hash, save
+from rayfed.errors import UsageError
+from rayfed.partition import main
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class TestSavedAndRead:
+    @pytest.mark.parametrize(
+        ("name", "options", "changes"),
+        [
+            ("dirichlet", {"clients": 6}, {}),
+            ("domains", {"clients_per_domain": 2, "validation": 0.0}, {}),
+            ("natural", {}, OWNED),
+        ],
+    )
+    def test_every_row_is_where_it_was(self, name, options, changes):
+        dataset = toy(**changes)
+        parts = split(name, dataset, **options)
+        save(dataset, parts, "some/folder/split.parquet")
+        again = split("file", dataset, file="some/folder/split.parquet", validation=options.get("validation", 0.1))
+        for before, after in zip(parts, again, strict=True):
+            assert (before.id, before.domain) == (after.id, after.domain)
+            for rows, same in zip(before[2:], after[2:], strict=True):
+                np.testing.assert_array_equal(rows, same)  # in the same order, too
+        assert partition_hash(dataset, again) == partition_hash(dataset, parts)
+
+    def test_the_table_names_rows_by_their_origin(self):
+        dataset = toy(8, source=np.repeat([1, 0], 4), sources=("new", "old"), index=np.r_[4:8, :4])
+        parts = split("domains", dataset, validation=0.5)
+        save(dataset, parts, "split.parquet")
+        table = pandas.read_parquet("split.parquet")
+        assert list(table.columns) == ["client", "split", "source", "index", "domain"]
+        first = table[table.client == 0].sort_values("index")
+        assert first["source"].tolist() == ["old"] * 4
+        assert first["index"].tolist() == [4, 5, 6, 7]
+        assert first["split"].tolist()[0] == "test"  # the row 0
+        assert sorted(first["split"].tolist()) == ["test", "train", "train", "val"]
+        assert set(table[table.client == 1]["domain"]) == {"right"}
+
+    def test_what_cannot_be_saved(self):
+        dataset = toy(8, index=np.zeros(8, int))
+        with pytest.raises(UsageError, match=r"split.parquet: rows of toy have the same source and index"):
+            save(dataset, split("domains", dataset), "split.parquet")
+        with pytest.raises(UsageError, match=r"cannot be written"):
+            save(toy(), split("domains", toy()), "/dev/null/split.parquet")
+
+    @needs("MNIST/raw")
+    @needs("partitions/mnist_dir0.1_20clients.parquet")
+    def test_the_published_split_is_itself_again(self):
+        options = {"file": str(SPLIT), "validation": 0.0}
+        dataset, parts = divided("mnist", {}, "file", options)
+        published = pandas.read_parquet(SPLIT)
+        save(dataset, parts, "again.parquet")
+        columns = ["client", "split", "source", "index"]
+        again = pandas.read_parquet("again.parquet")[columns].sort_values(columns, ignore_index=True)
+        pandas.testing.assert_frame_equal(
+            again, published[columns].sort_values(columns, ignore_index=True), check_dtype=False
+        )
+        assert partition_hash(dataset, parts) == "b049df6e89bf"
+
+
+class TestHash:
+    def test_is_the_same_for_ever_and_does_not_ask_for_the_order(self):
+        dataset = toy()
+        parts = split("iid", dataset, clients=3)
+        assert partition_hash(dataset, parts) == "344b803f84d0"
+        turned = [part._replace(train=part.train[::-1]) for part in parts]
+        assert partition_hash(dataset, turned) == "344b803f84d0"
+
+    def test_follows_who_holds_what(self):
+        dataset = toy()
+        first, second, third = split("iid", dataset, clients=3)
+        hashes = {
+            partition_hash(dataset, parts)
+            for parts in (
+                [first, second, third],
+                [first, second],
+                [second._replace(id=0), first._replace(id=1), third],
+                [first._replace(train=first.train[1:], val=np.append(first.val, first.train[0])), second, third],
+            )
+        }
+        assert len(hashes) == 4
+        other = dataclasses.replace(dataset, index=dataset.index[::-1])
+        assert partition_hash(other, [first, second, third]) not in hashes
+
+    def test_is_recorded(self):
+        import rayfed
+
+        options = {"data.per_domain": 20, "model.name": "mlp", "rounds": 1, "local.batch_size": 4}
+        rows = [rayfed.run(options | {"partition.seed": seed, "seed": seed}).trials.iloc[0] for seed in (0, 1)]
+        expected = load("mini_digits", {"per_domain": 20}, None, {"seed": 1}).partition_hash
+        assert rows[0]["partition_hash"] != rows[1]["partition_hash"] == expected
+        x, y = np.zeros((4, 3), np.float32), np.zeros(4, int)
+        own = rayfed.run(
+            {"model.name": "mlp", "rounds": 1, "local.batch_size": 2}, clients=[{"train": (x, y), "test": (x, y)}]
+        )
+        assert own.trials["partition_hash"].isna().all()
+
+
+def test_table():
+    options = {"domains": ["plain", "font"], "per_domain": 50, "held_out": ["font"]}
+    assert describe(*divided("mini_digits", options)).splitlines() == [
+        "mini_digits: 1 client, 10 classes, inputs 3 x 28 x 28",
+        "client  domain  train  val  test  classes",
+        "0       plain      36    4    10  0 1 2 3 4 5 6 7 8 9",
+        "all                36    4    10  10",
+        "server  font                  50  0 1 2 3 4 5 6 7 8 9 (ood)",
+        f"partition {load('mini_digits', options).partition_hash}",
+    ]
+
+
+def test_table_of_many_clients():
+    dataset = toy()
+    lines = describe(dataset, split("iid", dataset, clients=70)).splitlines()
+    assert len(lines) == 2 + 60 + 3
+    assert lines[2].split()[:5] == ["0", "mixed", "12", "1", "5"]
+    assert "10 more" in lines[-3]
+
+
+class TestPicture:
+    def test_counts(self):
+        dataset = dataclasses.replace(toy(20), labels=np.arange(20) % 3 + 1, num_classes=5)
+        parts = split("domains", dataset, validation=0.25)
+        # Rows 0..9 without 0 and 5 have classes 2 3 1 2 / 1 2 3 1; rows 10..19 without 10 and 15 3 1 2 3 / 2 3 1 2.
+        assert picture.counts(dataset, parts).tolist() == [[0, 3, 3, 2, 0], [0, 2, 3, 3, 0]]
+
+    @pytest.mark.parametrize("clients", [4, 70])
+    def test_shows_something_for_few_clients_and_for_many(self, clients):
+        dataset = toy()
+        picture.draw(dataset, split("iid", dataset, clients=clients), "deep/who.png")
+        pixels = np.asarray(Image.open("deep/who.png").convert("RGB"))
+        assert pixels.shape[1] > 600
+        assert (pixels.reshape(-1, 3).std(0) > 5).all()
+
+    def test_clients_of_different_domains_have_different_colours(self):
+        dataset = toy()
+        blue, red = (0, 114, 178), (213, 94, 0)
+        found = {}
+        for name, parts in (("two", split("domains", dataset)), ("one", split("iid", dataset, clients=2))):
+            picture.draw(dataset, parts, f"{name}.png")
+            pixels = np.asarray(Image.open(f"{name}.png").convert("RGB")).reshape(-1, 3).astype(int)
+            blended = [0.75 * np.array(colour) + 0.25 * 255 for colour in (blue, red)]
+            found[name] = [(abs(pixels - colour).max(1) < 4).sum() > 50 for colour in blended]
+        assert found == {"two": [True, True], "one": [True, False]}
+
+
+class TestCommand:
+    def test_prints_saves_and_draws(self, capsys):
+        given = ["data.per_domain=40", "--save", "s.parquet", "partition.name=iid", "partition.clients=4"]
+        assert main([*given, "--plot", "p.png", "--examples", "e.png"]) == 0
+        *printed, plot, examples = capsys.readouterr().out.splitlines()
+        assert printed[0] == "mini_digits: 4 clients, 10 classes, inputs 3 x 28 x 28"
+        assert printed[-1] == "saved: partition.name=file partition.file=s.parquet"
+        assert (plot, examples) == ("plot: p.png", "examples: e.png")
+        assert Image.open("e.png").size[0] > 16 * 56
+        assert main(["data.per_domain=40", "partition.name=file", "partition.file=s.parquet"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == printed[-2]
+        assert printed[-2].startswith("partition ")
+
+    def test_says_how_to_read_a_partition_without_validation(self, capsys):
+        main(["data.per_domain=40", "partition.validation=0", "--save", "s.parquet"])
+        *_, hashed, saved = capsys.readouterr().out.splitlines()
+        main(["data.per_domain=40", *saved.removeprefix("saved: ").split()])
+        assert capsys.readouterr().out.splitlines()[-1] == hashed
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            (["--plot", "p.pdf"], "p.pdf: the picture is a PNG"),
+            (["--examples", "e.jpg"], "e.jpg: the picture is a PNG"),
+            (["partition.name=shard"], "did you mean shards?"),
+            (["--sav", "x", "--wrong"], "--wrong"),
+            (["none.yaml"], "none.yaml: no such file"),
+        ],
+    )
+    def test_what_is_wrong_is_one_line(self, capsys, given, words):
+        assert main(["data.per_domain=40", *given]) == 2
+        printed = capsys.readouterr()
+        assert words in printed.err
+        assert printed.err.count("\n") == 1
+
+    def test_does_without_ray(self):
+        code = "import sys, rayfed.partition; sys.exit('ray' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,189 @@
+"""Rows of an array in a file: what numpy gives for the array, read when looked at, and sent as a path."""
+
+import dataclasses
+import functools
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from rayfed.data.cache import memory_mapped
+from rayfed.data.dataset import Dataset
+from rayfed.data.describe import fingerprint
+from rayfed.data.load import load
+from rayfed.data.population import Examples
+from rayfed.data.rows import ArrayFile, Rows, lazy, pick
+from rayfed.errors import UsageError
+from rayfed.options import option
+
+WHOLE = np.random.default_rng(0).integers(0, 256, (50, 3, 4, 4), dtype=np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def mapped(whole=WHOLE):
+    def fill(array):
+        array[...] = whole
+
+    return memory_mapped("pictures", {"version": 1}, whole.shape, whole.dtype, fill)
+
+
+ORDERS = {
+    "all": np.arange(50),
+    "shuffled": np.random.default_rng(1).permutation(50),
+    "runs": np.array([7, 8, 9, 3, 4, 49, 0, 1, 2, 30]),
+    "backwards": np.arange(50)[::-1],
+    "repeated": np.array([5, 5, 6, 6, 5]),
+    "none": np.array([], int),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "int64"])
+def test_rows_are_those_of_the_array(order, dtype):
+    whole = WHOLE.astype(dtype)
+    rows, expected = pick(lazy(mapped(whole)), ORDERS[order]), whole[ORDERS[order]]
+    assert isinstance(rows, Rows)
+    assert (len(rows), rows.shape, rows.dtype, rows.ndim) == (len(expected), expected.shape, expected.dtype, 4)
+    assert rows.nbytes == expected.nbytes
+    np.testing.assert_array_equal(np.asarray(rows), expected)
+    np.testing.assert_array_equal(pick(rows, slice(1, None, 2)), expected[1::2])
+
+
+@pytest.mark.parametrize(
+    "index",
+    [3, -1, slice(2, 9, 3), slice(0, 0), np.array([4, 1, 1]), (0, 1), (slice(5), 0), (slice(None), slice(1), 2), ...],
+)
+def test_an_index_selects_what_it_selects_of_an_array(index):
+    rows, expected = lazy(mapped()).pick(ORDERS["shuffled"]), WHOLE[ORDERS["shuffled"]]
+    np.testing.assert_array_equal(rows[index], expected[index])
+
+
+def test_whoever_takes_them_for_an_array_gets_one():
+    rows = lazy(mapped())
+    np.testing.assert_array_equal(np.concatenate([rows, rows]), np.concatenate([WHOLE, WHOLE]))
+    assert np.asarray(rows, np.float32).dtype == np.float32
+    assert [image.sum() for image in rows] == [image.sum() for image in WHOLE]
+    with pytest.raises(ValueError, match="copied"):
+        np.array(rows, copy=False)
+
+
+def flipped(images, by=1):
+    return np.flip(images, axis=-1)[:, :by]
+
+
+def test_a_view_is_applied_to_what_is_read():
+    rows = lazy(mapped()).pick(ORDERS["runs"]).seen(functools.partial(flipped, by=2))
+    expected = flipped(WHOLE[ORDERS["runs"]], 2)
+    assert rows.shape == expected.shape
+    np.testing.assert_array_equal(rows[:], expected)
+    np.testing.assert_array_equal(rows[np.array([3, 0])], expected[[3, 0]])
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(rows))[:], expected)
+
+
+@pytest.mark.parametrize("part", [np.s_[:], np.s_[10:], np.s_[10:40], np.s_[3:4]])
+def test_part_of_a_mapped_array_lies_where_it_does(part, tmp_path):
+    np.testing.assert_array_equal(lazy(mapped()[part])[:], WHOLE[part])
+    np.save(tmp_path / "own.npy", WHOLE)  # with a header before the data
+    own = np.load(tmp_path / "own.npy", mmap_mode="r")
+    rows = lazy(own[part].reshape(-1, 48))
+    assert isinstance(rows, Rows)
+    np.testing.assert_array_equal(rows[:], WHOLE[part].reshape(-1, 48))
+
+
+def test_only_what_a_file_holds_as_it_is_becomes_rows(tmp_path):
+    np.save(tmp_path / "own.npy", WHOLE)
+    for mode in ("c", "r+"):  # what is written to the first is in no file
+        array = np.load(tmp_path / "own.npy", mmap_mode=mode)
+        assert lazy(array) is array
+    for array in (WHOLE, mapped()[::2], mapped()[:, :1], mapped()[np.arange(4)], mapped() + 1):
+        assert lazy(array) is array
+
+
+def test_they_are_sent_as_a_path():
+    rows = lazy(mapped(np.tile(WHOLE, (1000, 1, 1, 1)))).pick(np.arange(100))
+    sent = pickle.dumps([rows.pick([k]) for k in range(10)] + [rows])
+    assert len(sent) < 6000
+    received = pickle.loads(sent)
+    assert len({id(each.file) for each in received}) == 1  # opened once
+    np.testing.assert_array_equal(received[-1][:], WHOLE[np.arange(100) % 50])
+
+
+def test_a_receiver_without_the_file_is_told(home):
+    sent = pickle.dumps(lazy(mapped()))
+    (path,) = home.glob("*.array")
+    path.unlink()
+    with pytest.raises(UsageError, match=r"pictures-.*No such file.*; set RAYFED_CACHE to a folder that all machines"):
+        pickle.loads(sent)[:]
+
+
+def test_a_receiver_with_another_file_of_that_name_is_told(tmp_path):
+    np.save(tmp_path / "own.npy", WHOLE)
+    sent = pickle.dumps(lazy(np.load(tmp_path / "own.npy", mmap_mode="r")))
+    np.save(tmp_path / "own.npy", WHOLE ^ 1)
+    with pytest.raises(UsageError, match="differs on this machine from where the run began"):
+        pickle.loads(sent)[:]
+
+
+def test_a_file_that_shrinks_under_a_reader_is_an_error_and_no_crash(tmp_path):
+    np.save(tmp_path / "own.npy", WHOLE)
+    rows = lazy(np.load(tmp_path / "own.npy", mmap_mode="r"))
+    rows[0]
+    os.truncate(tmp_path / "own.npy", 1000)
+    with pytest.raises(OSError, match="ends at byte 1000"):
+        rows[:]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """A dataset of pictures, on disk or in memory, of two domains, one of them nobody's."""
+
+    on_disk: bool = option(True, help="")
+    personal: bool = option(False, help="")
+
+    def load(self):
+        labels, domain = np.arange(50) % 3, np.repeat(np.arange(2, dtype=np.int16), [40, 10])
+        others = {"domain": domain, "domains": ("a", "b"), "ood": ("b",), "num_classes": 3}
+        images = mapped() if self.on_disk else WHOLE
+        return Dataset.of("pictures", images, labels, personal=Flipped() if self.personal else None, **others)
+
+
+class Flipped:
+    def domain(self, client):
+        return f"own-{client}"
+
+    def images(self, client, images):
+        return flipped(images, 1 + client)
+
+
+@pytest.mark.parametrize("personal", [False, True])
+def test_a_population_is_the_same_from_disk(monkeypatch, personal):
+    def unread(*args):
+        raise AssertionError("read")
+
+    def people(on_disk):
+        options = {"on_disk": on_disk, "personal": personal}
+        return load(f"{__name__}:Pictures", options, "iid", {"clients": 3})
+
+    memory = people(False)
+    with monkeypatch.context() as patch:
+        patch.setattr(ArrayFile, "read", unread)  # dividing needs no picture
+        disk = people(True)
+        assert [len(part) for part in disk.examples()] == [len(part) for part in memory.examples()]
+        assert disk.shape == memory.shape
+    assert all(isinstance(part.x, Rows) for part in disk.examples())
+    assert fingerprint(disk) == fingerprint(memory)
+    held = disk.read()
+    assert not any(isinstance(part.x, Rows) for part in held.examples())
+    assert fingerprint(held) == fingerprint(memory)
+    assert len(pickle.dumps(disk)) < len(pickle.dumps(held))
+
+
+def test_examples_in_memory_are_read_already():
+    part = Examples(WHOLE, np.arange(50))
+    assert part.read() is part

@@ -1,0 +1,209 @@
+"""AG News and UCI HAR from small files in their published forms, and one line for each way in which they are wrong."""
+
+import csv
+
+import numpy as np
+import pandas
+import pytest
+
+from rayfed.data.load import load
+from rayfed.data.readers.tokens import vocabulary, words
+from rayfed.data.sets.ag_news import AgNews
+from rayfed.data.sets.uci_har import SIGNALS, UciHar
+from rayfed.errors import UsageError
+from rayfed.run import main
+
+NEWS = {
+    "train": [
+        (3, "Oil rises", "Oil, \"black gold\", rises; it's up."),
+        (1, "Vote", "A vote is held: polls open"),
+        (4, "Chips", "New chips (fast) rises!"),
+    ],
+    "test": [(2, "Goal", "A goal is a goal?")],
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def write_news(root, news=NEWS, header=False):
+    folder = root / "AG_NEWS"
+    folder.mkdir(exist_ok=True)
+    for side, rows in news.items():
+        with open(folder / f"{side}.csv", "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+            if header:
+                writer.writerow(["Class Index", "Title", "Description"])
+            writer.writerows(rows)
+    return folder
+
+
+class TestTokens:
+    def test_words_of_an_english_text(self):
+        assert words('He said: "It\'s (not) over," <br />Mr. X; why?! #39;') == [
+            "he", "said", "it", "'", "s", "(", "not", ")", "over", ",", "mr", ".", "x", "why", "?", "!", "#39",
+        ]  # fmt: skip
+
+    def test_the_most_frequent_words_have_numbers_from_two(self):
+        assert vocabulary(["b a b", "c a", "d"], 5) == {"a": 2, "b": 3, "c": 4}  # a and b twice; c before d
+
+
+class TestAgNews:
+    def test_tokens_labels_and_sides(self, tmp_path):
+        write_news(tmp_path)
+        dataset = AgNews(root=str(tmp_path), length=6, vocabulary=5).load()
+        # "a" and "rises" are there three times, "." "," and the like less often, "goal" three times.
+        assert dataset.images.dtype == np.int64
+        numbers = {"a": 2, "goal": 3, "rises": 4}
+        expected = [
+            ["oil", "rises", "oil", ",", "black", "gold"],
+            ["vote", "a", "vote", "is", "held", "polls"],
+            ["chips", "new", "chips", "(", "fast", ")"],
+            ["goal", "a", "goal", "is", "a", "goal"],
+        ]
+        assert dataset.images.tolist() == [[numbers.get(word, 1) for word in row] for row in expected]
+        assert dataset.labels.tolist() == [2, 0, 3, 1]
+        assert dataset.num_classes == 4
+        assert dataset.is_test.tolist() == [False, False, False, True]
+        assert dataset.index.tolist() == [0, 1, 2, 0]
+        longer = AgNews(root=str(tmp_path)).load()
+        assert longer.images.shape == (4, 200)
+        assert (longer.images[0] > 0).sum() == 13  # oil rises oil , black gold , rises it ' s up .
+        assert not longer.images[0, 13:].any()
+
+    def test_kaggles_header_and_the_hubs_parquet_are_the_same(self, tmp_path):
+        write_news(tmp_path)
+        first = AgNews(root=str(tmp_path)).load()
+        write_news(tmp_path, header=True)
+        second = AgNews(root=str(tmp_path)).load()
+        data = tmp_path / "hub" / "AG_NEWS" / "data"
+        data.mkdir(parents=True)
+        for side, rows in NEWS.items():
+            frame = pandas.DataFrame({"text": [f"{t} {d}" for _, t, d in rows], "label": [c - 1 for c, *_ in rows]})
+            frame.to_parquet(data / f"{side}-00000-of-00001.parquet")
+        third = AgNews(root=str(tmp_path / "hub")).load()
+        for other in (second, third):
+            np.testing.assert_array_equal(other.images, first.images)
+            np.testing.assert_array_equal(other.labels, first.labels)
+
+    @pytest.mark.parametrize(
+        ("damage", "words"),
+        [
+            (lambda text: "", r"train\.csv: empty"),
+            (lambda text: text[:-20], r"train\.csv: cut short"),
+            (lambda text: text.replace('"1"', '"5"'), r"""train\.csv: entry 2 is '5,Vote.*expected a class 1\.\.4"""),
+            (lambda text: text.replace('"Vote",', ""), r"train\.csv: entry 2 is .*title, description"),
+            (lambda text: "\xff\xfe", r"train\.csv: damaged \(.*utf-8"),
+        ],
+    )
+    def test_a_wrong_file_is_one_line(self, tmp_path, damage, words):
+        path = write_news(tmp_path) / "train.csv"
+        path.write_bytes(damage(path.read_text()).encode("latin-1"))
+        with pytest.raises(UsageError, match=words) as caught:
+            AgNews(root=str(tmp_path)).load()
+        assert "\n" not in str(caught.value)
+
+    def test_missing_files(self, tmp_path):
+        with pytest.raises(UsageError, match=r"AG_NEWS .*no such folder; .*fancyzhx/ag_news; data.root"):
+            AgNews(root=str(tmp_path)).load()
+        (write_news(tmp_path) / "test.csv").unlink()
+        with pytest.raises(UsageError, match=r"AG_NEWS: no test.csv and no test\*.parquet"):
+            AgNews(root=str(tmp_path)).load()
+
+    def test_fasttext_trains(self, tmp_path, capsys):
+        random = np.random.default_rng(0)
+        topics = [["vote", "war"], ["goal", "match"], ["oil", "bank"], ["chip", "code"]]
+        rows = [(c + 1, topics[c][n % 2], " ".join(random.choice(topics[c], 5))) for n in range(60) for c in range(4)]
+        write_news(tmp_path, {"train": rows[:200], "test": rows[200:]})
+        given = [f"data.root={tmp_path}", "data.name=ag_news", "data.length=20", "partition.clients=3", "rounds=2"]
+        given += ["partition.alpha=100", "model.name=fasttext", "model.vocabulary=20", "local.lr=2", "local.epochs=5"]
+        assert main([*given, f"results={tmp_path / 'results'}"]) == 0
+        accuracy = pandas.read_parquet(tmp_path / "results" / "run" / "metrics")
+        chosen = accuracy[(accuracy.metric == "accuracy") & (accuracy["round"] == 2) & (accuracy.split == "test")]
+        assert chosen["value"].mean() > 0.9
+        assert "3 clients" in capsys.readouterr().err
+
+    def test_a_model_with_too_few_words_is_refused(self, tmp_path, capsys):
+        write_news(tmp_path, {"train": NEWS["train"] * 4, "test": NEWS["test"]})
+        given = [f"data.root={tmp_path}", "data.name=ag_news", "partition.name=iid", "partition.clients=2"]
+        assert main([*given, "model.name=fasttext", "model.vocabulary=9", "local.batch_size=2"]) == 2
+        assert "model.vocabulary=9: ag_news has word numbers up to 2" in capsys.readouterr().err
+
+
+def write_har(root, people=(1, 3, 5), windows=12, test_people=(2,)):
+    """Windows whose values are subject + channel / 10 + class, rounded as in the archive."""
+    folder = root / "UCI HAR Dataset"
+    for side, persons in (("train", people), ("test", test_people)):
+        subjects = np.repeat(persons, windows)
+        labels = np.arange(len(subjects)) % 6 + 1
+        (folder / side / "Inertial Signals").mkdir(parents=True)
+        (folder / side / f"y_{side}.txt").write_text("".join(f"{label}\n" for label in labels))
+        (folder / side / f"subject_{side}.txt").write_text("".join(f"{subject}\n" for subject in subjects))
+        for channel, signal in enumerate(SIGNALS):
+            values = np.repeat((subjects + channel / 10 + labels)[:, None], 128, 1)
+            text = "".join("".join(f"{value: .7e} " for value in row).rstrip() + "\n" for row in values)
+            (folder / side / "Inertial Signals" / f"{signal}_{side}.txt").write_text(text)
+    return folder
+
+
+class TestUciHar:
+    def test_windows_people_and_sides(self, tmp_path):
+        write_har(tmp_path)
+        dataset = UciHar(root=str(tmp_path)).load()
+        assert dataset.images.shape == (48, 9, 1, 128)
+        assert dataset.images.dtype == np.float32
+        assert dataset.client.tolist() == [1] * 12 + [3] * 12 + [5] * 12 + [2] * 12
+        assert dataset.labels[:7].tolist() == [0, 1, 2, 3, 4, 5, 0]
+        expected = dataset.client[:, None] + np.arange(9) / 10 + dataset.labels[:, None] + 1
+        np.testing.assert_allclose(dataset.images[:, :, 0, 77], expected, rtol=1e-6)
+        assert dataset.is_test.tolist() == [False] * 36 + [True] * 12
+        assert SIGNALS[0] == "body_acc_x"
+        assert SIGNALS[5] == "body_gyro_z"
+
+    def test_people_are_clients_with_a_quarter_for_testing(self, tmp_path):
+        write_har(tmp_path)
+        population = load("uci_har", {"root": str(tmp_path), "drop_clients": [3]}, None, {"validation": 0.0})
+        found = [(client.domain, len(client.train), len(client.test)) for client in population.clients]
+        assert found == [("client-1", 9, 3), ("client-2", 9, 3), ("client-5", 9, 3)]
+        with pytest.raises(UsageError, match=r"drop_clients=\[7\]: .* has no client 7; it has"):
+            load("uci_har", {"root": str(tmp_path), "drop_clients": [7]})
+
+    @pytest.mark.parametrize(
+        ("file", "damage", "words"),
+        [
+            ("y_train.txt", lambda text: text.replace("6", "7"), r"y_train.txt: line 6 is \[7.0\]; .* 1\.\.6"),
+            ("y_train.txt", lambda text: text[:-2], r"subject_train.txt: 36 lines, but y_train.txt has 35"),
+            ("y_train.txt", lambda text: "", r"y_train.txt: empty"),
+            ("subject_train.txt", lambda text: text.replace("1\n", "0\n", 1), r"subject_train.txt: line 1 is \[0.0\]"),
+            ("Inertial Signals/body_acc_y_train.txt", lambda text: text[:9000], r"body_acc_y_train.txt: missing, cut"),
+            ("Inertial Signals/body_acc_y_train.txt", lambda text: "\n".join(text.splitlines()[:5]),
+             r"body_acc_y_train.txt: 5 lines of 128 numbers; expected 36 of 128"),
+            ("Inertial Signals/total_acc_z_train.txt", lambda text: text.replace("e+00", "e+xx", 1),
+             r"total_acc_z_train.txt: missing, cut short or damaged"),
+            ("Inertial Signals/total_acc_z_train.txt", lambda text: text.replace("2.8", "nan ", 1),
+             r"total_acc_z_train.txt: "),
+        ],
+    )  # fmt: skip
+    def test_a_wrong_file_is_one_line(self, tmp_path, file, damage, words):
+        path = write_har(tmp_path) / "train" / file
+        path.write_text(damage(path.read_text()))
+        with pytest.raises(UsageError, match=words) as caught:
+            UciHar(root=str(tmp_path)).load()
+        assert "\n" not in str(caught.value)
+
+    def test_missing_files(self, tmp_path):
+        with pytest.raises(UsageError, match=r"UCI HAR Dataset .*no such folder"):
+            UciHar(root=str(tmp_path)).load()
+        (write_har(tmp_path) / "test" / "Inertial Signals" / "body_gyro_x_test.txt").unlink()
+        with pytest.raises(UsageError, match=r"body_gyro_x_test.txt: "):
+            UciHar(root=str(tmp_path)).load()
+
+    def test_har_cnn_trains(self, tmp_path):
+        write_har(tmp_path, windows=24)
+        given = [f"data.root={tmp_path}", "data.name=uci_har", "model.name=har_cnn", "rounds=1", "local.batch_size=6"]
+        assert main([*given, f"results={tmp_path / 'results'}"]) == 0
+        metrics = pandas.read_parquet(tmp_path / "results" / "run" / "metrics")
+        assert set(metrics["domain"]) == {"client-1", "client-2", "client-3", "client-5"}

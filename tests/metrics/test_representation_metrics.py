@@ -1,0 +1,112 @@
+"""Metrics of representations, against closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rayfed.metrics.base import Representations
+from rayfed.metrics.client_probe import ClientProbe
+from rayfed.metrics.frechet import Frechet, frechet
+from rayfed.metrics.mdl import Mdl, training_sizes
+from rayfed.metrics.tsne import Tsne
+
+
+def group(client, z, y=None, domain=None):
+    z = torch.as_tensor(z, dtype=torch.float32)
+    return Representations(
+        client, domain or f"d{client}", z, torch.zeros(len(z), dtype=torch.int64) if y is None else y
+    )
+
+
+def test_frechet_in_one_dimension():
+    """N(m₁, s₁²) against N(m₂, s₂²): (m₁ − m₂)² + (s₁ − s₂)²."""
+    a, b = np.array([[0.0], [2.0]]), np.array([[3.0], [9.0]])  # means 1, 6; deviations (n − 1) √2, √18
+    assert frechet(a, b) == pytest.approx(25 + (math.sqrt(18) - math.sqrt(2)) ** 2)
+
+
+def test_frechet_of_scaled_axes_and_of_itself():
+    base = np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]])  # covariance (2/3) I
+    assert frechet(base, base) == pytest.approx(0, abs=1e-9)
+    assert frechet(base, base * 3) == pytest.approx(2 * (2 / 3) * (3 - 1) ** 2)
+
+
+def test_frechet_of_clients_against_all():
+    groups = [group(0, [[0.0], [2.0]], domain="a"), group(1, [[4.0], [6.0]], domain="a"), group(2, [[9.0]])]
+    found = {(client, domain, v.metric): v for client, domain, v in Frechet().measure(groups, 2, 0)}
+    whole = np.array([[0.0], [2], [4], [6], [9]])
+    expected = [frechet(whole[:2], whole), frechet(whole[2:4], whole)]
+    assert set(found) == {(0, "a", "frechet"), (1, "a", "frechet"), (-1, "", "frechet_mean")}  # one vector spreads not
+    assert [found[i, "a", "frechet"].value for i in (0, 1)] == pytest.approx(expected)
+    assert found[0, "a", "frechet"].n == 2
+    assert found[-1, "", "frechet_mean"].value == pytest.approx(sum(expected) / 2)
+
+
+@pytest.mark.parametrize(("shift", "low", "high"), [(0.0, 0.35, 0.65), (9.0, 0.99, 1.0)])
+def test_client_probe_names_clients_that_differ(shift, low, high):
+    draw = torch.Generator().manual_seed(0)
+    groups = [group(i, torch.randn(60, 4, generator=draw) + shift * i) for i in range(2)]
+    found = {v.metric: v.value for _, _, v in ClientProbe().measure(groups, 2, 0)}
+    assert low <= found["client_probe"] <= high
+    assert found["client_probe_chance"] == 0.5
+
+
+def test_one_client_cannot_be_told_apart():
+    assert list(ClientProbe().measure([group(0, torch.randn(9, 2))], 2, 0)) == []
+
+
+def test_training_sizes():
+    assert training_sizes(1000, 3) == [10, 100, 1000]
+    assert training_sizes(90, 10)[0] == 10
+    assert training_sizes(90, 10)[-1] == 90
+    assert training_sizes(5, 4) == [5]
+
+
+def test_mdl_adds_up_losses(monkeypatch):
+    """With L = 2 everywhere the code has the length of a sum over the examples, and the first ones cost log C."""
+    monkeypatch.setattr(Mdl, "_loss", lambda self, z, y, size, test, classes, seed: 2.0)
+    z, y = torch.randn(1000, 3), torch.zeros(1000, dtype=torch.int64)
+    assert Mdl(sizes=3).length(z, y, 4, 0) == pytest.approx(2.0 * 900)
+    assert Mdl(sizes=3, coding="online").length(z, y, 4, 0) == pytest.approx(10 * math.log(4) + 2.0 * 990)
+
+
+def test_mdl_tests_on_what_the_probe_has_not_seen(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        Mdl, "_loss", lambda self, z, y, size, test, classes, seed: seen.append((size, *test.indices(len(y))[:2])) or 0
+    )
+    z, y = torch.randn(1000, 3), torch.zeros(1000, dtype=torch.int64)
+    Mdl(sizes=3).length(z, y, 4, 0)
+    Mdl(sizes=3, coding="online").length(z, y, 4, 0)
+    assert seen == [(10, 900, 1000), (95, 900, 1000), (900, 900, 1000), (10, 10, 100), (100, 100, 1000)]
+
+
+def test_mdl_of_separable_and_of_random_labels():
+    draw = torch.Generator().manual_seed(1)
+    y = torch.randint(2, (600,), generator=draw)
+    clear = torch.randn(600, 4, generator=draw) * 0.1 + 3.0 * y[:, None]
+    noise = torch.randn(600, 4, generator=draw)
+    small = Mdl(sizes=4, seeds=2, hidden=16, steps=60, lr=1e-2)
+    length = {}
+    for name, z in (("clear", clear), ("noise", noise)):
+        ((_, _, found),) = small.measure([group(0, z, y)], 2, 0)
+        length[name] = found.value
+        assert found.n == 600
+    assert length["clear"] < 60
+    assert length["noise"] > 0.9 * 540 * math.log(2)
+    ((_, _, bits),) = Mdl(sizes=4, seeds=2, hidden=16, steps=60, lr=1e-2, unit="bits").measure(
+        [group(0, clear, y)], 2, 0
+    )
+    assert bits.value == pytest.approx(length["clear"] / math.log(2))
+
+
+def test_tsne_keeps_clusters_apart():
+    draw = torch.Generator().manual_seed(0)
+    groups = [group(i, torch.randn(25, 5, generator=draw) * 0.01 + 5 * i, torch.full((25,), i)) for i in range(2)]
+    places = Tsne(perplexity=5).map(groups, 0)
+    assert [(p.client, p.domain, p.label) for p in (places[0], places[-1])] == [(0, "d0", 0), (1, "d1", 1)]
+    at = np.array([(p.x, p.y) for p in places])
+    centres = at[:25].mean(0), at[25:].mean(0)
+    for half, own, other in ((at[:25], *centres), (at[25:], *centres[::-1])):
+        assert (np.linalg.norm(half - own, axis=1) < np.linalg.norm(half - other, axis=1)).all()

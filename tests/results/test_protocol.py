@@ -1,0 +1,236 @@
+"""Newcomers, left-out domains, the best five rounds, targets and paired comparisons, by hand-computed frames."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from rayfed import report
+from rayfed.errors import UsageError
+from rayfed.results.comparison import check_paired, compare, find
+from rayfed.results.read import read
+from rayfed.results.selection import by_round, picked
+from rayfed.results.summary import summarise
+from rayfed.results.tables import SERVER, MetricRow, RoundRow
+from rayfed.results.target import reached
+from rayfed.results.trials import record_trial
+from rayfed.results.writer import TrialWriter
+
+
+def add(folder: Path, name: str, rows: list[MetricRow], *, algorithm: str = "fedavg", seed: int = 0, **config) -> None:
+    values = {key.replace("__", "."): value for key, value in config.items()}
+    record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done", **values})
+    with TrialWriter(folder, "e", name, algorithm, seed) as writer:
+        writer.add_metrics(rows)
+        last = max(row.round for row in rows)
+        writer.add_round(RoundRow(0, "setup", bytes_down_by_field={"x": 5 * 10**8}))
+        for number in range(1, last + 1):
+            sizes = {"weights": 10**9}
+            writer.add_round(RoundRow(number, "round", bytes_down_by_field=sizes, bytes_up_by_field=sizes))
+
+
+def curve(means: list[float], *, spread: float = 0.1) -> list[MetricRow]:
+    """Two clients, `spread` below and above each round's mean."""
+    return [
+        MetricRow(number, client, "ab"[client], "test", "global", "accuracy", mean + sign * spread, 10)
+        for number, mean in enumerate(means, start=1)
+        for client, sign in ((0, -1), (1, 1))
+    ]
+
+
+def told(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert report.main([str(folder), *arguments]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert report.main([str(folder), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+class TestBestFive:
+    def test_each_quantity_has_its_own_five_best_rounds(self) -> None:
+        # means .1 .9 .5 .7 .8 .6: the five best have mean .7; client 0 is worst but in round 2, where client 1 has 0
+        rows = [*curve([0.1, 0.9, 0.5, 0.7, 0.8, 0.6])]
+        rows = [row._replace(value=1.8 * row.client) if row.round == 2 else row for row in rows]
+        frame = pd.DataFrame(rows).assign(experiment="e", trial="t")
+        found = picked(by_round(frame)).query("rule == 'best5'").set_index("quantity")["value"]
+        assert found["mean"] == pytest.approx(0.7)  # .9 .8 .7 .6 .5
+        assert found["worst"] == pytest.approx((0.7 + 0.6 + 0.5 + 0.4 + 0.0) / 5)  # round 2's 0 and round 1's 0 alike
+        assert found["domain:b"] == pytest.approx((1.8 + 0.9 + 0.8 + 0.7 + 0.6) / 5)
+
+    def test_of_a_loss_the_lowest(self) -> None:
+        rows = [MetricRow(n, 0, "a", "test", "global", "loss", x, 1) for n, x in enumerate((9, 1, 2, 3, 4, 5), start=1)]
+        found = picked(by_round(pd.DataFrame(rows).assign(experiment="e", trial="t")))
+        assert set(found.query("rule == 'best5'")["value"]) == {3.0}
+
+    def test_it_is_labelled(self, tmp_path, capsys) -> None:
+        add(tmp_path, "t", curve([0.5, 0.7]))
+        words = told(tmp_path, capsys, "--rule", "best5")
+        assert "BEST FIVE: the mean of each column's five best rounds, chosen on this very split as an oracle" in words
+        assert "60.00 ± -" in words
+
+
+class TestNewcomers:
+    def rows(self) -> list[MetricRow]:
+        new = {"downloaded": 0.2, "adapted": 0.9}
+        late = [MetricRow(1, 2, "a", "test", p, "accuracy", v, 5, newcomer=True) for p, v in new.items()]
+        return [*curve([0.5]), *late]
+
+    def test_they_are_never_mixed_with_participants(self, tmp_path) -> None:
+        add(tmp_path, "t", [*self.rows(), MetricRow(1, 3, "a", "test", "global", "accuracy", 0.0, 5, newcomer=True)])
+        rows = summarise(read(tmp_path)).rows.query("quantity == 'mean' and rule == 'final'")
+        means = {(row["newcomer"], row["point"]): row["mean"] for _, row in rows.iterrows()}
+        wanted = {(False, "global"): 0.5, (True, "global"): 0.0, (True, "downloaded"): 0.2, (True, "adapted"): 0.9}
+        assert means == pytest.approx(wanted)
+
+    def test_the_report_has_tables_of_them(self, tmp_path, capsys) -> None:
+        add(tmp_path, "t", self.rows(), scored="global")
+        words = told(tmp_path, capsys)
+        assert "e: newcomers, as they download the model: test accuracy, %" in words
+        assert "e: newcomers, after evaluate.adapt_epochs epochs of their own: test accuracy, %" in words
+        assert "90.00 ± -" in words
+
+
+class TestLeftOutDomains:
+    def ood(self, domain: str, value: float) -> list[MetricRow]:
+        return [MetricRow(1, SERVER, domain, "ood", "global", "accuracy", value, 9)]
+
+    def test_one_domain_each_is_one_setting(self, tmp_path, capsys) -> None:
+        for seed, values in enumerate(((0.2, 0.6), (0.4, 0.6))):
+            for domain, value in zip("ab", values, strict=True):
+                add(tmp_path, f"{domain}{seed}", self.ood(domain, value), seed=seed, leave_out=domain, scored="global")
+        summary = summarise(read(tmp_path))
+        rows = summary.rows.query("rule == 'final'").set_index("quantity")
+        assert rows["mean"].to_dict() == pytest.approx(
+            {"mean": 0.45, "weighted": 0.45, "worst": 0.3, "domain:a": 0.3, "domain:b": 0.6}
+        )  # worst: of seed 0 it is 0.2, of seed 1 0.4
+        assert rows.loc["mean", "sd"] == pytest.approx(0.1 / 2**0.5)  # of 0.4 and 0.5
+        assert set(rows["seeds"]) == {2}
+        assert set(rows["setting"]) == {""}
+        assert summary.notes == []
+        assert "30.00 ± 14.14 60.00 ± 0.00 45.00 ± 7.07 30.00 ± 14.14 2" in told(tmp_path, capsys, "--split", "ood")
+
+    def test_what_is_missing_is_said(self, tmp_path) -> None:
+        for algorithm, domain in (("fedavg", "a"), ("fedavg", "b"), ("fedprox", "a")):
+            add(tmp_path, algorithm + domain, self.ood(domain, 0.5), algorithm=algorithm, leave_out=domain)
+        assert summarise(read(tmp_path)).notes == [
+            "e fedprox: means are over 1 of 2 pairs of seed and left-out domain."
+        ]
+
+    def test_a_paper_that_scores_the_download_is_shown_with_its_global_model(self, tmp_path, capsys) -> None:
+        add(tmp_path, "t", self.ood("a", 0.25), leave_out="a", scored="downloaded")
+        assert "25.00 ± -" in told(tmp_path, capsys, "--split", "ood")
+
+
+class TestTarget:
+    def test_first_round_and_bytes_until_its_end(self, tmp_path) -> None:
+        add(tmp_path, "t", curve([0.3, 0.8, 0.7, 0.9]))
+        add(tmp_path, "u", curve([0.3, 0.5]), seed=1)
+        tables = read(tmp_path)
+        means = by_round(tables.metrics).query("quantity == 'mean'")
+        found = reached(means, tables, 0.75).set_index("trial")
+        assert found.loc["t", "round"] == 2
+        assert found.loc["t", "gigabytes"] == pytest.approx(0.5 + 2 * 2)  # setup, then a gigabyte down and one up
+        assert found.loc["u"].isna()[["round", "gigabytes"]].all()
+
+    def test_the_table_says_never_and_how_many(self, tmp_path, capsys) -> None:
+        add(tmp_path, "t", curve([0.3, 0.8]), algorithm__mu=1.0)
+        add(tmp_path, "u", curve([0.8, 0.8]), seed=1, algorithm__mu=1.0)
+        add(tmp_path, "v", curve([0.3, 0.7]), seed=2, algorithm__mu=1.0)
+        add(tmp_path, "w", curve([0.3, 0.7]), algorithm__mu=2.0)
+        words = told(tmp_path, capsys, "--target", "0.75")
+        assert "whose test accuracy, mean over clients, is at least 0.75, and GB" in words
+        assert "fedavg mu=1 1.5 ± 0.7 3.500 ± 1.414 2 of 3" in words
+        assert "mu=2 never never 0 of 1" in words
+
+    def test_of_a_loss_at_most(self, tmp_path) -> None:
+        rows = [MetricRow(n, 0, "a", "test", "global", "loss", x, 1) for n, x in ((1, 3.0), (2, 1.0))]
+        add(tmp_path, "t", rows)
+        tables = read(tmp_path)
+        found = reached(by_round(tables.metrics).query("quantity == 'mean'"), tables, 1.0)
+        assert found["round"].tolist() == [2]
+
+    def test_percent_are_refused(self, tmp_path, capsys) -> None:
+        add(tmp_path, "t", curve([0.3]))
+        words = refused(tmp_path, capsys, "--target", "80")
+        assert "target=80: accuracy is a fraction of 1; give a number from 0 to 1, such as 0.8" in words
+
+
+class TestComparison:
+    def three(self, folder: Path) -> None:
+        for seed, (a, b) in enumerate(((0.5, 0.6), (0.6, 0.8), (0.7, 0.75))):
+            add(folder, f"a{seed}", curve([a]), seed=seed, partition_hash=f"h{seed}")
+            add(folder, f"b{seed}", curve([b]), algorithm="dbe", seed=seed, partition_hash=f"h{seed}")
+
+    def test_over_seeds(self, tmp_path, capsys) -> None:
+        # differences 10, 20, 5: mean 11.667, sd 7.638, t(0.975, 2) = 4.3027, so ± 4.3027 * 7.638 / sqrt(3) = 18.97
+        self.three(tmp_path)
+        words = told(tmp_path, capsys, "--compare", "fedavg", "dbe")
+        assert (
+            "dbe − fedavg, test accuracy, percentage points, mean over clients, at the last evaluated round:" in words
+        )
+        assert "+11.67, 95 % confidence interval -7.31 to +30.64 (paired t over 3 seeds)." in words
+        assert "Differences by seed: +10.00 (0), +20.00 (1), +5.00 (2)." in words
+
+    def test_over_the_clients_of_one_seed(self, tmp_path, capsys) -> None:
+        # clients 0.4, 0.6 against 0.55, 0.65: differences 15 and 5, t(0.975, 1) = 12.706, ± 12.706 * 5 = 63.53
+        add(tmp_path, "a", curve([0.5]))
+        add(tmp_path, "b", curve([0.6], spread=0.05), algorithm="dbe")
+        words = told(tmp_path, capsys, "--compare", "fedavg", "dbe")
+        assert (
+            "+10.00, 95 % confidence interval -53.53 to +73.53 (paired t over the 2 clients of one seed, which" in words
+        )
+        assert "Differences by client: +15.00 (0), +5.00 (1)." in words
+
+    def test_other_seeds_are_refused(self, tmp_path, capsys) -> None:
+        self.three(tmp_path)
+        add(tmp_path, "b3", curve([0.5]), algorithm="dbe", seed=3)
+        words = refused(tmp_path, capsys, "--compare", "fedavg", "dbe")
+        assert "compare: fedavg has seeds 0, 1, 2 and dbe has seeds 0, 1, 2, 3; a paired comparison needs" in words
+
+    def test_other_clients_are_refused(self, tmp_path, capsys) -> None:
+        add(tmp_path, "a", curve([0.5]), partition_hash="x")
+        add(tmp_path, "b", curve([0.5]), algorithm="dbe", partition_hash="y")
+        words = refused(tmp_path, capsys, "--compare", "fedavg", "dbe")
+        assert "compare: partition_hash is x for fedavg and y for dbe at seed 0; pairs need the same clients" in words
+
+    @pytest.mark.parametrize(
+        ("names", "words"),
+        [
+            (("fedavg", "dba"), "compare: no trials of dba are done; did you mean dbe?"),
+            (("fedavg", "fedavg"), "compare: fedavg and fedavg are the same setting"),
+        ],
+    )
+    def test_names_that_do_not_fit(self, tmp_path, capsys, names, words) -> None:
+        self.three(tmp_path)
+        assert words in refused(tmp_path, capsys, "--compare", *names)
+
+    def test_a_setting_is_named_as_the_table_names_it(self) -> None:
+        rows = pd.DataFrame(
+            [("fedprox", "mu=1", 0, False), ("fedprox", "mu=2", 1, False), ("adcol", "", 2, True)],
+            columns=["algorithm", "setting", "order", "chosen"],
+        )
+        assert [find(name, rows) for name in ("fedprox mu=2", "adcol")] == [1, 2]
+        with pytest.raises(UsageError, match=r'fedprox has several settings .* one of "fedprox mu=1"; "fedprox mu=2"$'):
+            find("fedprox", rows)
+        assert find("fedprox", rows.assign(chosen=[False, True, True])) == 1
+
+    def test_one_pair_is_none(self) -> None:
+        values = pd.DataFrame({"side": [0, 1], "seed": 0, "quantity": "client:0", "value": [0.1, 0.2]})
+        with pytest.raises(UsageError, match="a confidence interval needs two pairs or more"):
+            compare(values, ("a", "b"))
+
+    def test_a_client_on_one_side_alone_is_refused(self) -> None:
+        rows = [(0, "client:0", 0.1), (0, "client:1", 0.1), (1, "client:0", 0.1)]
+        values = pd.DataFrame(rows, columns=["side", "quantity", "value"]).assign(seed=0)
+        with pytest.raises(UsageError, match=r"^compare: client 1 has a value on one side alone"):
+            compare(values, ("a", "b"))
+
+    def test_different_data_by_the_configuration(self) -> None:
+        trials = pd.DataFrame({"side": [0, 1], "seed": [0, 0], "partition.alpha": [0.1, 0.5], "local.lr": [1.0, 2.0]})
+        with pytest.raises(UsageError, match=r"^compare: partition.alpha is 0.1 for a and 0.5 for b at seed 0"):
+            check_paired(trials, ("a", "b"))
+        check_paired(trials.assign(**{"partition.alpha": 0.1}), ("a", "b"))
