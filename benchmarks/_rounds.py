@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import os
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -117,6 +118,14 @@ def shortened(population: Population, share: float, least: int) -> Population:
         return dataclasses.replace(whole, train=part(whole.train), val=part(whole.val), test=part(whole.test))
 
     return dataclasses.replace(population, clients=tuple(map(client, population.clients)))
+
+
+def data_folder() -> str | None:
+    """The folder with MNIST/raw, the .npz file and partitions/; where there is none, says so."""
+    root = os.environ.get("RAYFED_DATA")
+    if not root:
+        print("skipped: set the environment variable RAYFED_DATA to the folder of data sets")
+    return root
 
 
 @contextlib.contextmanager

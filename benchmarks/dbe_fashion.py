@@ -6,14 +6,13 @@ scores it. The weighted mean over clients weighs each by its test examples, the 
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from _rounds import results_folder
+from _rounds import data_folder, results_folder
 
 import rayfed
 
@@ -26,9 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--share", type=float, default=1.0, help="keep this share of each client's examples")
     parser.add_argument("--hosts", type=int, default=2, help="Ray hosts; 0 is without Ray")
     args = parser.parse_args(argv)
-    root = os.environ.get("RAYFED_DATA")
-    if not root:
-        print("skipped: set the environment variable RAYFED_DATA to the folder with the .npz file")
+    if not (root := data_folder()):
         return
     with results_folder() as folder:
         file = Path(root) / "fashion_mnist_dir0.1_20clients.npz"

@@ -5,12 +5,11 @@ validation and test examples of all clients after every round.
 """
 
 import argparse
-import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from _rounds import results_folder
+from _rounds import data_folder, results_folder
 
 import rayfed
 
@@ -22,9 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds that count; one more goes first to warm up")
     parser.add_argument("--hosts", type=int, default=2, help="Ray hosts; 0: this process")
     args = parser.parse_args(argv)
-    root = os.environ.get("RAYFED_DATA")
-    if not root:
-        print("skipped: set the environment variable RAYFED_DATA to the folder with MNIST/raw and partitions/")
+    if not (root := data_folder()):
         return
     with results_folder() as folder:
         result = rayfed.run(

@@ -4,11 +4,10 @@
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from _rounds import add_arguments, compare, results_folder, shortened, show
+from _rounds import add_arguments, compare, data_folder, results_folder, shortened, show
 
 from rayfed.config import Config
 from rayfed.data.load import load
@@ -23,9 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_arguments(parser)
     parser.add_argument("--share", type=float, default=1.0, help="keep this share of each client's examples")
     args = parser.parse_args(argv)
-    root = os.environ.get("RAYFED_DATA")
-    if not root:
-        print("skipped: set the environment variable RAYFED_DATA to the folder with MNIST/raw and partitions/")
+    if not (root := data_folder()):
         return
     file = Path(root) / "partitions" / "mnist_dir0.1_20clients.parquet"
     with results_folder() as folder:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+from _rounds import data_folder
+
 from rayfed.data.describe import fingerprint
 from rayfed.data.load import load
 
@@ -22,8 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="later starts, after the first")
     args = parser.parse_args(argv)
-    if "RAYFED_DATA" not in os.environ:
-        print("skipped: set the environment variable RAYFED_DATA to the folder that holds MNIST/raw")
+    if not data_folder():
         return 0
     with tempfile.TemporaryDirectory() as folder:
         (seconds, first), *later = [started(folder) for _ in range(1 + args.rounds)]

@@ -111,7 +111,7 @@ def _in_process(plan: Plan, saved: bytes | None, quiet: bool) -> tuple[str, dict
         return run_trial(
             plan,
             recorder,
-            lambda: LocalFleet(plan.blueprint, plan.population, device, share=min(plan.config.placement.gpus, 1) or 1),
+            lambda: LocalFleet(plan.blueprint, plan.population, device, gpus=plan.config.placement.gpus),
             device,
             saved=saved,
             report=report,

@@ -109,7 +109,7 @@ def run_placed(
 
     def fleet() -> Fleet:
         if not place.hosts:
-            return LocalFleet(plan.blueprint, plan.population, device, share=min(gpus, 1.0) or 1.0)
+            return LocalFleet(plan.blueprint, plan.population, device, gpus=gpus)
         assert group is not None, "hosts live in the bundles of a placement group"
         first = 1 if bundles(place)[0] else 0  # an empty server bundle does not exist
         return RayFleet(plan.blueprint, plan.population, place, device=device, group=group, first_bundle=first)

@@ -139,9 +139,10 @@ class Config:
         tree = merged(*sources)
         named = ("algorithm", *_CHOSEN)
         scalars = {f.name: f for f in dataclasses.fields(cls) if f.metadata}
+        known = [*_GROUPS, *named, "metrics", *scalars]
         for key in tree:
-            if key not in _GROUPS and key not in named and key not in scalars and key != "metrics":
-                raise UsageError(f"{key}: no such key; {suggestion(key, [*_GROUPS, *named, *scalars, 'metrics'])}")
+            if key not in known:
+                raise UsageError(f"{key}: no such key; {suggestion(key, known)}")
         for key in (*_GROUPS, *named):
             if not isinstance(tree.get(key, {}), Mapping):
                 raise UsageError(f"{key}={tree[key]!r}: a group of keys; did you mean {key}.name={tree[key]}?")

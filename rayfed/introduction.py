@@ -26,7 +26,8 @@ def introduce(plan: Plan) -> str:
     hashed = f"; partition {population.partition_hash}" if population.partition_hash else ""
     layers = {name.rpartition(".")[0] for name in batch_norm_names(blueprint.model)}
     norm = f"{len(layers)} layers, {_POLICIES[blueprint.batch_norm]}" if layers else "none in this model"
-    down = bytes_by_field(algorithm.broadcast(ctx.at(cohort=tuple(range(blueprint.cohort))), algorithm.init(ctx)))
+    some = ctx.at(cohort=tuple(range(blueprint.cohort)))
+    down = bytes_by_field(algorithm.broadcast(some, algorithm.init(ctx)))
     sent = ", ".join(f"{field} {_bytes(size)}" for field, size in down.items()) or "nothing"
     kept = _bytes(nbytes(algorithm.join(ctx.at(client=0, examples=sizes[0], data=client_data(population, 0, task)))))
     epochs, steps = blueprint.local.epochs, blueprint.local.steps
@@ -48,7 +49,7 @@ def introduce(plan: Plan) -> str:
         "placement": f"{where}, width {place.width}",
         "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
     }
-    remarks = algorithm.remarks(ctx.at(cohort=tuple(range(blueprint.cohort))), blueprint.setting(population))
+    remarks = algorithm.remarks(some, blueprint.setting(population, task))
     said = [*lines.items(), *(("note", remark) for remark in remarks)]
     return "\n".join(f"{name:>10}  {text}" for name, text in said)
 

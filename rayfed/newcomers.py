@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from rayfed.data.partition import share
 from rayfed.data.population import Population
 from rayfed.engine.seeds import generator
 from rayfed.errors import UsageError
@@ -16,7 +17,7 @@ def set_apart(population: Population, asked: int | float, seed: int) -> Populati
         UsageError: nobody would be left to train.
     """
     clients = sorted(population.clients, key=lambda client: client.id)  # as before any earlier draw
-    count = int(asked * len(clients) + 1e-9) if isinstance(asked, float) else asked
+    count = share(len(clients), asked) if isinstance(asked, float) else asked
     if count >= len(clients):
         raise UsageError(f"newcomers={asked}: there are {len(clients)} clients, and one at least must train")
     drawn = set(generator(seed, "newcomers").choice(len(clients), count, replace=False).tolist())

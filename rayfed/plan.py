@@ -20,6 +20,7 @@ from rayfed.config import Config
 from rayfed.data.describe import fingerprint
 from rayfed.data.leave_out import without_clients
 from rayfed.data.load import load
+from rayfed.data.partition import share
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.measurable import check_metrics
@@ -115,16 +116,17 @@ def make_plan(
         augment=augment,
     )
     blueprint.check(population)
+    model_of_server, whole = blueprint.global_model(population)
     evaluation = Evaluation(
         every=config.evaluate.every,
         initial=config.evaluate.initial,
-        points=_points(config, blueprint, population),
+        points=_points(config, has_global=model_of_server is not None),
         splits=tuple(config.evaluate.splits),
         clients=config.evaluate.clients,
         adapt_epochs=config.evaluate.adapt_epochs,
         metrics=config.metrics,
     )
-    check_metrics(blueprint, population, evaluation)
+    check_metrics(blueprint, population, evaluation, whole=whole)
     if model is not None and loss is None:
         _check_logits(blueprint, population)
     extra = fingerprint(population) if clients is not None else ""
@@ -248,18 +250,15 @@ def _optimizer(config: Config) -> SGD | Adam:
 
 def _cohort(asked: int | float, clients: int) -> int:
     if isinstance(asked, float):
-        return max(1, int(asked * clients + 1e-9))
+        return max(1, share(clients, asked))
     if asked > clients:
         raise UsageError(f"cohort={asked}: there are {clients} clients; give at most that, or a share such as 0.5")
     return asked
 
 
-def _points(config: Config, blueprint: Blueprint, population: Population) -> tuple[str, ...]:
+def _points(config: Config, *, has_global: bool) -> tuple[str, ...]:
     """The points to score, the one that the algorithm is judged by first."""
-    algorithm, asked = blueprint.algorithm, config.evaluate.points
-    with torch_state_kept():
-        ctx = blueprint.context(population, "cpu")
-        has_global = algorithm.global_model(ctx, algorithm.init(ctx)) is not None
+    algorithm, asked = config.algorithm, config.evaluate.points
     scored = algorithm.scored if has_global or algorithm.scored != "global" else "downloaded"
     if config.leave_out is not None and not has_global:
         raise UsageError(

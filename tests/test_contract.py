@@ -23,7 +23,6 @@ from rayfed.algorithms.parts.wrapper import innermost
 from rayfed.config import build_algorithm
 from rayfed.engine import checkpoint
 from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.measurable import has_global_weights
 from rayfed.engine.resident import Part
 from rayfed.engine.server import Evaluation, Server
 from rayfed.errors import UsageError
@@ -525,7 +524,7 @@ def test_every_kind_of_metric_can_be_taken_and_changes_nothing(case):
     points = scored_points(case)
     metrics = {"ece": Ece(), "frechet": Frechet(layers=["features", "logits"]), "drift": Drift()}
     plan = plan_of(case, rounds=1)
-    whole = has_global_weights(plan, people_of(plan.algorithm))
+    _, whole = plan.global_model(people_of(plan.algorithm))
     if whole:
         metrics["gradient_norm"] = GradientNorm(splits=["val"])
     server = server_of(plan, points, metrics=metrics)

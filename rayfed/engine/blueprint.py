@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from rayfed.algorithm import Algorithm, Context, Phase, Setting
 from rayfed.augment.base import Augment
 from rayfed.data.population import Population
+from rayfed.engine.seeds import torch_state_kept
 from rayfed.errors import UsageError
 from rayfed.optim import Optimizer
 from rayfed.task import Inputs, Task
@@ -87,13 +89,20 @@ class Blueprint:
                     f"placement.width={self.width}: clients that train together need batches of one size, and client "
                     f"{ragged[0]}'s last batch is smaller; use local.drop_last=true or placement.width=1"
                 )
-        self.algorithm.check(self.setting(population))
+        self.algorithm.check(self.setting(population, self.context(population, "cpu").task))
 
-    def setting(self, population: Population) -> Setting:
-        """What the algorithm is told before anything starts."""
+    def global_model(self, population: Population) -> tuple[Any, bool]:
+        """(the server's model before the first round, or None; whether it is the network with all its weights)."""
+        with torch_state_kept():
+            ctx = self.context(population, "cpu")
+            model = self.algorithm.global_model(ctx, self.algorithm.init(ctx))
+        return model, isinstance(model, dict) and {*ctx.task.trainable, *ctx.task.model.buffers} <= set(model)
+
+    def setting(self, population: Population, task: Task) -> Setting:
+        """What the algorithm is told before anything starts; `task` is that of the blueprint's context."""
         kind = population.clients[0].train.x.dtype
         return Setting(
-            task=self.context(population, "cpu").task,
+            task=task,
             shape=tuple(population.shape),
             tokens=kind.kind in "iu" and kind.itemsize > 1,  # bytes are pixels
             everyone=self.cohort == len(population.participants),

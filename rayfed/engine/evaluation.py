@@ -9,11 +9,12 @@ from rayfed.algorithm import Algorithm, Context, State
 from rayfed.data.population import Population
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.host import Scored
-from rayfed.engine.measuring import NOTHING, Map, Measures, gradient_scores
+from rayfed.engine.measuring import NOTHING, Measures, gradient_scores
 from rayfed.engine.scoring import Score
 from rayfed.engine.seeds import seed_of, seed_torch
 from rayfed.errors import UsageError
 from rayfed.metrics.base import Metric, OfPredictions
+from rayfed.metrics.tsne import Map
 
 
 @dataclass(frozen=True, kw_only=True)

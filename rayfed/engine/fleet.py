@@ -59,10 +59,13 @@ class Fleet(Protocol):
 
 
 class LocalFleet:
-    """hosts=0: one host in this process. A debugger works, and Ray is not even imported."""
+    """hosts=0: one host in this process. A debugger works, and Ray is not even imported.
+
+    `gpus` is what the process reserved: below 1 it keeps to that share of the GPU's memory.
+    """
 
     def __init__(
-        self, blueprint: Blueprint, population: Population, device: str | torch.device = "cpu", *, share: float = 1.0
+        self, blueprint: Blueprint, population: Population, device: str | torch.device = "cpu", *, gpus: float = 0.0
     ):
         torch.set_num_threads(blueprint.threads)
         keep_freed_memory()
@@ -76,7 +79,7 @@ class LocalFleet:
             drop_last=blueprint.drop_last,
             seed=blueprint.seed,
             augment=blueprint.augment,
-            room=room_for(blueprint.resident, device, share),
+            room=room_for(blueprint.resident, device, min(gpus, 1.0) or 1.0),
         )
 
     def exchange(self, *args: Any) -> list[Answer]:

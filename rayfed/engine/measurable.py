@@ -3,14 +3,16 @@
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.evaluation import Evaluation
-from rayfed.engine.seeds import torch_state_kept
 from rayfed.errors import UsageError
 from rayfed.metrics.base import OfGradients, OfPredictions, OfRepresentations
 from rayfed.metrics.representations import check_layer
 
 
-def check_metrics(blueprint: Blueprint, population: Population, evaluation: Evaluation) -> None:
-    """Raises UsageError for a metric of what is not there: classes, a layer, a split, a global model."""
+def check_metrics(blueprint: Blueprint, population: Population, evaluation: Evaluation, *, whole: bool) -> None:
+    """Raises UsageError for a metric of what is not there: classes, a layer, a split, a global model.
+
+    `whole`: the server's model is the network with all its weights, so that gradients can be taken there.
+    """
     labels = population.clients[0].train.y
     scored = {*evaluation.splits, *(test.split for test in population.tests)}
     for name, metric in evaluation.metrics.items():
@@ -24,13 +26,5 @@ def check_metrics(blueprint: Blueprint, population: Population, evaluation: Eval
                 )
             for layer in metric.layers:
                 check_layer(blueprint.model, layer, f"metrics.{name}.layers")
-        if isinstance(metric, OfGradients) and not has_global_weights(blueprint, population):
+        if isinstance(metric, OfGradients) and not whole:
             raise UsageError(f"metrics.{name}: needs a global model, and the server has none of this network here")
-
-
-def has_global_weights(blueprint: Blueprint, population: Population) -> bool:
-    """Whether the server's model is the network with all its weights, so that gradients can be taken there."""
-    with torch_state_kept():
-        ctx = blueprint.context(population, "cpu")
-        model = blueprint.algorithm.global_model(ctx, blueprint.algorithm.init(ctx))
-    return isinstance(model, dict) and {*ctx.task.trainable, *ctx.task.model.buffers} <= set(model)

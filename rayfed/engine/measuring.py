@@ -15,7 +15,7 @@ from rayfed.engine.sums import ExactSum
 from rayfed.metrics.base import Metric, OfGradients, OfPredictions, OfRepresentations, OfTraining, Representations
 from rayfed.metrics.gradient_norm import full_gradient
 from rayfed.metrics.representations import represented
-from rayfed.metrics.tsne import Mapped, Tsne
+from rayfed.metrics.tsne import Map, Tsne
 from rayfed.tree import tensors
 
 
@@ -34,16 +34,6 @@ class Caught(NamedTuple):
     where: Where
     layer: str
     of: Representations
-
-
-class Map(NamedTuple):
-    """Places of representations in the plane."""
-
-    name: str
-    point: str
-    split: str
-    layer: str
-    places: list[Mapped]
 
 
 @dataclass(frozen=True)

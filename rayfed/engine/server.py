@@ -15,7 +15,7 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.evaluation import Evaluation, Evaluator, sent
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.host import Scored
-from rayfed.engine.measuring import NOTHING, Map, Measures
+from rayfed.engine.measuring import NOTHING, Measures
 from rayfed.engine.payload import bytes_by_field, bytes_by_formula, fingerprint
 from rayfed.engine.purity import untouched
 from rayfed.engine.scoring import Score
@@ -23,6 +23,7 @@ from rayfed.engine.seeds import generator, seed_torch
 from rayfed.engine.sums import ExactSum
 from rayfed.errors import Diverged
 from rayfed.metrics.base import OfTraining
+from rayfed.metrics.tsne import Map
 from rayfed.tree import tensors
 
 

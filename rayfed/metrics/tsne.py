@@ -21,6 +21,16 @@ class Mapped(NamedTuple):
     y: float
 
 
+class Map(NamedTuple):
+    """The places of all examples that were taken of a split, at a point's model and a layer; `name` is the metric's."""
+
+    name: str
+    point: str
+    split: str
+    layer: str
+    places: list[Mapped]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tsne(OfRepresentations):
     """A Parquet file of places with client, domain and class, and a picture, in the folder `maps` of the experiment."""

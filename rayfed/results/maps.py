@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from rayfed.engine.measuring import Map
+from rayfed.metrics.tsne import Map
 
 
 def write_map(folder: Path, trial: str, round: int, found: Map) -> Path:

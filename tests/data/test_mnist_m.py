@@ -1,9 +1,8 @@
 """MNIST and MNIST-M from a few digits and photographs of our own making."""
 
-import struct
-
 import numpy as np
 import pytest
+from mnist_files import write_mnist
 from PIL import Image
 
 from rayfed.data.load import load
@@ -20,16 +19,11 @@ def digits():
 
 @pytest.fixture(autouse=True, scope="module")
 def root(digits, tmp_path_factory):
-    raw = tmp_path_factory.mktemp("data") / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for source, part in (("train", digits[:TRAIN]), ("t10k", digits[TRAIN:])):
-        (raw / f"{source}-images-idx3-ubyte").write_bytes(struct.pack(">4I", 0x803, len(part), 28, 28) + part.tobytes())
-        labels = (np.arange(len(part)) % 10).astype(np.uint8)
-        (raw / f"{source}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, len(part)) + labels.tobytes())
+    folder = write_mnist(tmp_path_factory.mktemp("data"), digits[:TRAIN], digits[TRAIN:])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYFED_DATA", str(raw.parents[1]))
+        patch.setenv("RAYFED_DATA", str(folder))
         patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield raw.parents[1]
+        yield folder
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
 """The views of MNIST, on a few images of our own making."""
 
-import struct
-
 import numpy as np
 import pytest
+from mnist_files import write_mnist
 
 from rayfed.data.load import load
 from rayfed.data.sets.mnist_views import VIEWS, MnistViews, faint, textured
@@ -16,15 +15,9 @@ TRAIN, TEST = 100, 25
 def images(tmp_path_factory):
     random = np.random.default_rng(2)
     made = random.integers(0, 256, (TRAIN + TEST, 28, 28)).astype(np.uint8)
-    raw = tmp_path_factory.mktemp("data") / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for source, part in (("train", made[:TRAIN]), ("t10k", made[TRAIN:])):
-        head = struct.pack(">4I", 0x803, len(part), 28, 28)
-        (raw / f"{source}-images-idx3-ubyte").write_bytes(head + part.tobytes())
-        labels = (np.arange(len(part)) % 10).astype(np.uint8)
-        (raw / f"{source}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, len(part)) + labels.tobytes())
+    folder = write_mnist(tmp_path_factory.mktemp("data"), made[:TRAIN], made[TRAIN:])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYFED_DATA", str(raw.parents[1]))
+        patch.setenv("RAYFED_DATA", str(folder))
         yield made
 
 

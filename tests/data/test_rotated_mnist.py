@@ -1,9 +1,8 @@
 """Both recipes of Rotated MNIST, on a few images of our own making."""
 
-import struct
-
 import numpy as np
 import pytest
+from mnist_files import write_mnist
 from PIL import Image
 
 from rayfed.data.load import load
@@ -25,17 +24,11 @@ def images():
 
 @pytest.fixture(autouse=True, scope="module")
 def root(images, tmp_path_factory):
-    raw = tmp_path_factory.mktemp("data") / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for source, part in (("train", images[:TRAIN]), ("t10k", images[TRAIN:])):
-        head = struct.pack(">4I", 0x803, len(part), 28, 28)
-        (raw / f"{source}-images-idx3-ubyte").write_bytes(head + part.tobytes())
-        labels = (np.arange(len(part)) % 10).astype(np.uint8)
-        (raw / f"{source}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, len(part)) + labels.tobytes())
+    folder = write_mnist(tmp_path_factory.mktemp("data"), images[:TRAIN], images[TRAIN:])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYFED_DATA", str(raw.parents[1]))
+        patch.setenv("RAYFED_DATA", str(folder))
         patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield raw.parents[1]
+        yield folder
 
 
 def test_rotation_is_counter_clockwise():
