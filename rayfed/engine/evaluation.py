@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rayfed.algorithm import Algorithm, Context, State
 from rayfed.data.population import Population
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.host import Scored
+from rayfed.engine.holding import Scored
 from rayfed.engine.measuring import NOTHING, Measures, gradient_scores
 from rayfed.engine.scoring import Score
 from rayfed.engine.seeds import seed_of, seed_torch

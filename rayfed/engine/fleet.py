@@ -9,7 +9,8 @@ from rayfed.algorithm import State
 from rayfed.data.population import Population
 from rayfed.engine.allocator import keep_freed_memory
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.host import Answer, Host, Scored
+from rayfed.engine.holding import Scored
+from rayfed.engine.host import Answer, Host
 from rayfed.engine.measuring import Gradients, Measures
 from rayfed.engine.streamed import room_for
 from rayfed.engine.sums import ExactSum

@@ -9,19 +9,16 @@ import torch
 
 from rayfed.algorithm import Algorithm, ClientData, Context, Reply, State
 from rayfed.augment.base import Augment
-from rayfed.data.population import Examples, Population
-from rayfed.engine.measuring import NOTHING, Caught, Gradients, Measures, Where, gradients_of
+from rayfed.data.population import Population
+from rayfed.engine.holding import Holding, Scored
+from rayfed.engine.measuring import NOTHING, Caught, Gradients, Measures
 from rayfed.engine.payload import bytes_by_field
 from rayfed.engine.purity import untouched
-from rayfed.engine.resident import Normalise, Part
-from rayfed.engine.scoring import Score, score
+from rayfed.engine.scoring import Score
 from rayfed.engine.seeds import seed_torch
-from rayfed.engine.streamed import fits
 from rayfed.engine.sums import ExactSum
 from rayfed.engine.training import Job, Trained, train
 from rayfed.errors import Diverged
-
-PARTS = ("train", "val", "test")
 
 
 class Answer(NamedTuple):
@@ -38,23 +35,13 @@ class Answer(NamedTuple):
     seconds_scoring: float  # of them, on scores and metrics
 
 
-class Scored(NamedTuple):
-    """What a host returns from scoring, or all hosts together."""
-
-    scores: list[Score]
-    caught: list[Caught]
-
-    @classmethod
-    def together(cls, found: Sequence["Scored"]) -> "Scored":
-        return cls([score for one in found for score in one.scores], [item for one in found for item in one.caught])
-
-
 class Host:
     """Some clients on one device.
 
     Args:
         ctx: the context common to all hooks; its task lies on this host's device.
         clients: the clients that live here, by their places in the population.
+        tests: the test sets of the server that are scored here, by their places.
         width: how many of them train at once (1: one after the other; more: `torch.vmap`).
         drop_last: whether an epoch leaves out the examples that do not fill a batch.
         augment: what is done to training batches.
@@ -78,20 +65,7 @@ class Host:
     ):
         self.algorithm, self.ctx, self.width, self.drop_last, self.seed = algorithm, ctx, width, drop_last, seed
         self.augment = augment
-        task = ctx.task
-        normalise = Normalise(population, task.device, channels_last=task.channels_last)
-        self.numbers = {i: population.clients[i].id for i in clients}
-        self.domains = {i: population.clients[i].domain for i in clients}
-        own = {i: {name: getattr(population.clients[i], name) for name in PARTS} for i in clients}
-        chosen = [population.tests[k] for k in tests]
-        everything = [part for parts in own.values() for part in parts.values()] + [test.examples for test in chosen]
-        resident = fits(everything, room)
-
-        def placed(examples: Examples) -> Part:
-            return Part(examples, task.device, normalise, resident=resident)
-
-        self.parts = {i: {name: placed(part) for name, part in parts.items()} for i, parts in own.items()}
-        self.tests = [(test, placed(test.examples)) for test in chosen]
+        self.holding = Holding(algorithm, ctx.task, population, clients, tests, seed=seed, room=room)
         self.states: dict[int, State] = {}
         self._before: dict[int, Any] = {}  # clients' models before the round, where a metric wants them
         self._waiting: list[tuple[int, State]] = []  # averaged fields, until the server has weighed the replies
@@ -127,7 +101,7 @@ class Host:
                 self._synchronise()
                 since = time.perf_counter()
                 model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
-                scored.append(self._scored(ctx, client, model, "trained", score_trained, measures))
+                scored.append(self.holding.scored(ctx, client, model, "trained", score_trained, measures))
                 if measures.training:
                     moved = measures.moved(ctx, self._before.pop(client), model)
                     metrics += [(client, name, value, ctx.examples) for name, value in moved]
@@ -170,12 +144,12 @@ class Host:
         for client in ids if "downloaded" in points else ():
             ctx, received = self._context(client, now), down | self.ctx.task.layout(own.get(client, {}))
             model = self.algorithm.downloaded_model(ctx, self._state(ctx), received)
-            scored.append(self._scored(ctx, client, model, "downloaded", splits, measures))
+            scored.append(self.holding.scored(ctx, client, model, "downloaded", splits, measures))
         if "adapted" in points:
             now = {**now, "stage": "final", "local": self.ctx.local._replace(epochs=adapt, steps=None)}
             for ctx, client, received, trained in self._trained(ids, down, own, now):
                 model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
-                scored.append(self._scored(ctx, client, model, "adapted", splits, measures))
+                scored.append(self.holding.scored(ctx, client, model, "adapted", splits, measures))
         return Scored.together(scored)
 
     def score_global(
@@ -188,26 +162,21 @@ class Host:
     ) -> Scored:
         """Scores the server's model on the clients' data, and on the test sets that nobody holds."""
         ctx, model = self.ctx.at(**now), self.ctx.task.layout(model)
-        found = [self._scored(ctx, client, model, "global", splits, measures) for client in ids]
-        for test, part in self.tests:
-            found.append(self._measured(ctx, model, {Where(-1, test.domain, test.split, "global"): part}, measures))
-        return Scored.together(found)
+        found = [self.holding.scored(ctx, client, model, "global", splits, measures) for client in ids]
+        return Scored.together([*found, *self.holding.scored_tests(ctx, model, measures)])
 
     def gradients(
         self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Collection[str]
     ) -> list[Gradients]:
         """The gradients of the server's model on these splits of the clients' data and on test sets, by domain."""
-        own = [(self.domains[i], name, part) for i in ids for name, part in self.parts[i].items()]
-        tests = [(test.domain, test.split, part) for test, part in self.tests]
-        asked = [found for found in (*own, *tests) if found[1] in splits]
-        return gradients_of(self.ctx.at(**now), self.ctx.task.layout(model), asked)
+        return self.holding.gradients(self.ctx.at(**now), ids, self.ctx.task.layout(model), splits)
 
     def save(self) -> dict[int, State]:
         """The state of every client that has been asked for so far."""
         return self.states
 
     def load(self, states: Mapping[int, State]) -> None:
-        self.states = {i: self.ctx.task.layout(states[i]) for i in states if i in self.parts}
+        self.states = {i: self.ctx.task.layout(states[i]) for i in states if i in self.holding.parts}
 
     def _trained(self, ids: Sequence[int], down: State, own: Mapping[int, State], now: Mapping[str, Any]) -> Iterator:
         """Trains `ids` in blocks of `width`; yields (context, client, down, trained) one client after the other."""
@@ -217,7 +186,7 @@ class Host:
                 ctx, mine = self._context(client, now), down | self.ctx.task.layout(own.get(client, {}))
                 seed_torch(self.seed, "start", ctx.stage, ctx.round, ctx.trip, client)
                 work = self.algorithm.start(ctx, self._state(ctx), mine)
-                jobs.append(Job(client, self.parts[client]["train"], work, ctx))
+                jobs.append(Job(client, self.holding.parts[client]["train"], work, ctx))
                 received.append(mine)
             phases = self.algorithm.phases(jobs[0].ctx)
             with untouched(f"{type(self.algorithm).__name__}.step", down=received[0], client=self._state(jobs[0].ctx)):
@@ -230,11 +199,11 @@ class Host:
     def _finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():
             if not math.isfinite(value):
-                client = self.numbers[job.client]
+                client = self.holding.numbers[job.client]
                 raise Diverged(f"round {job.ctx.round}, client {client}: training {name} is {value}")
 
     def _context(self, client: int, now: Mapping[str, Any]) -> Context:
-        parts = self.parts[client]
+        parts = self.holding.parts[client]
         data = ClientData(parts["train"], parts["val"])
         return self.ctx.at(client=client, examples=len(data.train), data=data, **now)
 
@@ -243,29 +212,6 @@ class Host:
             seed_torch(self.seed, "join", ctx.client)
             self.states[ctx.client] = self.ctx.task.layout(self.algorithm.join(ctx))
         return self.states[ctx.client]
-
-    def _scored(
-        self, ctx: Context, client: int, model: Any, point: str, splits: Sequence[str], measures: Measures
-    ) -> Scored:
-        """Of one model on the splits of a client that hold anything.
-
-        These share batches with each other and with no other client's: a row's last bits depend on the size of its
-        batch, and who lives here is a matter of placement.
-        """
-        parts = {split: self.parts[client][split] for split in splits if len(self.parts[client][split])}
-        own = {Where(self.numbers[client], self.domains[client], split, point): part for split, part in parts.items()}
-        return self._measured(ctx, model, own, measures, newcomer=client >= self.ctx.task.num_clients)
-
-    def _measured(
-        self, ctx: Context, model: Any, parts: Mapping[Where, Part], measures: Measures, *, newcomer: bool = False
-    ) -> Scored:
-        """Of one model on `parts`, none of which is empty."""
-        made = score(self.algorithm, ctx, model, list(parts.values()), measures.predictions)
-        scores, caught = [], []
-        for (where, part), values in zip(parts.items(), made, strict=True):
-            scores += [Score(*where, *value, newcomer=newcomer) for value in values]
-            caught += measures.catch(self.algorithm, ctx, model, part, self.seed, where)
-        return Scored(scores, caught)
 
     def _synchronise(self) -> None:
         if self.ctx.task.device.type == "cuda":

@@ -16,7 +16,8 @@ from rayfed.data.population import Population
 from rayfed.engine.allocator import keep_freed_memory
 from rayfed.engine.blueprint import Blueprint, homes_of
 from rayfed.engine.device import device_for
-from rayfed.engine.host import Answer, Host, Scored
+from rayfed.engine.holding import Scored
+from rayfed.engine.host import Answer, Host
 from rayfed.engine.measuring import Gradients
 from rayfed.engine.payload import pack, unpack
 from rayfed.engine.streamed import fits, room_for

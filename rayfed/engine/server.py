@@ -14,7 +14,7 @@ from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.evaluation import Evaluation, Evaluator, sent
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.host import Scored
+from rayfed.engine.holding import Scored
 from rayfed.engine.measuring import NOTHING, Measures
 from rayfed.engine.payload import bytes_by_field, bytes_by_formula, fingerprint
 from rayfed.engine.purity import untouched

@@ -112,7 +112,7 @@ def test_the_consensus_is_the_mean_by_examples_of_what_plain_training_saw():
     next(rounds)
     means = []
     for i in range(4):
-        part = server.fleet.host.parts[i]["train"]
+        part = server.fleet.host.holding.parts[i]["train"]
         job = Job(i, part, {}, server.ctx.at(stage="setup", client=i))
         model, mean = net().train(), torch.zeros(8)
         sgd = torch.optim.SGD(model.parameters(), lr=LR)
