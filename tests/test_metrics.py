@@ -26,6 +26,7 @@ ALL = {
     "mdl": {"steps": 5, "sizes": 2, "seeds": 1, "hidden": 4, "examples": 60, "layers": ["features", "logits"]},
     "frechet": True,
     "client_probe": True,
+    "head_accuracy": {"fit": ["val"]},
     "tsne": {"examples": 40, "perplexity": 5},
 }
 

@@ -3,8 +3,9 @@
 Each column has one of these rules. Where the table has `settings`, `setting` says in which the column is measured;
 `small` holds the keys that are otherwise in the small form (or false: not in it).
 
-    {split, over, rounds}      accuracy in points, or with `metric` another one as it is; with `newcomers: true` that of
-                               the clients that training did not see
+    {split, over, rounds}      accuracy in points, or with `metric` another one as it is (shares in points; of several
+                               the first that a row has); with `newcomers: true` that of clients that training did not
+                               see
         over                   mean: over clients, or over test sets; weighted: by their examples; worst: the lowest of
                                them; or {domain: NAME}
         rounds                 last; best: the best round (on this very split, as some papers do); best5: the mean of
@@ -28,6 +29,7 @@ import numpy as np
 import pandas as pd
 
 from rayfed.errors import UsageError
+from rayfed.results.metric_names import is_share
 
 Rule = Mapping[str, Any]
 
@@ -84,7 +86,12 @@ def _possible(rule: Rule) -> bool:
 
 def in_points(rule: Rule) -> bool:
     """Whether the column holds accuracies."""
-    return "split" in rule and "metric" not in rule
+    return "split" in rule and is_share(_metrics(rule)[0])
+
+
+def _metrics(rule: Rule) -> Sequence[str]:
+    given = rule.get("metric", "accuracy")
+    return [given] if isinstance(given, str) else given
 
 
 def values(columns: Mapping[str, Rule], trials: Trials) -> pd.DataFrame:
@@ -124,7 +131,8 @@ def _column(
 
 def series(trial: Trial, rule: Rule) -> pd.Series:
     """A column's value after each evaluated round."""
-    metric = rule.get("metric", "accuracy")
+    there = set(trial.scores["metric"])
+    metric = next((name for name in _metrics(rule) if name in there), "")
     rows = trial.scores[(trial.scores["split"] == rule["split"]) & (trial.scores["metric"] == metric)]
     rows = rows[rows["point"] == rule.get("point", trial.scored)]
     if "newcomer" in rows:
@@ -137,7 +145,7 @@ def series(trial: Trial, rule: Rule) -> pd.Series:
         found = by_round.apply(lambda part: np.average(part["value"], weights=part["n"]), include_groups=False)
     else:
         found = by_round["value"].min() if over == "worst" else by_round["value"].mean()
-    return found * (100 if metric == "accuracy" else 1)
+    return found * (100 if is_share(metric) else 1)
 
 
 def _target(rule: Rule, target: float | Sequence[str], trials: Mapping[Key, Trial]) -> float | None:

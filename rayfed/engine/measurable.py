@@ -20,9 +20,11 @@ def check_metrics(blueprint: Blueprint, population: Population, evaluation: Eval
         if isinstance(metric, (OfPredictions, OfRepresentations)) and not classes:
             raise UsageError(f"metrics.{name}: needs data with classes; these labels are {labels.dtype}")
         if isinstance(metric, OfRepresentations):
-            if metric.split not in scored:
+            for split in sorted(metric.splits - scored):
+                key = "split" if split == metric.split else "fit"
                 raise UsageError(
-                    f"metrics.{name}.split={metric.split}: no such data are scored; known: {', '.join(sorted(scored))}"
+                    f"metrics.{name}.{key}={split}: no such data are scored; known: {', '.join(sorted(scored))}; "
+                    "evaluate.splits says which"
                 )
             for layer in metric.layers:
                 check_layer(blueprint.model, layer, f"metrics.{name}.layers")

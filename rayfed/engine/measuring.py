@@ -1,5 +1,6 @@
 """Metrics beside accuracy and loss: what is due in a round, what hosts gather for it, what the server makes of it."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -69,7 +70,7 @@ class Measures:
         self, algorithm: Algorithm, ctx: Context, model: Any, part: Part, seed: int, where: Where
     ) -> list[Caught]:
         """On a host: the representations that the metrics want of this part of a client's data."""
-        wanted = [metric for metric in self.of(OfRepresentations) if metric.split == where.split]
+        wanted = [metric for metric in self.of(OfRepresentations) if where.split in metric.splits]
         layers = sorted({layer for metric in wanted for layer in metric.layers})
         if not layers or not len(part):
             return []
@@ -78,7 +79,10 @@ class Measures:
         rows = torch.from_numpy(order)
         y = part.y.cpu()[rows]
         found = represented(algorithm, ctx, model, part, rows, layers)
-        return [Caught(where, layer, Representations(where.client, where.domain, z, y)) for layer, z in found.items()]
+        return [
+            Caught(where, layer, Representations(where.client, where.domain, z, y, where.split))
+            for layer, z in found.items()
+        ]
 
     def moved(self, ctx: Context, before: Any, after: Any) -> list[tuple[str, float]]:
         """On a host: what the metrics of training say of a client's model before and after."""
@@ -96,23 +100,30 @@ class Measures:
         self, caught: Iterable[Caught], classes: int, seed: int, device: torch.device
     ) -> tuple[list[Score], list[Map]]:
         """On the server: values and maps from what all hosts caught."""
-        groups: dict[tuple[str, str, str], list[Representations]] = {}
+        groups: dict[tuple[str, str], list[Representations]] = {}
         for item in caught:
-            groups.setdefault((item.where.point, item.where.split, item.layer), []).append(item.of)
+            groups.setdefault((item.where.point, item.layer), []).append(item.of)
         scores, maps = [], []
         for name, metric in self.metrics.items():
-            for (point, split, layer), found in sorted(groups.items(), key=lambda pair: pair[0]):
-                if not isinstance(metric, OfRepresentations) or split != metric.split or layer not in metric.layers:
+            for (point, layer), everything in sorted(groups.items(), key=lambda pair: pair[0]):
+                if not isinstance(metric, OfRepresentations) or layer not in metric.layers:
                     continue
-                share = metric.share(len(found))
-                ordered = sorted(found, key=lambda g: (g.client, g.domain))
-                chosen = [g._replace(z=g.z[:share].to(device), y=g.y[:share].to(device)) for g in ordered]
+                found = [group for group in everything if group.split in metric.splits]
+                held = Counter(group.split for group in found)
+                if metric.split not in held:
+                    continue
+                chosen = []
+                for g in sorted(found, key=lambda g: (g.client, g.domain, g.split)):
+                    share = metric.share(held[g.split])
+                    chosen.append(g._replace(z=g.z[:share].to(device), y=g.y[:share].to(device)))
                 if isinstance(metric, Tsne):
-                    maps.append(Map(name, point, split, layer, metric.map(chosen, seed)))
+                    maps.append(Map(name, point, metric.split, layer, metric.map(chosen, seed)))
                     continue
                 suffix = "" if layer == "features" else f"@{layer}"
                 for client, domain, value in metric.measure(chosen, classes, seed):
-                    scores.append(Score(client, domain, split, point, value.metric + suffix, value.value, value.n))
+                    scores.append(
+                        Score(client, domain, metric.split, point, value.metric + suffix, value.value, value.n)
+                    )
         return scores, maps
 
 

@@ -25,6 +25,7 @@ METRICS = {
     "mdl": "rayfed.metrics.mdl:Mdl",
     "frechet": "rayfed.metrics.frechet:Frechet",
     "client_probe": "rayfed.metrics.client_probe:ClientProbe",
+    "head_accuracy": "rayfed.metrics.head_accuracy:HeadAccuracy",
     "tsne": "rayfed.metrics.tsne:Tsne",
 }
 
@@ -91,6 +92,7 @@ class Representations(NamedTuple):
     domain: str
     z: Tensor
     y: Tensor
+    split: str = "test"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +105,17 @@ class OfRepresentations(Metric):
     split: str = option("test", choices=("train", "val", "test", "ood"), help="part of the data")
     examples: int = option(2000, low=2, help="examples in all, the same number of each client where it has as many")
 
+    @property
+    def splits(self) -> frozenset[str]:
+        """All parts of the data whose representations `measure` wants; its values are recorded under `split`."""
+        return frozenset({self.split})
+
     def share(self, groups: int) -> int:
         """How many examples of each of `groups` clients and test sets are looked at."""
         return max(1, self.examples // groups)
 
     def measure(self, groups: Sequence[Representations], classes: int, seed: int) -> Iterable[tuple[int, str, Value]]:
-        """From the clients' representations; gives (client, domain, value), client -1 for all together."""
+        """From the clients' representations of `splits`; gives (client, domain, value), client -1 for all together."""
         raise NotImplementedError
 
 

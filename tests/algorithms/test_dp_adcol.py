@@ -269,7 +269,8 @@ def test_limits_of_the_curious_setting_are_said():
     ):
         algorithm = curious(sampling=0.25, guarantee=guarantee)
         plan = blueprint(algorithm, people)
-        lines = algorithm.remarks(plan.context(people, "cpu"), plan.setting(people))
+        ctx = plan.context(people, "cpu")
+        lines = algorithm.remarks(ctx, plan.setting(people, ctx.task))
         assert lines[0] == whole
         assert lines[1] == "an upload takes 0.25 of the records; each pass over them all spends ε once more"
         assert lines[2].endswith("no record-level privacy of training data")
@@ -306,5 +307,6 @@ def test_a_delta_of_one_over_the_representations_is_remarked():
     people = blobs()  # 120 vectors
     for delta, said in ((0.01, True), (1 / 120, True), (0.008, False)):
         plan = blueprint(small(delta=delta), people)
-        lines = plan.algorithm.remarks(plan.context(people, "cpu"), plan.setting(people))
+        ctx = plan.context(people, "cpu")
+        lines = plan.algorithm.remarks(ctx, plan.setting(people, ctx.task))
         assert any(line.startswith(f"δ={delta:g} is not below 1/120: ") for line in lines) == said

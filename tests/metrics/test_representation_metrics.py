@@ -9,15 +9,15 @@ import torch
 from rayfed.metrics.base import Representations
 from rayfed.metrics.client_probe import ClientProbe
 from rayfed.metrics.frechet import Frechet, frechet
+from rayfed.metrics.head_accuracy import HeadAccuracy
 from rayfed.metrics.mdl import Mdl, training_sizes
 from rayfed.metrics.tsne import Tsne
 
 
-def group(client, z, y=None, domain=None):
+def group(client, z, y=None, domain=None, split="test"):
     z = torch.as_tensor(z, dtype=torch.float32)
-    return Representations(
-        client, domain or f"d{client}", z, torch.zeros(len(z), dtype=torch.int64) if y is None else y
-    )
+    y = torch.zeros(len(z), dtype=torch.int64) if y is None else torch.as_tensor(y)
+    return Representations(client, domain or f"d{client}", z, y, split)
 
 
 def test_frechet_in_one_dimension():
@@ -54,6 +54,34 @@ def test_client_probe_names_clients_that_differ(shift, low, high):
 
 def test_one_client_cannot_be_told_apart():
     assert list(ClientProbe().measure([group(0, torch.randn(9, 2))], 2, 0)) == []
+
+
+def test_head_accuracy_is_of_each_clients_own_head():
+    """Two clients with opposite labels: a common head would be wrong for one of them."""
+    z = [[-2.0], [-1.0], [1.0], [2.0]]
+    groups = [
+        group(0, z, [0, 0, 1, 1], split="train"),
+        group(0, [[-1.5], [1.5], [3.0], [-3.0]], [0, 1, 1, 1]),  # the last one is not what the head says
+        group(1, z, [1, 1, 0, 0], split="train"),
+        group(1, [[-1.5], [1.5]], [1, 0]),
+        group(2, z, [0, 0, 0, 0], split="train"),  # one class alone
+        group(2, [[5.0], [6.0]], [0, 1]),
+        group(3, z, [0, 1, 0, 1]),  # nothing to learn from
+    ]
+    found = {client: (v.value, v.n) for client, _, v in HeadAccuracy().measure(groups, 2, 0)}
+    assert found == {0: (0.75, 4), 1: (1.0, 2), 2: (0.5, 2)}
+
+
+def test_head_accuracy_learns_from_all_its_parts():
+    """The class boundary lies at 0 by the training part, and at 10 by both."""
+    train = group(0, [[-1.0], [1.0]] * 5, [0, 1] * 5, split="train")
+    val = group(0, [[float(i)] for i in range(2, 19)], [0] * 8 + [1] * 9, split="val")
+    wide = group(0, [[-1.0], [1.0]] * 5, [0, 0] * 5, split="train")
+    test = group(0, [[4.0], [16.0]], [0, 1])
+    ((_, _, of_train),) = HeadAccuracy().measure([train, val, test], 2, 0)
+    ((_, _, of_both),) = HeadAccuracy(fit=["train", "val"]).measure([wide, val, test], 2, 0)
+    assert (of_train.value, of_both.value) == (0.5, 1.0)
+    assert HeadAccuracy(fit=["train", "val"]).splits == {"train", "val", "test"}
 
 
 def test_training_sizes():
