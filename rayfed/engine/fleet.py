@@ -7,12 +7,10 @@ import torch
 
 from rayfed.algorithm import State
 from rayfed.data.population import Population
-from rayfed.engine.allocator import keep_freed_memory
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.holding import Scored
 from rayfed.engine.host import Answer, Host
 from rayfed.engine.measuring import Gradients, Measures
-from rayfed.engine.streamed import room_for
 from rayfed.engine.sums import ExactSum
 
 
@@ -68,20 +66,8 @@ class LocalFleet:
     def __init__(
         self, blueprint: Blueprint, population: Population, device: str | torch.device = "cpu", *, gpus: float = 0.0
     ):
-        torch.set_num_threads(blueprint.threads)
-        keep_freed_memory()
-        self.host = Host(
-            blueprint.algorithm,
-            blueprint.context(population, device),
-            population,
-            range(len(population.clients)),
-            range(len(population.tests)),
-            width=blueprint.width,
-            drop_last=blueprint.drop_last,
-            seed=blueprint.seed,
-            augment=blueprint.augment,
-            room=room_for(blueprint.resident, device, min(gpus, 1.0) or 1.0),
-        )
+        everyone, tests = range(len(population.clients)), range(len(population.tests))
+        self.host = Host.of(blueprint, population, device, everyone, tests, share=min(gpus, 1.0) or 1.0)
 
     def exchange(self, *args: Any) -> list[Answer]:
         return [self.host.exchange(*args)]

@@ -10,12 +10,15 @@ import torch
 from rayfed.algorithm import Algorithm, ClientData, Context, Reply, State
 from rayfed.augment.base import Augment
 from rayfed.data.population import Population
+from rayfed.engine.allocator import keep_freed_memory
+from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.holding import Holding, Scored
 from rayfed.engine.measuring import NOTHING, Caught, Gradients, Measures
 from rayfed.engine.payload import bytes_by_field
 from rayfed.engine.purity import untouched
 from rayfed.engine.scoring import Score
 from rayfed.engine.seeds import seed_torch
+from rayfed.engine.streamed import room_for
 from rayfed.engine.sums import ExactSum
 from rayfed.engine.training import Job, Trained, train
 from rayfed.errors import Diverged
@@ -69,6 +72,33 @@ class Host:
         self.states: dict[int, State] = {}
         self._before: dict[int, Any] = {}  # clients' models before the round, where a metric wants them
         self._waiting: list[tuple[int, State]] = []  # averaged fields, until the server has weighed the replies
+
+    @classmethod
+    def of(
+        cls,
+        blueprint: Blueprint,
+        population: Population,
+        device: str | torch.device,
+        clients: Sequence[int],
+        tests: Sequence[int],
+        *,
+        share: float,
+    ) -> "Host":
+        """For a process of its own, which this prepares; the host may take `share` of the device's memory."""
+        torch.set_num_threads(blueprint.threads)
+        keep_freed_memory()
+        return cls(
+            blueprint.algorithm,
+            blueprint.context(population, device),
+            population,
+            clients,
+            tests,
+            width=blueprint.width,
+            drop_last=blueprint.drop_last,
+            seed=blueprint.seed,
+            augment=blueprint.augment,
+            room=room_for(blueprint.resident, device, share),
+        )
 
     def exchange(
         self,

@@ -13,7 +13,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.algorithm import State
 from rayfed.data.population import Population
-from rayfed.engine.allocator import keep_freed_memory
 from rayfed.engine.blueprint import Blueprint, homes_of
 from rayfed.engine.device import device_for
 from rayfed.engine.holding import Scored
@@ -39,23 +38,9 @@ class RayHost:
         gpus: float,
         share: float = 1.0,
     ):
-        torch.set_num_threads(blueprint.threads)
-        keep_freed_memory()
-        device = device_for(gpus)
-        self.device, self._refused = device, None
+        self.device, self._refused = device_for(gpus), None
         try:
-            self.host = Host(
-                blueprint.algorithm,
-                blueprint.context(population, device),
-                population,
-                clients,
-                tests,
-                width=blueprint.width,
-                drop_last=blueprint.drop_last,
-                seed=blueprint.seed,
-                augment=blueprint.augment,
-                room=room_for(blueprint.resident, device, share),
-            )
+            self.host = Host.of(blueprint, population, self.device, clients, tests, share=share)
         except UsageError as error:  # raised later: from an actor that is being made it would arrive as its death
             self._refused = error
 
