@@ -15,6 +15,9 @@ without D and sends z, the server trains a new D on their places in the cohort, 
 the target one over the cohort's size. Five of fifty parties that drop out at random before five others are drawn, as in
 table 18, make the same rounds as `cohort=5`: any five are as likely. D's momentum starts at zero in every round.
 
+A discriminator needs steps: Digits give it 582 a round (37,190 vectors, batches of 64), few data need more passes
+(`server_epochs`) for as many. Without them `discriminator_loss` stays at log N, and every μ trains as μ = 0 does.
+
 With `discriminators` = k the divergence is the mean over those received in the last k rounds (Eq. 18), of which there
 are fewer at first; parties keep the older ones, so that one travels. `share_predictor` averages the head (appendix B).
 """
@@ -27,7 +30,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, State, represent
+from rayfed.algorithm import ClientData, Context, Setting, State, represent
 from rayfed.algorithms.parts.discriminator_memory import DiscriminatorMemory
 from rayfed.network import gradients
 from rayfed.options import option
@@ -47,6 +50,17 @@ class Adcol(DiscriminatorMemory):
 
     mu: float = option(1.0, low=0, help="μ, weight of the divergence; 0 is the control: local training alone")
     sampling: float = option(1.0, above=0, high=1, help="share of its representations that a party sends each round")
+
+    def remarks(self, ctx: Context, setting: Setting) -> Sequence[str]:
+        sizes = list(setting.examples.values())[: setting.task.num_clients]
+        vectors = sum(self.count(n) for n in sizes) * setting.cohort / len(sizes)
+        steps = self.passes * math.ceil(vectors / self.server_batch_size)
+        outputs = setting.cohort if self.fixed_size else setting.task.num_clients
+        return (
+            f"the discriminator takes about {steps} steps a round (582 on the paper's Digits); while its loss stays "
+            f"at log {outputs} = {math.log(outputs):.2f} it knows nothing, and mu changes nothing: raise "
+            "algorithm.server_epochs",
+        )
 
     def prepared(self, z: Tensor) -> Tensor:
         """Representations [batch, width] as a discriminator is given them, by the server or in the client's loss."""

@@ -47,6 +47,7 @@ class DPAdcol(PrivateDiscriminator):
         limits = (
             "a representation depends on other records through the network: no record-level privacy of training data",
             SIMULATED,
+            *super().remarks(ctx, setting),
         )
         if not self.curious:
             said = f"ε={self.epsilon:g} at δ={self.delta:g} protects what the server sends; uploads are bare"

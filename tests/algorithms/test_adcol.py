@@ -508,3 +508,21 @@ def test_what_does_not_go_together():
         UsageError, match=r"^algorithm.discriminators=2: with fixed_size=true there is one, new in each"
     ):
         blueprint(small(discriminators=2, fixed_size=True), people).check(people)
+
+
+def test_the_discriminators_steps_are_said():
+    """20 + 26 + 33 + 41 = 120 vectors in batches of 16: 8 steps a pass; half of the parties send half as many."""
+    people = blobs(len(SIZES), sizes=SIZES)
+    for options, cohort, steps, outputs in (
+        ({}, 4, 8, 4),
+        ({"server_epochs": 5}, 4, 40, 4),
+        ({"sampling": 0.5}, 4, 4, 4),
+        ({}, 2, 4, 4),
+        ({"fixed_size": True}, 2, 40, 2),
+    ):
+        algorithm = small(**options)
+        plan = blueprint(algorithm, people, cohort=cohort)
+        ctx = plan.context(people, "cpu")
+        (said,) = algorithm.remarks(ctx, plan.setting(people, ctx.task))
+        assert said.startswith(f"the discriminator takes about {steps} steps a round")
+        assert f"log {outputs} = {math.log(outputs):.2f}" in said
