@@ -113,7 +113,9 @@ def _here(values: pd.Series, points: bool) -> str:
 
 
 def _difference(values: pd.Series, published: tuple[float, float | None] | None, points: bool) -> str:
-    gap = values.mean() - published[0] if len(values) and published else math.nan
+    if not len(values) or published is None or math.isinf(published[0]):
+        return "–"
+    gap = values.mean() - published[0]
     return f"{gap:+.1f}" if points and math.isfinite(gap) else f"{gap:+.3g}" if math.isfinite(gap) else "–"
 
 
