@@ -106,7 +106,8 @@ def _here(values: pd.Series, points: bool) -> str:
     if not len(values):
         return "–"
     reached = values[values < math.inf]
-    text = _number(reached.mean(), round(reached.std(), 12) if len(reached) > 1 else None, "{:.1f}" if points else "{:.3g}")
+    spread = round(reached.std(), 12) if len(reached) > 1 else None
+    text = _number(reached.mean(), spread, "{:.1f}" if points else "{:.3g}")
     if not len(reached):
         return "never"
     return text if len(reached) == len(values) else f"{text} ({len(reached)} of {len(values)} seeds)"
@@ -125,7 +126,8 @@ def verdict(claim: Claim, found: pd.DataFrame) -> str:
     if not {claim.more, claim.less} <= set(own.columns):
         return f"{claim.text}: not measured"
     both = own[[claim.more, claim.less]].dropna()
-    gaps = (both[claim.more] - both[claim.less]).fillna(0.0).round(12)  # infinity less infinity: neither comes to the target
+    gaps = (both[claim.more] - both[claim.less]).round(12)
+    gaps = gaps.fillna(0.0)  # infinity less infinity: neither comes to the target
     if not len(gaps):
         return f"{claim.text}: not measured"
     if not all(map(math.isfinite, gaps)):
