@@ -1,5 +1,7 @@
 """What a simulation says of itself before it starts: the things that papers' codes leave silent."""
 
+from collections.abc import Sequence
+
 from rayfed.config import Local
 from rayfed.engine.payload import bytes_by_field
 from rayfed.engine.resident import client_data
@@ -49,9 +51,14 @@ def introduce(plan: Plan) -> str:
         "placement": f"{where}, width {place.width}",
         "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
     }
-    remarks = algorithm.remarks(some, blueprint.setting(population, task))
-    said = [*lines.items(), *(("note", remark) for remark in remarks)]
+    said = [*lines.items(), *(("note", remark) for remark in remarks(plan))]
     return "\n".join(f"{name:>10}  {text}" for name, text in said)
+
+
+def remarks(plan: Plan) -> Sequence[str]:
+    """What the algorithm has to say of this configuration, a line each."""
+    ctx = plan.blueprint.context(plan.population, "cpu").at(cohort=tuple(range(plan.blueprint.cohort)))
+    return plan.blueprint.algorithm.remarks(ctx, plan.blueprint.setting(plan.population, ctx.task))
 
 
 def _optimizer(local: Local) -> str:

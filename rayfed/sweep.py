@@ -15,6 +15,7 @@ from rayfed.config import Config, Named
 from rayfed.engine.server import Record
 from rayfed.errors import UsageError
 from rayfed.help import usage
+from rayfed.introduction import remarks
 from rayfed.plan import make_plan, trial_name
 from rayfed.progress import many_trials, span, watch_trials
 from rayfed.registry import resolve
@@ -22,6 +23,8 @@ from rayfed.report import plot, render
 from rayfed.results.read import read
 from rayfed.sources import from_arguments, from_file
 from rayfed.space import Space, read_space
+
+NOTES = 8  # of the algorithms' remarks, so many are shown before a sweep
 
 
 def sweep(space: Space, *, quiet: bool = False) -> int:
@@ -41,25 +44,34 @@ def sweep(space: Space, *, quiet: bool = False) -> int:
         raise UsageError(f"arms: two trials are the same configuration ({_repeated(names)}); each must differ")
     if any((c.results, c.experiment) != (first.results, first.experiment) for c in configs):
         raise UsageError("results and experiment: one for the whole sweep, not one for each arm")
-    _check_all(configs, space)
+    notes = _check_all(configs, space)
     done = _done(first) if first.resume else set()
     todo = [
         {"trial": name, "values": values} for name, (_, values) in zip(names, trials, strict=True) if name not in done
     ]
     if not quiet:
-        print(_announce(space, len(names), len(done & set(names))), file=sys.stderr, flush=True)
+        said = [_announce(space, len(names), len(done & set(names))), *_shortened(notes)]
+        print("\n".join(said), file=sys.stderr, flush=True)
     return _tune(space, configs, todo, quiet) if todo else 0
 
 
-def _check_all(configs: Sequence[Config], space: Space) -> None:
-    """Plans each configuration once, with data loaded once for each way of dividing it."""
+def _check_all(configs: Sequence[Config], space: Space) -> list[str]:
+    """Plans each configuration once, with data loaded once for each way of dividing it; returns the plans' remarks."""
     loaded: dict[str, Any] = {}
+    notes: dict[str, None] = {}
     for config in configs[: len(configs) // len(space.seeds)]:
         key = repr((config.data, config.partition, config.leave_out))
         plan = make_plan(config, population=loaded.get(key))
         loaded[key] = plan.population
         if space.search.scheduler == "asha" and not any(len(client.val) for client in plan.population.participants):
             raise UsageError("search.scheduler=asha: compares validation accuracies, and partition.validation is 0")
+        notes |= {f"note: {config.algorithm_name}: {remark}": None for remark in remarks(plan)}
+    return list(notes)
+
+
+def _shortened(notes: list[str]) -> list[str]:
+    more = [f"{len(notes) - NOTES} more notes; rayfed.run prints those of one configuration"]
+    return notes[:NOTES] + (more if len(notes) > NOTES else [])
 
 
 def _repeated(names: Sequence[str]) -> str:

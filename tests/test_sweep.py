@@ -18,7 +18,7 @@ import ray
 import yaml
 
 import rayfed
-from rayfed.sweep import main
+from rayfed.sweep import NOTES, _shortened, main
 
 pytestmark = pytest.mark.ray
 
@@ -38,6 +38,9 @@ class Failing(FedAvg):
         if ctx.round == 2:
             raise ZeroDivisionError("my own mistake")
         return super().finish(ctx, work, client, down, data)
+
+    def remarks(self, ctx, setting):
+        return (f"goes wrong in round 2 of {setting.rounds}",)
 """
 
 SPACE = f"""
@@ -103,6 +106,10 @@ def single(name, seed):
 class TestSweep:
     def test_some_went_wrong(self, swept):
         assert swept.code == 1
+
+    def test_remarks_are_said_once_before_it_starts(self, swept):
+        assert swept.err.count("note: sweep_mine:Failing: goes wrong in round 2 of 3\n") == 1
+        assert swept.err.index("note: ") < swept.err.index("trials ", swept.err.index("trials: ") + 8)
 
     def test_every_arm_with_every_seed(self, swept):
         found = swept.trials.groupby("algorithm")["seed"].apply(sorted).to_dict()
@@ -249,3 +256,10 @@ class TestRefused:
         assert second.startswith(
             "2 True False rayfed: placement.hosts=1000: 1000 hosts of 1 CPU and 0 GPU need 1000 CPU"
         )
+
+
+def test_many_notes_are_cut_short():
+    notes = [f"note: a: {k}" for k in range(NOTES + 3)]
+    assert _shortened(notes[:NOTES]) == notes[:NOTES]
+    assert _shortened(notes)[:-1] == notes[:NOTES]
+    assert _shortened(notes)[-1].startswith("3 more notes")
