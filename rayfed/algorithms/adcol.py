@@ -16,7 +16,7 @@ the target one over the cohort's size. Five of fifty parties that drop out at ra
 table 18, make the same rounds as `cohort=5`: any five are as likely. D's momentum starts at zero in every round.
 
 A discriminator needs steps: Digits give it 582 a round (37,190 vectors, batches of 64), few data need more passes
-(`server_epochs`) for as many. Without them `discriminator_loss` stays at log N, and every μ trains as μ = 0 does.
+(`server_epochs`) for as many. While `discriminator_loss` stays at log N, every μ trains as μ = 0 does.
 
 With `discriminators` = k the divergence is the mean over those received in the last k rounds (Eq. 18), of which there
 are fewer at first; parties keep the older ones, so that one travels. `share_predictor` averages the head (appendix B).
