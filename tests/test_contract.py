@@ -67,7 +67,7 @@ class Mine(FedAvg):
         return () if ctx.stage == "setup" else (Phase("first", steps=2), ctx.local)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        note = down["note"] + 0.1 * torch.randn(3)  # drawn in `start`, so the same at any width
+        note = down["note"] + 0.1 * torch.randn(3, device=ctx.task.device)  # in `start`, so alike at any width
         return super().start(ctx, client, down) | {"note": note}
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
