@@ -55,7 +55,8 @@ class Mine(FedAvg):
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
-        return server | {"velocity": zeros_like(server["weights"]), "notes": torch.zeros(len(CLIENTS), 3)}
+        notes = torch.zeros(len(CLIENTS), 3, device=ctx.task.device)
+        return server | {"velocity": zeros_like(server["weights"]), "notes": notes}
 
     def join(self, ctx: Context) -> State:
         return super().join(ctx) | {"visits": torch.tensor(0)}
