@@ -18,8 +18,9 @@ table 18, make the same rounds as `cohort=5`: any five are as likely. D's moment
 A discriminator needs steps: Digits give it 582 a round (37,190 vectors, batches of 64), few data need more passes
 (`server_epochs`) for as many. While `discriminator_loss` stays at log N, every μ trains as μ = 0 does.
 
-With `discriminators` = k the divergence is the mean over those received in the last k rounds (Eq. 18), of which there
-are fewer at first; parties keep the older ones, so that one travels. `share_predictor` averages the head (appendix B).
+With `discriminators` = k the divergence is the mean over those received in the last k rounds, which were trained in
+rounds max(1, t − k) to t − 1 (Eq. 18); the first, which is untrained, counts in round 1 alone. Parties keep the older
+ones, so that one travels. `share_predictor` averages the head (appendix B).
 """
 
 import math
@@ -32,6 +33,7 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Setting, State, represent
 from rayfed.algorithms.parts.discriminator_memory import DiscriminatorMemory
+from rayfed.errors import UsageError
 from rayfed.network import gradients
 from rayfed.options import option
 from rayfed.task import Batch
@@ -50,6 +52,20 @@ class Adcol(DiscriminatorMemory):
 
     mu: float = option(1.0, low=0, help="μ, weight of the divergence; 0 is the control: local training alone")
     sampling: float = option(1.0, above=0, high=1, help="share of its representations that a party sends each round")
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        if self.network == "mlp":
+            return
+        if self.linear:
+            raise UsageError(
+                f"algorithm.linear=true: algorithm.network={self.network} is not; use linear=false, or network=mlp"
+            )
+        if self.server_batch_size == 1:
+            raise UsageError(
+                f"algorithm.server_batch_size=1: algorithm.network={self.network} cannot train its batch norm on one "
+                "representation; use 2 or more"
+            )
 
     def remarks(self, ctx: Context, setting: Setting) -> Sequence[str]:
         sizes = list(setting.examples.values())[: setting.task.num_clients]

@@ -6,14 +6,18 @@ together keep to (ε, δ) by Rényi accounting. The first round fixes the sampli
 
 `curious` server: a party sends a share of its representations in each round, every vector stretched to [0, 1] and with
 Laplace noise of scale 1/ε on each coordinate (the text prints "Gau" and defines "Lap"). The local divergence sees the
-same normalisation without noise. `strict` scales a vector to an L1 norm of 1/2 instead, which makes ε hold for it as a
-whole. Parties draw without replacement across rounds, and start anew when all was sent once.
+same normalisation without noise. `strict` then scales a vector to an L1 norm of 1/2, which makes ε hold for it as a
+whole. Parties draw without replacement across rounds, and start anew when all was sent once: to spend ε once, as the
+paper does, `sampling` must be at most one over the number of rounds.
 
 Privacy spent, as recorded: (trusted) ε at δ of the steps so far, for a `representation` that is in the pool of every
 round or not; (curious) ε times the number of times that a record may have been sent, for a `representation` that
-becomes any other (strict) or one `coordinate` of it, which is the budget of the paper's tables.
+becomes any other (strict), or for one `stretched coordinate`, a number in [0, 1] that changes while the others stay.
+That is how we read the paper's ε, and it is little: of d coordinates before the stretching, one that becomes the least
+or the greatest moves all others, so that it, like the vector as a whole, is worth up to dε.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,9 +28,12 @@ from torch import Tensor
 
 from rayfed.algorithm import Context, Privacy, Replies, Setting, State
 from rayfed.algorithms.parts.private_discriminator import PrivateDiscriminator
+from rayfed.errors import UsageError
 from rayfed.options import option
 from rayfed.privacy.laplace import half_ball, laplace_like, unit_range
 from rayfed.privacy.limits import SIMULATED, too_great
+
+OF_TRUSTED = ("clip", "delta")  # options that mean nothing to a curious server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +44,28 @@ class DPAdcol(PrivateDiscriminator):
     name: ClassVar[str] = "dp_adcol"
     source: ClassVar[str] = "Li, He and Song 2023, differential privacy, tables 16 and 17"
 
+    epsilon: float = option(5.0, low=1e-6, help="ε: of all rounds (trusted), of an upload (curious)")
     guarantee: str = option(
-        "coordinate", choices=("coordinate", "strict"), help="curious: ε for each coordinate, or for the vector"
+        "coordinate",
+        choices=("coordinate", "strict"),
+        help="curious: ε for each coordinate of a stretched vector, or for the vector",
     )
     hidden: list[int] = option([512], low=1, high=65536, help="widths of the discriminator's hidden layers")
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        if self.guarantee == "strict" and not self.curious:
+            raise UsageError(
+                "algorithm.guarantee=strict: says what a curious server gets to see; use setting=curious, or "
+                "guarantee=coordinate"
+            )
+        for field in dataclasses.fields(self) if self.curious else ():
+            value = getattr(self, field.name)
+            if field.name in OF_TRUSTED and value != field.default:
+                raise UsageError(
+                    f"algorithm.{field.name}={value:g}: is of a trusted server's DP-SGD, and algorithm.setting=curious "
+                    "has none; leave it out, or use setting=trusted"
+                )
 
     def remarks(self, ctx: Context, setting: Setting) -> Sequence[str]:
         width = math.prod(ctx.task.feature_shape)
@@ -52,10 +77,14 @@ class DPAdcol(PrivateDiscriminator):
         if not self.curious:
             said = f"ε={self.epsilon:g} at δ={self.delta:g} protects what the server sends; uploads are bare"
             return (said, *too_great(self.delta, sum(self.sent(setting)), "representations"), *limits)
-        whole = self.epsilon if self.guarantee == "strict" else width * self.epsilon
+        whole = f"{width * self.epsilon:g} for a vector, or for a coordinate that moves its range and so all others"
+        of_what = "vector" if self.guarantee == "strict" else f"stretched coordinate: {whole}"
+        sizes = list(setting.examples.values())[: setting.task.num_clients]
+        times = max(math.ceil(setting.rounds * self.count(n) / n - 1e-9) for n in sizes)
         return (
-            f"ε={self.epsilon:g} a {'vector' if self.guarantee == 'strict' else 'coordinate'}: {whole:g} for a vector",
-            f"an upload takes {self.sampling:g} of the records; each pass over them all spends ε once more",
+            f"ε={self.epsilon:g} a {of_what}",
+            f"an upload takes {self.sampling:g} of the records; each pass over them all spends ε once more: a record "
+            f"is sent up to {times} times in {setting.rounds} rounds, which spends {times * self.epsilon:g}",
             *limits,
         )
 
@@ -99,4 +128,5 @@ class DPAdcol(PrivateDiscriminator):
         if not self.curious:
             return super().privacy_spent(ctx, server)
         times = math.ceil(float(server["passes"].max()) - 1e-9)
-        return Privacy(times * self.epsilon, "representation" if self.guarantee == "strict" else "coordinate")
+        unit = "representation" if self.guarantee == "strict" else "stretched coordinate"
+        return Privacy(times * self.epsilon, unit)

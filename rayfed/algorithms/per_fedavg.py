@@ -11,6 +11,7 @@ A batch is two (HF: three) times as large as configured, so an epoch has ⌊n / 
 odd number of examples one belongs to both parts.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -20,6 +21,7 @@ from torch import Tensor
 from rayfed.algorithm import Context, Phase, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.errors import UsageError
+from rayfed.lone_row import trains_on_one
 from rayfed.options import option
 from rayfed.task import Batch
 from rayfed.tree import add, only, sub
@@ -62,6 +64,25 @@ class PerFedAvg(FedAvg):
                     f"placement.width={setting.width}: algorithm.name={self.name} takes {self.parts} batches a step, "
                     f"and client {client}'s last ones are shorter; use local.drop_last=true or placement.width=1"
                 )
+        self._refuse_lone_rows(setting)
+
+    def _refuse_lone_rows(self, setting: Setting) -> None:
+        """Raises UsageError if the network cannot train on one example, and a part of a batch has no more."""
+        size = setting.batch_size
+        lone = [client for client, n in setting.examples.items() if size == 1 or self._leaves_one(n, setting)]
+        if lone and not trains_on_one(setting.task, setting.shape, tokens=setting.tokens):
+            n = setting.examples[lone[0]]
+            other = "use at least 2" if size == 1 else "use another size, or local.drop_last=true"
+            raise UsageError(
+                f"local.batch_size={size}: algorithm.name={self.name} cuts batches into {self.parts}, and of client "
+                f"{lone[0]}'s {n} training examples a part has one alone, on which batch norm cannot train; "
+                f"{other if n > self.parts else 'partition.* must give it more'}"
+            )
+
+    def _leaves_one(self, n: int, setting: Setting) -> bool:
+        adapted = self.finetune_steps is None or self.finetune_steps >= math.ceil(n / setting.batch_size)
+        in_parts = 0 < n % (self.parts * setting.batch_size) <= self.parts
+        return not setting.drop_last and (in_parts or (adapted and n % setting.batch_size == 1))
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
         if ctx.stage != "final":

@@ -13,6 +13,7 @@ from rayfed.augment.base import Augment
 from rayfed.data.population import Population
 from rayfed.engine.seeds import torch_state_kept
 from rayfed.errors import UsageError
+from rayfed.lone_row import comes_to_one, trains_on_one
 from rayfed.optim import Optimizer
 from rayfed.task import Inputs, Task
 
@@ -89,7 +90,41 @@ class Blueprint:
                     f"placement.width={self.width}: clients that train together need batches of one size, and client "
                     f"{ragged[0]}'s last batch is smaller; use local.drop_last=true or placement.width=1"
                 )
-        self.algorithm.check(self.setting(population, self.context(population, "cpu").task))
+        ctx = self.context(population, "cpu")
+        setting = self.setting(population, ctx.task)
+        self.algorithm.check(setting)
+        self._refuse_lone_rows(ctx, setting)
+
+    def _refuse_lone_rows(self, ctx: Context, setting: Setting) -> None:
+        """Raises UsageError if a client is left with a batch of one example that the network cannot train on."""
+        size = self.batch_size
+        if self.drop_last and size > 1:
+            return
+        if trains_on_one(ctx.task, setting.shape, tokens=setting.tokens):
+            return
+        for place, (client, n) in enumerate(setting.examples.items()):
+            if self._has_lone_row(ctx.at(client=place, examples=n)):
+                other = "use at least 2" if size == 1 else "use another size, or local.drop_last=true"
+                raise UsageError(
+                    f"local.batch_size={size}: of client {client}'s {n} training examples a batch has one alone, on "
+                    "which the model's batch norm cannot train; "
+                    f"{other if n > 1 else 'partition.* must give it more'}"
+                )
+
+    def _has_lone_row(self, ctx: Context) -> bool:
+        """Whether any local training of the client of `ctx` comes to a batch of one example."""
+        algorithm = self.algorithm
+        exchanges = (
+            ("setup", 0, algorithm.setup_exchanges),
+            ("round", 1, algorithm.trips),
+            ("final", self.rounds + 1, algorithm.final_exchanges),
+        )
+        return any(
+            comes_to_one(phase, ctx.examples, self.batch_size, drop_last=self.drop_last)
+            for stage, number, trips in exchanges
+            for trip in range(trips)
+            for phase in algorithm.phases(ctx.at(stage=stage, round=number, trip=trip))
+        )
 
     def global_model(self, population: Population) -> tuple[Any, bool]:
         """(the server's model before the first round, or None; whether it is the network with all its weights)."""

@@ -49,7 +49,8 @@ class RoundRow(NamedTuple):
 
     The table also gets `bytes_down` and `bytes_up`, the sums over the fields. `bytes_formula` is both together by the
     formula of the method's paper, None where there is none. `epsilon` is None without privacy; else
-    `privacy_unit` says what it is of: `client`, all data of one; `representation`, one vector; `coordinate`, of one.
+    `privacy_unit` says what it is of: `client`, all data of one; `representation`, one vector; `stretched coordinate`,
+    one number of a vector that was stretched to [0, 1], while its others stay (see `rayfed.algorithms.dp_adcol`).
     """
 
     round: int

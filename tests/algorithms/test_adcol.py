@@ -428,6 +428,16 @@ def test_refusals():
     population = blobs()
     with pytest.raises(UsageError, match=r"^algorithm.fixed_size=true: needs two parties or more in a round"):
         blueprint(small(fixed_size=True), population, cohort=1).check(population)
+    with pytest.raises(
+        UsageError, match=r"^algorithm.linear=true: algorithm.network=resnet18 is not; use linear=false"
+    ):
+        blueprint(small(network="resnet18", linear=True), population).check(population)
+    with pytest.raises(
+        UsageError, match=r"^algorithm.server_batch_size=1: algorithm.network=resnet18 cannot train its"
+    ):
+        blueprint(small(network="resnet18", server_batch_size=1), population).check(population)
+    blueprint(small(linear=True, server_batch_size=1), population).check(population)
+    blueprint(small(network="resnet18", server_batch_size=2), population).check(population)
 
 
 # Several discriminators, a shared predictor, ResNets
@@ -443,12 +453,26 @@ def test_the_divergence_is_the_mean_over_the_last_discriminators():
     for round, weights in enumerate(drawn, 1):
         now, down = ctx.at(round=round, client=0), {"weights": {}, "discriminator": weights}
         work = algorithm.start(now, client, down)
-        each = [divergence(Network(mlp([8, 16, 4]))(d, z)[0]) for d in drawn[max(0, round - 3) : round]]
+        # Eq. 18 takes those trained in rounds max(1, t - 3) to t - 1, each received one round later
+        received = range(max(1, round - 3) + 1, round + 1) if round > 1 else [1]
+        each = [divergence(Network(mlp([8, 16, 4]))(drawn[r - 1], z)[0]) for r in received]
         torch.testing.assert_close(algorithm.divergences(now, work, down, z), torch.stack(each).mean())
         client, _ = algorithm.finish(now, work, client, down, type(ctx.data)(parts[0]["train"], None))
     now = ctx.at(round=9)  # a party that was not asked for some rounds: what it has is too old
     work = algorithm.start(now, client, {"weights": {}, "discriminator": drawn[0]})
     assert work["used"].tolist() == [0, 0]
+
+
+def test_the_untrained_discriminator_counts_in_the_first_round_alone():
+    """Round 2 has one trained discriminator, so two make no difference to one until then; in round 3 there are two."""
+    people = blobs()
+
+    def trained(discriminators, rounds):
+        plan = blueprint(small(discriminators=discriminators, mu=5.0), people, rounds=rounds)
+        return weights_by_client(simulate(plan, people)[0])[0]
+
+    assert equal(trained(2, 2), trained(1, 2))
+    assert not equal(trained(2, 3), trained(1, 3))
 
 
 def test_older_discriminators_do_not_travel():

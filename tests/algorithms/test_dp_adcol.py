@@ -1,6 +1,7 @@
 """ADCOL with differential privacy: accounting over all rounds, DP-SGD by hand, what a curious server gets to see."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -234,7 +235,7 @@ def test_what_is_spent_counts_passes_and_says_of_what(options, expected):
     people = blobs(sizes=(20, 24, 32, 40))
     _, records = simulate(blueprint(curious(epsilon=2.0, **options), people, rounds=4), people)
     assert [record.epsilon for record in records] == pytest.approx(expected)
-    unit = "representation" if "guarantee" in options else "coordinate"
+    unit = "representation" if "guarantee" in options else "stretched coordinate"
     assert {record.privacy_unit for record in records} == {unit}
 
 
@@ -264,17 +265,44 @@ def test_the_rounds_table_has_it_and_other_methods_have_none(tmp_path):
 def test_limits_of_the_curious_setting_are_said():
     people = blobs()
     for guarantee, whole in (
-        ("coordinate", "ε=5 a coordinate: 40 for a vector"),
-        ("strict", "ε=5 a vector: 5 for a vector"),
+        ("coordinate", "ε=5 a stretched coordinate: 40 for a vector, or for a coordinate that moves its range and so "),
+        ("strict", "ε=5 a vector"),
     ):
         algorithm = curious(sampling=0.25, guarantee=guarantee)
-        plan = blueprint(algorithm, people)
+        plan = blueprint(algorithm, people, rounds=6)
         ctx = plan.context(people, "cpu")
         lines = algorithm.remarks(ctx, plan.setting(people, ctx.task))
-        assert lines[0] == whole
-        assert lines[1] == "an upload takes 0.25 of the records; each pass over them all spends ε once more"
+        assert lines[0] == whole + ("all others" if guarantee == "coordinate" else "")
+        assert lines[1] == (
+            "an upload takes 0.25 of the records; each pass over them all spends ε once more: a record is sent up to 2 "
+            "times in 6 rounds, which spends 10"
+        )
         assert lines[2].endswith("no record-level privacy of training data")
         assert lines[3].startswith("noise comes of the seed, and the tables' scores are bare")
+
+
+def test_a_coordinate_that_moves_the_range_moves_all_others():
+    """So ε does not hold for a coordinate of z itself, but for one of the stretched vector whose others stay."""
+    z = torch.linspace(0, 1, 64)[None]
+    other = z.clone()
+    other[0, -1] = 1000
+    assert (unit_range(other) - unit_range(z)).abs().sum() > 30  # at most 1 if that coordinate alone had moved
+
+
+def test_what_a_setting_does_not_use_is_refused():
+    people = blobs()
+    for given, message in (
+        (small(guarantee="strict"), "algorithm.guarantee=strict: says what a curious server gets to see; use setting="),
+        (
+            curious(clip=2.0),
+            "algorithm.clip=2: is of a trusted server's DP-SGD, and algorithm.setting=curious has none",
+        ),
+        (curious(delta=0.001), "algorithm.delta=0.001: is of a trusted server's DP-SGD, and algorithm.setting=curious"),
+    ):
+        with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
+            blueprint(given, people).check(people)
+    for fine in (curious(guarantee="strict", clip=1.0, delta=0.01), small(clip=2.0, delta=0.001)):
+        blueprint(fine, people).check(people)
 
 
 def test_refusals():

@@ -39,7 +39,8 @@ class DiscriminatorMemory(RepresentationCache):
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
         if "older" in client:
-            used = (client["rounds"] > max(ctx.round - self.discriminators, 0)).float()
+            # that of round 1 was never trained: it counts in that round alone, for want of another
+            used = (client["rounds"] > max(ctx.round - self.discriminators, 1)).float()
             work |= {"older": client["older"], "used": used}
         return work
 

@@ -16,7 +16,7 @@ from rayfed.tree import Weights
 class PrivateUpdates(FedBN):
     takes_turns: ClassVar[bool] = True
 
-    epsilon: float = option(5.0, above=0, help="ε of all rounds together, for a party")
+    epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, for a party")
     clip: float = option(1.0, above=0, help="C, bound of an update's norm")
 
     def turns(self, ctx: Context, rounds: int) -> int:
@@ -29,6 +29,7 @@ class PrivateUpdates(FedBN):
     def clipped(self, sent: Weights, base: Weights, order: int) -> Weights:
         """Differences of the floating-point weights, scaled down to an L1 (`order` 1) or L2 norm of at most C."""
         deltas = {name: sent[name] - base[name] for name in sent if sent[name].is_floating_point()}
-        norm = torch.cat([delta.flatten() for delta in deltas.values()]).norm(order)
+        whole = torch.cat([delta.flatten() for delta in deltas.values()])
+        norm = whole.norm(order, dtype=torch.float64)  # float32 loses a tenth of the L1 norm of 37 million numbers
         factor = (self.clip / norm).clamp(max=1)
         return {name: factor * delta for name, delta in deltas.items()}
