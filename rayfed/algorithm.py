@@ -61,6 +61,15 @@ class ClientData(NamedTuple):
 
     train: Any
     val: Any
+    augmented: Any = None  # the training part with its inputs augmented, where training batches are
+
+    @property
+    def as_trained(self) -> Any:
+        """The training part as local training sees it: augmented where that is on, by draws of this exchange's own.
+
+        What `prepare` makes of training batches is not in it.
+        """
+        return self.train if self.augmented is None else self.augmented
 
 
 NO_DATA = ClientData(None, None)

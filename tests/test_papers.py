@@ -1,5 +1,6 @@
 """The papers' tables: every file is whole and consistent, the columns are worked out rightly, and the command runs."""
 
+import dataclasses
 import importlib
 import math
 import os
@@ -9,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import stand_in_data
+import torch
 
-from rayfed.augment.base import build_augment
+import rayfed.plan
 from rayfed.config import Config
-from rayfed.data.load import check
 from rayfed.errors import UsageError
-from rayfed.models.build import check_model
+from rayfed.models.build import build_model
 from rayfed.plan import make_plan
 from rayfed.results.read import Tables
 from rayfed.sources import merged
@@ -73,17 +75,46 @@ def lines(rows):
     return pd.DataFrame(rows, columns=columns)
 
 
+class Made:
+    """What plans were made of lately, by what was asked for, and the folder of its files."""
+
+    def __init__(self, folder):
+        self.folder, self.populations, self.networks = folder, {}, {}
+
+    def population(self, config, make):
+        return self._kept(self.populations, 40, (config.data, config.partition, config.leave_out), make)
+
+    def network(self, *asked):
+        return self._kept(self.networks, 3, asked, lambda: build_model(*asked))
+
+    def _kept(self, there, most, asked, make):
+        key = repr(asked)
+        if key not in there:
+            there[key] = make()
+        if len(there) > most:
+            del there[next(iter(there))]
+        return there[key]
+
+
 @pytest.fixture(scope="module")
-def populations():
-    """The embedded data sets that were loaded, by what was asked for."""
-    return {}
+def made_for_all(tmp_path_factory):
+    return Made(tmp_path_factory.mktemp("stand_ins"))
+
+
+@pytest.fixture
+def made(made_for_all, monkeypatch):
+    """With stand-ins for all data that is not embedded."""
+    stand_in_data.install(monkeypatch, made_for_all.folder)
+    monkeypatch.setenv("RAYFED_DATA", str(made_for_all.folder))
+    monkeypatch.setattr(rayfed.plan, "build_model", made_for_all.network)
+    monkeypatch.chdir(made_for_all.folder)
+    return made_for_all
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scale", ["full", "small"])
-def test_configurations_are_valid_and_differ(name, scale, papers, populations, monkeypatch, tmp_path):
+def test_configurations_are_valid_and_differ(name, scale, papers, made, monkeypatch):
     table = papers.read_table(name)
-    monkeypatch.setenv("RAYFED_DATA", str(tmp_path))
     monkeypatch.setattr(papers, "_capped", lambda path, train, test: path)
     if isinstance(table.content[scale], str):
         with pytest.raises(UsageError, match=f"^{name} has no {scale} form: .*[.]$"):
@@ -97,19 +128,64 @@ def test_configurations_are_valid_and_differ(name, scale, papers, populations, m
     assert len(space.seeds) >= 3
     assert {tree["experiment"] for tree in trees} == {f"{name}_{scale}"}
     assert table.content[scale]["note"].endswith(".")
-    for config in configs[: len(table.cells(scale))]:
-        planned(config, populations)
+    for (row, setting), config in zip(table.cells(scale), configs, strict=False):
+        plan = planned(config, made)
+        for column, rule in table.columns_of(scale).items():
+            if "split" in rule and rule.get("setting") in (None, setting) and column in table.rows[row]["published"]:
+                assert measured(rule, plan), f"{row}, {column}"
 
 
-def planned(config, populations):
-    """Plans the trial where its data is embedded; elsewhere checks what can be checked without it."""
-    if config.data.name == "mini_digits":
-        key = repr((config.data, config.partition))
-        populations[key] = make_plan(config, population=populations.get(key)).population
-    else:
-        check(config.data.name, config.data.options, config.partition.name, config.partition.options)
-        check_model(config.model.name, config.model.options)
-        build_augment(config.augment.name, config.augment.options)
+def planned(config, made):
+    """The plan of a trial, on the data that is here or on a stand-in for it; `UsageError` where it is refused."""
+    population = made.population(config, lambda: make_plan(config).population)
+    return make_plan(config, population=population)
+
+
+def measured(rule, plan):
+    """Whether the plan scores what a column asks for: a point or a split too few would leave the column empty."""
+    splits = {*plan.evaluation.splits, *(test.split for test in plan.population.tests)}
+    point = rule.get("point", plan.evaluation.points[0])
+    if rule.get("newcomers"):
+        return rule["split"] in splits and plan.population.newcomers > 0 and point in ("downloaded", "adapted")
+    return rule["split"] in splits and point in plan.evaluation.points
+
+
+SHAPES = {
+    "mnist": (1, 28, 28),
+    "cifar100": (3, 32, 32),
+    "tiny_imagenet": (3, 64, 64),
+    "pacs": (3, 224, 224),
+    "ag_news": (200,),
+    "uci_har": (9, 1, 128),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_form_that_is_refused_would_be_noticed_without_its_data(name, made):
+    tree = {
+        "data.name": name,
+        "rounds": 1,
+        "model.name": {"ag_news": "fasttext", "uci_har": "har_cnn"}.get(name, "cnn"),
+    }
+    plan = planned(Config.read(tree), made)
+    assert plan.population.shape == SHAPES[name]
+    with pytest.raises(UsageError, match=r"^local.batch_size=90000: client \d+ has \d+ training examples, less"):
+        planned(Config.read(tree | {"local.batch_size": 90_000}), made)
+    with pytest.raises(UsageError, match=r"^evaluate.points: algorithm fedper has no global model here"):
+        planned(Config.read(tree | {"algorithm.name": "fedper", "evaluate.points": ["global", "downloaded"]}), made)
+    if name == "ag_news":
+        with pytest.raises(UsageError, match=r"^algorithm.name=mixup: "):
+            planned(Config.read(tree | {"algorithm.name": "mixup"}), made)
+
+
+def test_a_column_that_nothing_is_scored_for_would_be_noticed(made):
+    tree = {"data.name": "cifar100", "model.name": "resnet18", "batch_norm": "local_statistics", "rounds": 1}
+    plan = planned(Config.read(tree | {"evaluate.splits": ["test"]}), made)
+    assert measured({"split": "test"}, plan)
+    assert measured({"split": "test", "point": "downloaded"}, plan)
+    assert not measured({"split": "test", "point": "global"}, plan)  # running statistics stay with the clients
+    assert not measured({"split": "val"}, plan)
+    assert not measured({"split": "test", "point": "adapted", "newcomers": True}, plan)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,15 +210,152 @@ def test_published_numbers_are_those_printed(papers):
         ("adcol_table1", "FedBN", "GB Synth"): (19.31, None),
         ("adcol_table1", "FedRep", "rounds AVG"): (math.inf, None),
         ("adcol_table5", "FedProx", "GB Real"): (9.09, None),
+        ("adcol_table16", "FedBN, epsilon = 5", "AVG"): (66.3, None),
         ("adcol_table17", "FedBN with sampling, 5", "USPS"): (85.8, None),
         ("feddebias_table1_mnist", "GroupDRO", "rounds worst"): (568, None),
         ("feddebias_table1_cifar10", "FedDebias", "mean (table 5)"): (64.62, 0.32),
         ("feddebias_table3", "full", "worst"): (77.13, None),
         ("feddebias_table3", "C1", "worst"): None,
         ("augmentation_table3", "VM 45", "OOD"): (98.3, None),
+        ("augmentation_table3", "FedProx blur", "ID"): (88.7, None),
+        ("augmentation_table3_central", "MM-REx 30", "OOD"): (95.1, None),
+        ("augmentation_table4", "Gen-AFL", "weak OOD"): (70.5, None),
+        ("augmentation_table4", "V-REx", "moderate ID"): (92.9, None),
+        ("augmentation_table5", "MM-REx", "weak OOD"): (20.6, None),
+        ("augmentation_table5", "FedAvg", "none ID"): (70.5, None),
+        ("augmentation_table6", "2000 x 10", "blur ID"): (97.6, None),  # printed 976
+        ("augmentation_table6", "2 x 128000", "60 OOD"): (98.2, None),
+        ("augmentation_table7", "rotation 60", "45"): (0.069, None),
+        ("augmentation_table7", "blur", "sd"): (0.881, None),
+        ("augmentation_table8", "weak", "C"): (3.444, None),
+        ("augmentation_table9", "none", "Clipart"): (22.011, None),
+        ("fraug_table1", "with", "Clipart"): (72.31, None),
+        ("fraug_table2", "Single", "Digits UP"): (79.93, 0.8),
+        ("fraug_table2", "All", "OfficeHome C"): (58.81, 1.6),
+        ("fraug_table2", "FRAug", "PACS avg"): (91.34, 0.1),
+        ("fraug_table2", "PartialFed", "Digits avg"): (86.05, 0.3),
+        ("fraug_table3", "FedBN", "8 H"): (22.94, 0.9),
+        ("fraug_table3", "FedBN", "12 H"): (27.22, 0.4),
+        ("fraug_table3", "FedBN", "12 V"): (46.01, 0.4),
+        ("fraug_table3", "HarmoFL", "16 avg"): (28.98, 0.4),
+        ("fraug_table3", "FRAug", "12 U"): (19.60, 0.7),
+        ("fraug_table5", "G RT", "PACS"): (91.35, 0.1),
+        ("fraug_table5", "noise U", "PACS"): None,
+        ("fraug_table6", "FedAvg", "strong"): (31.26, 1.2),
+        ("fraug_table7", "noise Lap", "P"): (72.29, 0.2),
+        ("fraug_table7", "FAug", "A"): (50.18, 0.5),
     }
     for (name, row, column), numbers in published.items():
         assert papers.read_table(name).published(row, column) == numbers
+
+
+@pytest.mark.parametrize("number", range(3, 10))
+def test_augmentation_keeps_clients_optimisers_as_the_authors_code_does(number, papers):
+    table = papers.read_table(f"augmentation_table{number}")
+    configs = [Config.read(values) for values in table.space("full", {"seeds": [0]}).trials()]
+    federated = [config.algorithm for config in configs if "keep_optimizer" in algorithm_keys(config)]
+    assert federated
+    assert all(algorithm.keep_optimizer for algorithm in federated)
+    assert (len(federated) < len(configs)) == (number in (4, 5))  # centralised rows have no such key
+
+
+def algorithm_keys(config):
+    return {field.name for field in dataclasses.fields(config.algorithm) if field.init}
+
+
+def fraug_trials(papers, number, setting=None):
+    """The configuration of each row of a table of FRAug's in the full form, in `setting`."""
+    table = papers.read_table(f"fraug_table{number}")
+    space = table.space("full", {})
+    cells = zip(table.cells("full"), space.arms, strict=True)
+    return {row: Config.read(values) for (row, own), (values,) in cells if own == setting}
+
+
+def test_fraug_has_the_authors_settings_for_pacs_on_cells(papers):
+    algorithm = fraug_trials(papers, 3, "8 clients")["FRAug"].algorithm
+    assert (algorithm.alpha, algorithm.beta, algorithm.lr_g, algorithm.lr_m) == (10, 1, 0.05, 0.05)
+    assert (algorithm.distance_g, algorithm.distance_rt, algorithm.interpolate) == ("mmd", "mse", True)
+
+
+@pytest.mark.parametrize(("number", "setting"), [(5, "Digits"), (5, "PACS"), (7, None)])
+def test_plain_noise_augments_no_prototypes(number, setting, papers):
+    noisy = {row: c.algorithm for row, c in fraug_trials(papers, number, setting).items() if row.startswith("noise")}
+    assert {algorithm.augmenter for algorithm in noisy.values()} == {"uniform", "laplace", "gaussian"}
+    assert {algorithm.embeddings for algorithm in noisy.values()} == {"u"}
+
+
+def test_every_row_of_fraugs_tables_is_measured(papers):
+    for number in (2, 3, 5, 6, 7):
+        assert all("arm" in row for row in papers.read_table(f"fraug_table{number}").rows.values())
+    faug = fraug_trials(papers, 7)["FAug"].algorithm
+    assert (faug.name, faug.keep_optimizer) == ("faug", True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "examples", "batch"),
+    [
+        ("OfficeHome", (196, 353, 359, 352), 64),
+        ("Digits", (567, 550, 804, 75), 256),
+        ("PACS", (166, 189, 135, 318), 64),
+    ],
+)
+def test_single_and_all_train_for_forty_epochs_as_in_the_authors_code(setting, examples, batch, papers):
+    trials = fraug_trials(papers, 2, setting)
+    single, pooled = trials["Single"], trials["All"]
+    for local in (single.local, pooled.local):
+        assert (local.optimizer, local.lr, local.momentum, local.nesterov) == ("sgd", 0.01, 0.9, True)
+        assert local.weight_decay == 5e-4
+    assert single.rounds * single.local.epochs == 40
+    assert (single.local.batch_size, single.local.drop_last) == (batch, False)  # USPS has fewer than a batch
+    assert len(examples) * pooled.local.batch_size == batch
+    assert pooled.local.batch_size <= min(examples)
+    assert pooled.rounds == 40 * math.ceil(sum(examples) / batch)  # a round is a step
+
+
+@pytest.mark.parametrize(("scale", "examples"), [("full", 7438), ("small", 360)])
+def test_adcol_sends_a_record_once_where_a_table_names_an_epsilon(scale, examples, papers):
+    """So the epsilon that is recorded at the end is the row's own."""
+    table = papers.read_table("adcol_table17")
+    for row, arm in table.arms(scale).items():
+        if arm["algorithm"].get("setting") != "curious":
+            continue
+        (values,) = table.space(scale, {}, [row]).arms[0]
+        config = Config.read(values)
+        sent = config.algorithm.count(examples)
+        assert config.rounds * sent <= examples
+        server = {"passes": torch.tensor([config.rounds * sent / examples] * 5, dtype=torch.float64)}
+        assert config.algorithm.privacy_spent(None, server).epsilon == float(row.removeprefix("ADCOL, "))
+
+
+def test_adcols_baselines_train_as_long_as_it_does(papers):
+    for name in ("adcol_table1", "adcol_table4", "adcol_table5"):
+        table = papers.read_table(name)
+        for scale in ("full", "small"):
+            if isinstance(table.content[scale], str):
+                continue
+            fedrep, meta = (table.arms(scale)[row]["algorithm"] for row in ("FedRep", "Per-FedAvg"))
+            assert fedrep["head_epochs"] + fedrep["body_epochs"] == table.content[scale]["local"]["epochs"]
+            assert meta["finetune_steps"] == 1  # scored after one step of adaptation
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("dbe_")])
+def test_dbes_baselines_have_the_values_of_pfllibs_example_commands(name, papers, made):
+    """Where there are such commands; the paper gives no values."""
+    table = papers.read_table(name)
+    space = table.space("full", {})
+    for (row, setting), (values,) in zip(table.cells("full"), space.arms, strict=True):
+        config = Config.read(values)
+        used = config.algorithm
+        if row == "FedProx":
+            assert used.mu == 0.001
+        elif row == "Per-FedAvg":
+            assert used.beta == 0.001
+        elif row == "FedFomo" and setting != "with MR":
+            assert used.models == 5
+        elif row == "pFedMe":
+            assert (used.lam, used.beta, used.personal_lr) == (15, 1, 0.01)  # theirs for Fashion-MNIST, 0.1, diverges
+        elif row == "FedRep" and config.newcomers:
+            assert used.adapted == "both"  # "method-specific local training" (appendix D.4)
 
 
 def test_columns_are_worked_out_by_hand(papers):

@@ -2,7 +2,7 @@
 in Federated Learning with Data Augmentation", Alg. 1 and Prop. 1.
 
     min over θ, max over λ in Δ(λ_min) of Σ λ_i f_i(θ),   Δ(λ_min) = {Σ λ_i = 1, λ_i ≥ λ_min};  AFL: λ_min = 0
-    client:  sends f_i(θ_t) over its training set, and θ^(i) after local training from θ_t
+    client:  sends f_i(θ_t) over its training set, augmented where training is, and θ^(i) after training from θ_t
     server:  λ ← n_i/N in the first round, then λ ← Π(λ + η_λ f(θ_t)) before it takes θ_{t+1} = Σ λ_i θ^(i)
 
 The papers update λ after aggregating, by the losses of the new model, which takes a second exchange. Those are the
@@ -31,6 +31,10 @@ class AFL(LossWeighted):
     lambda_lr: float = option(0.1, low=0, help="η_λ, step of the clients' weights along their losses")
     lambda_min: float = option(0.0, help="least weight of a client, at most 1/clients; negative ones extrapolate")
 
+    @property
+    def extrapolates(self) -> bool:
+        return self.lambda_min < 0
+
     def check(self, setting: Setting) -> None:
         super().check(setting)
         clients = setting.task.num_clients
@@ -39,8 +43,6 @@ class AFL(LossWeighted):
                 f"algorithm.lambda_min={self.lambda_min:g}: the weights of {clients} clients sum to 1, so the least "
                 f"can be at most 1/{clients} = {1 / clients:.4g}"
             )
-        if self.lambda_min < 0:
-            self.refuse_averaged_statistics(setting)
 
     def init(self, ctx: Context) -> State:
         unknown = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
@@ -57,7 +59,7 @@ class AFL(LossWeighted):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept, up | {"loss": mean_loss(ctx, self.downloaded_model(ctx, client, down), data.train)}
+        return kept, up | {"loss": mean_loss(ctx, self.downloaded_model(ctx, client, down), data.as_trained)}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return super().aggregate(ctx, server, replies) | {"lambda": self.next_lambda(ctx, server, replies.each)}

@@ -7,7 +7,8 @@
     server: FedAvg of w; v_i and α_i stay
 
 `code` is PFLlib's rule, by which Zhang et al. 2023 (DBE) compare; its v was mixed once a round, and v is its model. In
-the code, α's step takes v − w after the steps of v and w, in the paper from before them.
+the code, α's step takes v − w after the steps of v and w, in the paper from before them. A newcomer's v starts from the
+w that it receives, as in that work's appendix D.4, everyone else's from the initial weights.
 """
 
 from collections.abc import Sequence
@@ -41,10 +42,15 @@ class APFL(FedAvg):
         alpha = torch.tensor(self.alpha, device=ctx.task.device)
         return super().join(ctx) | {"model": ctx.task.initial_weights(), "alpha": alpha}
 
+    def own(self, ctx: Context, client: State, down: State) -> Weights:
+        """v of a client that has been sent w."""
+        return super().downloaded_model(ctx, client, down) if ctx.newcomer else client["model"]
+
     def start(self, ctx: Context, client: State, down: State) -> State:
-        fresh = ctx.optimizer.init(only(client["model"], ctx.task.trainable))
-        own = {"model": client["model"], "alpha": client["alpha"]}
-        return super().start(ctx, client, down) | own | {"model_optimizer": client.get("model_optimizer", fresh)}
+        model = self.own(ctx, client, down)
+        fresh = ctx.optimizer.init(only(model, ctx.task.trainable))
+        own = {"model": model, "alpha": client["alpha"], "model_optimizer": client.get("model_optimizer", fresh)}
+        return super().start(ctx, client, down) | own
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         task, model, weights, alpha = ctx.task, work["model"], work["weights"], work["alpha"]
@@ -71,9 +77,10 @@ class APFL(FedAvg):
         return kept | {"model": model, "alpha": work["alpha"]}, up
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
+        model = self.own(ctx, client, down)
         if self.variant == "code":
-            return client["model"]
-        return mixed(client["model"], super().downloaded_model(ctx, client, down), client["alpha"])
+            return model
+        return mixed(model, super().downloaded_model(ctx, client, down), client["alpha"])
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
         return mixed(work["model"], work["weights"], work["alpha"])

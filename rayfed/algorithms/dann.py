@@ -32,7 +32,7 @@ from rayfed.tree import Weights, only
 @dataclass(frozen=True, kw_only=True)
 class DANN(FedAvg):
     """Sends the weights and those of the discriminator; keeps nothing. Scored: the global model. The discriminator's
-    optimiser is the model's."""
+    optimiser is the model's, and `keep_optimizer` keeps the moments of both."""
 
     name: ClassVar[str] = "dann"
     source: ClassVar[str] = "Ganin et al. 2016, Eq. 8 to 10; Guo, Tang and Lin 2022, appendix A"
@@ -58,7 +58,7 @@ class DANN(FedAvg):
     def start(self, ctx: Context, client: State, down: State) -> State:
         return super().start(ctx, client, down) | {
             "discriminator": down["discriminator"],
-            "descent": ctx.optimizer.init(down["discriminator"]),
+            "descent": client.get("descent", ctx.optimizer.init(down["discriminator"])),
             "label": torch.tensor(ctx.client, device=ctx.task.device),
         }
 
@@ -86,7 +86,8 @@ class DANN(FedAvg):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept, up | {"discriminator": work["discriminator"]}
+        moments = only(work, ("descent",)) if self.keep_optimizer else {}
+        return kept | moments, up | only(work, ("discriminator",))
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | only(replies.mean, self.averaged)

@@ -7,21 +7,26 @@ of the features is held near one that all clients agreed upon before the first r
     setup:  everyone trains once from θ⁰ without z^p and without the second term and sends m_i; the mean z̄^g comes back
     round:  that of the base; z^p never leaves and takes plain SGD steps of the same length as θ; m_i starts from 0
 
-κ and μ depend on the architecture: 50 and 1 for a small CNN, 1 and 0.1 for ResNet-18 (batch norm wants a small μ).
-The noise on m_i is that of FedPCL's code: (1−q)·m_i + s·N(0, I). As global model counts θ with z^p = 0.
+κ and μ depend on the architecture: 50 and 1 for a small CNN (batch norm wants a small μ; 1 and 0.1 for ResNet-18 are
+unconfirmed). The noise on m_i is that of FedPCL's code: (1−q)·m_i + s·N(0, I). As global model counts θ with z^p = 0.
+PRBM needs a head that is trained and that predicts: over FedBABU and FedProto MR goes alone.
 """
 
 import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from rayfed.algorithm import Context, Setting, State
+from rayfed.algorithm import Algorithm, Context, Setting, State
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedbabu import FedBABU
+from rayfed.algorithms.fedproto import FedProto
 from rayfed.algorithms.parts.consensus import Consensus
 from rayfed.algorithms.parts.two_levels import BIAS, EXTRAS, MeanRegulariser, TwoLevels
-from rayfed.algorithms.parts.wrapper import derived, innermost
+from rayfed.algorithms.parts.wrapper import derived, innermost, inside
 from rayfed.errors import UsageError
 from rayfed.network import weights_of
 from rayfed.options import option
+from rayfed.task import Task
 from rayfed.tree import only
 
 
@@ -39,12 +44,33 @@ class DBE(Consensus):
     regularises = derived(lambda self: self.mr and self.kappa > 0)
 
     def check(self, setting: Setting) -> None:
+        if any(isinstance(each, DBE) for each in inside(self)):
+            raise UsageError("algorithm.base=dbe: DBE cannot wrap another DBE; give it what that one wraps")
+        if (self.noise_scale or self.noise_mix) and not self.regularises:
+            key = "noise_scale" if self.noise_scale else "noise_mix"
+            off = "kappa=0" if self.mr else "mr=false"
+            raise UsageError(
+                f"algorithm.{key}={getattr(self, key)}: noise is for the means of the mean regulariser, and with "
+                f"algorithm.{off} nobody sends one; use algorithm.{key}=0"
+            )
         base = innermost(self.base)
-        if not base.takes_terms:
-            raise UsageError(f"algorithm.base={base.name}: DBE wraps methods that train one model by the task's loss")
+        if why := self._unfit(base, setting.task):
+            raise UsageError(f"algorithm.base={base.name}: {why}")
         if not setting.task.feature_shape:
             raise UsageError("algorithm.name=dbe: the model needs a split point, features(x) and a module called head")
         super().check(setting)
+
+    def _unfit(self, base: Algorithm, task: Task) -> str:
+        """Why DBE would mean nothing over `base`; "" where it does mean something."""
+        if not base.takes_terms:
+            return "DBE wraps methods that train one model by the task's loss"
+        if isinstance(base, FedAvg) and set(task.trainable) <= base.personal(task) | {BIAS}:
+            return "it averages nothing of the model, and DBE is about what is learned in common; choose another base"
+        if self.prbm and isinstance(base, FedBABU):
+            return "it never trains the head, where the personal bias is; use algorithm.prbm=false, MR alone"
+        if self.prbm and isinstance(base, FedProto):
+            return "it predicts in front of the head, where the personal bias is; use algorithm.prbm=false, MR alone"
+        return ""
 
     def adapt(self, ctx: Context) -> Context:
         ctx = super().adapt(ctx)

@@ -4,7 +4,8 @@
              w_i ← w_t, then local training as in FedAvg
     server:  FedAvg of the w_i; the personal models v_i are never sent
 
-The client's model is v_i: it is what all points but `global` score.
+The client's model is v_i: it is what all points but `global` score. A newcomer's v_i starts from the w_t that it
+receives, as in appendix D.4 of Zhang et al. 2023 (DBE), everyone else's from w_0.
 """
 
 from collections.abc import Sequence
@@ -46,8 +47,9 @@ class Ditto(FedAvg):
         return super().join(ctx) | {"model": ctx.task.initial_weights()}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        fresh = ctx.optimizer.init(only(client["model"], ctx.task.trainable))
-        own = {"model": client["model"], "model_optimizer": client.get("model_optimizer", fresh)}
+        model = self.downloaded_model(ctx, client, down)
+        fresh = ctx.optimizer.init(only(model, ctx.task.trainable))
+        own = {"model": model, "model_optimizer": client.get("model_optimizer", fresh)}
         return super().start(ctx, client, down) | own
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
@@ -64,7 +66,7 @@ class Ditto(FedAvg):
         return kept | {"model": work["model"]}, up
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return client["model"]
+        return super().downloaded_model(ctx, client, down) if ctx.newcomer else client["model"]
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
         return work["model"]

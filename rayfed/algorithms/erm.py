@@ -32,6 +32,8 @@ class ERM(LossWeighted):
     name: ClassVar[str] = "erm"
     source: ClassVar[str] = "Gulrajani and Lopez-Paz 2021; de Luca et al. 2022, section 4.1"
     averaged: ClassVar[tuple[str, ...]] = ("gradient", "buffers")
+    takes_terms: ClassVar[bool] = False
+    without_averages: ClassVar[str] = "frozen"  # clients keep nothing
 
     keep_optimizer: bool = field(default=False, init=False)  # no key: the server's optimiser always goes on
 
@@ -46,9 +48,10 @@ class ERM(LossWeighted):
     def check(self, setting: Setting) -> None:
         super().check(setting)
         if setting.task.personal:
+            fitting = "frozen" if self.extrapolates else "aggregate or frozen"
             raise UsageError(
                 f"batch_norm={setting.task.batch_norm}: algorithm.name={self.name} has one central model and leaves "
-                "nothing with clients; use batch_norm=aggregate or frozen"
+                f"nothing with clients; use batch_norm={fitting}"
             )
 
     def init(self, ctx: Context) -> State:

@@ -2,8 +2,8 @@
 under Non-IID Private Data", section 3 (federated augmentation), with FedAvg in the place of distillation.
 
     setup:   every client sends a few of its examples of each class, the seeds: raw data, and nothing else of it
-             the server trains a conditional generator G on all seeds and sends G to everyone
-             client i makes m examples with G, each of the class of which it has fewest by then, and keeps them
+             the server trains a conditional generator G on all seeds and sends G and a list of their classes to all
+             client i makes m examples with G, each of the listed class of which it has fewest by then, and keeps them
     client:  SGD on its n_i examples and the m made ones: each step takes a batch of the former, a few of the latter,
              L = [n_i · CE(own) + m · CE(made)] / (n_i + m), of one pass of the network over both
     server:  FedAvg with weights n_i + m
@@ -28,13 +28,13 @@ from rayfed.algorithms.parts.seed_inputs import drawn_seeds, levelled
 from rayfed.errors import UsageError
 from rayfed.options import option
 from rayfed.task import Batch, Output, Task
-from rayfed.tree import Weights
+from rayfed.tree import Weights, only
 
 
 @dataclass(frozen=True, kw_only=True)
 class FAug(FedAvg):
     """FAug with a conditional VAE in the place of the paper's conditional GAN. Sends seeds once, then weights; gets the
-    generator once, and keeps what it made. Scored: the global model."""
+    generator and its classes once, and keeps what it made. Scored: the global model."""
 
     name: ClassVar[str] = "faug"
     source: ClassVar[str] = "Jeong et al. 2018, section 3 (FAug), with a VAE for its GAN"
@@ -58,12 +58,13 @@ class FAug(FedAvg):
         return {"encoder": Encoder(*form), "decoder": Decoder(*form)}
 
     def init(self, ctx: Context) -> State:
-        return super().init(ctx) | {"generator": ctx.task.modules["decoder"].initial()}
+        none = torch.zeros(ctx.task.num_classes, dtype=torch.bool, device=ctx.task.device)
+        return super().init(ctx) | {"generator": ctx.task.modules["decoder"].initial(), "seeded": none}
 
     def broadcast(self, ctx: Context, server: State) -> State:
         if ctx.stage != "setup":
             return super().broadcast(ctx, server)
-        return {"generator": server["generator"]} if ctx.trip else {}
+        return only(server, ("generator", "seeded")) if ctx.trip else {}
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
         return () if ctx.stage == "setup" else super().phases(ctx)
@@ -88,7 +89,7 @@ class FAug(FedAvg):
             return super().finish(ctx, work, client, down, data)
         if ctx.trip == 0:
             return client, {"seeds": drawn_seeds(data.train, self.seeds)}
-        y = levelled(torch.bincount(data.train.y, minlength=ctx.task.num_classes), self.made)
+        y = levelled(torch.bincount(data.train.y, minlength=ctx.task.num_classes), self.made, down["seeded"])
         noise = torch.randn(self.made, self.noise, device=y.device)
         with torch.no_grad():
             x = ctx.task.modules["decoder"](down["generator"], noise, y)[0]
@@ -113,4 +114,4 @@ class FAug(FedAvg):
             steps=self.server_steps,
             batch_size=self.server_batch_size,
         )
-        return server | {"generator": generator}
+        return server | {"generator": generator, "seeded": torch.bincount(y, minlength=ctx.task.num_classes) > 0}

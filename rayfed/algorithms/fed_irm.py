@@ -6,7 +6,8 @@
 
 With cross-entropy g_i is the mean of ⟨softmax(o), o⟩ − o_y. g_i² is that of the batch, as Alg. 3 has it, which is too
 large in the mean; DomainBed multiplies two half batches' g_i. β is `beta_start` for the first `anneal` updates, then
-`beta`, with a fresh optimiser. That change and the division by β are DomainBed's; Alg. 3 prints neither.
+`beta`, with a fresh optimiser: that change is DomainBed's, the division by β is that of the authors' code, and Alg. 3
+prints neither.
 """
 
 from dataclasses import dataclass

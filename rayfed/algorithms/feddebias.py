@@ -12,7 +12,8 @@ projection P that serves the contrast alone, φ_g the extractor as received.
 Eq. 5 divides by τ; but the ablations with τ2 = 0 want it multiplied, as above (`tau_mode`). Its negative is printed as
 φ(x_p) with itself; text and Eq. 6 mean φ(x_p) with φ(x). Pairs are formed by index: x_j with x_p of row j mod |D_p|.
 λ CE is over all of D_p. x_p goes through the network apart from x and, like it, in training mode: in φ and in φ_g, so
-that both normalise alike and s⁺ = 1 before the first step. Only x moves the running statistics of batch norm.
+that both normalise alike. Before the first step s⁺ = 1 then, unless the network draws at random (dropout, stochastic
+depth as in CCT): φ and φ_g draw apart. Only x moves the running statistics of batch norm.
 
 How D_p travels (random sample means, RSM): for each mean the server draws the client that makes it. In the setup all
 clients send theirs. With `transfer=once` they then get D_p, and keep it; with `each_round` D_p goes down with the
@@ -31,11 +32,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.algorithm import Context, State
+from rayfed.algorithm import Context, Setting, State
 from rayfed.algorithms.parts.projected_contrast import ProjectedContrast
 from rayfed.algorithms.parts.pseudo_data import mixture
 from rayfed.algorithms.parts.pseudo_data_exchange import PseudoDataExchange
 from rayfed.algorithms.parts.soft_labels import soft
+from rayfed.errors import UsageError
+from rayfed.lone_row import trains_on_one
 from rayfed.options import option
 from rayfed.task import Batch, Output
 from rayfed.tree import Weights, only
@@ -59,6 +62,12 @@ class FedDebias(ProjectedContrast, PseudoDataExchange):
     def mixes(self) -> bool:
         return self.pseudo == "mixture" and self.k_mix > 0 and self.used
 
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        lone = self.used and self.pseudo_samples == 1
+        if lone and not trains_on_one(setting.task, setting.shape, tokens=setting.tokens):
+            raise UsageError("algorithm.pseudo_samples=1: the model's batch norm cannot train on one; use at least 2")
+
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
         if not work or not self.mu:
@@ -81,7 +90,7 @@ class FedDebias(ProjectedContrast, PseudoDataExchange):
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         seen = work | self.mixed(ctx, work, batch) if self.mixes else work
-        if self.projects and self.max_step:
+        if self.ascends:
             self.ascend(ctx, seen, batch)
         done, metrics = super().step(ctx, seen, down, batch)
         return (only(done, work) | only(work, ("pseudo",)) if self.mixes else done), metrics

@@ -1,27 +1,31 @@
 """FedFomo: Zhang et al. 2021, "Personalized Federated Learning with First Order Model Optimization", Eq. 3 and 6.
 
     client:  receives models θ_n;  F: loss on its validation part, θ_old: its model before its last local training
-             w_n = max(0, F(θ_old) − F(θ_n)) / (‖θ_n − θ_old‖ + 10⁻⁵)
-             θ_i ← Σ w_n θ_n / Σ w_n (θ_i stays if all w_n are 0), then local training; sends θ_i and the w_n
+             w_n = (F(θ_old) − F(θ_n)) / (‖θ_n − θ_old‖ + 10⁻⁵),  w⁺_n = max(0, w_n)
+             θ_i ← Σ w⁺_n θ_n / Σ w⁺_n (θ_i stays if no w_n is above 0), then local training; sends θ_i and the w_n
     server:  keeps the last model of every client and P, identity at first; P[i, n] += w_n; sends client i the M
              models of greatest P[i, ·]
 
-Nothing is sent before there are models. Only models that clients have sent are candidates, the client's own among them;
-of equal P the lower number goes first, and to a newcomer all are equal. The paper's random exploration (ε) is not here,
-as in PFLlib.
+Ratings below 0 count in P, so that models never tried (P = 0) come before those that were worse: the paper's random
+exploration (ε) is not here, as in PFLlib. Nothing is sent before there are models. Only models that clients have sent
+are candidates, the client's own among them; of equal P the lower number goes first, and to a newcomer all are equal.
+
+A newcomer starts from the models that it is sent, as in appendix D.4 of Zhang et al. 2023 (DBE): from their mixture by
+its own ratings, with the untrained model as θ_old, and from their plain mean if it rates none above 0.
 """
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Replies, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.parts.ratings import mixed, rated
 from rayfed.errors import UsageError
 from rayfed.options import option
-from rayfed.tree import only, without
+from rayfed.tree import Weights, only, without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +74,15 @@ class FedFomo(FedAvg):
         models = [server["models"][n] for n in self.chosen(server, ctx.client)]
         return {"models": models} if models else {}
 
-    def start(self, ctx: Context, client: State, down: State) -> State:
+    def received(self, ctx: Context, client: State, down: State) -> tuple[Weights, Tensor]:
+        """(the client's model with what it was sent mixed in, its ratings of what it was sent)."""
         models = down.get("models", [])
         ratings = rated(ctx, client["weights"], client["old"], models)
-        weights = mixed(client["weights"], models, ratings)
+        lost = ctx.newcomer and not (ratings > 0).any()  # nothing but the untrained model would be left to it
+        return mixed(client["weights"], models, torch.ones_like(ratings) if lost else ratings), ratings
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        weights, ratings = self.received(ctx, client, down)
         fresh = ctx.optimizer.init(only(weights, ctx.task.trainable))
         return {"weights": weights, "old": weights, "ratings": ratings, "optimizer": client.get("optimizer", fresh)}
 
@@ -94,4 +103,4 @@ class FedFomo(FedAvg):
         return None
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return client["weights"]
+        return self.received(ctx, client, down)[0] if ctx.newcomer else client["weights"]

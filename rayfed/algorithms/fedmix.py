@@ -76,13 +76,14 @@ class FedMix(FedAvg):
         rows = order[place % len(order)]
         x, y = (work["means"][name][rows] for name in ("x", "y"))
 
-        def own(inputs: Weights) -> tuple[Tensor, tuple[Output, Tensor]]:
-            loss, output = ctx.task.objective(weights, Batch(inputs["u"], batch.y))
-            return ctx.task.loss(output.logits, batch.y), (output, loss)
+        def own(inputs: Weights) -> tuple[Tensor, Output]:
+            output = ctx.task.forward(weights, inputs["u"])
+            return ctx.task.loss(output.logits, batch.y), output
 
-        slopes, _, (output, loss) = gradients(own, {"u": (1 - self.lam) * batch.x}, create_graph=True)
+        slopes, loss, output = gradients(own, {"u": (1 - self.lam) * batch.x}, create_graph=True)
         loss = (1 - self.lam) * loss + self.lam * ctx.task.loss(output.logits, y)
-        return loss + self.lam * (slopes["u"] * x).sum(), output  # slopes are of the mean: 1/batch is in them
+        loss = loss + self.lam * (slopes["u"] * x).sum()  # slopes are of the mean: 1/batch is in them
+        return ctx.task.completed(loss, weights, output)
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         if ctx.stage != "setup":

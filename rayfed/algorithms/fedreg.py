@@ -10,7 +10,7 @@ From a batch (x, y) and the model received, θ_t, two sets of pseudo-data are ma
     server:  unweighted mean of models
 
 Pseudo-data depends on θ_t, x and y alone and so may be made when the batch comes up. It is clipped to the range of the
-batch, and made in evaluation mode; g₂ and g₃ leave the running statistics of batch norm alone.
+batch, as in that code, and made in evaluation mode; g₂ and g₃ leave the running statistics of batch norm alone.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def inner(a: Weights, b: Weights) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FedReg(FedAvg):
-    """Sends weights and keeps nothing; scored is the server's model. The range of the clipping is ours."""
+    """Sends weights and keeps nothing; scored is the server's model."""
 
     name: ClassVar[str] = "fedreg"
     source: ClassVar[str] = "Xu et al. 2022 (FedReg), public code"

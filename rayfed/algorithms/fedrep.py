@@ -6,6 +6,9 @@
 Each part has an optimiser of its own: with a common one Adam's count of steps, and so its bias correction, would be
 that of the other part. As in the authors' code, the forward passes of the head's epochs do update the running
 statistics of batch norm in the body.
+
+A client that adapts, a newcomer say, trains its head alone, as the paper's new users do; with `adapted` = both it
+trains as in a round, the body for evaluate.adapt_epochs: so says appendix D.4 of Zhang et al. 2023 (DBE).
 """
 
 from collections.abc import Sequence
@@ -32,6 +35,7 @@ class FedRep(FedAvg):
 
     head_epochs: int = option(1, low=1, help="epochs of the head, with the body fixed")
     body_epochs: int | None = option(None, low=1, help="epochs of the body after that; by default what local.* says")
+    adapted: str = option("head", choices=("head", "both"), help="what adaptation trains: the head, or both as ever")
 
     def check(self, setting: Setting) -> None:
         refuse_without(setting, self.name)
@@ -40,9 +44,12 @@ class FedRep(FedAvg):
         return task.personal | task.head_names
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
-        if ctx.stage == "final":  # adaptation, as the paper does for new clients: the head alone
+        adapts = ctx.stage == "final"
+        if adapts and self.adapted == "head":
             return (ctx.local._replace(name="head"),)
-        last = Phase("body", epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name="body")
+        last = ctx.local._replace(name="body")
+        if self.body_epochs and not adapts:  # to adapt, as long as evaluate.adapt_epochs says
+            last = Phase("body", epochs=self.body_epochs)
         return Phase("head", epochs=self.head_epochs), last
 
     def trained(self, ctx: Context) -> Sequence[str]:

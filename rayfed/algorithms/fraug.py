@@ -12,8 +12,8 @@ network m (φ) of the client's own turns them into residuals on real ones. Clien
 y_c goes round the classes that the client has seen; rounds r count from 0. A model without batch norm is fine: all of
 θ is averaged then. The authors' settings: PACS alpha=10 distance_rt=mse; digits distance_g=prototype_mse (unbounded
 below: watch `generated_norm`) interpolate=false; OfficeHome generator_bn=local; SGD 0.01 with momentum 0.5 for θ.
-With `augmenter` = uniform, laplace or gaussian there is step 1 alone, û being u (and û_c being ū_c) plus plain noise
-of scale γ, the same at every round: the noise baselines of table 7.
+With `augmenter` = uniform, laplace or gaussian there is step 1 alone, û being u plus plain noise of scale γ, the same
+at every round. The noise baselines of table 7 augment u alone: embeddings=u, without which ū_c plus noise is û_c.
 """
 
 from dataclasses import dataclass

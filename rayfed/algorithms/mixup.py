@@ -27,7 +27,7 @@ class Mixup(Wrapper):
     name: ClassVar[str] = "mixup"
     source: ClassVar[str] = "Zhang et al. 2018 (mixup), Eq. 2; Guo, Tang and Lin 2022, appendix A"
 
-    alpha: float = option(0.2, above=0, help="α of the Beta distribution of λ")
+    alpha: float = option(0.2, low=1e-6, high=1e6, help="α of the Beta distribution of λ; 1: uniform")
 
     prepares = derived(lambda self: True)
 

@@ -20,12 +20,16 @@ from rayfed.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class MMREx(ERM):
-    """As ERM. Batch-norm statistics cannot be averaged with its negative weights."""
+    """As ERM. Batch-norm statistics cannot be averaged with its negative weights: with batch norm, freeze it."""
 
     name: ClassVar[str] = "mm_rex"
     source: ClassVar[str] = "Krueger et al. 2021, Eq. 7"
 
     lambda_min: float = option(-1.0, help="λ_min, weight of all but the worst domain, at most 1/domains, which is ERM")
+
+    @property
+    def extrapolates(self) -> bool:
+        return self.lambda_min < 0
 
     def check(self, setting: Setting) -> None:
         super().check(setting)
@@ -35,8 +39,6 @@ class MMREx(ERM):
                 f"algorithm.lambda_min={self.lambda_min:g}: the weights of {domains} domains sum to 1, so the least "
                 f"can be at most 1/{domains} = {1 / domains:.4g}"
             )
-        if self.lambda_min < 0:
-            self.refuse_averaged_statistics(setting)
 
     def rule(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
         weights = torch.full_like(losses, self.lambda_min)

@@ -5,8 +5,11 @@
              last local training left it. The latter two are constants, taken in evaluation mode.
     server:  as FedAvg
 
-On its first visit a client has no previous model: z_prev = z_glob, so that the term is log 2 and has no gradient. The
-paper's projection head belongs into the network, in front of the split.
+Before its first visit a client's previous model is the initial one, as in PFLlib: in round 1, where that is also the
+model received, z_prev = z_glob, so that the term is log 2 and has no gradient.
+
+`widths` is the paper's projection head, an MLP behind the features of a model that has none: z are its outputs, and a
+new linear classifier is on top. Guo, Tang and Lin 2022 (FedDebias) have [256, 128].
 """
 
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, State
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.parts.projected import with_projection
 from rayfed.options import option
 from rayfed.task import Batch, Output
 from rayfed.tree import Weights
@@ -37,14 +41,21 @@ class Moon(FedAvg):
 
     mu: float = option(1.0, low=0, help="μ, weight of the model-contrastive term; 0 is FedAvg")
     tau: float = option(0.5, above=0, help="τ, temperature of the cosines")
+    widths: list[int] = option(
+        [], low=1, high=65536, help="widths of a projection head's layers, the output last; []: no head"
+    )
 
     bytes_formula = FedAvg.bytes_formula
 
+    def adapt(self, ctx: Context) -> Context:
+        return ctx.at(task=with_projection(ctx.task, self.widths)) if self.widths else ctx
+
+    def join(self, ctx: Context) -> State:
+        return super().join(ctx) | {"previous": ctx.task.initial_weights()}
+
     def start(self, ctx: Context, client: State, down: State) -> State:
         # the model received is `down` and what the client kept for itself, which only `start` can see
-        kept = client["weights"]
-        previous = client.get("previous", down["weights"] | kept)
-        return super().start(ctx, client, down) | {"kept": kept, "previous": previous}
+        return super().start(ctx, client, down) | {"kept": client["weights"], "previous": client["previous"]}
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         value, output = super().loss(ctx, weights, work, down, batch)

@@ -24,7 +24,7 @@ from rayfed.tree import add, only, scale, sub, without
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(FedAvg):
     """w_i is sent and v_i kept, a copy of its own: the next download does not touch it. Scored: v_i as the client's
-    last local training left it; before that, the initial weights."""
+    last local training left it; before that, the initial weights, and a newcomer's is the w_t that it receives."""
 
     name: ClassVar[str] = "pfedme"
     source: ClassVar[str] = "Dinh, Tran and Nguyen 2020, Alg. 1"
@@ -69,7 +69,7 @@ class PFedMe(FedAvg):
         return server | {"weights": without(mean, before) | moved}
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return client["model"]
+        return super().downloaded_model(ctx, client, down) if ctx.newcomer else client["model"]
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
         return work["model"]

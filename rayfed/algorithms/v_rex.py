@@ -12,20 +12,20 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import Context, Setting, State
+from rayfed.algorithm import Context, State
 from rayfed.algorithms.parts.annealed import Annealed
 
 
 @dataclass(frozen=True, kw_only=True)
 class VREx(Annealed):
-    """As ERM. Batch-norm statistics cannot be averaged with its negative weights."""
+    """As ERM. Batch-norm statistics cannot be averaged with its negative weights: with batch norm, freeze it."""
 
     name: ClassVar[str] = "v_rex"
     source: ClassVar[str] = "Krueger et al. 2021, Eq. 8"
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        self.refuse_averaged_statistics(setting)
+    @property
+    def extrapolates(self) -> bool:
+        return True
 
     def rule(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
         return (1 + 2 * self.beta_now(ctx) * (losses - losses.mean())) / len(losses)

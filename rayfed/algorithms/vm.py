@@ -2,7 +2,7 @@
 Augmentation", Eq. 22 to 24 (V-REx of Krueger et al. 2021 in federated form).
 
     min over θ of Σ p_i f_i(θ) + β Var_p(f),  p_i = n_i/N
-    client:  trains from θ_t to θ^(i); sends θ^(i) and f_i(θ^(i)) over its training set
+    client:  trains from θ_t to θ^(i); sends θ^(i) and f_i(θ^(i)) over its training set, augmented where training is
     server:  θ_{t+1} = Σ w_i θ^(i),  w_i = p_i (1 + 2β (f_i − f̄)),  f̄ = Σ p_i f_i
 
 That is Eq. 24 with p_i for 1/n: Σ p_i (f_i − f̄) = 0 turns the step θ_t − Δ into a weighted mean of models. Alg. 2 as
@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Reply, Setting, State, mean_loss
+from rayfed.algorithm import ClientData, Context, Reply, State, mean_loss
 from rayfed.algorithms.parts.loss_weighted import LossWeighted, reported
 from rayfed.errors import Diverged
 from rayfed.options import option
@@ -40,9 +40,9 @@ class VM(LossWeighted):
     beta: float = option(10.0, low=0, help="β, weight of the variance of the losses: 10 Rotated MNIST, 0.5 PACS")
     variant: str = option("paper", choices=("paper", "code"), help="weights by Eq. 24, or as in the authors' code")
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        self.refuse_averaged_statistics(setting)
+    @property
+    def extrapolates(self) -> bool:
+        return True
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
         found = variance_weights(*reported(replies), self.beta, self.variant).tolist()
@@ -56,4 +56,4 @@ class VM(LossWeighted):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept, up | {"loss": mean_loss(ctx, work["weights"], data.train)}
+        return kept, up | {"loss": mean_loss(ctx, work["weights"], data.as_trained)}

@@ -2,8 +2,9 @@
 
 It works on whole batches, on the device where they lie, and draws from torch's global generator, which the engine seeds
 for each batch by seed, round, client and step: the outcome is the same wherever and with whomever a client trains.
-Only the batches of local training are augmented; what a method computes over a client's data besides (losses,
-representations) and all scores see the data as they are.
+Only what is trained on is augmented: the batches of local training, and what a method takes from `data.as_trained`
+(the losses by which AFL and VM weigh). What it computes over a client's data besides and all scores see the data as
+they are.
 """
 
 from dataclasses import dataclass

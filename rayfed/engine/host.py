@@ -16,6 +16,7 @@ from rayfed.engine.holding import Holding, Scored
 from rayfed.engine.measuring import NOTHING, Caught, Gradients, Measures
 from rayfed.engine.payload import bytes_by_field
 from rayfed.engine.purity import untouched
+from rayfed.engine.resident import Augmented
 from rayfed.engine.scoring import Score
 from rayfed.engine.seeds import seed_torch
 from rayfed.engine.streamed import room_for
@@ -234,8 +235,12 @@ class Host:
 
     def _context(self, client: int, now: Mapping[str, Any]) -> Context:
         parts = self.holding.parts[client]
-        data = ClientData(parts["train"], parts["val"])
-        return self.ctx.at(client=client, examples=len(data.train), data=data, **now)
+        ctx = self.ctx.at(client=client, examples=len(parts["train"]), **now)
+        augmented = None
+        if self.augment is not None:
+            key = (self.seed, "as trained", ctx.stage, ctx.round, ctx.trip, client)
+            augmented = Augmented(parts["train"], self.augment, key)
+        return ctx.at(data=ClientData(parts["train"], parts["val"], augmented))
 
     def _state(self, ctx: Context) -> State:
         if ctx.client not in self.states:

@@ -1,6 +1,8 @@
 """A client's examples, resident on its host's device or streamed to it, and their batches."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ from rayfed.algorithm import ClientData
 from rayfed.augment.base import Augment
 from rayfed.data.population import Examples, Population
 from rayfed.data.rows import Rows
+from rayfed.engine.seeds import seed_torch, torch_state_kept
 from rayfed.engine.streamed import Streamed
 from rayfed.task import Batch, Task
 
@@ -76,6 +79,34 @@ class Part:
         for start in range(0, len(self), size):
             stop = start + size
             yield Batch(self.normalise(self.x[start:stop]), self.y[start:stop])
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """A part as training sees it, in batches whose augmentation is seeded by `key` and the batch's number.
+
+    So they are the same each time that they are asked for, and leave the draws of the hook that asks alone.
+    """
+
+    part: Part
+    augment: Augment
+    key: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    @property
+    def y(self) -> Tensor:
+        return self.part.y
+
+    def batches(self, size: int, rows: Tensor | None = None) -> Iterator[Batch]:
+        """All examples (or `rows`) in order, in batches of at most `size`."""
+        rows = torch.arange(len(self.part)) if rows is None else rows
+        for number, start in enumerate(range(0, len(rows), size)):
+            with torch_state_kept():
+                seed_torch(*self.key, number)
+                batch = self.part.augmented(rows[start : start + size].to(self.y.device), self.augment)
+            yield batch
 
 
 def client_data(population: Population, client: int, task: Task) -> ClientData:

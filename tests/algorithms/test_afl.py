@@ -43,6 +43,15 @@ def test_projection_is_the_nearest_point(lowest):
         assert ((others - x) @ (y - x)).max().item() <= 1e-9
 
 
+@pytest.mark.parametrize("lowest", [-1.0, -1e6, -1e14, -1e100, -1e300])
+def test_while_no_weight_is_at_the_least_one_it_does_not_matter_how_low_that_is(lowest):
+    """λ + η (f − f̄) then: of the digest's λ = (0.2)⁵, f = (1, 2, 3, 4, 10) and η = 0.1."""
+    y = torch.full((5,), 0.2, dtype=torch.float64) + 0.1 * torch.tensor([1, 2, 3, 4, 10], dtype=torch.float64)
+    found = project_simplex(y, lowest)
+    assert found.tolist() == pytest.approx([-0.1, 0, 0.1, 0.2, 0.8], abs=1e-12)
+    assert found.sum().item() == pytest.approx(1, abs=1e-12)
+
+
 def test_least_weight_one_over_n_leaves_one_point():
     close(project_simplex(torch.tensor([5.0, -1.0, 0.0, 2.0]), 0.25).tolist(), [0.25] * 4)
     with pytest.raises(ValueError, match="sum to more than 1"):
@@ -136,7 +145,8 @@ def test_negative_weights_and_averaged_variances_do_not_go_together(policy, refu
     plan(AFL(), people, net(), batch_norm=policy).check(people)
     plan(GenAFL(), people, net(batch_norm=False), batch_norm=policy).check(people)
     if refused:
-        with pytest.raises(UsageError, match=r"^batch_norm=aggregate: algorithm.name=gen_afl may give .* negative"):
+        advised = "use batch_norm=local_statistics, local or frozen, or a model without batch norm"
+        with pytest.raises(UsageError, match=rf"^batch_norm=aggregate: algorithm.name=gen_afl may .* {advised}$"):
             plan(GenAFL(), people, net(), batch_norm=policy).check(people)
     else:
         plan(GenAFL(), people, net(), batch_norm=policy).check(people)

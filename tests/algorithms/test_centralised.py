@@ -147,6 +147,24 @@ def test_averaged_statistics_are_refused_with_negative_weights(algorithm):
         blueprint(algorithm, blobs()).check(blobs())
 
 
+@pytest.mark.parametrize("algorithm", [MMREx(), VREx()])
+def test_what_is_advised_for_negative_weights_is_not_refused_in_its_turn(algorithm):
+    """Neither averaged nor local statistics will do, so that both messages name the one policy that does."""
+    for policy in ("aggregate", "local_statistics", "local"):
+        with pytest.raises(UsageError, match=rf"^batch_norm={policy}: .*; use batch_norm=frozen(, or a model .*)?$"):
+            blueprint(algorithm, blobs(), batch_norm=policy).check(blobs())
+    blueprint(algorithm, blobs(), batch_norm="frozen").check(blobs())
+    blueprint(algorithm, blobs(), model=net(batch_norm=False)).check(blobs())
+
+
+@pytest.mark.parametrize("algorithm", [ERM(), CentralGroupDRO(), IRM(), MMREx(lambda_min=0.1)])
+def test_without_negative_weights_statistics_may_be_averaged(algorithm):
+    with pytest.raises(UsageError, match=r"^batch_norm=local: .*; use batch_norm=aggregate or frozen$"):
+        blueprint(algorithm, blobs(), batch_norm="local").check(blobs())
+    for policy in ("aggregate", "frozen"):
+        blueprint(algorithm, blobs(), batch_norm=policy).check(blobs())
+
+
 def test_refusals():
     with pytest.raises(UsageError, match=r"^batch_norm=local: algorithm.name=erm has one central model"):
         blueprint(ERM(), blobs(), batch_norm="local").check(blobs())

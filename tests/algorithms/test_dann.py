@@ -12,6 +12,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.parts.mlp import mlp
 from rayfed.engine.seeds import seed_torch
 from rayfed.errors import UsageError
+from rayfed.optim import SGD
 
 
 def first_discriminator(people):
@@ -22,16 +23,22 @@ def first_discriminator(people):
     return algorithm.init(ctx)["discriminator"]
 
 
-def test_two_rounds_by_hand():
+@pytest.mark.parametrize(("momentum", "keep"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_two_rounds_by_hand(momentum, keep):
     people, model, guess = population(), net(), mlp([8, 7, 3])
     guess.load_state_dict(first_discriminator(people))
-    server = run(DANN(hidden=[7], weight_adversary=0.4), people, model, steps=2)
+    algorithm = DANN(hidden=[7], weight_adversary=0.4, keep_optimizer=keep)
+    server = run(algorithm, people, model, steps=2, optimizer=SGD(lr=LR, momentum=momentum))
+    kept = {}
     for _ in range(2):
         models, guesses = [], []
         for i in CLIENTS:
             x, y = data(people, i)
             own, discriminator = descend(model, x, y, 0), descend(guess, x, y, 0)
-            sgd, other = torch.optim.SGD(own.parameters(), lr=LR), torch.optim.SGD(discriminator.parameters(), lr=LR)
+            sgd, other = (torch.optim.SGD(each.parameters(), lr=LR, momentum=momentum) for each in (own, discriminator))
+            if keep and i in kept:
+                for optimizer, state in zip((sgd, other), kept[i], strict=True):
+                    optimizer.load_state_dict(state)
             label = torch.full((len(x),), i)
             for _ in range(2):
                 features = descend(own, x, y, 0).features(x).detach()  # a copy's, for its running statistics
@@ -43,11 +50,12 @@ def test_two_rounds_by_hand():
                 loss = F.cross_entropy(own.head(features), y)
                 (loss - 0.4 * F.cross_entropy(discriminator(features), label)).backward()
                 sgd.step()
+            kept[i] = sgd.state_dict(), other.state_dict()
             models.append(own)
             guesses.append(discriminator)
         model, guess = mean(models, shares(people)), mean(guesses, shares(people))
-    assert_weights(server.state["weights"], model)
-    assert_weights(server.state["discriminator"], guess)
+    assert_weights(server.state["weights"], model, atol=1e-5)
+    assert_weights(server.state["discriminator"], guess, atol=1e-5)
 
 
 def test_without_the_adversary_it_trains_as_fedavg():

@@ -12,11 +12,16 @@ from rayfed.algorithm import Algorithm, ClientData
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedbabu import FedBABU
+from rayfed.algorithms.fedproto import FedProto
 from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.fedrep import FedRep
+from rayfed.algorithms.mixup import Mixup
 from rayfed.algorithms.moon import Moon
 from rayfed.algorithms.parts.two_levels import BIAS, CONSENSUS, MEAN
 from rayfed.algorithms.scaffold import Scaffold
+from rayfed.algorithms.solo import Solo
+from rayfed.config import build_algorithm
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 from rayfed.engine.training import Job, _rows
@@ -408,5 +413,56 @@ def test_wording_of_refusals():
         blueprint(DBE(), population, model=Unsplit()).check(population)
     with pytest.raises(UsageError, match=r"^algorithm.base=alien: DBE wraps methods that train one model by the task"):
         blueprint(DBE(base=Alien()), population).check(population)
+    with pytest.raises(UsageError, match=r"^algorithm.base=dbe: DBE cannot wrap another DBE; give it what that one"):
+        blueprint(DBE(base=DBE()), population).check(population)
     with pytest.raises(UsageError, match=r"^algorithm.mu=1.5: must be at most 1"):
         build(DBE, {"mu": 1.5}, where="algorithm")
+
+
+@pytest.mark.parametrize("inner", [{}, {"prbm": False}, {"mr": False}, {"prbm": False, "mr": False}])
+@pytest.mark.parametrize("outer", [{}, {"prbm": False}, {"mr": False}])
+def test_one_inside_another_is_refused_wherever_it_is(outer, inner):
+    for base in (DBE(**inner), Mixup(base=DBE(**inner))):
+        with pytest.raises(UsageError, match=r"^algorithm.base=dbe: DBE cannot wrap another DBE"):
+            blueprint(DBE(base=base, **outer), blobs()).check(blobs())
+    blueprint(Mixup(base=DBE(**inner)), blobs()).check(blobs())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"noise_scale": 0.05, "mr": False},
+            r"noise_scale=0.05: .* with algorithm.mr=false nobody sends one; use algo",
+        ),
+        ({"noise_scale": 0.05, "noise_mix": 0.2, "kappa": 0.0}, r"noise_scale=0.05: .* with algorithm.kappa=0 nobody"),
+        ({"noise_mix": 0.2, "mr": False}, r"noise_mix=0.2: .* with algorithm.mr=false nobody sends one; use algorithm"),
+    ],
+)
+def test_noise_on_means_that_nobody_sends_is_refused(options, words):
+    with pytest.raises(UsageError, match=rf"^algorithm.{words}"):
+        blueprint(DBE(**options), blobs()).check(blobs())
+    with_mr = {"noise_scale": 0.05, "noise_mix": 0.2}
+    blueprint(DBE(**with_mr), blobs()).check(blobs())
+
+
+@pytest.mark.parametrize("prbm", [False, True])
+def test_where_nothing_is_averaged_it_is_refused(prbm):
+    for base in (Solo(), FedProto()):
+        with pytest.raises(UsageError, match=rf"^algorithm.base={base.name}: it averages nothing of the model"):
+            blueprint(DBE(base=base, prbm=prbm), blobs()).check(blobs())
+
+
+@pytest.mark.parametrize("base", [FedBABU(), FedProto(share_model=True)])
+def test_a_bias_that_would_not_be_trained_or_not_be_used_is_refused(base):
+    for wrapped in (base, Mixup(base=base)) if isinstance(base, FedBABU) else (base,):
+        with pytest.raises(UsageError, match=rf"^algorithm.base={base.name}: .* use algorithm.prbm=false, MR alone$"):
+            blueprint(DBE(base=wrapped), blobs()).check(blobs())
+    blueprint(DBE(base=base, prbm=False), blobs()).check(blobs())
+
+
+@pytest.mark.parametrize("name", ["erm", "central_group_dro", "mm_rex", "v_rex", "irm"])
+def test_centralised_methods_are_refused_by_dbes_own_line(name):
+    algorithm = build_algorithm({"name": "dbe", "base": name}, where="algorithm")
+    with pytest.raises(UsageError, match=rf"^algorithm.base={name}: DBE wraps methods that train one model by the"):
+        blueprint(algorithm, blobs(), model=net(batch_norm=False)).check(blobs())

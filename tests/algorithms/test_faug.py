@@ -1,10 +1,13 @@
 """FAug: what the server gets to see, the generator's loss as it is written, and a round on own and made examples."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from plain import LR, assert_weights, data, descend, mean, plan, population, run
 from support import blobs, net, simulate
+from torch import nn
 
 from rayfed.algorithms.faug import FAug
 from rayfed.algorithms.parts.conditional_vae import Decoder, Encoder, vae_loss
@@ -36,14 +39,31 @@ def test_the_server_gets_the_seeds_once_and_keeps_none():
     server, records = simulate(plan(FAug(**SMALL), people, net()), people)
     held = [data(people, i)[1].bincount(minlength=3).clamp(max=2).sum().item() for i in range(3)]
     assert records[0].bytes_up == {"seeds": sum(held) * (6 * 4 + 8)}
-    assert set(records[0].bytes_down) == {"generator"}
+    assert set(records[0].bytes_down) == {"generator", "seeded"}
+    assert records[0].bytes_down["seeded"] == 3 * 3  # a byte for each class
     assert all(set(record.bytes_up) == {"weights"} for record in records[1:])
-    assert set(server.state) == {"weights", "generator"}
+    assert set(server.state) == {"weights", "generator", "seeded"}
 
 
 def test_classes_are_levelled():
-    assert levelled(torch.tensor([3, 0, 1]), 6).tolist() == [1, 1, 2, 1, 2, 0]
-    assert levelled(torch.tensor([2, 2]), 3).tolist() == [0, 1, 0]
+    every = torch.ones(3, dtype=torch.bool)
+    assert levelled(torch.tensor([3, 0, 1]), 6, every).tolist() == [1, 1, 2, 1, 2, 0]
+    assert levelled(torch.tensor([2, 2]), 3, every[:2]).tolist() == [0, 1, 0]
+    assert levelled(torch.tensor([3, 0, 1]), 4, torch.tensor([True, False, True])).tolist() == [2, 2, 0, 2]
+
+
+def test_nothing_is_made_of_a_class_that_nobody_has_seeds_of():
+    """Four classes in the task, of which no client has the last: the generator was never trained on it."""
+    people = replace(population((10, 10, 10)), num_classes=4)
+    model = net()
+    model.fc = nn.Linear(8, 4)
+    server = run(FAug(**SMALL | {"made": 30}), people, model)
+    assert server.state["seeded"].tolist() == [True, True, True, False]
+    for i in range(3):
+        made = server.fleet.host.states[i]["made"]["y"].bincount(minlength=4)
+        total = made + data(people, i)[1].bincount(minlength=4)
+        assert made[3] == 0
+        assert total[:3].max() - total[:3].min() <= 1
 
 
 def test_the_generators_loss_is_its_literal_form():
@@ -71,7 +91,7 @@ def test_a_round_by_hand(width):
         made = server.fleet.host.states[i]["made"]
         assert made["x"].shape == (7, 6)
         x, y = data(people, i)
-        assert torch.equal(made["y"], levelled(y.bincount(minlength=3), 7))
+        assert torch.equal(made["y"], levelled(y.bincount(minlength=3), 7, torch.ones(3, dtype=torch.bool)))
         seed_torch(0, "start", "round", 1, 0, i)
         order = torch.randperm(7)
         local = descend(model, x, y, 0)

@@ -96,44 +96,114 @@ def test_contrast_of_ones_and_of_no_second_temperature():
     assert both.contrast(ctx, {}, features, features, features).item() == pytest.approx(np.log(2), rel=1e-6)
 
 
-@pytest.mark.parametrize("batch_norm", [True, False])
-@pytest.mark.parametrize("samples", [3, 5, 9])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("width", [1, 2])
-def test_two_steps_by_hand(batch_norm, samples, momentum, width):
-    lam, mu = 0.3, 0.8
-    sgd = SGD(lr=0.1, momentum=momentum)
-    bench = Workbench(small(lam=lam, mu=mu), samples, net(batch_norm), width, optimizer=sgd)
+class Longer(nn.Module):
+    """`net` with an MLP between its features and a new head."""
+
+    def __init__(self, batch_norm, widths):
+        super().__init__()
+        self.model = net(batch_norm)
+        del self.model.fc
+        self.projection, self.head = mlp([8, *widths]), nn.Linear(widths[-1], 3)
+
+    def features(self, x):
+        return self.projection(self.model.features(x))
+
+
+def check_by_hand(bench, *, batch_norm=True):
+    """Trains on `bench`, and holds every client against the two steps in torch.optim."""
+    ours, sgd = bench.algorithm, bench.ctx.optimizer
+    adversary = ours.mu > 0 and ours.projector and not ours.projector_in_extractor
+    taus = (ours.tau1, ours.tau2, ours.tau_mode == "divide")
     sent = clone(bench.down)
     done = bench.train()
     assert equal(sent["weights"], bench.down["weights"])
-    assert equal(sent["projector"], bench.down["projector"])
+    assert not adversary or equal(sent["projector"], bench.down["projector"])
     for job, trained in zip(bench.jobs, done, strict=True):
-        model, received, theta = net(batch_norm), net(batch_norm), mlp([8, 7, 5])
-        theta.load_state_dict(bench.down["projector"])
-        descent = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
-        ascent = torch.optim.SGD(theta.parameters(), lr=0.1, momentum=momentum, maximize=True)
+        model, received = (
+            Longer(batch_norm, ours.widths) if ours.projector_in_extractor else net(batch_norm) for _ in range(2)
+        )
+        for each in (model, received):
+            each.load_state_dict(bench.ctx.task.initial_weights())
+        theta = mlp([8, *ours.widths]) if adversary else nn.Identity()
+        descent = torch.optim.SGD(model.parameters(), lr=sgd.lr, momentum=sgd.momentum)
+        if adversary:
+            theta.load_state_dict(bench.down["projector"])
+            ascent = torch.optim.SGD(theta.parameters(), lr=sgd.lr, momentum=sgd.momentum, maximize=True)
         x_p = bench.down["pseudo"]
         for rows in _rows(job, PHASE, 0, 0, True):
             batch = job.part.take(rows)
             spare = copy.deepcopy(model)  # its running statistics may move
             anchors = received.features(x_p).detach()
-            ascent.zero_grad()
-            contrast(theta, spare.features(x_p).detach(), anchors, spare.features(batch.x).detach()).backward()
-            ascent.step()
+            if adversary and ours.max_step:
+                ascent.zero_grad()
+                local, own = (spare.features(x).detach() for x in (x_p, batch.x))
+                contrast(theta, local, anchors, own, *taus).backward()
+                ascent.step()
             descent.zero_grad()
             features = model.features(batch.x)
             statistics = {name: value.clone() for name, value in model.named_buffers()}
             pseudo = model.features(x_p)
             uniform = -model.head(pseudo).log_softmax(1).mean(1).mean()
-            loss = F.cross_entropy(model.head(features), batch.y) + lam * uniform
-            (loss + mu * contrast(theta, pseudo, anchors, features)).backward()
+            loss = F.cross_entropy(model.head(features), batch.y) + ours.lam * uniform
+            (loss + ours.mu * contrast(theta, pseudo, anchors, features, *taus)).backward()
             descent.step()
             model.load_state_dict(statistics, strict=False)
         for name, value in model.state_dict().items():
             torch.testing.assert_close(trained.work["weights"][name], value, msg=name, rtol=1e-4, atol=1e-6)
+        assert ("projector" in trained.work) == adversary
         for name, value in theta.state_dict().items():
             torch.testing.assert_close(trained.work["projector"][name], value, msg=name, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+@pytest.mark.parametrize("samples", [3, 5, 9])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("width", [1, 2])
+def test_two_steps_by_hand(batch_norm, samples, momentum, width):
+    sgd = SGD(lr=0.1, momentum=momentum)
+    bench = Workbench(small(lam=0.3, mu=0.8), samples, net(batch_norm), width, optimizer=sgd)
+    check_by_hand(bench, batch_norm=batch_norm)
+
+
+DIVIDE = {"tau_mode": "divide", "tau1": 1.5, "tau2": 0.7}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_step": False},
+        {"projector": False},
+        {"projector_in_extractor": True},
+        {"lam": 0.0},
+        {"mu": 0.0},
+        {"tau1": 1.5, "tau2": 0.0},
+        DIVIDE,
+        DIVIDE | {"max_step": False},
+        DIVIDE | {"projector": False},
+        DIVIDE | {"projector_in_extractor": True},
+        {"lam": 0.0, "max_step": False},
+        {"lam": 0.0, "projector": False},
+        {"lam": 0.0, "projector_in_extractor": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("width", [1, 2])
+def test_two_steps_of_every_ablation_by_hand(options, momentum, width):
+    sgd = SGD(lr=0.1, momentum=momentum)
+    check_by_hand(Workbench(small(**({"lam": 0.3, "mu": 0.8} | options)), 5, clients=width, optimizer=sgd))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_moments_of_both_steps_are_kept_or_neither(keep):
+    population = blobs()
+    plan = blueprint(small(keep_optimizer=keep), population, optimizer=SGD(lr=0.05, momentum=0.9))
+    server, _ = simulate(plan, population)
+    state, ctx = server.fleet.host.states[0], server.ctx.at(client=0)
+    work = plan.algorithm.start(ctx, state, plan.algorithm.broadcast(ctx.at(cohort=(0, 1, 2, 3)), server.state))
+    for name in ("optimizer", "ascent"):
+        assert (name in state) is keep
+        assert {bool(moment.any()) for moment in work[name]["momentum"].values()} == {keep}
 
 
 def test_max_step_raises_the_contrast_and_moves_the_projector_alone():
@@ -356,6 +426,37 @@ def test_refusals():
     blueprint(small(tau2=0.0), population).check(population)
     with pytest.raises(UsageError, match=r"^algorithm.tau2=0: cannot be divided by"):
         blueprint(small(tau_mode="divide", tau2=0.0), population).check(population)
+
+
+def test_a_projector_without_layers_is_refused_where_one_is_needed():
+    for options in ({}, {"projector_in_extractor": True}, {"projector_in_extractor": True, "mu": 0.0}):
+        with pytest.raises(UsageError, match=r"^algorithm.widths=\[\]: a projector has one layer at least"):
+            FedDebias(widths=[], **options)
+    population = blobs()
+    for options in ({"projector": False}, {"mu": 0.0}):
+        simulate(blueprint(FedDebias(widths=[], **options), population, rounds=1), population)
+
+
+def test_a_model_without_a_split_is_refused():
+    model, population = net(), blobs()
+    model.feature_shape = ()
+    blueprint(small(mu=0.0), population, model=model).check(population)
+    with pytest.raises(UsageError, match=r"^algorithm.name=feddebias: the model needs a split point"):
+        blueprint(small(), population, model=model).check(population)
+    with pytest.raises(UsageError, match=r"^algorithm.widths=\[7, 5\]: go behind the features of a model with a split"):
+        blueprint(small(projector_in_extractor=True), population, model=model).check(population)
+
+
+def test_one_pseudo_example_is_refused_where_batch_norm_cannot_train_on_it():
+    population = blobs()
+    with pytest.raises(UsageError, match=r"^algorithm.pseudo_samples=1: the model's batch norm cannot train on one"):
+        blueprint(small(pseudo_samples=1), population).check(population)
+    for options, changes in (
+        ({}, {"model": net(batch_norm=False)}),
+        ({}, {"batch_norm": "frozen"}),
+        ({"lam": 0.0, "mu": 0.0}, {}),
+    ):
+        simulate(blueprint(small(pseudo_samples=1, **options), population, rounds=1, **changes), population)
 
 
 class FirstClientAlone(FedDebias):

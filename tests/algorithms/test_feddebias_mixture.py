@@ -14,7 +14,7 @@ from rayfed.algorithms.parts.mlp import mlp
 from rayfed.algorithms.parts.proxy_data import proxy_means
 from rayfed.algorithms.parts.pseudo_data import mixture
 from rayfed.data.population import Client, Examples, Population
-from rayfed.engine.seeds import generator
+from rayfed.engine.seeds import generator, seed_torch
 from rayfed.errors import UsageError
 from rayfed.task import Batch, Inputs
 
@@ -43,10 +43,13 @@ def test_mixture_of_several_goes_round_the_batch():
 @pytest.mark.parametrize("k_mix", [0, 1, 2])
 @pytest.mark.parametrize("samples", [4, 10, 13])
 @pytest.mark.parametrize("width", [1, 3])
-def test_two_steps_by_hand(k_mix, samples, width):
+@pytest.mark.parametrize("soft_labels", [False, True])
+def test_two_steps_by_hand(k_mix, samples, width, soft_labels):
+    """With soft labels: under Mixup, whose x are the local x and whose y are in ⟨ỹ_p, y⟩."""
     lam, mu = 0.3, 0.8
     people, model = population((10, 10, 10)), net()
     algorithm = mixing(lam=lam, mu=mu, tau1=1.5, tau2=0.7, k_mix=k_mix, pseudo_samples=samples, transfer="once")
+    algorithm = Mixup(base=algorithm, alpha=1.0) if soft_labels else algorithm
     changes = {"batch_size": 10, "drop_last": True, "width": width, "rounds": 1}
     server = run(algorithm, people, model, **changes)
     start = simulate(plan(algorithm, people, model, **(changes | {"rounds": 1, "steps": 1})), people)[0]
@@ -59,21 +62,24 @@ def test_two_steps_by_hand(k_mix, samples, width):
         local, received, theta = descend(model, x, y, 0), descend(model, x, y, 0), mlp([8, 7, 5])
         theta.load_state_dict(theta_0)
         rng = generator(0, "batches", "round", 1, 0, 0, i)
-        for _ in range(2):
+        for step in range(2):
             rows = torch.from_numpy(rng.permutation(10))
-            some, labels = x[rows], y[rows]
+            some, labels = x[rows], F.one_hot(y[rows], 3).float()
+            if soft_labels:
+                seed_torch(0, "batch", "round", 1, 0, 0, i, step)
+                some, labels = Mixup(alpha=1.0).prepare(server.ctx, Batch(some, labels))
+                assert 0 < labels[labels < 1].max() < 1
             x_p, y_p = proxy, torch.full((samples, 3), 1 / 3)
             if k_mix:
                 partners = [[(j + k) % 10 for k in range(1, k_mix + 1)] for j in range(samples)]
                 x_p = torch.stack([(proxy[j] + some[partners[j]].sum(0)) / (k_mix + 1) for j in range(samples)])
-                one_hot = F.one_hot(labels, 3).float()
-                y_p = torch.stack([(1 / 3 + one_hot[partners[j]].sum(0)) / (k_mix + 1) for j in range(samples)])
+                y_p = torch.stack([(1 / 3 + labels[partners[j]].sum(0)) / (k_mix + 1) for j in range(samples)])
 
             def con(features_p, features, received=received, x_p=x_p, y_p=y_p, theta=theta, labels=labels):
                 anchors, losses = received.features(x_p).detach(), []
                 for j in range(10):
                     a, g, own = features_p[j % samples], anchors[j % samples], features[j]
-                    corrected = a - y_p[j % samples, labels[j]] * own if k_mix else a
+                    corrected = a - torch.dot(y_p[j % samples], labels[j]) * own if k_mix else a
                     plus = F.cosine_similarity(theta(a), theta(g), 0)
                     minus = F.cosine_similarity(theta(corrected), theta(own), 0)
                     losses.append(F.softplus(0.7 * minus - 1.5 * plus))
@@ -100,8 +106,6 @@ def test_two_steps_by_hand(k_mix, samples, width):
 
 
 def first_projector(algorithm, people, model):
-    from rayfed.engine.seeds import seed_torch
-
     ctx = plan(algorithm, people, model).context(people, "cpu")
     seed_torch(0, "init")
     return algorithm.init(ctx)["projector"]

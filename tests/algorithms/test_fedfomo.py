@@ -1,15 +1,15 @@
 """FedFomo: what models a client is sent, how it rates and mixes them, and what the server remembers."""
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from plain import CLIENTS, assert_weights, data, descend, plan, population, run
-from support import net, simulate
+from support import blobs, net, simulate
 
-from rayfed.algorithm import ClientData
+from rayfed.algorithm import ClientData, Replies, Reply
 from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.data.population import Examples
 from rayfed.engine.resident import Normalise, Part
@@ -60,13 +60,14 @@ def test_the_second_round_by_hand():
     for i in CLIENTS:
         sent = [i, min(set(CLIENTS) - {i})]  # of equal P the lower number
         weights = [
-            max(0.0, validation_loss(start, people, i) - validation_loss(models[n], people, i))
+            (validation_loss(start, people, i) - validation_loss(models[n], people, i))
             / (distance(models[n], start) + 1e-5)
             for n in sent
         ]
         for n, w in zip(sent, weights, strict=True):
-            ratings[i, n] += w
+            ratings[i, n] += w  # below 0, too
         some += sum(w > 0 for w in weights)
+        weights = [max(0.0, w) for w in weights]
         total = sum(weights)
         weights = [w / total for w in weights] if total else [1.0, 0.0]  # of none that is better, its own stays
         pairs = list(zip(sent, weights, strict=True))
@@ -77,7 +78,31 @@ def test_the_second_round_by_hand():
         assert_weights(state["old"], received)
         assert_weights(state["weights"], descend(received, *data(people, i), 5))
     assert some == 4  # two clients mix both models, one finds none that is better
+    assert ratings.min() < 0
     torch.testing.assert_close(server.state["ratings"], ratings)
+
+
+def test_a_model_that_was_worse_makes_room_for_one_never_tried():
+    state = FedFomo(models=2).init(plan(FedFomo(), population(), plain_net()).context(population(), "cpu"))
+    state = state | {"seen": torch.ones(3, dtype=torch.bool)}
+    assert FedFomo(models=2).chosen(state, 0) == [0, 1]
+    reply = Reply(0, 8, {"weights": {}, "ratings": torch.tensor([0.2, -0.1])})
+    after = FedFomo(models=2).aggregate(None, state, Replies({}, [reply]))
+    assert FedFomo(models=2).chosen(after, 0) == [0, 2]
+
+
+def test_over_the_rounds_models_are_tried_that_were_not_sent_at_first():
+    people = population((12, 16, 20, 10, 14, 18))
+    tried = {client: set() for client in range(6)}
+
+    class Watched(FedFomo):
+        def unicast(self, ctx, server):
+            tried[ctx.client] |= set(self.chosen(server, ctx.client))
+            return super().unicast(ctx, server)
+
+    run(Watched(models=2), people, plain_net(), rounds=12, steps=5)
+    assert tried[0] == {0, 1}  # which serve it well
+    assert tried[2] == set(range(6))  # found one after the other worse than its own
 
 
 def test_models_that_are_no_better_leave_the_own_one_as_it_is():
@@ -90,9 +115,9 @@ def test_models_that_are_no_better_leave_the_own_one_as_it_is():
     worse = tree_map(lambda t: t + 3.0 if t.is_floating_point() else t, client["old"])
     work = server.algorithm.start(ctx, client, {"models": [worse, worse]})
     assert all(torch.equal(work["weights"][name], client["weights"][name]) for name in client["weights"])
-    assert work["ratings"].tolist() == [0.0, 0.0]
+    assert work["ratings"][0] == work["ratings"][1] < 0  # as it is: only the mixture has no use for it
     work = server.algorithm.start(ctx, client, {"models": [worse, client["weights"]]})
-    assert work["ratings"][0] == 0 < work["ratings"][1]
+    assert work["ratings"][0] < 0 < work["ratings"][1]
     assert all(torch.equal(work["weights"][name], client["weights"][name]) for name in client["weights"])
 
 
@@ -115,10 +140,53 @@ def test_what_is_scored_is_the_model_as_training_left_it():
         assert found["downloaded", i, "val", "loss"] == pytest.approx(expected, abs=1e-6)
 
 
+def newcomer(models):
+    """(context, state, what it is sent, everyone) of client 3, which joins the others after training."""
+    people = replace(blobs(4, sizes=(8, 12, 20, 16)), newcomers=1)
+    ctx = plan(FedFomo(), people, plain_net()).context(people, "cpu")
+    normalise = Normalise(people, torch.device("cpu"), channels_last=False)
+    part = Part(people.clients[3].val, torch.device("cpu"), normalise)
+    ctx = ctx.at(client=3, round=2, data=ClientData(part, part))
+    return ctx, FedFomo().join(ctx), {"models": models}, people
+
+
+def test_a_newcomer_starts_from_the_mixture_of_what_it_is_sent():
+    ctx, client, _, people = newcomer([])
+    better = [dict(descend(plain_net(), *data(people, 3), steps).state_dict()) for steps in (3, 9)]
+    down = {"models": better}
+    start = ctx.task.initial_weights()
+    gains = [
+        (validation_loss(start, people, 3) - validation_loss(model, people, 3)) / (distance(model, start) + 1e-5)
+        for model in better
+    ]
+    assert min(gains) > 0
+    mixed = {name: sum(w * m[name] for w, m in zip(gains, better, strict=True)) / sum(gains) for name in start}
+    downloaded = FedFomo().downloaded_model(ctx, client, down)
+    torch.testing.assert_close(downloaded, mixed)
+    work = FedFomo().start(ctx.at(stage="final"), client, down)
+    assert all(torch.equal(work["weights"][name], downloaded[name]) for name in start)
+    torch.testing.assert_close(work["ratings"], torch.tensor(gains))
+    # a participant is scored with its own model
+    own = FedFomo().downloaded_model(ctx.at(client=2), client, down)
+    assert all(torch.equal(own[name], start[name]) for name in start)
+
+
+def test_a_newcomer_that_rates_no_model_above_0_starts_from_their_mean():
+    worse = [tree_map(lambda t, k=k: t + k, dict(plain_net().state_dict())) for k in (3.0, 4.0)]
+    ctx, client, down, _ = newcomer(worse)
+    mean = tree_map(lambda a, b: (a + b) / 2, *worse)
+    torch.testing.assert_close(FedFomo().downloaded_model(ctx, client, down), mean)
+    work = FedFomo().start(ctx.at(stage="final"), client, down)
+    torch.testing.assert_close(work["weights"], mean)
+    assert work["ratings"].max() < 0
+    alone = FedFomo().downloaded_model(ctx, client, {})  # before anyone has sent a model
+    assert all(torch.equal(alone[name], client["weights"][name]) for name in alone)
+
+
 def test_clients_without_validation_examples_are_refused():
     people = population()
     none = Examples(np.zeros((0, 6), np.float32), np.zeros(0, np.int64))
-    clients = (people.clients[0], dataclasses.replace(people.clients[1], val=none), people.clients[2])
-    bare = dataclasses.replace(people, clients=clients)
+    clients = (people.clients[0], replace(people.clients[1], val=none), people.clients[2])
+    bare = replace(people, clients=clients)
     with pytest.raises(UsageError, match=r"^algorithm.name=fedfomo: clients rate models on their validation part, and"):
         plan(FedFomo(), bare, plain_net()).check(bare)

@@ -6,10 +6,13 @@ import torch.nn.functional as F
 from plain import LR, assert_weights, data, descend, mean, plan, population, run, shares
 from support import blobs, blueprint, net, simulate
 
+from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedmix import FedMix
-from rayfed.engine.seeds import seed_torch
+from rayfed.engine.seeds import generator, seed_torch
 from rayfed.errors import UsageError
+from rayfed.network import gradients
+from rayfed.task import Batch
 from rayfed.tree import only
 
 SIZES = (8, 12, 20)
@@ -57,8 +60,6 @@ def test_a_round_by_hand(width, steps):
 
 
 def rows_of(client, size):
-    from rayfed.engine.seeds import generator
-
     rng = generator(0, "batches", "round", 1, 0, 0, client)
     while True:
         yield torch.from_numpy(rng.permutation(size))
@@ -111,11 +112,48 @@ def test_fewer_means_than_examples_are_shared():
     work = algorithm.start(ctx, algorithm.join(ctx) | {"means": means}, only(server, ("weights",)))
     model, (x, y) = net(batch_norm=False), data(people, 0)
     rows = work["order"][3 + torch.arange(12) % 3]
-    from rayfed.task import Batch
-
     found, _ = algorithm.loss(ctx, work["weights"], work, {}, Batch(x, y))
     wanted = literal(model, x, y, {k: v[rows] for k, v in means.items()}, 0.3)
     assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_a_wrappers_term_counts_in_full_and_sees_the_mixed_inputs_output():
+    lam, algorithm = 0.3, FedMix(lam=0.3, mean_examples=4)
+    ctx = plan(algorithm, population(), net(batch_norm=False)).context(population(), "cpu").at(client=0)
+    torch.manual_seed(0)
+    means = {"x": torch.randn(6, 6), "y": torch.rand(6, 3).softmax(1)}
+    work, (x, y) = {"order": torch.randperm(6), "means": means}, data(population(), 0)
+    weights = ctx.task.initial_weights()
+
+    def term(loss, weights, output):
+        return loss + 1 + output.features.square().mean(), output
+
+    def gradient(task):
+        def loss(trained):
+            value, output = algorithm.loss(ctx.at(task=task), trained, work, {}, Batch(x, y))
+            return value, output.buffers
+
+        return gradients(loss, weights)
+
+    plain, value, _ = gradient(ctx.task)
+    more, completed, _ = gradient(ctx.task.with_term(term))
+    features = net(batch_norm=False).features((1 - lam) * x)
+    assert (completed - value).item() == pytest.approx(1 + features.square().mean().item(), rel=1e-5)
+    model = net(batch_norm=False)
+    model.features((1 - lam) * x).square().mean().backward()
+    for name, p in model.body.named_parameters():
+        torch.testing.assert_close(more[f"body.{name}"] - plain[f"body.{name}"], p.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_under_dbe_the_running_mean_is_of_the_mixed_inputs(width):
+    people, lam = population((12, 12, 12)), 0.3
+    algorithm = DBE(base=FedMix(lam=lam, mean_examples=4), kappa=2.0, mu=1.0)
+    changes = {"batch_size": 12, "steps": 1, "rounds": 1, "width": width}
+    server = run(algorithm, people, net(batch_norm=False), **changes)
+    for i, state in server.fleet.save().items():
+        seen = net(batch_norm=False).features((1 - lam) * data(people, i)[0]).mean(0)
+        torch.testing.assert_close(state["weights"]["dbe.mean"], seen.detach())
 
 
 def test_a_client_too_small_for_one_mean_is_refused():

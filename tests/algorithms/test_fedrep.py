@@ -1,6 +1,7 @@
 """FedRep: head first, then body; heads stay."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedrep import FedRep
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.server import Evaluation, Server
 from rayfed.errors import UsageError
 from rayfed.optim import SGD, Adam
 
@@ -53,6 +56,34 @@ def test_the_body_trains_as_local_says_unless_told_otherwise():
     assert FedRep().phases(ctx) == (Phase("head", epochs=1), Phase("body", steps=7))
     assert FedRep(head_epochs=4, body_epochs=2).phases(ctx) == (Phase("head", epochs=4), Phase("body", epochs=2))
     assert FedRep().phases(ctx.at(stage="final")) == (Phase("head", steps=7),)
+
+
+def test_adaptation_trains_the_head_or_both_parts_as_in_a_round():
+    people = population()
+    for head_epochs, body_epochs in ((1, None), (4, 2)):
+        algorithm = FedRep(head_epochs=head_epochs, body_epochs=body_epochs, adapted="both")
+        ctx = plan(algorithm, people, net()).context(people, "cpu").at(stage="final", local=Phase("train", epochs=10))
+        assert algorithm.phases(ctx) == (Phase("head", epochs=head_epochs), Phase("body", epochs=10))
+        assert replace(algorithm, adapted="head").phases(ctx) == (Phase("head", epochs=10),)
+
+
+@pytest.mark.parametrize(("adapted", "moves"), [("head", False), ("both", True)])
+def test_a_newcomers_body_moves_only_if_both_parts_adapt(adapted, moves):
+    people = replace(population(), newcomers=1)
+    model = net(batch_norm=False)
+    how = plan(FedRep(adapted=adapted), people, model, cohort=2)
+    server = Server(how, people, LocalFleet(how, people), Evaluation(points=("downloaded",)))
+    record = list(server.run())[-1]
+    start = copy.deepcopy(model)
+    start.load_state_dict(model.state_dict() | server.state["weights"])
+    tuned = descend(start, *data(people, 2), 1, names=HEAD)
+    if moves:
+        body = [n for n, _ in model.named_parameters() if n not in HEAD]
+        tuned = descend(tuned, *data(people, 2), 1, names=body)
+    test = people.clients[2].test
+    expected = torch.nn.functional.cross_entropy(tuned.eval()(torch.from_numpy(test.x)), torch.from_numpy(test.y))
+    found = next(s.value for s in record.scores if s.newcomer and s[2:5] == ("test", "adapted", "loss"))
+    assert found == pytest.approx(expected.item(), abs=1e-6)
 
 
 def test_heads_stay_and_the_score_is_of_the_own_head_on_the_common_body():

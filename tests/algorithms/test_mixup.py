@@ -13,6 +13,7 @@ from rayfed.algorithms.mixup import Mixup
 from rayfed.algorithms.parts.soft_labels import soft
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.algorithms.vhl import VHL
+from rayfed.config import build_algorithm
 from rayfed.engine.seeds import seed_torch
 from rayfed.errors import UsageError
 from rayfed.task import Batch
@@ -103,6 +104,16 @@ def test_mixup_over_mixup_mixes_twice():
     twice = Mixup(base=Mixup()).prepare(ctx, Batch(torch.eye(6), torch.tensor([0, 1, 2, 0, 1, 2])))
     torch.testing.assert_close(twice.y.sum(1), torch.ones(6))
     torch.testing.assert_close(soft(twice.y, 3), twice.y)
+
+
+@pytest.mark.parametrize(("alpha", "beyond", "words"), [(1e-6, 1e-7, "at least 1e-06"), (1e6, 1e7, "at most 1000000")])
+def test_shares_at_the_bounds_of_alpha(alpha, beyond, words):
+    mixup = build_algorithm({"name": "mixup", "alpha": alpha}, where="algorithm")
+    ctx, batch = context(mixup), Batch(torch.eye(2), torch.tensor([0, 1]))
+    shares = torch.cat([mixup.prepare(ctx, batch).y[:, 0] for _ in range(500)])
+    assert 0 <= shares.min() <= shares.max() <= 1
+    with pytest.raises(UsageError, match=rf"^algorithm.alpha={beyond}: must be {words}"):
+        build_algorithm({"name": "mixup", "alpha": beyond}, where="algorithm")
 
 
 @pytest.mark.parametrize("base", [FRAug(), VHL(virtual=32)])

@@ -6,11 +6,15 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, population, run, shares
-from support import net
+from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
+from support import net, simulate
+from torch import nn
 
+from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.moon import Moon, contrast
+from rayfed.errors import UsageError
+from rayfed.tree import without
 
 
 def contrastive(received, previous, mu, tau):
@@ -43,6 +47,70 @@ def test_three_rounds_by_hand(batch_norm, tau):
         assert_weights(state["previous"], previous[i])
 
 
+class Headed(nn.Module):
+    """`net` with MOON's projection head: z behind an MLP of two layers, a new classifier on top."""
+
+    def __init__(self, batch_norm, hidden, outputs):
+        super().__init__()
+        self.model = net(batch_norm)
+        del self.model.fc
+        self.projection = nn.Sequential(nn.Linear(8, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+        self.head = nn.Linear(outputs, 3)
+
+    def features(self, x):
+        return self.projection(self.model.features(x))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def headed(server, batch_norm=True):
+    """The model of the simulation of `server` before its first round, with a head of widths 7 and 5."""
+    model = Headed(batch_norm, 7, 5)
+    model.load_state_dict(server.ctx.task.initial_weights())
+    return model
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+def test_three_rounds_with_a_projection_head_by_hand(batch_norm):
+    people = population()
+    server = run(Moon(mu=2.0, widths=[7, 5]), people, net(batch_norm), steps=3, rounds=3)
+    first = model = headed(server, batch_norm)
+    previous = [model] * len(CLIENTS)
+    for _ in range(3):
+        trained = []
+        for i in CLIENTS:
+            trained.append(descend(model, *data(people, i), 3, loss=contrastive(model, previous[i], 2.0, 0.5)))
+        previous, model = trained, mean(trained, shares(people))
+    assert_weights(server.state["weights"], model)
+    assert set(server.state["weights"]) == set(first.state_dict())
+    new = [name for name in server.state["weights"] if name.startswith(("projection.", "head."))]
+    assert not any(torch.equal(server.state["weights"][name], first.state_dict()[name]) for name in new)
+
+
+def test_without_widths_there_is_no_head():
+    assert Moon().widths == []
+    assert set(run(Moon(), population(), net()).state["weights"]) == set(net().state_dict())
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_projection_head_under_dbe(width):
+    people = population((12, 12, 12))
+    algorithm = DBE(base=Moon(mu=2.0, widths=[7, 5]), kappa=1.0)
+    server = run(algorithm, people, net(), width=width, batch_size=12)
+    for state in server.fleet.save().values():
+        assert state["weights"]["dbe.bias"].shape == state["weights"]["dbe.mean"].shape == (5,)
+        assert state["weights"]["dbe.bias"].any()
+    assert {name for name in server.state["weights"] if "head" in name} == {"head.weight", "head.bias"}
+
+
+def test_a_head_needs_a_split():
+    model = net()
+    model.feature_shape = ()
+    with pytest.raises(UsageError, match=r"^algorithm.widths=\[7\]: go behind the features of a model with a split"):
+        plan(Moon(widths=[7]), population(), model).check(population())
+
+
 def test_the_term_in_numbers():
     right, up = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
     assert contrast(right, right, up, 0.5).item() == pytest.approx(math.log(1 + math.exp(-2)))
@@ -55,7 +123,7 @@ def test_the_term_in_numbers():
     assert contrast(*maps, 0.5).item() == pytest.approx(math.log(1 + math.exp(-2)))
 
 
-def test_the_first_visit_is_fedavg_and_the_second_is_not():
+def test_the_first_round_is_fedavg_and_the_second_is_not():
     people = population()
     for rounds, same in ((1, True), (2, False)):
         ours = run(Moon(mu=5.0), people, net(), rounds=rounds).state["weights"]["fc.weight"]
@@ -77,7 +145,40 @@ def test_the_previous_model_is_that_of_the_last_visit():
     states = server.fleet.save()
     trained = descend(model, *data(people, visited), 2, loss=cross_entropy)
     assert_weights(states[visited]["previous"], trained)
-    assert all("previous" not in state for i, state in states.items() if i != visited)
+    others = [state["previous"] for i, state in states.items() if i != visited]
+    assert all(torch.equal(value, model.state_dict()[name]) for own in others for name, value in own.items())
+
+
+def test_a_late_first_visit_has_the_initial_model_for_its_previous_one():
+    people, model = population(), net()
+    seed = next(s for s in range(99) if len(set(cohorts(Moon(), people, model, s))) == 2)
+    first, second = cohorts(Moon(), people, model, seed)
+    server = run(Moon(mu=2.0), people, model, steps=3, cohort=1, seed=seed)
+    common = descend(model, *data(people, first), 3)  # round 1: of one client, and as FedAvg
+    trained = descend(common, *data(people, second), 3, loss=contrastive(common, model, 2.0, 0.5))
+    assert_weights(server.state["weights"], trained)
+    plain = descend(common, *data(people, second), 3)
+    assert not torch.allclose(trained.fc.weight, plain.fc.weight, atol=1e-5)
+
+
+def cohorts(algorithm, people, model, seed):
+    """Who takes part in rounds 1 and 2 of one client each."""
+    server, _ = simulate(plan(algorithm, people, model, cohort=1, rounds=0, seed=seed), people, points=("trained",))
+    return [server.sample(number)[0] for number in (1, 2)]
+
+
+@pytest.mark.parametrize("wrap", [lambda base: base, lambda base: DBE(base=base, kappa=2.0)])
+def test_with_everyone_it_is_as_if_the_first_previous_model_were_the_one_received(wrap):
+    class Received(Moon):  # what MOON was here before: no previous model until the first visit
+        def join(self, ctx):
+            return without(super().join(ctx), ("previous",))
+
+        def start(self, ctx, client, down):
+            return super().start(ctx, {"previous": down["weights"] | client["weights"]} | client, down)
+
+    people = population()
+    ours, theirs = (run(wrap(kind(mu=2.0)), people, net(), rounds=3) for kind in (Moon, Received))
+    assert all(torch.equal(ours.state["weights"][name], value) for name, value in theirs.state["weights"].items())
 
 
 def test_with_local_batch_norm_the_received_model_has_the_clients_layers():

@@ -21,18 +21,26 @@ from rayfed.models.norm import batch_norm_statistics
 @dataclass(frozen=True, kw_only=True)
 class LossWeighted(FedAvg):
     weighs_replies: ClassVar[bool] = True
+    without_averages: ClassVar[str] = "local_statistics, local or frozen"  # batch_norm that averages no statistics
+
+    @property
+    def extrapolates(self) -> bool:
+        """Whether weights may be negative."""
+        return False
 
     def check(self, setting: Setting) -> None:
         refuse_sampling(setting, self.name, "weighs the clients by the losses of all of them")
+        if self.extrapolates:
+            self._refuse_averaged_statistics(setting)
 
-    def refuse_averaged_statistics(self, setting: Setting) -> None:
+    def _refuse_averaged_statistics(self, setting: Setting) -> None:
         """Negative weights would make negative variances of batch norm's running ones."""
         task = setting.task
         if task.batch_norm != "frozen" and batch_norm_statistics(task.model.module) - self.personal(task):
             raise UsageError(
                 f"batch_norm={task.batch_norm}: algorithm.name={self.name} may give clients negative weights, which "
-                "turn averaged running variances negative; use batch_norm=local_statistics, local or frozen, or a "
-                "model without batch norm"
+                f"turn averaged running variances negative; use batch_norm={self.without_averages}, or a model "
+                "without batch norm"
             )
 
 

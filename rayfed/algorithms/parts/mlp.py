@@ -7,7 +7,7 @@ from torch import nn
 
 
 def mlp(widths: Sequence[int], *, linear: bool = False) -> nn.Sequential:
-    """Linear layers from width to width with ReLU between them; `linear` leaves the ReLUs out."""
+    """Linear layers from width to width (two or more) with ReLU between them; `linear` leaves the ReLUs out."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]

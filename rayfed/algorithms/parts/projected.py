@@ -1,4 +1,4 @@
-"""A model whose extractor ends in an MLP, with a new linear classifier on top (FedDebias, Fig. 5(a))."""
+"""A model whose extractor ends in an MLP, with a new linear classifier on top (MOON; FedDebias, Fig. 5(a))."""
 
 import copy
 import zlib
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.algorithms.parts.mlp import mlp
+from rayfed.errors import UsageError
 from rayfed.task import Task
 
 
@@ -35,6 +36,11 @@ class Projected(nn.Module):
 
 def with_projection(task: Task, widths: Sequence[int]) -> Task:
     """`task` for its model projected. New weights follow from the old ones: every host must find the same."""
+    if not task.feature_shape:
+        raise UsageError(
+            f"algorithm.widths={list(widths)}: go behind the features of a model with a split point, features(x) and a "
+            "module called head"
+        )
     first = next(iter(task.initial_weights().values())).detach().cpu().contiguous()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(zlib.crc32(first.numpy().tobytes()))

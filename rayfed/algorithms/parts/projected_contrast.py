@@ -15,7 +15,7 @@ from rayfed.errors import UsageError
 from rayfed.network import gradients
 from rayfed.options import option
 from rayfed.task import Batch, Task
-from rayfed.tree import Weights
+from rayfed.tree import Weights, only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,29 @@ class ProjectedContrast(FedAvg):
     )
     projector_in_extractor: bool = option(False, help="an MLP of `widths` ends the extractor; no max step (Fig. 5a)")
 
+    def __post_init__(self) -> None:
+        if not self.widths and (self.projects or self.projector_in_extractor):
+            raise UsageError(
+                "algorithm.widths=[]: a projector has one layer at least; algorithm.projector=false goes without one"
+            )
+
     @property
     def projects(self) -> bool:
         return bool(self.mu) and self.projector and not self.projector_in_extractor
+
+    @property
+    def ascends(self) -> bool:
+        """Whether there is a max step."""
+        return self.projects and self.max_step
 
     def check(self, setting: Setting) -> None:
         for key in ("tau1", "tau2"):
             if self.tau_mode == "divide" and not getattr(self, key):
                 raise UsageError(f"algorithm.{key}=0: cannot be divided by; use algorithm.tau_mode=multiply")
+        if self.projects and not setting.task.feature_shape:
+            raise UsageError(
+                f"algorithm.name={self.name}: the model needs a split point, features(x) and a module called head"
+            )
         super().check(setting)
 
     def adapt(self, ctx: Context) -> Context:
@@ -55,7 +70,9 @@ class ProjectedContrast(FedAvg):
         work = super().start(ctx, client, down)
         if not self.projects or not work:
             return work
-        return work | {"projector": down["projector"], "ascent": ctx.optimizer.init(down["projector"])}
+        work |= {"projector": down["projector"]}
+        fresh = ctx.optimizer.init(down["projector"])
+        return work | {"ascent": client.get("ascent", fresh)} if self.ascends else work
 
     def contrast(
         self,
@@ -92,5 +109,7 @@ class ProjectedContrast(FedAvg):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
-        sent = self.projects and self.max_step and ctx.stage != "setup"
-        return kept, up | ({"projector": work["projector"]} if sent else {})
+        if not self.ascends or ctx.stage == "setup":
+            return kept, up
+        moments = only(work, ("ascent",)) if self.keep_optimizer else {}
+        return kept | moments, up | only(work, ("projector",))

@@ -10,7 +10,10 @@ from rayfed.tree import Weights
 
 
 def rated(ctx: Context, own: Weights, old: Weights, models: Sequence[Weights]) -> Tensor:
-    """w_n of `models` [models]: what each gains over `old` on the validation part, by its distance from `old`."""
+    """w_n of `models` [models]: what each gains over `old` on the validation part, by its distance from `old`.
+
+    Below 0 for a model that is worse: the server adds these up, and so comes to try others.
+    """
     ratings = torch.zeros(len(models), device=ctx.task.device)
     if not models:
         return ratings
@@ -18,15 +21,16 @@ def rated(ctx: Context, own: Weights, old: Weights, models: Sequence[Weights]) -
     for n, model in enumerate(models):
         gain = before - mean_loss(ctx, own | model, ctx.data.val)
         squares = [(model[name] - old[name]).square().sum() for name in ctx.task.trainable if name in model]
-        ratings[n] = gain.clamp(min=0) / (torch.stack(squares).sum().sqrt() + 1e-5)
+        ratings[n] = gain / (torch.stack(squares).sum().sqrt() + 1e-5)
     return ratings
 
 
 def mixed(own: Weights, models: Sequence[Weights], ratings: Tensor) -> Weights:
-    """`own` with what `models` have in place of it, their mean by `ratings`; all of `own` where every rating is 0."""
-    if not ratings.any():
+    """`own` with what `models` have in place of it, their mean by max(0, `ratings`); all of `own` where none is > 0."""
+    shares = ratings.clamp(min=0)
+    if not shares.any():
         return own
-    shares = ratings / ratings.sum()
+    shares = shares / shares.sum()
     return own | {
         name: torch.einsum("n,n...->...", shares, torch.stack([model[name] for model in models]))
         for name, value in models[0].items()

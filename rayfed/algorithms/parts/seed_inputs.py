@@ -13,10 +13,13 @@ def drawn_seeds(part: Any, count: int) -> dict[str, Tensor]:
     return {"x": torch.cat([batch.x for batch in part.batches(512, rows)]), "y": part.y[rows]}
 
 
-def levelled(counts: Tensor, total: int) -> Tensor:
-    """`total` classes, one after the other the one with the fewest examples (the lowest of several) given `counts`."""
-    left, classes = counts.tolist(), []
+def levelled(counts: Tensor, total: int, among: Tensor) -> Tensor:
+    """`total` classes, one after the other the one of `among` with the fewest examples (the lowest of several).
+
+    `counts` [classes] are the examples that there are, `among` [classes] says which classes there may be more of.
+    """
+    left, classes = dict(zip(among.nonzero()[:, 0].tolist(), counts[among].tolist(), strict=True)), []
     for _ in range(total):
-        classes.append(min(range(len(left)), key=left.__getitem__))
+        classes.append(min(left, key=left.__getitem__))
         left[classes[-1]] += 1
     return torch.tensor(classes, device=counts.device)

@@ -101,8 +101,11 @@ class Wrapper(Algorithm):
         return self.base.predict(ctx, model, x)
 
 
+def inside(algorithm: Algorithm) -> list[Algorithm]:
+    """What `algorithm` wraps, from the outside in; [] if it is no wrapper."""
+    return [algorithm.base, *inside(algorithm.base)] if isinstance(algorithm, Wrapper) else []
+
+
 def innermost(algorithm: Algorithm) -> Algorithm:
     """The algorithm inside all wrappers."""
-    while isinstance(algorithm, Wrapper):
-        algorithm = algorithm.base
-    return algorithm
+    return [algorithm, *inside(algorithm)][-1]

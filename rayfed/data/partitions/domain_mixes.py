@@ -5,23 +5,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import DEAL, by_class, generator
+from rayfed.data.partition import DEAL, DRAWS, by_class, generator
 from rayfed.data.partitions.domains import Domains
 from rayfed.errors import UsageError
 from rayfed.options import option
 
 MIX = 1  # the purpose of the stream, beside the two that Domains draws from with DEAL
-DRAWS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class DomainMixes(Domains):
     """The clients of de Luca et al. 2022 (data augmentation for federated domain generalisation): 12 of 3 domains.
 
-    In a domain with n training rows, k clients have sizes ~ Normal(n / (k + 1), `size_sd`²) and class mixes
-    ~ Dirichlet(`alpha` x base) over the domain's classes, base summing to 1; of each class a client has the whole part
-    of size x mix. All clients of a domain are drawn again where a class does not have enough rows. About 1/(k + 1) of
-    the rows is left.
+    In a domain with n training rows, k clients want sizes ~ Normal(n / (k + 1), `size_sd`²) and class mixes
+    ~ Dirichlet(`alpha` x base) over the domain's classes, base summing to 1; of each class the clients, one after the
+    other, take the whole part of size x mix, or what is left of it. As in the authors' code, a client whose classes run
+    out stays smaller, the last one most of all. So more than 1/(k + 1) of the rows is left: with k = 4 about 24% in
+    PACS's domains, and 33% in ones of 65 classes as uneven as OfficeHome's.
     """
 
     clients_per_domain: int = option(4, low=1, help="clients of a domain")
@@ -41,17 +41,17 @@ class DomainMixes(Domains):
         base = left[present] if self.base == "prior" else np.ones(present.sum())
         for _ in range(DRAWS):
             sizes = random.normal(len(rows) / (clients + 1), self.size_sd, clients).clip(0)
-            counts = np.zeros((clients, len(left)), int)
-            counts[:, present] = sizes[:, None] * random.dirichlet(self.alpha * base / base.sum(), clients)
-            if (counts.sum(0) <= left).all() and counts.sum(1).all():
-                ends = counts.cumsum(0)
+            wanted = np.zeros((clients, len(left)), int)
+            wanted[:, present] = sizes[:, None] * random.dirichlet(self.alpha * base / base.sum(), clients)
+            ends = np.minimum(wanted.cumsum(0), left)  # where a class has run out, nothing is left to take
+            begins = np.vstack([np.zeros_like(left), ends[:-1]])
+            if (ends > begins).any(1).all():
                 return [
-                    np.concatenate([stacks[c][ends[i, c] - counts[i, c] : ends[i, c]] for c in range(len(left))])
-                    for i in range(clients)
+                    np.concatenate([stack[i:j] for stack, i, j in zip(stacks, first, last, strict=True)])
+                    for first, last in zip(begins, ends, strict=True)
                 ]
-        scarce = int(np.where(present, left, len(rows)).argmin())
         raise UsageError(
-            f"partition.name=domain_mixes: {DRAWS} draws gave no {clients} clients of domain "
-            f"{dataset.domains[position]} with rows for all ({len(rows)} rows, {left[scarce]} of class {scarce}); "
-            "try partition.base=prior, a smaller size_sd or fewer clients_per_domain"
+            f"partition.clients_per_domain={clients}: in {DRAWS} draws one or more clients of domain "
+            f"{dataset.domains[position]} got none of its {len(rows)} rows; use fewer clients, or a smaller "
+            "partition.size_sd"
         )
