@@ -41,6 +41,8 @@ class Dataset:
         domain: whole numbers [N], positions in `domains`.
         is_test: bool [N], the dataset's own test examples.
         source: whole numbers [N], positions in `sources`; with `index`, int64 [N], it names the original of each row.
+        original: whole numbers [N]: rows of one number show the same original, such as a digit on two grounds, and
+            partitions keep them on one side; None where each row is an original.
         client: int64 [N], whose example it is by nature; None where the dataset does not say.
         mean, std: per channel in units of [0, 1]; uint8 images are normalised with them.
         ood: domains that no client may hold; their examples become the server's "ood" test sets.
@@ -59,6 +61,7 @@ class Dataset:
     index: np.ndarray
     num_classes: int
     client: np.ndarray | None = None
+    original: np.ndarray | None = None
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     ood: tuple[str, ...] = ()
@@ -66,7 +69,7 @@ class Dataset:
     personal: Personal | None = None
 
     def __post_init__(self) -> None:
-        for name in ("images", "domain", "is_test", "source", "index", "client"):
+        for name in ("images", "domain", "is_test", "source", "index", "client", "original"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.labels):
                 raise UsageError(f"dataset {self.name}: {len(values)} {name} but {len(self.labels)} labels")

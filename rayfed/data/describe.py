@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 
 from rayfed.data.dataset import Dataset, Part
+from rayfed.data.originals import unheld
 from rayfed.data.partitions.table import client_domain, partition_hash
 from rayfed.data.population import Examples, Population
 
@@ -25,7 +26,7 @@ def describe(dataset: Dataset, parts: list[Part]) -> str:
     for test in dataset.tests:
         rows.append(_server(test.domain, test.examples.y, test.split))
     for name in dataset.ood:
-        rows.append(_server(name, dataset.labels[dataset.domain == dataset.domains.index(name)], "ood"))
+        rows.append(_server(name, dataset.labels[unheld(dataset, parts, name)], "ood"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rayfed.data import originals
 from rayfed.data.dataset import Dataset, Part
 from rayfed.data.leave_out import check_rows, loaded
 from rayfed.data.partitions import PARTITIONS
@@ -65,7 +66,7 @@ def load(
         shape=tuple(clients[0].train.x.shape[1:]),
         mean=dataset.mean,
         std=dataset.std,
-        tests=(*map(_unread, dataset.tests), *(_unheld(dataset, name) for name in dataset.ood)),
+        tests=(*map(_unread, dataset.tests), *(_unheld(dataset, parts, name) for name in dataset.ood)),
         partition_hash=partition_hash(dataset, parts),
     )
 
@@ -106,6 +107,7 @@ def _check_parts(dataset: Dataset, parts: list[Part]) -> None:
     if counts.max() > 1:
         row = values[counts.argmax()]
         raise UsageError(f"partition: row {row} of {dataset.name} is in {counts.max()} parts; expected each row in one")
+    originals.check(dataset, parts)
 
 
 def _client(dataset: Dataset, part: Part) -> Client:
@@ -125,6 +127,6 @@ def _unread(test: TestSet) -> TestSet:
     return dataclasses.replace(test, examples=dataclasses.replace(examples, x=lazy(examples.x)))
 
 
-def _unheld(dataset: Dataset, name: str) -> TestSet:
-    rows = np.flatnonzero(dataset.domain == dataset.domains.index(name))
+def _unheld(dataset: Dataset, parts: list[Part], name: str) -> TestSet:
+    rows = originals.unheld(dataset, parts, name)
     return TestSet(name, "ood", Examples(pick(dataset.images, rows), dataset.labels[rows]))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayfed.data.dataset import Dataset, Part
+from rayfed.data.originals import capped, firsts, versions
 from rayfed.errors import UsageError
 from rayfed.options import option
 
@@ -41,9 +42,16 @@ class Partition:
         """
         raise NotImplementedError
 
-    def part(self, client: int, domain: str, train: np.ndarray, test: np.ndarray) -> Part:
-        """A client whose validation part is drawn from `train`; the rest comes back shuffled."""
+    def part(
+        self, client: int, domain: str, train: np.ndarray, test: np.ndarray, validated: np.ndarray | None = None
+    ) -> Part:
+        """A client whose validation part is drawn from `train`; the rest comes back shuffled.
+
+        `validated`, bool for each row of the dataset, says instead which rows are for validation.
+        """
         order = generator(self.seed, VALIDATION, client).permutation(train)
+        if validated is not None:
+            return Part(client, domain, order[~validated[order]], order[validated[order]], test)
         held = share(len(train), self.validation)
         return Part(client, domain, order[held:], order[:held], test)
 
@@ -51,6 +59,8 @@ class Partition:
 @dataclass(frozen=True, kw_only=True)
 class Pooled(Partition):
     """All rows, the dataset's own test examples among them, dealt to clients; each splits its share by itself.
+
+    Of rows that show the same original one is dealt and split, and the others go where it goes.
 
     With `common_test` only the rest of the rows is dealt, and the dataset's own test examples, shared out at random and
     in equal numbers, are the clients' test parts: each model is tested on all classes alike.
@@ -71,10 +81,12 @@ class Pooled(Partition):
             raise UsageError(f"partition.clients={self.clients}: more than the {len(rows)} samples of {dataset.name}")
         shares = self._common(dataset) if self.common_test else None
         parts = []
-        for client, dealt in enumerate(self.deal(dataset, rows)):
-            own = generator(self.seed, TEST, client).permutation(dealt[: self.per_client])
+        for client, dealt in enumerate(self.deal(dataset, firsts(dataset, rows))):
+            own = generator(self.seed, TEST, client).permutation(capped(dataset, dealt, rows, self.per_client))
+            domain = dataset.domain_of(versions(dataset, own, rows))
             if shares is not None:
-                parts.append(self.part(client, dataset.domain_of(own), own, shares[client]))
+                part = self.part(client, domain, own, own[:0])
+                parts.append(_whole(dataset, part, rows)._replace(test=shares[client]))
                 continue
             training = share(len(own), 1 - self.test)
             if training == 0:
@@ -82,7 +94,7 @@ class Pooled(Partition):
                     f"partition.clients={self.clients}: client {client} gets {len(own)} samples of {dataset.name}, "
                     f"none to train on after partition.test={self.test}; fewer clients or a smaller test share"
                 )
-            parts.append(self.part(client, dataset.domain_of(own), own[:training], own[training:]))
+            parts.append(_whole(dataset, self.part(client, domain, own[:training], own[training:]), rows))
         return parts
 
     def _common(self, dataset: Dataset) -> list[np.ndarray]:
@@ -93,6 +105,11 @@ class Pooled(Partition):
                 f"{self.clients} clients"
             )
         return np.array_split(generator(self.seed, TEST).permutation(tests), self.clients)
+
+
+def _whole(dataset: Dataset, part: Part, rows: np.ndarray) -> Part:
+    """`part` with all versions, among `rows`, of the originals that it holds."""
+    return Part(part.id, part.domain, *(versions(dataset, own, rows) for own in part[2:]))
 
 
 def by_class(dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:

@@ -37,13 +37,23 @@ class Sampling(ChosenDomains, Colour):
         if isinstance(self.per_party, str) and self.per_party != SMALLEST:
             raise UsageError(f"data.per_party={self.per_party!r}: expected a whole number, {SMALLEST!r} or null")
 
-    def kept(self, sizes: Mapping[str, int], published: Mapping[str, np.ndarray] | None = None) -> dict[str, "Kept"]:
+    def kept(
+        self,
+        sizes: Mapping[str, int],
+        published: Mapping[str, np.ndarray] | None = None,
+        made_of: Mapping[str, str] | None = None,
+    ) -> dict[str, "Kept"]:
         """Of each domain of so many examples, those that are kept, training examples first.
 
         `published` gives the domains' own test examples, bool [n]; without it they are drawn. A domain that nobody
-        holds is kept whole.
+        holds is kept whole. `made_of` names the domain that another one shows anew, row by row: both are tested on the
+        same rows, and train from opposite ends of one order, so that up to a half they have no row in common.
         """
-        dealt = {name: self._dealt(name, size, published[name] if published else None) for name, size in sizes.items()}
+        dealt = {}
+        for name, size in sizes.items():
+            shown = (made_of or {}).get(name)
+            is_test = published[name] if published else None
+            dealt[name] = self._dealt(name, shown or name, size, is_test, from_the_end=shown is not None)
         free = [len(train) for name, (train, _) in dealt.items() if name not in self.held_out]
         most = min(free) if isinstance(self.per_party, str) else self.per_party
         kept = {}
@@ -53,14 +63,18 @@ class Sampling(ChosenDomains, Colour):
             kept[name] = Kept(rows, np.arange(len(rows)) >= len(part))
         return kept
 
-    def _dealt(self, name: str, size: int, is_test: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Training rows in random order, cut to their share, and test rows; the same for the same seed and name."""
-        order = generator(self.seed, zlib.crc32(name.encode())).permutation(size)
+    def _dealt(
+        self, name: str, drawn_as: str, size: int, is_test: np.ndarray | None, *, from_the_end: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Training rows in random order, cut to their share, and test rows; the same for one seed and `drawn_as`."""
+        order = generator(self.seed, zlib.crc32(drawn_as.encode())).permutation(size)
         if is_test is None:
             count = share(size, 1 - self.test)
             train, test = order[:count], order[count:]
         else:
             train, test = order[~is_test[order]], order[is_test[order]]
+        if from_the_end:
+            train = train[::-1]
         if name in self.held_out:
             return train, test
         return train[: max(1, share(len(train), self.share))], test

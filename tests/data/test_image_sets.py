@@ -117,6 +117,34 @@ def test_classes_and_domains_follow_the_folders(tmp_path):
         np.testing.assert_array_equal(np.asarray(dataset.images[row]), colours[key])
 
 
+def test_another_folder_of_the_same_names_sizes_and_times_is_decoded_by_itself(tmp_path):
+    """Such as a copy of a data set with noise added to the pixels, written by one program in one second."""
+    found = []
+    for folder, value in (("clean", 10), ("noisy", 200)):
+        for label in ("cat", "dog"):
+            path = tmp_path / folder / label / "0.bmp"
+            path.parent.mkdir(parents=True)
+            Image.new("RGB", (8, 8), (value, 0, 0)).save(path)
+            os.utime(path, ns=(10**18, 10**18))
+        dataset = resolve("imagefolder", DATASETS, where="data")(folder=str(tmp_path / folder), size=8, test=0.0).load()
+        found.append(np.unique(dataset.images[:, 0]).tolist())
+    assert found == [[10], [200]]
+
+
+@pytest.mark.parametrize("names", [("train", "test"), ("Train", "val", "test"), ("day", "validation")])
+def test_folders_named_as_splits_are_not_taken_for_domains(tmp_path, names):
+    image_sets.tree(tmp_path / "own", names, ("cat", "dog"))
+    with pytest.raises(
+        UsageError, match=r"would be domains, but named as a split; expected .*data\.test is the"
+    ) as caught:
+        load("imagefolder", {"folder": str(tmp_path / "own")})
+    assert "\n" not in str(caught.value)
+    asked = load("imagefolder", {"folder": str(tmp_path / "own"), "domains": list(names)})
+    assert [client.domain for client in asked.clients] == list(names)
+    one = load("imagefolder", {"folder": str(tmp_path / "own" / names[0])})
+    assert [client.domain for client in one.clients] == ["images"]
+
+
 def test_folders_of_classes_alone_are_one_domain(tmp_path):
     for title in ("cat", "dog"):
         picture(tmp_path / "own" / title / "x.jpg", 8)

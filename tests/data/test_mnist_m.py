@@ -5,7 +5,10 @@ import pytest
 from mnist_files import write_mnist
 from PIL import Image
 
-from rayfed.data.load import load
+from rayfed.data.load import divided, load
+from rayfed.data.partitions.table import partition_hash, save
+from rayfed.data.rows import Rows
+from rayfed.data.sets import mnist_m
 from rayfed.data.sets.mnist_m import MnistM, blended
 from rayfed.errors import UsageError
 
@@ -37,7 +40,7 @@ def folder(tmp_path):
 
 def originals(dataset, domain):
     rows = np.flatnonzero(dataset.domain == domain)
-    return dataset.index[rows] + np.where(dataset.source[rows] == 1, TRAIN, 0), rows
+    return dataset.index[rows] + np.where(dataset.source[rows] % 2, TRAIN, 0), rows
 
 
 def test_a_pasted_digit_is_the_distance_from_the_photograph():
@@ -90,6 +93,40 @@ def test_pieces_do_not_depend_on_the_share_or_on_the_cache(monkeypatch, tmp_path
     np.testing.assert_array_equal(MnistM(share=0.1, size=28).load().images, few.images)
     other = MnistM(share=0.1, size=28, seed=1).load()
     assert (other.index != few.index).any()
+
+
+def test_the_images_are_made_once_and_mapped(monkeypatch):
+    """All 140,000 at 32 are 430 MB: no process should hold them, or enlarge them again at each start."""
+    first = MnistM().load()
+    assert isinstance(first.images, np.memmap)
+    assert first.images.shape == (2 * (TRAIN + TEST), 3, 32, 32)
+    monkeypatch.setattr(mnist_m, "blended", None)
+    monkeypatch.setattr(mnist_m, "enlarged", None)
+    np.testing.assert_array_equal(MnistM().load().images, first.images)
+    population = load("mnist_m", {})
+    assert all(isinstance(client.train.x, Rows) for client in population.clients)
+
+
+@pytest.mark.parametrize("size", [28, 32])
+def test_blocks_give_the_images_of_one_pass(monkeypatch, tmp_path, size):
+    whole = MnistM(size=size).load()
+    monkeypatch.setattr(mnist_m, "BLOCK", 7)
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path))
+    np.testing.assert_array_equal(MnistM(size=size).load().images, whole.images)
+
+
+@pytest.mark.parametrize(("partition", "options"), [(None, {}), ("iid", {"clients": 4}), ("domains", {"test": 0.2})])
+def test_a_partition_can_be_saved_and_read(tmp_path, partition, options):
+    dataset, parts = divided("mnist_m", {}, partition, options)
+    assert dataset.sources == ("train", "t10k", "mnist_m/train", "mnist_m/t10k")
+    path = tmp_path / "split.parquet"
+    save(dataset, parts, path)
+    _, again = divided("mnist_m", {}, "file", {"file": str(path)})
+    for before, after in zip(parts, again, strict=True):
+        assert (before.id, before.domain) == (after.id, after.domain)
+        for rows, same in zip(before[2:], after[2:], strict=True):
+            np.testing.assert_array_equal(rows, same)
+    assert partition_hash(dataset, again) == partition_hash(dataset, parts)
 
 
 def test_one_client_for_each_domain():

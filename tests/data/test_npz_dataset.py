@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 
 from rayfed.data.load import load
+from rayfed.data.readers import npz_member
+from rayfed.data.rows import Rows
 from rayfed.data.sets.npz import Npz
 from rayfed.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
 
 
 def arrays(clients=3, each=8):
@@ -38,6 +45,28 @@ def test_each_client_gets_its_own_rows(write):
         np.testing.assert_array_equal(np.sort(client.train.y), np.sort(whole["labels"][own & ~whole["is_test"]]))
         assert len(client.val) == 0
     assert (population.shape, population.num_classes, population.mean) == ((1, 4, 4), 5, (0.5,))
+
+
+@pytest.mark.parametrize("images", [
+    np.arange(24 * 16, dtype=np.uint8).reshape(24, 4, 4),
+    np.asfortranarray(np.arange(24 * 48, dtype=np.uint8).reshape(24, 3, 4, 4)),
+    np.linspace(0, 1, 24 * 9).reshape(24, 9),
+    np.linspace(0, 1, 24 * 9).astype(">f2").reshape(24, 3, 3),
+])  # fmt: skip
+def test_images_are_unpacked_into_the_cache_a_piece_at_a_time(write, monkeypatch, images):
+    """They may be larger than memory; a later start reads the labels only."""
+    monkeypatch.setattr(npz_member, "PIECE", 100)
+    path = write(images=images)
+    dataset = Npz(file=path).load()
+    assert isinstance(dataset.images, np.memmap)
+    expected = images if images.dtype == np.uint8 else images.astype(np.float32)
+    np.testing.assert_array_equal(dataset.images.reshape(images.shape), expected)
+    monkeypatch.setattr(npz_member, "pieces", None)
+    population = load("npz", {"file": path, "drop_clients": [1]})
+    assert all(isinstance(part.x, Rows) for client in population.clients for part in (client.train, client.test))
+    own = arrays()["client"] == 2
+    found = population.clients[1].test.x[:]
+    np.testing.assert_array_equal(found.reshape(-1, *images.shape[1:]), expected[own & arrays()["is_test"]])
 
 
 def test_a_client_without_training_samples_must_be_dropped_and_the_rest_are_numbered_anew(write):

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from rayfed.data.load import load
+from rayfed.data.readers import encoded_images
+from rayfed.data.rows import Rows
 from rayfed.data.sets.huggingface import HuggingFace
 from rayfed.data.sets.parquet import Parquet
 from rayfed.errors import UsageError
@@ -73,6 +76,11 @@ class TestFeatures:
             UsageError, match=r"mine.parquet: row 1: an image of 9 x 9, but the first is 4 x 6; set data.size"
         ):
             Parquet(file=file).load()
+        Parquet(file=file, size=4).load()
+        file = write(tmp_path, image=[png(10, size=(4, 4)), png(200, size=(9, 9))], label=[0, 1])
+        Parquet(file=file, size=4).load()  # in the cache now, in the form that the first image has
+        with pytest.raises(UsageError, match=r"an image of 9 x 9, but the first is 4 x 4; set data.size"):
+            Parquet(file=file).load()
         dataset = Parquet(file=file, size=5).load()
         assert dataset.images.shape == (2, 3, 5, 5)
         assert dataset.images[1, 0].tolist() == [[200] * 5] * 5
@@ -86,6 +94,15 @@ class TestFeatures:
         assert dataset.images.ravel().tolist() == values.tolist()
         assert dataset.labels.tolist() == (values % 3).tolist()
         assert dataset.index.tolist() == list(range(2100))
+
+    def test_images_of_the_clients_that_are_kept_stay_in_the_cache(self, tmp_path):
+        cells = [png(value, "L") for value in range(12)]
+        file = write(tmp_path, image=cells, label=[0, 1] * 6, who=[0, 1, 2] * 4)
+        population = load("parquet", {"file": file, "client": "who", "drop_clients": [1]})
+        parts = [part for client in population.clients for part in (client.train, client.val, client.test)]
+        assert all(isinstance(part.x, Rows) for part in parts)
+        values = [value for part in parts for value in part.x[:, 0, 0, 0].tolist()]
+        assert sorted(values) == [value for value in range(12) if value % 3 != 1]
 
 
 class TestRows:
@@ -106,6 +123,7 @@ class TestRows:
         ]  # fmt: skip
         dropped = load("parquet", options | {"client": "who", "split": "part", "drop_clients": [0]})
         assert [client.domain for client in dropped.clients] == ["client-1"]
+        assert [client.test.x[:].ravel().tolist() for client in dropped.clients] == [[4, 5]]
         scanners = load("parquet", options | {"domain": "scanner"}, None, {"validation": 0.0})
         assert [(client.domain, len(client.train), len(client.test)) for client in scanners.clients] == [
             ("new", 3, 1), ("old", 3, 1),
@@ -148,6 +166,29 @@ class TestRows:
             short.write(content[:size])
         with pytest.raises(UsageError, match=r"mine.parquet: missing, empty, cut short, damaged or no Parquet file"):
             Parquet(file=file, features=["x"]).load()
+
+    def test_any_byte_may_be_wrong(self, tmp_path):
+        """Also where a column then has fewer rows than the file says, which pyarrow takes for right."""
+        table = pa.table({"x": [1.0, 2.0, 3.0], "label": [0, 1, 0], "who": ["a", "b", "a"]})
+        path, messages = tmp_path / "mine.parquet", []
+        parquet.write_table(
+            table, path, compression="none", use_dictionary=False, write_statistics=False, store_schema=False
+        )
+        whole = path.read_bytes()
+        for place in range(4, len(whole)):
+            path.write_bytes(whole[:place] + b"\x02" + whole[place + 1 :])
+            try:
+                Parquet(file=str(path), features=["x"], client="who", drop_clients=[0]).load()
+            except UsageError as error:
+                messages.append(str(error))
+        assert all("\n" not in message for message in messages)
+        assert any("mine.parquet: missing, empty, cut short, damaged" in message for message in messages)
+        assert any(" rows, but the file says 3" in message for message in messages)
+
+    def test_a_file_that_says_it_has_rows_but_has_none(self, tmp_path):
+        file = Path(write(tmp_path, image=pa.array([], pa.binary())))
+        with pytest.raises(UsageError, match=r"mine.parquet: row 0: column 'image' holds no image"):
+            encoded_images.decoded("mine", [file], "image", 3, None)
 
     def test_files_that_are_not_there_or_do_not_fit(self, tmp_path):
         with pytest.raises(UsageError, match=r"none.parquet: no such file"):

@@ -222,12 +222,44 @@ class TestDomainMixes:
         parts = split("domain_mixes", self.dataset(500), size_sd=0, alpha=1e9, validation=0.0)
         assert all(abs(len(own) - 100) <= 5 for own in held(parts))  # five classes, each rounded down
 
-    def test_a_class_without_enough_rows_is_refused_and_the_prior_helps(self):
-        labels = np.repeat([0, 1], [960, 40])
-        with pytest.raises(UsageError, match=r"20000 draws gave no 4 clients of domain tiny .*40 of class 1.*prior"):
-            split("domain_mixes", of(labels), size_sd=1)
-        parts = split("domain_mixes", of(labels), size_sd=1, base="prior")
-        assert len(parts) == 4
+    def test_a_client_gets_what_is_left_of_a_class(self):
+        """Two classes wanted half and half by clients of 200 rows; of class 1 there are 40: all are the first one's."""
+        dataset = of(np.repeat([0, 1], [960, 40]))
+        parts = split("domain_mixes", dataset, size_sd=0, alpha=1e9, validation=0.0)
+        counts = np.array([np.bincount(dataset.labels[part.train], minlength=2) for part in parts])
+        assert counts[:, 1].tolist() == [40, 0, 0, 0]
+        assert all(abs(count - 100) <= 1 for count in counts[:, 0])
+        equal = split("domain_mixes", dataset, size_sd=0, alpha=1e9, base="prior", validation=0.0)
+        assert all(7 <= np.bincount(dataset.labels[part.train])[1] <= 8 for part in equal)
+
+    # PACS's photographs and cartoons; 65 classes as in OfficeHome's products, the smallest with 38 rows
+    PHOTO, CARTOON = (189, 202, 182, 186, 199, 280, 432), (389, 457, 346, 135, 324, 288, 405)
+    PRODUCT = (38,) * 20 + tuple(np.linspace(40, 99, 45).astype(int))
+
+    @pytest.mark.parametrize(
+        ("counts", "left"), [(PHOTO, 0.22), (CARTOON, 0.25), (PRODUCT, 0.32)], ids=["photo", "cartoon", "product"]
+    )
+    def test_no_seed_is_refused_and_sizes_are_not_drawn_small(self, counts, left):
+        dataset = of(np.repeat(np.arange(len(counts)), counts))
+        total, sizes = sum(counts), []
+        for seed in range(30):
+            rows = held(split("domain_mixes", dataset, seed=seed, validation=0.0))
+            assert len(set(np.concatenate(rows))) == sum(map(len, rows))
+            assert min(map(len, rows)) > 0
+            sizes.append([len(own) for own in rows])
+        first = np.mean(sizes, 0)[0]  # of the first client no class runs out; each loses half a row of every class
+        assert first == pytest.approx(total / 5 - len(counts) / 2, abs=60)  # the mean of 30 has sd 18
+        assert 1 - np.mean(np.sum(sizes, 1)) / total == pytest.approx(left, abs=0.03)
+        again = held(split("domain_mixes", dataset, seed=29, validation=0.0))
+        assert [len(own) for own in again] == sizes[-1]
+
+    def test_a_client_without_rows_is_drawn_again_and_refused_in_the_end(self):
+        dataset = of(np.arange(60) % 2)
+        for seed in range(20):  # sizes ~ Normal(12, 10^2): the least of four is below 1 in two draws of five
+            parts = split("domain_mixes", dataset, seed=seed, size_sd=10, validation=0.0)
+            assert min(map(len, held(parts))) > 0
+        with pytest.raises(UsageError, match=r"^partition.clients_per_domain=61: in 1000 draws one or more .* 60 rows"):
+            split("domain_mixes", dataset, clients_per_domain=61)
 
 
 class TestNatural:

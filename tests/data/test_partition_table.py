@@ -111,11 +111,17 @@ class TestHash:
         rows = [rayfed.run(options | {"partition.seed": seed, "seed": seed}).trials.iloc[0] for seed in (0, 1)]
         expected = load("mini_digits", {"per_domain": 20}, None, {"seed": 1}).partition_hash
         assert rows[0]["partition_hash"] != rows[1]["partition_hash"] == expected
-        x, y = np.zeros((4, 3), np.float32), np.zeros(4, int)
-        own = rayfed.run(
-            {"model.name": "mlp", "rounds": 1, "local.batch_size": 2}, clients=[{"train": (x, y), "test": (x, y)}]
-        )
-        assert own.trials["partition_hash"].isna().all()
+
+    def test_of_own_clients_what_they_hold_is_recorded(self, tmp_path):
+        import rayfed
+
+        hashes = []
+        for value in (0.0, 0.0, 1.0):
+            x, y = np.full((4, 3), value, np.float32), np.zeros(4, int)
+            config = {"model.name": "mlp", "rounds": 1, "local.batch_size": 2, "results": str(tmp_path)}
+            hashes += rayfed.run(config, clients=[{"train": (x, y), "test": (x, y)}]).trials["partition_hash"].tolist()
+        assert hashes[0] == hashes[1] != hashes[2]
+        assert all(len(found) == 12 for found in hashes)
 
 
 def test_table():

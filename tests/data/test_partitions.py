@@ -45,6 +45,7 @@ def pin(parts):
 
 
 OWNED = {"client": np.arange(1200) % 7}
+MIXED = {"domain": (np.arange(1200) % 2).astype(np.int16)}  # so that both domains have examples of most classes
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,10 @@ OWNED = {"client": np.arange(1200) % 7}
         ("pathological", {"clients": 10}, {}, "d033cc700583f53c"),
         ("pathological", {"clients": 10, "balanced": True}, {}, "7db03c49b05894cd"),
         ("shards", {"clients": 12}, {}, "4d3b53a4b8478450"),
-        ("domain_mixes", {"size_sd": 10}, {}, "704ea26fadcb9926"),
+        ("domain_mixes", {"size_sd": 10}, {}, "16a132cb9ec20292"),
         ("domains", {"parts": 10, "clients_per_domain": 10, "test": 0.2}, {}, "839a881a973e2354"),
+        ("classes", {}, MIXED, "4eea098d858fd7c7"),
+        ("classes", {"groups": 3, "test_absent": True, "seed": 2}, MIXED, "48cae736c55c8ab9"),
         ("natural", {}, OWNED, "12db3c7b0c62ff0e"),
         ("natural", {"test": 0.25}, OWNED, "7c3205e707bd8bbb"),
     ],

@@ -33,6 +33,55 @@ def test_cost_of_a_small_network():
     assert model.training
 
 
+class Sequence(nn.Module):
+    """A layer over a sequence [steps, width], then ten classes."""
+
+    def __init__(self, layer, width):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(width, 10)
+
+    def forward(self, x):
+        found = self.layer(x)
+        return self.head((found[0] if isinstance(found, tuple) else found)[:, -1])
+
+
+def one_encoder_layer(steps=16, width=64, hidden=128):
+    """Queries, keys and values, their two products, the way out, and two linear layers."""
+    attention = steps * 3 * width**2 + 2 * steps**2 * width + steps * width**2
+    return attention + 2 * steps * width * hidden
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "width", "macs"),
+    [
+        (lambda: nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), (16, 64), 64, one_encoder_layer()),
+        (lambda: nn.LSTM(32, 64, batch_first=True), (16, 32), 64, 16 * 4 * 64 * (32 + 64)),
+        (lambda: nn.GRU(32, 64, batch_first=True), (16, 32), 64, 16 * 3 * 64 * (32 + 64)),
+        (
+            lambda: nn.LSTM(32, 64, num_layers=2, bidirectional=True, batch_first=True),
+            (16, 32),
+            128,
+            2 * 16 * 4 * 64 * ((32 + 64) + (128 + 64)),
+        ),
+    ],
+)
+def test_attention_and_recurrence_cost_their_products(layer, shape, width, macs):
+    def switches():
+        return torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
+
+    before = switches()
+    assert cost(Sequence(layer(), width), shape).macs == macs + width * 10
+    assert switches() == before
+
+
+def test_a_vision_transformer_costs_what_is_published():
+    """ViT-B/16: torchvision states 17.56 GFLOPS, which are multiply-accumulates; by hand 17,563,828,224."""
+    shape, width, steps = (3, 224, 224), 768, 197
+    found = cost(build_model("torchvision", {"arch": "vit_b_16"}, shape, 1000, torch.float32), shape)
+    patches = (steps - 1) * 3 * 16 * 16 * width
+    assert found.macs == patches + 12 * one_encoder_layer(steps, width, 4 * width) + width * 1000 == 17_563_828_224
+
+
 def test_cost_stands_in_the_table_of_trials_and_in_the_introduction(tmp_path):
     """A model of tokens needs whole numbers; looking vectors up multiplies nothing."""
     x, y = np.arange(40).reshape(8, 5) % 7, np.arange(8) % 3

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayfed.data.dataset import Dataset, Part
-from rayfed.data.partition import DEAL, TEST, Partition, generator, share
+from rayfed.data.originals import drawn
+from rayfed.data.partition import DEAL, TEST, VALIDATION, Partition, generator, share
 from rayfed.errors import UsageError
 from rayfed.options import option
 
@@ -16,6 +17,8 @@ class Domains(Partition):
 
     FedDebias has two clients in each domain of PACS: `clients_per_domain=2`. ADCOL divides each source into ten parts
     of which 2, 4, …, 10 take part: `parts=10 clients_per_domain=2` (its other rules are options of the image sets).
+
+    Where domains show the same originals, what is drawn for testing or validation is drawn by original for all at once.
     """
 
     clients_per_domain: int = option(1, low=1, help="clients that share a domain's rows at random, in equal parts")
@@ -37,17 +40,18 @@ class Domains(Partition):
 
     def split(self, dataset: Dataset) -> list[Part]:
         made: list[Part] = []
-        for position, domain in enumerate(dataset.domains):
-            if domain in dataset.ood:
-                continue
-            train, test = self._pools(dataset, position)
+        pools = self._pools(dataset)
+        trained = np.concatenate([np.empty(0, int), *(train for train, _ in pools.values())])
+        validated = drawn(dataset, trained, generator(self.seed, VALIDATION), 1 - self.validation)
+        for position, (train, test) in pools.items():
+            domain = dataset.domains[position]
             for own, tests in zip(self.deal(dataset, train, position), self._equally(test), strict=True):
                 if not len(own):
                     raise UsageError(
                         f"partition.clients_per_domain={self.clients_per_domain}: "
                         f"domain {domain} of {dataset.name} has only {len(train)} training samples"
                     )
-                made.append(self.part(len(made), domain, own, tests))
+                made.append(self.part(len(made), domain, own, tests, validated))
         return made
 
     def deal(self, dataset: Dataset, rows: np.ndarray, position: int) -> list[np.ndarray]:
@@ -57,15 +61,27 @@ class Domains(Partition):
     def _equally(self, rows: np.ndarray) -> list[np.ndarray]:
         return np.array_split(rows, self.parts or self.clients_per_domain)[: self.clients_per_domain]
 
-    def _pools(self, dataset: Dataset, position: int) -> tuple[np.ndarray, np.ndarray]:
-        """A domain's rows for training and for testing, shuffled."""
-        domain = dataset.domains[position]
+    def _pools(self, dataset: Dataset) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """The rows of each domain that clients may hold, for training and for testing, shuffled."""
+        held = [position for position, domain in enumerate(dataset.domains) if domain not in dataset.ood]
         if self.test is None:
-            train, test = (dataset.rows(is_test=is_test, domain=domain) for is_test in (False, True))
-            return self._shuffled(train, position, 0), self._shuffled(test, position, 1)
-        rows = generator(self.seed, TEST, position).permutation(dataset.rows(domain=domain))
-        training = share(len(rows), 1 - self.test)
-        return rows[:training], rows[training:]
+            return {position: self._own(dataset, position) for position in held}
+        tested = drawn(dataset, dataset.rows(), generator(self.seed, TEST), 1 - self.test)
+        return {position: self._drawn(dataset, position, 1 - self.test, tested) for position in held}
+
+    def _own(self, dataset: Dataset, position: int) -> tuple[np.ndarray, np.ndarray]:
+        domain = dataset.domains[position]
+        train, test = (dataset.rows(is_test=is_test, domain=domain) for is_test in (False, True))
+        return self._shuffled(train, position, 0), self._shuffled(test, position, 1)
+
+    def _drawn(
+        self, dataset: Dataset, position: int, training: float, tested: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        rows = generator(self.seed, TEST, position).permutation(dataset.rows(domain=dataset.domains[position]))
+        if tested is not None:
+            return rows[~tested[rows]], rows[tested[rows]]
+        count = share(len(rows), training)
+        return rows[:count], rows[count:]
 
     def _shuffled(self, rows: np.ndarray, *purpose: int) -> np.ndarray:
         return generator(self.seed, DEAL, *purpose).permutation(rows)

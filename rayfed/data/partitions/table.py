@@ -41,7 +41,8 @@ def save(dataset: Dataset, parts: list[Part], path: str | Path) -> None:
 def partition_hash(dataset: Dataset, parts: list[Part]) -> str:
     """Twelve hex digits of who holds what: client, split, source and index of every row, in no particular order.
 
-    It is the same for a partition and for its file, on any machine.
+    It is the same for a partition and for its file, on any machine. It names rows and does not look into them: what an
+    example is, and which test sets nobody holds, is for the options of the dataset to say.
     """
     rows, client, split = _columns(parts)
     source, index = dataset.source[rows].astype("<i8"), dataset.index[rows].astype("<i8")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfed.data.cache import cached, memory_mapped
+from rayfed.data.readers import checksums
 from rayfed.data.readers.decoding import manifest
 from rayfed.errors import UsageError
 
@@ -25,17 +26,31 @@ class Arrays(NamedTuple):
 class ArrayFiles:
     """Files below `root` and how they are read; they are read once, later only their sizes and times are looked at."""
 
-    def __init__(self, name: str, root: Path, files: Sequence[str], read: Callable[[], Arrays], also: str = "") -> None:
-        """`also` stands for what the arrays depend on beside the files."""
+    def __init__(
+        self,
+        name: str,
+        root: Path,
+        files: Sequence[str],
+        read: Callable[[], Arrays],
+        also: str = "",
+        published: str | None = None,
+    ) -> None:
+        """`also` stands for what the arrays depend on beside the files.
+
+        `published` names torchvision's class of the dataset, with whose checksums the files are compared when read.
+        """
         self.name = name
         self.key = {"version": VERSION, "files": manifest(root, files), "also": also}
         self.read = functools.cache(read)
+        self._paths, self._published = [root / file for file in files], published
         facts = cached(f"{name}-labels", self.key, lambda: dict(zip(FACTS, self._facts(), strict=True)))
         self.labels, self.is_test = facts["labels"], facts["is_test"]
         self.shape: tuple[int, ...] = tuple(facts["shape"].tolist())
 
     def _facts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         found = self.read()
+        if self._published:
+            checksums.compare(self._paths, self._published)
         return found.labels, found.is_test, np.array(found.images.shape)
 
     def images(self) -> np.ndarray:

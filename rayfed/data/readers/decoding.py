@@ -28,7 +28,7 @@ UNREADABLE = (
 def decoded(name: str, root: Path, files: Sequence[str], size: int) -> np.ndarray:
     """uint8 [n, 3, size, size], read-only: `files` below `root`, in colour, shrunk or enlarged to a square (bilinear).
 
-    Made once for the same names, sizes and times of change; later only these are looked at.
+    Made once for the same folder, names, sizes and times of change; later only these are looked at.
 
     Raises:
         UsageError: a file that is missing, empty, cut short, damaged or no image.
@@ -38,8 +38,11 @@ def decoded(name: str, root: Path, files: Sequence[str], size: int) -> np.ndarra
 
 
 def manifest(root: Path, files: Sequence[str]) -> str:
-    """A sha256 over the name, the size and the time of change of each file below `root`."""
-    found = hashlib.sha256()
+    """A sha256 over `root` and the name, the size and the time of change of each file below it.
+
+    The folder counts, as a copy of a folder with other pixels may have the same names, sizes and times.
+    """
+    found = hashlib.sha256(f"{root.resolve()}\0".encode())
     for file in files:
         try:
             status = os.stat(root / file)

@@ -34,11 +34,18 @@ def decoded(name: str, files: Sequence[Path], column: str, rows: int, size: int 
     Raises:
         UsageError: a row without an image, with a damaged one, or, without `size`, with one of another size.
     """
-    path, first = next((path, cell) for path in files for _, cell in _cells(path, column))
+    cells = ((path, cell) for path in files for _, cell in _cells(path, column))
+    path, first = next(cells, (files[0], None))  # None: the file says that it has rows, but gives none
     image = _opened(first, path, 0, column)
     mode = "L" if image.mode in GREY else "RGB"
     width, height = (size, size) if size else image.size
-    key = {"version": VERSION, "files": manifest(Path("/"), [str(path.absolute()) for path in files]), "column": column}
+    key = {
+        "version": VERSION,
+        "files": manifest(Path("/"), [str(path.resolve()) for path in files]),
+        "column": column,
+        "size": size,  # without it images of several sizes are refused, not resized to the first one's
+        "mode": mode,
+    }
 
     def fill(out: np.ndarray) -> None:
         start = 0
@@ -51,7 +58,7 @@ def decoded(name: str, files: Sequence[Path], column: str, rows: int, size: int 
                     block = []
             start += _decode(out[start:], path, block, column, mode, resize=size is not None, name=name)
 
-    return memory_mapped(name, key | {"mode": mode}, (rows, 1 if mode == "L" else 3, height, width), "uint8", fill)
+    return memory_mapped(name, key, (rows, 1 if mode == "L" else 3, height, width), "uint8", fill)
 
 
 def _decode(out, path: Path, block, column: str, mode: str, *, resize: bool, name: str) -> int:

@@ -11,6 +11,7 @@ from rayfed.data.colour import per_channel
 from rayfed.data.dataset import Dataset, row_numbers
 from rayfed.data.drop_clients import DropClients
 from rayfed.data.readers import columns, input_columns, tables
+from rayfed.data.rows import lazy, pick
 from rayfed.errors import UsageError
 from rayfed.options import option
 
@@ -66,7 +67,7 @@ class LabelledRows(DropClients):
         whole = len(kept) == len(labels)  # then nothing is copied out of a file of the cache
         return Dataset.of(
             name,
-            images if whole else images[kept],
+            images if whole else pick(lazy(images), kept),
             labels[kept],
             num_classes=num_classes,
             sources=sources,

@@ -31,7 +31,9 @@ def read(path: Path, columns: Sequence[str]) -> pa.Table:
         if path.suffix == ".arrow":
             table = _arrow(path).read_all().select(wanted)
         else:
-            table = parquet.ParquetFile(path).read(columns=wanted)
+            file = parquet.ParquetFile(path)
+            table = file.read(columns=wanted)
+            _check_rows(file, table.num_rows)
         table.validate(full=True)
         return table
 
@@ -45,8 +47,11 @@ def batches(path: Path, column: str, size: int) -> Iterator[pa.Array]:
                 for start in range(0, len(batch), size):
                     yield batch.column(column).slice(start, size)
         else:
-            for batch in parquet.ParquetFile(path).iter_batches(size, columns=[column]):
+            file, rows = parquet.ParquetFile(path), 0
+            for batch in file.iter_batches(size, columns=[column]):
                 yield batch.column(0)
+                rows += len(batch)
+            _check_rows(file, rows)
 
 
 def check_columns(path: Path, columns: Sequence[str]) -> None:
@@ -55,6 +60,12 @@ def check_columns(path: Path, columns: Sequence[str]) -> None:
     for column in columns:
         if column not in found:
             raise UsageError(f"{path}: no column {column!r}; it has {', '.join(found) or 'none'}")
+
+
+def _check_rows(file: parquet.ParquetFile, rows: int) -> None:
+    """pyarrow takes a column that a damaged page cut short for a whole one."""
+    if rows != file.metadata.num_rows:
+        raise ValueError(f"a column of {rows} rows, but the file says {file.metadata.num_rows}")
 
 
 def _arrow(path: Path) -> ipc.RecordBatchStreamReader:

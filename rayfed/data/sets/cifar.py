@@ -50,7 +50,7 @@ class CifarFiles(Colour):
             parts = [[self._read(folder / file) for file in side] for side in (self.train, self.test)]
             return joined(*parts)
 
-        return ArrayFiles(self.folder, folder, names, read)
+        return ArrayFiles(self.folder, folder, names, read, published=f"CIFAR{self.classes}")
 
     def _read(self, path: Path) -> Arrays:
         expected = f"a pickled dict with the keys data and {self.key}"

@@ -43,6 +43,7 @@ FORMS = {
     ),
 }
 FOLDERS = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS", "synthdigits": "SynthDigits", "mnist_m": "MNIST_M"}
+PUBLISHED = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS"}  # torchvision's classes, which know the checksums
 URLS = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "svhn": "http://ufldl.stanford.edu/housenumbers/",

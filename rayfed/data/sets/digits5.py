@@ -16,11 +16,12 @@ from rayfed.data.readers.class_folders import image_files
 from rayfed.data.readers.decoding import in_threads, manifest, resized
 from rayfed.data.readers.places import ROOT, datasets, place
 from rayfed.data.sampling import Kept, Sampling
-from rayfed.data.sets.digit_forms import ANY, FOLDERS, FORMS, URLS, idx_files
+from rayfed.data.sets.digit_forms import ANY, FOLDERS, FORMS, PUBLISHED, URLS, idx_files
 from rayfed.errors import UsageError
 from rayfed.options import option
 
 VERSION = 1  # raise it when the pixels change
+MADE = "mnist_m"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,10 @@ class Digits5(Sampling):
     `mnist_m_train.pt` and `mnist_m_test.pt` (archives: 191ed53db9933bd85cc9700558847391 and
     e11cb4d7fff76d7ec588b1134907db59), or Ganin's `mnist_m_train/`, `mnist_m_train_labels.txt`, … (68,002), or FedBN's
     `mnistm_data.pkl`; without the folder, and with `photographs`, it is made from MNIST.
+
+    MNIST-M shows MNIST's digits. Where it is made here, both domains are tested on the same digits. The published
+    files do not say which digit is which, so that a random split tests MNIST-M on digits that MNIST trains on, and the
+    reverse: with both domains choose split=published, whose test digits are t10k's.
 
     Any domain may instead be FedBN's `train.pkl` and `test.pkl`, or `partitions/train_part0.pkl` … `9` and `test.pkl`,
     or images in `train/0/` … `test/9/`.
@@ -63,7 +68,8 @@ class Digits5(Sampling):
         domains = self.chosen()
         files = {name: self._files(name) for name in domains}
         flags = {name: found.is_test for name, found in files.items()} if self.split == "published" else None
-        kept = self.kept({name: len(found.labels) for name, found in files.items()}, flags)
+        made_of = {MADE: "mnist"} if MADE in domains and self._makes(MADE) else {}
+        kept = self.kept({name: len(found.labels) for name, found in files.items()}, flags, made_of)
         code = np.repeat(np.arange(len(domains), dtype=np.int16), [len(part.rows) for part in kept.values()])
         return Dataset.of(
             self.name,
@@ -76,6 +82,7 @@ class Digits5(Sampling):
             source=code,
             sources=domains,
             index=np.concatenate([part.rows for part in kept.values()]),
+            original=_originals(kept, made_of),
             ood=tuple(self.held_out),
             **self.normalisation(),
         )
@@ -104,7 +111,7 @@ class Digits5(Sampling):
         return memory_mapped(self.name, key, (count, 3, self.size, self.size), "uint8", fill)
 
     def _files(self, domain: str) -> ArrayFiles:
-        if domain == "mnist_m" and self.photographs and not (datasets(self.root) / FOLDERS[domain]).is_dir():
+        if self.photographs and self._makes(domain):
             return self._made(self.photographs)
         forms = (*FORMS[domain], *ANY)
         expected = f"{' and '.join(forms[0].needs)}, or another of the forms in docs/data.md"
@@ -115,7 +122,12 @@ class Digits5(Sampling):
             raise UsageError(f"{folder}: no {' and no '.join(missing)}; expected {expected}; from {URLS[domain]}")
         form = found[0]
         names = form.files(folder) if form.files else list(form.needs)
-        return ArrayFiles(f"{self.name}-{domain}", folder, names, functools.partial(form.read, folder, names))
+        read = functools.partial(form.read, folder, names)
+        return ArrayFiles(f"{self.name}-{domain}", folder, names, read, published=PUBLISHED.get(domain))
+
+    def _makes(self, domain: str) -> bool:
+        """Whether the domain is made here, from MNIST."""
+        return domain == MADE and bool(self.photographs) and not (datasets(self.root) / FOLDERS[domain]).is_dir()
 
     def _made(self, photographs: str) -> ArrayFiles:
         expected = "raw with the IDX files"
@@ -123,4 +135,12 @@ class Digits5(Sampling):
         pictures = Path(photographs).expanduser()
         known = manifest(pictures, image_files(pictures)) if pictures.is_dir() else ""
         read = functools.partial(mnist_m_files.build, folder, photographs)
-        return ArrayFiles(f"{self.name}-made", folder, idx_files(folder), read, known)
+        return ArrayFiles(f"{self.name}-made", folder, idx_files(folder), read, known, PUBLISHED["mnist"])
+
+
+def _originals(kept: dict[str, Kept], made_of: dict[str, str]) -> np.ndarray | None:
+    """A number for each original: its row in the files of the domain that shows it first."""
+    if not set(made_of.values()) <= set(kept) or not made_of:
+        return None
+    firsts = {name: place << 32 for place, name in enumerate(kept)}
+    return np.concatenate([part.rows + firsts[made_of.get(name, name)] for name, part in kept.items()])

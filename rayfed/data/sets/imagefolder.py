@@ -15,10 +15,12 @@ from rayfed.options import option
 class ImageFolder(ImageFiles):
     """Images in `<folder>/<domain>/<class>/` or `<folder>/<class>/`; every domain has the same classes.
 
+    Folders named as splits are not taken for domains, unless `domains` names them: the split is drawn (`test`).
     Classes are numbered in the order of their folders' names. Without domains, all is one domain called "images".
     """
 
     name: ClassVar[str] = "imagefolder"
+    splits: ClassVar[tuple[str, ...]] = ("train", "training", "test", "testing", "val", "valid", "validation")
 
     folder: str = option(help="the folder that holds the domains, or the classes")
 
@@ -47,4 +49,11 @@ class ImageFolder(ImageFiles):
         inner = sorted({name for first in outer for name in folders(root / first)})
         if not outer or not (inner or any(image_files(root / name) for name in outer)):
             raise UsageError(f"data.folder={self.folder}: no images in folders; expected {layout}")
+        as_splits = [name for name in outer if name.lower() in self.splits]
+        if inner and as_splits and not self.domains:
+            raise UsageError(
+                f"data.folder={self.folder}: {', '.join(as_splits)} would be domains, but named as a split; expected "
+                f"{layout}; put all images of a class into one folder (data.test is the share that is drawn), give "
+                f"data.folder={root / as_splits[0]}, or name the domains with data.domains=[{','.join(outer)}]"
+            )
         return outer, inner

@@ -10,7 +10,7 @@ import numpy as np
 from rayfed.data.cache import memory_mapped
 from rayfed.data.colour import per_channel
 from rayfed.data.dataset import Dataset, row_numbers
-from rayfed.data.readers import idx
+from rayfed.data.readers import checksums, idx
 from rayfed.data.readers.places import ROOT, datasets
 from rayfed.errors import UsageError
 from rayfed.options import option
@@ -22,7 +22,7 @@ VERSION = 1  # raise it when the array that is kept changes
 class IdxFiles:
     """Where four IDX files lie: `<root>/<folder>/raw/`, plain or as .gz; the folder may be read-only."""
 
-    folder: ClassVar[str] = "MNIST"
+    folder: ClassVar[str] = "MNIST"  # also the name of torchvision's class, which knows the checksums
 
     root: str | None = option(None, help=ROOT)
     download: bool = option(False, help="fetch the files with torchvision where they are missing")
@@ -53,6 +53,7 @@ class IdxFiles:
         counts = [form[0] for form in forms]
 
         def fill(images: np.ndarray) -> None:
+            checksums.compare([path for path in files.values() if path.suffix == ".gz"], self.folder)
             pairs = idx.read_pairs(raw)
             np.concatenate([pairs[source][0] for source in idx.SOURCES], out=images[:, 0])
 
@@ -78,7 +79,10 @@ class IdxFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Mnist(IdxFiles):
-    """MNIST (LeCun, Cortes and Burges): 70,000 grey 28 x 28 images of ten digits, train and t10k pooled."""
+    """MNIST (LeCun, Cortes and Burges): 70,000 grey 28 x 28 images of ten digits, train and t10k pooled.
+
+    .gz files are compared with the checksums that torchvision has, once, when they are read for the cache.
+    """
 
     name: ClassVar[str] = "mnist"
     default_partition: ClassVar[str] = "dirichlet"

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
-from rayfed.data.cache import cached, digest
+from rayfed.data.cache import digest, memory_mapped
 from rayfed.data.colour import IMAGENET_MEAN, IMAGENET_STD, Colour
 from rayfed.data.dataset import Dataset
 from rayfed.data.partition import generator, share
@@ -25,7 +25,9 @@ from rayfed.options import option
 
 VERSION = 1  # raise it when the pixels change
 SIDE = 28
+BLOCK = 1024  # digits that are drawn at a time
 DOMAINS = ("mnist", "mnist_m")
+SOURCES = (*idx.SOURCES, *(f"mnist_m/{source}" for source in idx.SOURCES))
 HELD_OUT = 0.1  # share of the digits that are for testing
 
 
@@ -34,7 +36,8 @@ class MnistM(IdxFiles, Colour):
     """Two domains in colour, MNIST and MNIST-M, with the split of FRAug's Digits (Chen et al. 2023, appendix).
 
     The 70,000 digits are shuffled. A tenth, the same in both domains, is for testing; of the others MNIST takes its
-    `share` from the front and MNIST-M from the back, so that up to a half they have no digit in common.
+    `share` from the front and MNIST-M from the back, so that up to a half they have no digit in common. Whatever the
+    partition, both versions of a digit are on one side: what is tested is trained on in neither domain.
     """
 
     name: ClassVar[str] = "mnist_m"
@@ -49,7 +52,7 @@ class MnistM(IdxFiles, Colour):
     seed: int = option(0, low=0, help="of which digits are kept, and of the pieces of the photographs")
 
     def load(self) -> Dataset:
-        """MNIST, then MNIST-M; `index` is the row of a digit in its file, `source` is train or t10k."""
+        """MNIST, then MNIST-M; `index` is the row of a digit in its file, `source` says which file and which domain."""
         digits, labels, source, index = self.pool()
         if digits.shape[1:] != (1, SIDE, SIDE):
             raise UsageError(f"data=mnist_m: images of {digits.shape[2]} x {digits.shape[3]}; expected 28 x 28")
@@ -59,28 +62,41 @@ class MnistM(IdxFiles, Colour):
         count = max(1, share(len(free), self.share))
         tests = held[: self.tests]
         kept = [np.concatenate([train, tests]) for train in (free[:count], free[-count:])]
-        plain, pasted = digits[kept[0]].repeat(3, axis=1), self._pasted(digits[kept[1]], kept[1], len(labels))
         rows = np.concatenate(kept)
+        domain = np.repeat(np.arange(2, dtype=np.int16), count + len(tests))
         return Dataset.of(
             self.name,
-            enlarged(np.concatenate([plain, pasted]), self.size),
+            self._images(digits, kept),
             labels[rows],
             is_test=np.tile(np.arange(count + len(tests)) >= count, 2),
             num_classes=10,
-            domain=np.repeat(np.arange(2, dtype=np.int16), count + len(tests)),
+            domain=domain,
             domains=DOMAINS,
-            source=source[rows],
-            sources=idx.SOURCES,
+            source=source[rows] + len(idx.SOURCES) * domain,
+            sources=SOURCES,
             index=index[rows],
+            original=rows,
             **self.normalisation(),
         )
 
-    def _pasted(self, digits: np.ndarray, rows: np.ndarray, pool: int) -> np.ndarray:
-        """`digits`, `rows` of a pool of so many, on photographs; a digit's piece depends on its row and the seed."""
+    def _images(self, digits: np.ndarray, kept: list[np.ndarray]) -> np.ndarray:
+        """uint8 [n, 3, size, size], read-only; a digit's piece of a photograph depends on its row and the seed."""
+        plain, pasted = kept
         pictures = photographs(self.photographs, SIDE)
-        picture, top, left = generator(self.seed, 1).random((3, pool))[:, rows]
-        key = {"version": VERSION, "seed": self.seed, "made of": digest(digits, rows, *pictures)}
-        return cached("mnist_m", key, lambda: {"images": blended(digits, pictures, picture, top, left)})["images"]
+
+        def fill(out: np.ndarray) -> None:
+            for start in range(0, len(plain), BLOCK):
+                block = digits[plain[start : start + BLOCK]].repeat(3, axis=1)
+                out[start : start + len(block)] = enlarged(block, self.size)
+            places = generator(self.seed, 1).random((3, len(digits)))
+            for start in range(0, len(pasted), BLOCK):
+                rows = pasted[start : start + BLOCK]
+                block = blended(digits[rows], pictures, *places[:, rows])
+                out[len(plain) + start :][: len(rows)] = enlarged(block, self.size)
+
+        key = {"version": VERSION, "seed": self.seed, "made of": digest(digits, *kept, *pictures)}
+        shape = (len(plain) + len(pasted), 3, self.size, self.size)
+        return memory_mapped(self.name, key, shape, "uint8", fill)
 
 
 def blended(

@@ -1,18 +1,23 @@
 """A user's own data in one .npz file, each example with the client that it belongs to."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from rayfed.data.cache import UNREADABLE
+from rayfed.data.cache import UNREADABLE, memory_mapped
 from rayfed.data.colour import per_channel
 from rayfed.data.dataset import Dataset
 from rayfed.data.drop_clients import DropClients
+from rayfed.data.readers import npz_member
+from rayfed.data.readers.decoding import manifest
+from rayfed.data.rows import lazy, pick
 from rayfed.errors import UsageError
 from rayfed.options import option
 
+VERSION = 1  # raise it when the array that is kept changes
 EXPECTED = {
     "images": "uint8 [N, height, width] or [N, channels, height, width], or floats [N, ...]",
     "labels": "whole numbers [N], from 0",
@@ -23,7 +28,10 @@ EXPECTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Npz(DropClients):
-    """One .npz file with the arrays images, labels, client and is_test, all of one length."""
+    """One .npz file with the arrays images, labels, client and is_test, all of one length.
+
+    The images are unpacked once into the cache, so that they may be larger than memory.
+    """
 
     file: str = option(help="the .npz file")
     mean: list[float] = option([0.5], help="subtracted from uint8 images in [0, 1]; one number, or one per channel")
@@ -44,7 +52,7 @@ class Npz(DropClients):
         channels = images.shape[1] if images.dtype == np.uint8 else 1
         return Dataset.of(
             path.stem,
-            images[kept],
+            images if len(kept) == len(client) else pick(lazy(images), kept),
             arrays["labels"][kept].astype(np.int64),
             is_test=arrays["is_test"][kept],
             num_classes=int(arrays["labels"].max()) + 1,  # of the whole file: dropping a client keeps the classes
@@ -56,7 +64,7 @@ class Npz(DropClients):
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The four arrays of `path`, checked; images gain a channel axis where uint8 [N, height, width]."""
+    """The four arrays of `path`, checked; images, in the cache, gain a channel axis where uint8 [N, height, width]."""
     if not path.is_file():
         raise UsageError(f"data.file={path}: no such file; expected an .npz with {', '.join(EXPECTED)}")
     name = "the archive"
@@ -70,40 +78,58 @@ def read(path: Path) -> dict[str, np.ndarray]:
                     found, needed = ", ".join(stored.files) or "nothing", ", ".join(EXPECTED)
                     raise UsageError(f"data.file={path}: no array {name!r} (found: {found}); needs {needed}")
             arrays = {}
-            for name in EXPECTED:
+            for name in ("labels", "client", "is_test"):
                 arrays[name] = stored[name]
+        name = "images"
+        form = npz_member.form(path, name)
+        _check(path, arrays, form)
+        arrays[name] = _unpacked(path, form)
     except UsageError:
         raise
     except UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"data.file={path}: cannot read {name}: cut short, damaged or no .npz ({reason})") from error
-    _check(path, arrays)
-    if arrays["images"].dtype == np.uint8:
-        arrays["images"] = arrays["images"].reshape(len(arrays["images"]), -1, *arrays["images"].shape[-2:])
-    else:
-        arrays["images"] = arrays["images"].astype(np.float32)
     return arrays
 
 
-def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    images = arrays["images"]
+def _unpacked(path: Path, form: npz_member.Form) -> np.ndarray:
+    """uint8 [N, channels, height, width] or float32 [N, ...], read-only."""
+    as_images = form.dtype == np.uint8
+    shape = (form.shape[0], math.prod(form.shape[1:-2]), *form.shape[-2:]) if as_images else form.shape
+
+    def fill(out: np.ndarray) -> None:
+        start = 0
+        for piece in npz_member.pieces(path, "images"):
+            if not as_images and not np.isfinite(piece).all():
+                raise UsageError(
+                    f"data.file={path}: images has values that are not finite; expected {EXPECTED['images']}"
+                )
+            out[start : start + len(piece)] = piece.reshape(len(piece), *shape[1:])
+            start += len(piece)
+
+    key = {"version": VERSION, "files": manifest(path.parent, [path.name])}
+    return memory_mapped("npz", key, shape, "uint8" if as_images else "float32", fill)
+
+
+def _check(path: Path, arrays: dict[str, np.ndarray], images: npz_member.Form) -> None:
+    rank = len(images.shape)
     fits = {name: arrays[name].dtype.kind in "iu" and arrays[name].ndim == 1 for name in ("labels", "client")}
     fits["is_test"] = arrays["is_test"].dtype == bool and arrays["is_test"].ndim == 1
-    as_images = images.dtype == np.uint8 and images.ndim in (3, 4)
-    fits["images"] = as_images or (images.dtype.kind == "f" and images.ndim >= 2)
+    as_images = images.dtype == np.uint8 and rank in (3, 4)
+    fits["images"] = as_images or (images.dtype.kind == "f" and rank >= 2)
+    forms = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    forms["images"] = images.dtype, images.shape
     for name, fit in fits.items():
         if not fit:
-            found = f"{arrays[name].dtype} {list(arrays[name].shape)}"
+            found = f"{forms[name][0]} {list(forms[name][1])}"
             raise UsageError(f"data.file={path}: {name} is {found}; expected {EXPECTED[name]}")
-    if as_images and images.ndim == 4 and images.shape[1] > 4 and images.shape[3] <= 4:
+    if as_images and rank == 4 and images.shape[1] > 4 and images.shape[3] <= 4:
         found = f"uint8 {list(images.shape)}, channels last"
         raise UsageError(f"data.file={path}: images is {found}; expected {EXPECTED['images']}")
-    sizes = {name: len(array) for name, array in arrays.items()}
-    if len(set(sizes.values())) > 1 or not len(images):
+    sizes = {name: forms[name][1][0] for name in EXPECTED}
+    if len(set(sizes.values())) > 1 or not images.shape[0]:
         found = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise UsageError(f"data.file={path}: arrays of different or no length ({found}); expected one length for all")
     for name in ("labels", "client"):
         if arrays[name].min() < 0:
             raise UsageError(f"data.file={path}: {name} has {arrays[name].min()}; expected {EXPECTED[name]}")
-    if not np.isfinite(images).all():
-        raise UsageError(f"data.file={path}: images has values that are not finite; expected {EXPECTED['images']}")

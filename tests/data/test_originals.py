@@ -1,0 +1,152 @@
+"""A digit that two domains show: whoever divides the rows, nobody is tested on what somebody trains on."""
+
+import image_sets
+import numpy as np
+import pytest
+from mnist_files import write_mnist
+from PIL import Image
+
+from rayfed.data.dataset import Dataset, Part
+from rayfed.data.load import divided, load
+from rayfed.data.originals import capped, drawn, firsts, unheld, versions
+from rayfed.data.partitions.table import save
+from rayfed.errors import UsageError
+
+DIGITS = 400
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """MNIST and a photograph to make MNIST-M with."""
+    digits = np.random.default_rng(3).integers(0, 256, (DIGITS, 28, 28)).astype(np.uint8)
+    folder = write_mnist(tmp_path_factory.mktemp("data"), digits[:300], digits[300:])
+    (folder / "photographs").mkdir()
+    Image.new("RGB", (40, 30), (10, 120, 250)).save(folder / "photographs/one.png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYFED_DATA", str(folder))
+        patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield folder
+
+
+def options(name, root):
+    if name == "mnist_m":
+        return {"size": 28}
+    return {"domains": ["mnist", "mnist_m"], "photographs": str(root / "photographs")}
+
+
+def digit_of(dataset):
+    """The number of the digit that each row shows, from its name alone."""
+    if dataset.name == "digits5":
+        return dataset.index
+    files = np.array([name.endswith("t10k") for name in dataset.sources])
+    return dataset.index + 300 * files[dataset.source]
+
+
+def sides(dataset, parts):
+    """The digits that are trained on, that are for validation, and that are tested, by whomever."""
+    shown = digit_of(dataset)
+    return [
+        set(shown[np.concatenate([getattr(part, side) for part in parts])].tolist())
+        for side in ("train", "val", "test")
+    ]
+
+
+PARTITIONS = [
+    (None, {}),
+    ("domains", {"test": 0.1}),
+    ("domains", {"test": 0.3, "clients_per_domain": 3}),
+    ("domain_mixes", {"size_sd": 5, "test": 0.2}),
+    ("iid", {"clients": 4}),
+    ("iid", {"clients": 4, "common_test": True}),
+    ("iid", {"clients": 4, "per_client": 51}),
+    ("dirichlet", {"clients": 4, "alpha": 1}),
+    ("lda", {"clients": 4}),
+    ("quantity", {"clients": 3}),
+    ("label_k", {"clients": 10}),
+    ("pathological", {"clients": 5}),
+    ("shards", {"clients": 5}),
+]
+
+
+@pytest.mark.parametrize("name", ["mnist_m", "digits5"])
+@pytest.mark.parametrize(("partition", "chosen"), PARTITIONS)
+def test_no_digit_is_on_two_sides(root, name, partition, chosen):
+    dataset, parts = divided(name, options(name, root), partition, chosen)
+    train, val, test = sides(dataset, parts)
+    assert (len(train & test), len(val & test), len(train & val)) == (0, 0, 0)
+    held = np.concatenate([rows for part in parts for rows in part[2:]])
+    assert len(np.unique(held)) == len(held)
+    shown = digit_of(dataset)
+    both = np.intersect1d(*(shown[held[dataset.domain[held] == domain]] for domain in (0, 1)))
+    assert len(both)  # or there would be nothing to find
+    if partition not in (None, "domain_mixes") and "per_client" not in chosen:
+        assert len(held) == len(dataset)
+
+
+def test_half_of_the_digits_train_each_domain_and_the_same_ones_test_both(root):
+    """By hand: of 400 digits 320 train, of which the first 160 in MNIST and the last 160 in MNIST-M, and 80 test."""
+    dataset, _ = divided("digits5", {**options("digits5", root), "share": 0.5})
+    found = [
+        [set(dataset.index[(dataset.domain == domain) & (dataset.is_test == is_test)]) for is_test in (False, True)]
+        for domain in (0, 1)
+    ]
+    assert [[len(side) for side in sides] for sides in found] == [[160, 80], [160, 80]]
+    assert found[0][1] == found[1][1]
+    assert not found[0][0] & found[1][0]
+
+
+@pytest.mark.parametrize("name", ["mnist_m", "digits5"])
+def test_a_domain_left_out_shows_nothing_that_is_trained_on_or_is_refused(root, name):
+    dataset, parts = divided(name, options(name, root), None, {}, "mnist_m")
+    train, val, _ = sides(dataset, parts)
+    population = load(name, options(name, root), None, {}, "mnist_m")
+    (ood,) = population.tests
+    left = unheld(dataset, parts, "mnist_m")
+    assert len(ood.examples) == len(left) == DIGITS - len(train | val)
+    assert not set(digit_of(dataset)[left]) & (train | val)
+    with pytest.raises(UsageError, match=r"every example of mnist_m, which is left out, is trained on"):
+        load(name, options(name, root), "domains", {"test": 0.0}, "mnist_m")
+
+
+def test_a_partition_that_tests_what_it_trains_on_is_refused(root, tmp_path):
+    """As a user's own file may say; every partition is looked at."""
+    dataset, _ = divided("mnist_m", options("mnist_m", root))
+    zero, one = (np.flatnonzero(dataset.domain == domain) for domain in (0, 1))
+    save(dataset, [Part(0, "both", zero, zero[:0], one)], tmp_path / "split.parquet")
+    with pytest.raises(UsageError, match=r"^partition: 400 test rows of mnist_m, row \d+ the first, show what is"):
+        load("mnist_m", options("mnist_m", root), "file", {"file": str(tmp_path / "split.parquet"), "validation": 0.0})
+
+
+def test_either_of_the_two_domains_may_be_held_out(root):
+    for held in ("mnist", "mnist_m"):
+        given = {**options("digits5", root), "held_out": [held], "test": 0.25}
+        dataset, parts = divided("digits5", given)
+        train, val, test = sides(dataset, parts)
+        left = digit_of(dataset)[unheld(dataset, parts, held)].tolist()
+        assert (len(train | val), len(test), sorted(left)) == (300, 100, sorted(test))
+
+
+def test_the_published_files_of_mnist_m_have_no_common_names(root, tmp_path):
+    """Nothing says which digit is which there, so rows are dealt one by one, as before."""
+    image_sets.digits5(tmp_path)
+    dataset, _ = divided("digits5", {"root": str(tmp_path), "photographs": str(root / "photographs")})
+    assert dataset.original is None
+
+
+def toy():
+    """Rows 0..5 show originals 7, 8, 9, 7, 8, 5."""
+    return Dataset.of("toy", np.zeros((6, 1), np.float32), np.zeros(6, int), original=np.array([7, 8, 9, 7, 8, 5]))
+
+
+def test_versions_by_hand():
+    dataset, rows = toy(), np.arange(6)
+    assert firsts(dataset, rows).tolist() == [0, 1, 2, 5]
+    assert firsts(dataset, np.array([4, 3, 1])).tolist() == [4, 3]
+    assert versions(dataset, np.array([2, 1]), rows).tolist() == [2, 1, 4]
+    assert versions(dataset, np.array([1]), np.array([0, 1, 2])).tolist() == [1]
+    assert capped(dataset, np.array([1, 2, 0]), rows, 4).tolist() == [1, 2]
+    assert capped(dataset, np.array([1, 2, 0]), rows, None).tolist() == [1, 2, 0]
+    chosen = drawn(dataset, rows, np.random.default_rng(0), 0.5)
+    assert chosen[[0, 1]].tolist() == chosen[[3, 4]].tolist()
+    assert len(np.unique(dataset.original[chosen])) == 2
+    assert drawn(dataset, np.array([0, 1, 2]), np.random.default_rng(0), 0.5) is None

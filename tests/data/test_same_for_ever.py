@@ -1,0 +1,107 @@
+"""The same seed gives the same examples for ever: what datasets draw before any partition, and the newcomers."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from mnist_files import write_mnist
+from PIL import Image
+from support import blobs
+
+from rayfed.data.load import divided
+from rayfed.data.sampling import Sampling
+from rayfed.data.sets import DATASETS
+from rayfed.newcomers import set_apart
+from rayfed.registry import resolve
+
+SIZES = {"art": 157, "photo": 1123, "art_again": 157}
+TRAIN, TEST = 300, 100
+
+
+def pin(*arrays):
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).astype("<i8").tobytes() + b"|")
+    return found.hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "expected"),
+    [
+        ({}, {}, "7f5a1e76b0d63eb5"),
+        ({"test": 0.1, "share": 0.1, "seed": 3}, {}, "e65e097754993a57"),
+        ({"per_party": "smallest"}, {}, "badc3c98624b489b"),
+        ({"per_party": 50, "held_out": ["photo"]}, {}, "6cb776ca572bc0ca"),
+        ({}, {"published": {name: np.arange(size) % 4 == 0 for name, size in SIZES.items()}}, "60b1cd6f866bac8e"),
+        ({"share": 0.5}, {"made_of": {"art_again": "art"}}, "1a4639ca4b1adec7"),
+    ],
+)
+def test_which_examples_of_a_domain_are_kept_and_which_are_for_testing(options, others, expected):
+    def drawn(**changes):
+        kept = Sampling(**{**options, **changes}).kept(SIZES, **others)
+        return pin(*(values for name in SIZES for values in (kept[name].rows, kept[name].is_test)))
+
+    assert drawn() == expected
+    if "published" not in others:
+        assert drawn(seed=11) != expected
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    digits = (np.arange((TRAIN + TEST) * 784) * 2654435761 % 2**32 >> 24).astype(np.uint8).reshape(-1, 28, 28)
+    folder = write_mnist(tmp_path_factory.mktemp("data"), digits[:TRAIN], digits[TRAIN:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYFED_DATA", str(folder))
+        patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield folder
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "rows", "split"),
+    [
+        ("mnist_m", {"size": 28}, "ad9b81100f6c56be", "c02696f39c229b24"),
+        ("mnist_m", {"size": 28, "share": 0.2, "tests": 30, "seed": 2}, "af772c7cddc3c3f6", "e2762d3e5d04ad88"),
+        ("mnist_views", {}, "340b0418a6738626", "568f88b63355556a"),
+        (
+            "mnist_views",
+            {"views": ["faint", "plain"], "per_domain": 50, "seed": 2},
+            "7b2b46bda07b015d",
+            "0f42c7481a09be0d",
+        ),
+        ("rotated_mnist", {"recipe": "feddebias"}, "2fd6b202ec9e8f44", "f648908689ce7406"),
+        ("rotated_mnist", {"recipe": "feddebias", "per_domain": 20, "seed": 2}, "740ed42ace991a66", "f648908689ce7406"),
+        ("rotated_mnist", {"recipe": "augmentation"}, "c77ae7648537616b", "d249c94ec0a75f67"),
+        (
+            "rotated_mnist",
+            {"recipe": "augmentation", "per_domain": 40, "seed": 2},
+            "15189e914f385757",
+            "f13c744595e0e45a",
+        ),
+        ("digits5", {"domains": ["mnist", "mnist_m"], "split": "random"}, "b0e4df8dab3d723b", "3b4c2b2cf3c5f3de"),
+    ],
+)
+def test_which_image_is_seen_where(root, name, options, rows, split):
+    if name == "digits5":
+        (root / "photographs").mkdir(exist_ok=True)
+        Image.new("RGB", (40, 30), (10, 120, 250)).save(root / "photographs/one.png")
+        options = {**options, "photographs": str(root / "photographs")}
+    dataset = resolve(name, DATASETS, where="data")(**options).load()
+    tests = [test.examples.y for test in dataset.tests]
+    assert pin(dataset.source, dataset.index, dataset.domain, dataset.is_test, dataset.labels, *tests) == rows
+    _, parts = divided(name, options)
+    assert pin(*(np.sort(held) for part in parts for held in part[2:])) == split
+
+
+def test_which_piece_of_a_photograph_a_digit_lies_on(root, tmp_path):
+    """At 28 x 28 pixels of MNIST-M are whole numbers' distances, the same on any machine."""
+    noise = np.arange(60 * 50 * 3) * 40503 % 65536 >> 8
+    Image.fromarray(noise.astype(np.uint8).reshape(60, 50, 3)).save(tmp_path / "one.png")
+    options = {"size": 28, "share": 0.1, "photographs": str(tmp_path)}
+    found = pin(resolve("mnist_m", DATASETS, where="data")(**options).load().images)
+    assert found == "8ddceb9a747a7ae7"
+
+
+@pytest.mark.parametrize(("asked", "seed", "late"), [(4, 1, [3, 6, 7, 9]), (0.3, 0, [0, 5, 8]), (2, 5, [5, 8])])
+def test_who_joins_when_training_is_over(asked, seed, late):
+    people = set_apart(blobs(10), asked, seed)
+    assert [client.id for client in people.clients[10 - people.newcomers :]] == late
