@@ -168,6 +168,11 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "feddebias, projector inside": Case({"name": "feddebias", "widths": [16, 8], "projector_in_extractor": True}),
     "mixup over feddebias": Case({"name": "mixup", "base": {"name": "feddebias", "widths": [16, 8]}}),
     "mixup over scaffold": Case({"name": "mixup", "base": "scaffold"}, {"batch_norm": "local"}),
+    "moon, with a head": Case({"name": "moon", "widths": [8, 4]}),
+    "feddebias, moments kept": Case(
+        {"name": "feddebias", "widths": [16, 8], "keep_optimizer": True}, {"optimizer": SGD(lr=0.05, momentum=0.9)}
+    ),
+    "dbe over fedmix": Case({"name": "dbe", "base": "fedmix", "kappa": 1.0}),
     "dbe over scaffold": Case({"name": "dbe", "base": "scaffold", "mu": 0.5}),
     "dbe over moon": Case({"name": "dbe", "base": "moon", "kappa": 1.0}),
     "dbe over fedrep": Case({"name": "dbe", "base": "fedrep", "kappa": 1.0}),
