@@ -14,14 +14,16 @@ from rayfed.config import Config, Placement
 from rayfed.data.population import Client
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import LocalFleet
+from rayfed.errors import UsageError
 from rayfed.introduction import introduce
 from rayfed.plan import Loss, MakeModel, Plan, make_plan
 from rayfed.progress import one_trial, watch_trials
 from rayfed.recorder import Recorder
+from rayfed.results.place import make_place
 from rayfed.results.read import read
-from rayfed.sources import from_file
+from rayfed.sources import from_file, merged
 from rayfed.status_line import StatusLine
-from rayfed.trial import run_trial
+from rayfed.trial import resumed, run_trial
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,17 @@ class Result:
     trials: pd.DataFrame
     server: dict[str, Any]
     clients: dict[int, dict[str, Any]]
+
+    def __repr__(self) -> str:  # without it a notebook prints every tensor
+        shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in ("metrics", "rounds", "trials"))
+        return f"Result({self.trial}, {self.folder}, weights {self.weights_hash}{self._accuracy()}; {shapes})"
+
+    def _accuracy(self) -> str:
+        """The mean test accuracy over clients at its last round, where there is one."""
+        scored = set(self.trials["scored"])
+        found = self.metrics.query("metric == 'accuracy' and split == 'test' and client >= 0 and not newcomer")
+        found = found[found["point"].isin(scored) & (found["round"] == found["round"].max())]
+        return "" if found.empty else f"; test accuracy {found['value'].mean():.4f} after round {found['round'].max()}"
 
 
 def run(
@@ -70,20 +83,30 @@ def run(
     """
     if not isinstance(config, Config):
         source = from_file(config) if isinstance(config, (str, Path)) else config or {}
-        config = Config.read(source, overrides)
+        config = _read(source, overrides, own_data=clients is not None)
     elif overrides:
         config = Config.read(config.tree(), overrides)
     _check_placement(config.placement)
     plan = make_plan(config, clients=clients, model=model, loss=loss, num_classes=num_classes)
+    make_place(config.results, config.experiment)
     if not quiet:
         print(introduce(plan), file=sys.stderr, flush=True)
-    saved = _saved(plan)
+    saved = _saved(plan, quiet)
     digest, state = _in_process(plan, saved, quiet) if not config.placement.hosts else _on_ray(plan, saved, quiet)
     tables = read(config.results, config.experiment)
     mine = [frame[frame.trial == plan.trial].reset_index(drop=True) for frame in tables]
     folder = Path(config.results) / config.experiment
     finals = {plan.population.clients[place].id: final for place, final in state["clients"].items()}
     return Result(plan.trial, folder, digest, mine[0], mine[1], mine[2], state["server"], dict(sorted(finals.items())))
+
+
+def _read(*sources: Mapping[str, Any], own_data: bool) -> Config:
+    """The configuration; with clients of the user's own it may not name data, be it the default."""
+    config = Config.read(*sources)
+    named = [key for key, value in merged(*sources).get("data", {}).items() if value is not None]
+    if own_data and named:
+        raise UsageError(f"data.{named[0]}: clients= are given in place of data and partition; leave out data.*")
+    return config
 
 
 def _check_placement(place: Placement) -> None:
@@ -94,9 +117,13 @@ def _check_placement(place: Placement) -> None:
         check_fits(place, nodes)
 
 
-def _saved(plan: Plan) -> bytes | None:
-    recorder = Recorder(plan.config.results, plan.config.experiment)
-    return recorder.saved(plan.trial) if plan.config.resume else None
+def _saved(plan: Plan, quiet: bool) -> bytes | None:
+    if not plan.config.resume:
+        return None
+    saved = Recorder(plan.config.results, plan.config.experiment).saved(plan.trial)
+    if not quiet:
+        print(f"{'resume':>10}  {resumed(plan, saved)}", file=sys.stderr, flush=True)
+    return saved
 
 
 def _in_process(plan: Plan, saved: bytes | None, quiet: bool) -> tuple[str, dict[str, Any]]:

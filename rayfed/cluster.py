@@ -21,7 +21,7 @@ from rayfed.engine.server import Record
 from rayfed.errors import HostLost
 from rayfed.plan import Plan
 from rayfed.recorder import Progress, Recorder
-from rayfed.trial import run_trial
+from rayfed.trial import interrupted, run_trial
 
 RESERVE_SECONDS = 60
 AUTOSCALE_SECONDS = 1800
@@ -152,5 +152,11 @@ def run_on_ray(
             return ray.get(call)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
+    except KeyboardInterrupt:
+        if (progress := next(iter(recorder.progress()), None)) is None:
+            raise  # nothing was started
+        ray.kill(server)
+        recorder.end(plan.trial, {"status": "interrupted"})
+        raise interrupted(plan, progress.round) from None
     finally:
         remove_placement_group(group)

@@ -5,6 +5,7 @@ with one line. What depends on the data (a batch larger than a client) is checke
 """
 
 import dataclasses
+import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -127,7 +128,11 @@ class Config:
     seed: int = option(0, low=0, help="everything random in training follows from it")
     results: str = option("results", help="folder of the Parquet tables")
     experiment: str = option("run", help="folder inside it; one sweep or a few runs that belong together")
-    resume: bool = option(False, help="go on from the checkpoint of the same configuration")
+    resume: bool = option(
+        False,
+        help="go on from the checkpoint of the same configuration; trusts that the data are what they were, and looks "
+        "only at the code of your own classes",
+    )
 
     @classmethod
     def read(cls, *sources: Mapping[str, Any]) -> "Config":
@@ -136,7 +141,7 @@ class Config:
         Raises:
             UsageError: what cannot be, in one line.
         """
-        tree = merged(*sources)
+        tree = _at_home(merged(*sources))
         named = ("algorithm", *_CHOSEN)
         scalars = {f.name: f for f in dataclasses.fields(cls) if f.metadata}
         known = [*_GROUPS, *named, "metrics", *scalars]
@@ -170,6 +175,8 @@ class Config:
             raise UsageError("local.epochs and local.steps are both given; a round has so many of one or of the other")
         if self.local.optimizer == "adam" and (self.local.momentum or self.local.nesterov):
             raise UsageError("local.momentum: Adam has moments of its own; use local.optimizer=sgd or leave it out")
+        if self.local.nesterov and not self.local.momentum:
+            raise UsageError("local.nesterov=true: is a form of momentum; give local.momentum above 0, such as 0.9")
         cohort = self.cohort
         if (isinstance(cohort, int) and cohort < 1) or not cohort > 0 or (isinstance(cohort, float) and cohort > 1):
             raise UsageError(f"cohort={cohort}: give a number of clients from 1, or a share above 0 and up to 1.0")
@@ -196,6 +203,18 @@ _GROUPS: dict[str, type] = {"local": Local, "evaluate": Evaluate, "placement": P
 _CHOSEN = ("data", "partition", "model", "augment")
 
 
+def _at_home(tree: dict[str, Any]) -> dict[str, Any]:
+    """`tree` with ~ expanded in results, data.* and partition.*, which hold paths: no shell does so after a "="."""
+
+    def expanded(value: Any) -> Any:
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        return os.path.expanduser(value) if isinstance(value, str) else value
+
+    groups = {key: tree[key] for key in ("data", "partition") if isinstance(tree.get(key), Mapping)}
+    found = {key: {name: expanded(value) for name, value in group.items()} for key, group in groups.items()}
+    return tree | found | ({"results": expanded(tree["results"])} if "results" in tree else {})
+
+
 def _named(tree: Mapping[str, Any], key: str, default: str | None) -> Named:
     options = dict(tree.get(key, {}))
     name = options.pop("name", default)
@@ -213,6 +232,10 @@ def build_algorithm(values: Mapping[str, Any] | str, *, where: str) -> Algorithm
     found = resolve(name, ALGORITHMS, where=f"{where}.name")
     if not (isinstance(found, type) and issubclass(found, Algorithm) and dataclasses.is_dataclass(found)):
         raise UsageError(f"{where}.name={name}: must be a dataclass that derives from rayfed.algorithm.Algorithm")
+    needed = ("init", "start", "step", "finish", "aggregate", *(("weights",) if found.weighs_replies else ()))
+    if missing := [hook for hook in needed if getattr(found, hook) is getattr(Algorithm, hook)]:
+        hooks = f"{', '.join(missing)}; derive from FedAvg, or see rayfed/algorithm.py"
+        raise UsageError(f"{where}.name={name}: {found.__name__} has no hook {hooks}")
     for key, hint in typing.get_type_hints(found).items():
         if key in options and isinstance(hint, type) and issubclass(hint, Algorithm):
             inner = options[key]

@@ -1,4 +1,4 @@
-"""The two errors that rayfed raises on purpose."""
+"""The errors that rayfed raises on purpose."""
 
 
 class UsageError(ValueError):
@@ -14,3 +14,7 @@ class Diverged(RuntimeError):
 
 class HostLost(RuntimeError):
     """A host did not start, or died; what was recorded and checkpointed so far is kept."""
+
+
+class BadHook(RuntimeError):
+    """A hook of an algorithm did not do what the interface asks; the message names its class and the hook."""

@@ -6,14 +6,21 @@ gives them, into such an object, or raises `UsageError` naming the key, the valu
 """
 
 import dataclasses
+import datetime
 import difflib
 import math
+import os
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from rayfed.errors import UsageError
+
+SPACES = ("grid", "choice", "uniform", "loguniform", "randint")
+"""What a sweep's file may write in place of a value, as {grid: [0.1, 1]}."""
 
 
 def option(
@@ -47,6 +54,7 @@ def build(cls: type, values: Mapping[str, Any], *, where: str, also: Sequence[st
     Raises:
         UsageError: an unknown key, a missing one, a wrong type or a value out of range.
     """
+    _check_decorated(cls, where)
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     hints = typing.get_type_hints(cls)
     for name in values:
@@ -61,24 +69,44 @@ def build(cls: type, values: Mapping[str, Any], *, where: str, also: Sequence[st
     return cls(**ready)
 
 
+def _check_decorated(cls: type, where: str) -> None:
+    """Options of a class without the decorator are none: its instances would have dataclasses' own fields as values."""
+    for one in cls.__mro__:
+        if not dataclasses.is_dataclass(one) or "__dataclass_params__" in vars(one):
+            continue
+        hints = vars(one).get("__annotations__", {})
+        declared = [name for name, hint in hints.items() if "ClassVar" not in str(hint)]
+        declared += [name for name, value in vars(one).items() if isinstance(value, dataclasses.Field)]
+        if declared:
+            raise UsageError(
+                f"{where}: {one.__module__}:{one.__qualname__} declares {declared[0]}, but is no dataclass; write "
+                "@dataclass(frozen=True, kw_only=True) above it"
+            )
+
+
 def checked(value: Any, hint: Any, bounds: Mapping[str, Any], *, where: str) -> Any:
     """`value` converted to the annotation `hint` and held against `bounds`; raises `UsageError` naming `where`."""
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None and (type(None) in kinds or Any in kinds):
         return None
-    for kind in sorted(kinds, key=lambda kind: kind is not type(value)):  # 1.0 stays a float where int | float
+    # 1.0 stays a float where int | float; and nearly everything can stand for a text
+    for kind in sorted(kinds, key=lambda kind: (kind is not type(value), kind is str)):
         if kind is not type(None):
             found, converted = _convert(value, kind)
             if found:
                 _hold(converted, bounds, where)
                 return converted
     expected = " or ".join(_name(kind) for kind in kinds)
-    raise UsageError(f"{where}={value!r}: expected {expected}, got {type(value).__name__}")
+    raise UsageError(f"{where}={value!r}: expected {expected}, got {_got(value, kinds)}")
 
 
 def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
     """Whether `value` can stand for `kind` without loss, and the converted value."""
     origin = typing.get_origin(kind)
+    if isinstance(value, np.generic):
+        value = value.item()
     if kind is Any:
         return True, value
     if kind is bool:
@@ -96,6 +124,10 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return is_number, float(value) if is_number else value
     if kind is str:
+        if isinstance(value, os.PathLike):
+            return True, os.fspath(value)
+        if isinstance(value, (int, float, datetime.date)) and not isinstance(value, bool):
+            return True, str(value)  # a folder 2024-01-01, a domain 2010: YAML takes them for dates and numbers
         return isinstance(value, str), value
     if origin in (list, tuple):
         if not isinstance(value, (list, tuple)):
@@ -133,13 +165,32 @@ def _name(kind: Any) -> str:
     if kind in names:
         return names[kind]
     if typing.get_origin(kind) in (list, tuple):
-        return "a list"
+        (inner, *_) = typing.get_args(kind)
+        plural = {int: "whole numbers", float: "numbers", str: "texts"}
+        return f"a list of {plural[inner]}" if inner in plural else "a list"
     return "a mapping" if typing.get_origin(kind) is dict or kind is dict else getattr(kind, "__name__", str(kind))
+
+
+def _got(value: Any, kinds: Sequence[Any]) -> str:
+    """The type of `value`, or of what is wrong in a list; and how a space is written where it looks meant as one."""
+    lists = [kind for kind in kinds if typing.get_origin(kind) in (list, tuple)]
+    if isinstance(value, (list, tuple)) and lists:
+        (inner, *_) = typing.get_args(lists[0])
+        return next(f"{item!r} in it" for item in value if not _convert(item, inner)[0])
+    if isinstance(value, (list, tuple)) and value:
+        return f"list; a sweep searches over values written {{grid: [{', '.join(map(str, value))}]}}"
+    if isinstance(value, Mapping) and len(value) == 1:
+        (key,) = map(str, value)
+        if key in SPACES:
+            return f"a space, {{{key}: …}}; rayfed.sweep searches one, a single run takes one value"
+        if near := difflib.get_close_matches(key, SPACES, n=1):
+            return f"{{{key}: …}}; did you mean {{{near[0]}: …}}?"
+    return type(value).__name__
 
 
 def suggestion(wrong: Any, known: Iterable[Any], *, prefix: str = "") -> str:
     """ "did you mean …?" where a known name is near `wrong`, else the list of known names."""
-    names = [str(name) for name in known]
+    names = list(dict.fromkeys(str(name) for name in known))
     near = difflib.get_close_matches(str(wrong), names, n=1)
     if near:
         return f"did you mean {prefix}{near[0]}?"

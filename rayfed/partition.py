@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from rayfed.command import command
 from rayfed.config import Config
 from rayfed.data.describe import describe
 from rayfed.data.load import divided
@@ -25,6 +26,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 0, or 2 after one line on what was wrong with the request."""
     parser = _Parser(

@@ -33,6 +33,7 @@ from rayfed.models.split import ensure_split
 from rayfed.network import weights_of
 from rayfed.newcomers import set_apart
 from rayfed.optim import SGD, Adam
+from rayfed.own_code import checked_code, code_hash, model_hash, own_name
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 MakeModel = Callable[[], nn.Module]
@@ -47,6 +48,15 @@ class Plan:
     blueprint: Blueprint
     evaluation: Evaluation
     trial: str
+    clients_hash: str | None = None  # of a user's own clients, their contents; who holds what has no other name
+    own_model: str | None = None  # a user's own in place of model.name and the loss: "own:Net-1a2b3c"
+    own_loss: str | None = None
+    code_hash: str | None = None  # of the user's own classes that the configuration names as module:Name
+
+    @property
+    def data_hash(self) -> str | None:
+        """Of who holds which examples: of a partition, or of a user's own clients."""
+        return self.population.partition_hash or self.clients_hash
 
     @cached_property
     def cost(self) -> Cost:
@@ -56,12 +66,20 @@ class Plan:
 
     def values(self) -> dict[str, Any]:
         """The row of the trials table, as far as it is known before the start."""
-        return self.config.tree() | {
+        own = {"data": self.clients_hash and f"clients:{self.clients_hash}", "model": self.own_model}
+        return {
+            **self.config.tree(),
+            **{group: {"name": name} for group, name in own.items() if name},
+            "loss": self.own_loss,
             "seed": self.config.seed,
             "scored": self.evaluation.points[0],
             **self.cost._asdict(),
-            "partition_hash": self.population.partition_hash,
+            "partition_hash": self.data_hash,
+            "code_hash": self.code_hash,
         }
+
+    def model_name(self) -> str:
+        return self.own_model or str(self.config.model.name)
 
 
 def make_plan(
@@ -90,8 +108,12 @@ def make_plan(
             raise UsageError(f"results={config.results}: {path} is a file, not a folder")
     if model is None:
         check_model(config.model.name or "", config.model.options)
+    contents = ""
     if clients is not None:
-        population = without_clients(own_clients(clients, num_classes), config.leave_out)
+        _check_no_other_data(config)
+        population = own_clients(clients, num_classes, classes=loss is None)
+        contents = fingerprint(population)  # of all of them, so that no seed's newcomers make other data of them
+        population = without_clients(population, config.leave_out)
     elif population is None:
         partition = config.partition.name, config.partition.options
         population = load(config.data.name or "", config.data.options, *partition, config.leave_out)
@@ -126,14 +148,19 @@ def make_plan(
         metrics=config.metrics,
     )
     check_metrics(blueprint, population, evaluation, whole=whole)
-    if model is not None and loss is None:
-        _check_logits(blueprint, population)
-    extra = fingerprint(population) if clients is not None else ""
-    if model is not None:
-        extra += state_fingerprint(weights_of(blueprint.model)) + type(blueprint.model).__qualname__
+    named = config.model.name or ""
+    if loss is None and (model is not None or ":" in named):
+        _check_logits(blueprint, population, "model" if model is not None else f"model.name={named}")
     if loss is not None:
-        extra += f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', type(loss).__qualname__)}"
-    return Plan(config, population, blueprint, evaluation, trial_name(config, extra))
+        _check_loss(blueprint, population)
+    extra = contents
+    own_model = None if model is None else own_name(model, model_hash(model, blueprint.model))
+    own_loss = None if loss is None else own_name(loss, code_hash(loss))
+    if own_model is not None:
+        extra += state_fingerprint(weights_of(blueprint.model)) + own_model
+    trial = trial_name(config, extra + (own_loss or ""))
+    code = checked_code(config, trial)
+    return Plan(config, population, blueprint, evaluation, trial, contents[:12] or None, own_model, own_loss, code)
 
 
 def trial_name(config: Config, extra: str = "") -> str:
@@ -145,6 +172,14 @@ def trial_name(config: Config, extra: str = "") -> str:
     digest = hashlib.blake2b((json.dumps(tree, sort_keys=True, default=str) + extra).encode(), digest_size=4)
     name = config.algorithm_name.rpartition(":")[2]
     return f"{name}-seed{config.seed}-{digest.hexdigest()}"
+
+
+def _check_no_other_data(config: Config) -> None:
+    """A user's own clients are the data, already divided."""
+    for key, named, default in (("partition", config.partition, None), ("data", config.data, "mini_digits")):
+        given = [*([f"name={named.name}"] if named.name != default else []), *named.options]
+        if given:
+            raise UsageError(f"{key}.{given[0]}: clients= are given in place of data and partition; leave out {key}.*")
 
 
 def _model(config: Config, population: Population, model: MakeModel | nn.Module | None) -> nn.Module:
@@ -183,14 +218,28 @@ def _check_tokens(model: nn.Module, population: Population) -> None:
         )
 
 
-def _check_logits(blueprint: Blueprint, population: Population) -> None:
+def _check_logits(blueprint: Blueprint, population: Population, where: str) -> None:
     """Cross-entropy needs a logit for every class."""
-    x = torch.from_numpy(population.clients[0].train.x[:1].copy())
-    with torch_state_kept():
-        task = blueprint.context(population, "cpu").task
-        logits = task.predict(task.initial_weights(), x.float() if x.dtype == torch.uint8 else x)
+    logits, _ = _outputs(blueprint, population, 1)
     if logits.shape[1] < population.num_classes:
-        raise UsageError(f"model: gives {logits.shape[1]} logits, but there are {population.num_classes} classes")
+        raise UsageError(f"{where}: gives {logits.shape[1]} logits, but there are {population.num_classes} classes")
+
+
+def _check_loss(blueprint: Blueprint, population: Population) -> None:
+    """A loss of the user's own must give one number for a batch."""
+    value = blueprint.loss(*_outputs(blueprint, population, 2))
+    if not isinstance(value, Tensor) or value.ndim:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise UsageError(f'loss: must give the mean over a batch, a scalar tensor, not {got}; as with reduction="mean"')
+
+
+def _outputs(blueprint: Blueprint, population: Population, count: int) -> tuple[Tensor, Tensor]:
+    """What the initial model makes of the first examples, and their labels."""
+    part = next((client.train for client in population.clients if len(client.train)), population.clients[0].train)
+    x, y = (torch.from_numpy(values[:count].copy()) for values in (part.x, part.y))
+    with torch_state_kept(), torch.no_grad():
+        task = blueprint.context(population, "cpu").task
+        return task.predict(task.initial_weights(), x.float() if x.dtype == torch.uint8 else x), y
 
 
 def _optimizer(config: Config) -> SGD | Adam:

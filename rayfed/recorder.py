@@ -48,6 +48,8 @@ class Recorder:
     def begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
         """A trial starts, or goes on after `keep_through_round`."""
         name, seed = str(values["algorithm"]["name"]), int(values["seed"])
+        if keep_through_round is None:  # what an earlier attempt saved is not of this one, so no resume may take it
+            checkpoint_path(self.folder, self.experiment, trial).unlink(missing_ok=True)
         record_trial(self.folder, self.experiment, trial, {**values, "status": "running", "error": None})
         self._writers[trial] = TrialWriter(
             self.folder, self.experiment, trial, name, seed, keep_through_round=keep_through_round

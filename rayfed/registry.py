@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import sysconfig
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,5 +49,13 @@ def _in_one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((frame for frame in reversed(frames) if _is_users(frame.filename)), frames[-1])
     return f"{type(error).__name__}: {text} ({last.filename}, line {last.lineno})"
+
+
+def _is_users(file: str) -> bool:
+    """Whether `file` is neither Python's nor an installed package's nor rayfed's, so that the mistake may be there."""
+    path, paths = Path(file), sysconfig.get_paths()
+    others = [*(Path(paths[name]) for name in ("stdlib", "purelib", "platlib")), Path(__file__).parent]
+    return path.is_file() and not any(path.is_relative_to(folder) for folder in others)

@@ -1,6 +1,7 @@
 """`python -m rayfed.report RESULTS`: the table of a run or a sweep, also while it runs, and a plot of its curves."""
 
 import argparse
+import shlex
 import shutil
 import sys
 import textwrap
@@ -10,19 +11,21 @@ from typing import NoReturn
 
 import pandas as pd
 
+from rayfed.command import command
 from rayfed.errors import UsageError
 from rayfed.results.metric_names import is_share
 from rayfed.results.questions import comparison_text, target_text
 from rayfed.results.read import Tables, read
+from rayfed.results.rounds_alike import clients_differ
 from rayfed.results.selection import RULES
-from rayfed.results.summary import summarise
+from rayfed.results.summary import criterion, summarise
 from rayfed.results.tables import POINTS, SERVER, SPLITS
 from rayfed.results.text_table import setting_table
 from rayfed.results.wanted import wanted
 
 RULE_WORDS = {
     "final": "at the last evaluated round",
-    "selected": "at the round with the best validation mean",
+    "selected": "at the round with the best mean validation {criterion}",
     "oracle": "ORACLE: at the round that is best on this very split, which no honest protocol can know",
     "best5": "BEST FIVE: the mean of each column's five best rounds, chosen on this very split as an oracle would",
 }
@@ -36,14 +39,15 @@ def render(
     *,
     metric: str = "accuracy",
     point: str | None = None,
-    split: str = "test",
+    split: str | None = None,
     rule: str | None = None,
     width: int | None = None,
 ) -> str:
     """The report on `experiment`, or on every one in `folder`, as text of `width` columns (None: the terminal's).
 
-    `point` None is the point that each algorithm's paper scores. `rule` None is `selected` where every setting has
-    validation values, and `final` where not.
+    `point` None is the point that each algorithm's paper scores. `split` None is the first of test, ood, val and train
+    with values there. `rule` None is `selected` where every trial has a value in the round that validation picks, and
+    `final` where not.
 
     Raises:
         UsageError: no results, or none of that metric, point, split or rule.
@@ -57,20 +61,26 @@ def render(
     parts = []
     for name, of_experiment in rows.groupby("experiment"):
         shown, used = _ruled(of_experiment, rule)
-        unit = ", %" if is_share(metric) else ""
-        title = f"{name}: {split} {metric}{unit}, {RULE_WORDS[used]}; mean ± sd over seeds"
-        caption = f"{_counted(tables, name, metric, split)}{_choice(shown)} {_scored(shown)}"
+        there, of = str(shown["split"].iloc[0]), summary.rows[summary.rows["experiment"] == name]
+        unit, judge = ", %" if is_share(metric) else "", criterion(of)
+        title = f"{name}: {there} {metric}{unit}, {RULE_WORDS[used].format(criterion=judge)}; mean ± sd over seeds"
+        caption = f"{_counted(tables, name, metric, there)}{_choice(shown, judge)} {_scored(shown)}"
         table = setting_table(shown, metric, width=width)
         parts.extend([textwrap.fill(title, width), table, textwrap.fill(caption, width)])
-        parts.extend(_newcomers(summary.rows[summary.rows["experiment"] == name], tables, metric, split, width))
+        parts.extend(textwrap.fill(note, width) for note in _missing(of, shown, f"{there} {metric}"))
+        if used != "final":
+            parts.extend(textwrap.fill(note, width) for note in clients_differ(tables.metrics, shown))
+        parts.extend(_newcomers(of, metric, there, width))
+        if split is None:
+            parts.extend(textwrap.fill(note, width) for note in _also(of, metric, there, folder))
     notes = [textwrap.fill(note, width) for note in [*summary.notes, *_failures(tables.trials)]]
     return "\n\n".join([*parts, "\n".join([*notes, *_where(folder, tables)])])
 
 
 def plot(
-    tables: Tables, path: str | Path, *, metric: str = "accuracy", point: str | None = None, split: str = "test"
+    tables: Tables, path: str | Path, *, metric: str = "accuracy", point: str | None = None, split: str | None = None
 ) -> None:
-    """Writes the curves of one experiment's trials that are done as a PNG; raises `UsageError` as `render` does."""
+    """Writes the curves of one experiment's trials that are done as a PNG; arguments and errors are as of `render`."""
     from rayfed.results.curves import draw  # matplotlib takes most of a second to import
 
     if len(names := sorted(set(tables.trials["experiment"]))) > 1:
@@ -78,10 +88,11 @@ def plot(
     curves = summarise(tables).curves
     if curves.empty:
         raise UsageError(f"{path}: nothing to plot, because no trial is done yet")
-    draw(wanted(curves, tables, metric=metric, point=point, split=split), path, metric=metric, split=split)
+    rows = wanted(curves, tables, metric=metric, point=point, split=split)
+    draw(rows, path, metric=metric, split=str(rows["split"].iloc[0]))
 
 
-def _newcomers(rows: pd.DataFrame, tables: Tables, metric: str, split: str, width: int) -> Iterator[str]:
+def _newcomers(rows: pd.DataFrame, metric: str, split: str, width: int) -> Iterator[str]:
     """Tables of the clients that took no part in training; they are scored once, so that no rule has a say."""
     late = rows[rows["newcomer"] & (rows["metric"] == metric) & (rows["split"] == split) & (rows["rule"] == "final")]
     for point, words in _NEWCOMERS.items():
@@ -93,12 +104,30 @@ def _newcomers(rows: pd.DataFrame, tables: Tables, metric: str, split: str, widt
 
 def _ruled(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
     """The lines of the rule, and which it was."""
-    selected = rows[rows["rule"] == "selected"]
+    means = rows[rows["quantity"] == "mean"]
+    of_rule = {name: set(zip(group["order"], group["seeds"], strict=True)) for name, group in means.groupby("rule")}
     if rule is None:
-        rule = "selected" if set(selected["order"]) == set(rows["order"]) else "final"
-    if rule == "selected" and selected.empty:
-        raise UsageError("rule=selected: no validation split was evaluated at this point; use final")
+        rule = "selected" if of_rule.get("selected") == of_rule["final"] else "final"
+    if rule not in of_rule:
+        raise UsageError(
+            f"rule={rule}: no validation split was evaluated at this point, or this metric not in the round that it "
+            "picks; use final"
+        )
     return rows[rows["rule"] == rule], rule
+
+
+def _also(rows: pd.DataFrame, metric: str, split: str, folder: str | Path) -> Iterator[str]:
+    """A line on the domain that nobody holds, where its values are there and the table shows others."""
+    held = rows[(rows["split"] == "ood") & (rows["metric"] == metric)]
+    if split != "ood" and not held.empty:
+        name = shlex.join([str(folder), "--experiment", str(rows["experiment"].iloc[0])])
+        yield f"Scored, too, on a domain that nobody holds: python -m rayfed.report {name} --split ood"
+
+
+def _missing(rows: pd.DataFrame, shown: pd.DataFrame, what: str) -> list[str]:
+    """A line on the algorithms that are done and not in the table."""
+    names = sorted(set(rows["algorithm"]) - set(shown["algorithm"]))
+    return [f"Not shown, because they have no {what} at the model scored: {', '.join(names)}."] if names else []
 
 
 def _counted(tables: Tables, experiment: str, metric: str, split: str) -> str:
@@ -118,13 +147,13 @@ def _scored(rows: pd.DataFrame) -> str:
     return f"Model scored: {'; '.join(words)}."
 
 
-def _choice(rows: pd.DataFrame) -> str:
+def _choice(rows: pd.DataFrame, judge: str) -> str:
     settings = rows.groupby("algorithm")["order"].nunique()
     several = rows[rows["algorithm"].map(settings) > 1]
     if several.empty:
         return ""
     if several["chosen"].any():
-        return " *: the algorithm's setting with the best validation mean."
+        return f" *: the algorithm's setting with the best mean validation {judge}."
     return " No setting is marked as chosen, because no validation split was evaluated."
 
 
@@ -143,7 +172,8 @@ def _failures(trials: pd.DataFrame) -> list[str]:
 def _where(folder: str | Path, tables: Tables) -> list[str]:
     names = sorted(set(tables.trials["experiment"]) | set(tables.metrics["experiment"]))
     home = Path(folder) / (names[0] if names else "EXPERIMENT")
-    return [f'Parquet: pandas.read_parquet("{home.as_posix()}/metrics"), and likewise rounds and trials']
+    path = f"{home.as_posix()}/metrics"
+    return [f"Parquet: pandas.read_parquet({path!r}), and likewise rounds and trials"]  # a name may hold a quote
 
 
 class _Parser(argparse.ArgumentParser):
@@ -151,6 +181,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code: 0, or 2 after one line on what was wrong with the request."""
     parser = _Parser(prog="python -m rayfed.report", description=__doc__)
@@ -158,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--experiment", metavar="NAME", help="one experiment of the folder; all of them if not given")
     parser.add_argument("--metric", default="accuracy", help="accuracy, loss, ... (default: accuracy)")
     parser.add_argument("--point", choices=POINTS, help="which model; by default what each algorithm's paper scores")
-    parser.add_argument("--split", default="test", choices=SPLITS, help="default: test")
+    parser.add_argument("--split", choices=SPLITS, help="default: test, or where there are no such values ood or val")
     parser.add_argument("--rule", choices=RULES, help="which round; default: selected, or final without validation")
     parser.add_argument("--target", type=float, metavar="VALUE", help="rounds and gigabytes to this value, such as 0.8")
     parser.add_argument(

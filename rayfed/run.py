@@ -6,14 +6,17 @@ from types import ModuleType
 from typing import Any
 
 from rayfed.api import run
+from rayfed.command import command
 from rayfed.config import Config
-from rayfed.errors import Diverged, HostLost, UsageError
+from rayfed.errors import BadHook, Diverged, HostLost, UsageError
 from rayfed.help import listing, usage
 from rayfed.sources import from_arguments, from_file
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0 done, 1 it went wrong on the way, 2 it could not be started."""
+    """The command; returns its exit code: 0 done, 1 it went wrong on the way, 2 it could not be started,
+    130 it was interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(arguments):
         print(usage())
@@ -28,14 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"rayfed: {error}", file=sys.stderr)
         return 2
-    except (Diverged, HostLost) as error:
+    except (Diverged, HostLost, BadHook) as error:
         print(f"rayfed: {error}", file=sys.stderr)
         return 1
     from rayfed.report import render
 
-    splits = set(result.metrics["split"])
-    split = next((name for name in ("test", "ood", "val") if name in splits), "train")
-    print(render(result.folder.parent, result.folder.name, split=split))
+    try:
+        print(render(result.folder.parent, result.folder.name))
+    except UsageError as error:  # of a run that is done, with nothing scored that a table could show
+        print(f"no table: {error}")
     print(f"weights {result.weights_hash}")
     return 0
 

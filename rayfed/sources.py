@@ -64,6 +64,8 @@ def from_file(path: str | Path) -> dict[str, Any]:
 def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     """Dotted keys from `key=value` arguments; values are YAML, so 0.1, true, null and [1, 2] are what they seem.
 
+    Only a comment is none: a value with " #" in it is a text as a whole.
+
     Raises:
         UsageError: an argument without "=".
     """
@@ -73,7 +75,13 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
         if not equals or not key:
             raise UsageError(f"{argument}: expected key=value, such as algorithm.name=fedavg")
         try:
-            values[key] = yaml.safe_load(text) if text else None
+            values[key] = text if _has_comment(text) else yaml.safe_load(text) if text else None
         except yaml.YAMLError as error:
             raise UsageError(f"{argument}: {text!r} is not a value: {' '.join(str(error).split())}") from error
     return values
+
+
+def _has_comment(text: str) -> bool:
+    """Whether YAML would drop the end of `text`."""
+    ends = [token.end_mark.index for token in yaml.scan(text) if not isinstance(token, yaml.StreamEndToken)]
+    return bool(text[ends[-1] :].strip())

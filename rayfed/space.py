@@ -23,10 +23,9 @@ import numpy as np
 
 from rayfed.engine.seeds import generator
 from rayfed.errors import UsageError
+from rayfed.options import SPACES as KINDS
 from rayfed.options import build, checked, option
 from rayfed.sources import merged
-
-KINDS = ("grid", "choice", "uniform", "loguniform", "randint")
 
 
 @dataclass(frozen=True, kw_only=True)

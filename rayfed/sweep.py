@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from rayfed.capacity import bundles, check_fits, known_nodes
+from rayfed.command import INTERRUPTED, command
 from rayfed.config import Config, Named
 from rayfed.engine.server import Record
 from rayfed.errors import UsageError
@@ -20,6 +22,7 @@ from rayfed.plan import make_plan, trial_name
 from rayfed.progress import many_trials, span, watch_trials
 from rayfed.registry import resolve
 from rayfed.report import plot, render
+from rayfed.results.place import make_place
 from rayfed.results.read import read
 from rayfed.sources import from_arguments, from_file
 from rayfed.space import Space, read_space
@@ -32,6 +35,7 @@ def sweep(space: Space, *, quiet: bool = False) -> int:
 
     Raises:
         UsageError: a configuration that cannot work, or resources that do not exist; nothing was started.
+        KeyboardInterrupt: after the trials were ended; its text says how to go on.
     """
     trials = [(Config.read(values), values) for values in space.trials()]
     configs = [config for config, _ in trials]
@@ -45,6 +49,7 @@ def sweep(space: Space, *, quiet: bool = False) -> int:
     if any((c.results, c.experiment) != (first.results, first.experiment) for c in configs):
         raise UsageError("results and experiment: one for the whole sweep, not one for each arm")
     notes = _check_all(configs, space)
+    make_place(first.results, first.experiment)
     done = _done(first) if first.resume else set()
     todo = [
         {"trial": name, "values": values} for name, (_, values) in zip(names, trials, strict=True) if name not in done
@@ -93,7 +98,7 @@ def _announce(space: Space, total: int, done: int) -> str:
     budget = ", ".join(f"{name} {count}" for name, count in counts.items())
     seeds = f"{len(space.seeds)} seed{'s' * (len(space.seeds) > 1)}"
     skipped = f"; {done} are done already" if done else ""
-    return f"{total} trials: configurations {budget}; each with {seeds}{skipped}"
+    return f"{total} trial{'s' * (total != 1)}: configurations {budget}; each with {seeds}{skipped}"
 
 
 def _tune(space: Space, configs: Sequence[Config], todo: list[dict[str, Any]], quiet: bool) -> int:
@@ -120,6 +125,7 @@ def _tune(space: Space, configs: Sequence[Config], todo: list[dict[str, Any]], q
             grace_period=space.search.grace_rounds,
             reduction_factor=space.search.reduction_factor,
         )
+    interrupts: list[int] = []
     for name in ("ray.tune", "ray.train", "ray.air"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
     tuner = tune.Tuner(
@@ -133,7 +139,9 @@ def _tune(space: Space, configs: Sequence[Config], todo: list[dict[str, Any]], q
             trial_name_creator=lambda trial: trial.config["job"]["trial"],
             trial_dirname_creator=lambda trial: trial.config["job"]["trial"],
         ),
-        run_config=tune.RunConfig(name="tune", storage_path=str(home), verbose=0),
+        run_config=tune.RunConfig(
+            name="tune", storage_path=str(home), verbose=0, callbacks=[_watching_interrupts(interrupts)]
+        ),
     )
     over, began = threading.Event(), time.monotonic()
     watcher = threading.Thread(
@@ -149,13 +157,24 @@ def _tune(space: Space, configs: Sequence[Config], todo: list[dict[str, Any]], q
         watcher.start()
     try:
         tuner.fit()
+    except KeyboardInterrupt:  # a second one, while Tune was ending its trials
+        interrupts.append(signal.SIGINT)
     finally:
         over.set()
         if not quiet:
             watcher.join()
-        wrong = _close(recorder, todo)
+        wrong = _close(recorder, todo, interrupted=bool(interrupts), stops=scheduler is not None)
+    if interrupts:
+        done = sum(progress.status == "done" for progress in recorder.progress())
+        raise KeyboardInterrupt(
+            f"interrupted after {done} of {len(todo)} trials; the same command with resume=true goes on"
+        )
     if not quiet:
-        print(f"{len(todo)} trials in {span(time.monotonic() - began)}", file=sys.stderr, flush=True)
+        print(
+            f"{len(todo)} trial{'s' * (len(todo) != 1)} in {span(time.monotonic() - began)}",
+            file=sys.stderr,
+            flush=True,
+        )
     return wrong
 
 
@@ -197,13 +216,43 @@ def _own_things(config: Config) -> Iterator[Any]:
             yield resolve(named.name, {}, where="name")
 
 
-def _close(recorder: Any, todo: Sequence[Mapping[str, Any]]) -> int:
-    """Settles the trials that ended without a word (stopped by the scheduler, or lost); returns how many went wrong."""
+def _watching_interrupts(found: list[int]) -> Any:
+    """A callback for Tune that notes Ctrl-C in `found`: Tune ends its trials then, and tells nobody why."""
+    from ray.tune import Callback
+
+    class Watching(Callback):
+        watching = False
+
+        def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            if self.watching or threading.current_thread() is not threading.main_thread():
+                return
+            self.watching, tunes = True, signal.getsignal(signal.SIGINT)
+
+            def note(number: int, frame: Any) -> None:
+                found.append(number)
+                if callable(tunes):
+                    tunes(number, frame)  # puts back the handler from before
+
+            signal.signal(signal.SIGINT, note)
+
+    return Watching()
+
+
+def _close(recorder: Any, todo: Sequence[Mapping[str, Any]], *, interrupted: bool, stops: bool) -> int:
+    """Settles the trials that ended without a word (stopped by the scheduler, or lost); returns how many went wrong.
+
+    Where the sweep was `interrupted`, those that did not start have no row, and those under way are interrupted, though
+    what Tune's end of a trial looks like from inside is `stopped`; a scheduler that `stops` some itself leaves that.
+    """
     known = {progress.trial: progress for progress in recorder.progress()}
     wrong = 0
     for job in todo:
         progress = known.get(job["trial"])
-        if progress is None:
+        if interrupted:
+            ended = progress is not None and progress.status in ("running", *(() if stops else ("stopped",)))
+            if ended:
+                recorder.end(job["trial"], {"status": "interrupted"})
+        elif progress is None:
             config = Config.read(job["values"])
             values = config.tree() | {"seed": config.seed, "status": "failed", "error": "did not start"}
             recorder.end(job["trial"], values)
@@ -214,8 +263,10 @@ def _close(recorder: Any, todo: Sequence[Mapping[str, Any]]) -> int:
     return wrong
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0 done, 1 some trials went wrong, 2 it could not be started."""
+    """The command; returns its exit code: 0 done, 1 some trials went wrong, 2 it could not be started,
+    130 it was interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(arguments) or not arguments:
         print(usage())
@@ -225,13 +276,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len(files) != 1:
             raise UsageError(f"expected one space file, such as tune_spaces/adcol.yaml, got {len(files)}")
         space = read_space(from_file(files[0]), from_arguments([a for a in arguments if "=" in a]))
-        wrong = sweep(space)
-        config = Config.read(next(space.trials()))
-        print(_shown(config))
+        code = 1 if sweep(space) else 0
     except UsageError as error:
         print(f"rayfed: {error}", file=sys.stderr)
         return 2
-    return 1 if wrong else 0
+    except KeyboardInterrupt as error:
+        if not error.args:
+            raise  # nothing was started
+        print(f"rayfed: {error}", file=sys.stderr)
+        code = INTERRUPTED
+    config = Config.read(next(space.trials()))
+    try:
+        print(_shown(config))
+    except UsageError as error:  # the trials are over: what they are worth is for the exit code to say, not this
+        print(f"no table: {error}")
+    return code
 
 
 def _shown(config: Config) -> str:
@@ -241,7 +300,10 @@ def _shown(config: Config) -> str:
     if not (tables.trials["status"] == "done").any():
         return text
     picture = Path(config.results) / config.experiment / "curves.png"
-    plot(tables, picture)
+    try:
+        plot(tables, picture)
+    except UsageError as error:
+        return f"{text}\nno plot: {error}"
     return f"{text}\nPlot: {picture}"
 
 

@@ -25,6 +25,18 @@ class Sink(Protocol):
     def end(self, trial: str, values: Any) -> None: ...
 
 
+def resumed(plan: Plan, saved: bytes | None) -> str:
+    """What `resume` does, in a few words, with the checkpoint `saved`."""
+    if saved is None:
+        return "nothing saved: starts at round 1"
+    try:
+        done = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)["round"]
+    except Exception:  # whatever is wrong with it, `checkpoint.load` tells it in a line
+        return "the checkpoint cannot be read"
+    last = plan.config.rounds + bool(plan.blueprint.algorithm.final_exchanges)
+    return "already finished: nothing to do" if done >= last else f"goes on after round {done}"
+
+
 def run_trial(
     plan: Plan,
     sink: Sink,
@@ -71,8 +83,12 @@ def run_trial(
             sink.end(plan.trial, {"status": "stopped"})
         raise
     except BaseException as error:
-        if isinstance(error, UsageError) and not begun:
+        if isinstance(error, (UsageError, KeyboardInterrupt)) and not begun:
             raise  # nothing was started, so an earlier attempt's row stays as it is
+        if isinstance(error, KeyboardInterrupt):
+            if not done:
+                sink.end(plan.trial, {"status": "interrupted"})
+            raise interrupted(plan, server.round) from None
         status = "diverged" if isinstance(error, Diverged) else "failed"
         text = str(error).strip().splitlines() or [type(error).__name__]
         shown = text[0] if isinstance(error, Diverged) else f"{type(error).__name__}: {text[-1]}"
@@ -83,3 +99,14 @@ def run_trial(
         if fleet is not None:
             fleet.close()
     return digest, state
+
+
+def interrupted(plan: Plan, round: int) -> KeyboardInterrupt:
+    """What to raise when Ctrl-C ended a trial after `round`: it says how to go on."""
+    every = plan.config.checkpoint.every
+    saved = round // every * every if every else 0
+    way = "goes on" if saved == round else f"goes on after round {saved}, the last one saved"
+    anew = "starts anew, since nothing was saved; checkpoint.every=1 saves every round"
+    return KeyboardInterrupt(
+        f"interrupted after round {round}; the same command {f'with resume=true {way}' if saved else anew}"
+    )

@@ -1,6 +1,7 @@
 """rayfed.run as a notebook would call it: own data, own model, own loss, and nothing of the user's disturbed."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,8 @@ from torch import nn
 
 import rayfed
 from rayfed.errors import Diverged
+from rayfed.results.read import read
+from rayfed.results.settings import settings
 from rayfed.tree import tensors
 
 
@@ -123,6 +126,69 @@ class TestOwnPieces:
         results = [run(), run(model=wider), run(loss=doubled)]
         assert len({result.trial for result in results}) == 3
         assert len(pd.read_parquet(results[0].folder / "trials")) == 3
+
+    def test_another_code_or_value_is_another_trial_and_the_same_one_is_not(self, run):
+        functional = nn.functional
+
+        class Bent(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.one, self.two = nn.Linear(6, 4), nn.Linear(4, 3)
+
+            def forward(self, x):
+                return self.two(torch.relu(self.one(x)))
+
+        def scaled(factor):
+            return lambda logits, y: factor * functional.cross_entropy(logits, y)
+
+        def trial(**given):
+            return run(rounds=1, **given).trial
+
+        relu = trial(model=Bent)
+        Bent.forward = lambda self, x: self.two(torch.tanh(self.one(x)))
+        tanh = trial(model=Bent)
+        assert len({relu, tanh}) == 2
+        losses = [nn.CrossEntropyLoss(label_smoothing=much) for much in (0.1, 0.5)] + [scaled(2), scaled(3)]
+        losses += [
+            lambda logits, y: functional.cross_entropy(logits, y),
+            lambda logits, y: 10 * functional.cross_entropy(logits, y),
+        ]
+        assert len({trial(loss=loss) for loss in losses}) == len(losses)
+        assert trial(loss=scaled(2)) == trial(loss=scaled(2))
+        assert trial(loss=nn.CrossEntropyLoss(label_smoothing=0.1)) == trial(loss=losses[0])
+
+    def test_resume_does_not_take_another_loss_for_the_same(self, run):
+        saved = {"checkpoint.every": 1, "resume": True}
+        run(saved, loss=lambda logits, y: nn.functional.cross_entropy(logits, y))
+        other = run(saved, loss=lambda logits, y: 10 * nn.functional.cross_entropy(logits, y))
+        alone = run(experiment="alone", loss=lambda logits, y: 10 * nn.functional.cross_entropy(logits, y))
+        assert other.weights_hash == alone.weights_hash
+
+    def test_own_pieces_are_recorded_so_that_the_report_tells_them_apart(self, run, capsys):
+        def wider():
+            return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+
+        changed = own()
+        changed[0]["train"] = (changed[0]["train"][0] + 1, changed[0]["train"][1])
+        one = run(rounds=1, quiet=False).trials.iloc[0]
+        assert one["data.name"] == f"clients:{one['partition_hash']}"
+        assert re.fullmatch(r"own:plain_model-[0-9a-f]{6}", one["model.name"])
+        assert pd.isna(one["loss"])
+        assert f"model  {one['model.name']}, " in capsys.readouterr().err
+        again = run(rounds=1, seed=1).trials.iloc[0]
+        names = ["data.name", "model.name"]
+        assert again[names].tolist() == one[names].tolist()  # another seed of one setting
+        run(rounds=1, model=wider)
+        run(rounds=1, clients=changed)
+        last = run(rounds=1, loss=nn.CrossEntropyLoss(label_smoothing=0.1))
+        assert last.trials["loss"].iloc[0].startswith("own:CrossEntropyLoss-")
+        table = settings(read(last.folder.parent).trials)
+        assert table["setting"].nunique() == 4
+        assert table["setting"].str.contains("loss=own:CrossEntropyLoss-").sum() == 1
+
+    def test_newcomers_of_another_seed_are_the_same_data(self, run):
+        names = {run(rounds=1, seed=seed, newcomers=1).trials["data.name"].iloc[0] for seed in range(3)}
+        assert len(names) == 1
 
     def test_a_model_with_features_and_head(self, run):
         result = run({"algorithm.name": "fedrep"}, model=Net)
@@ -267,12 +333,20 @@ class TestErrors:
             ({}, {"model": lambda: 3}, "model: expected a function that makes a torch.nn.Module, got int"),
             ({}, {"model": lambda: nn.Linear(7, 3)}, "model: .*shape 6"),
             ({}, {"num_classes": 2}, "num_classes=2"),
+            ({"partition.name": "dirichlet"}, {}, r"^partition\.name=dirichlet: clients= are given in place of data"),
+            ({"partition.clients": 3}, {}, r"^partition\.clients: clients= are given in place of data and partition"),
+            ({"data.name": "mini_digits"}, {}, r"^data\.name: clients= are given in place of data and partition"),
+            ({"data.seed": 3}, {}, r"^data\.seed: clients= are given in place of data and partition"),
         ],
     )
     def test_usage(self, run, tmp_path, config, changes, message):
         with pytest.raises(rayfed.UsageError, match=message):
             run(config, **changes)
         assert not (tmp_path / "results").exists()
+
+    def test_a_whole_config_may_not_name_other_data_than_the_clients(self, run):
+        with pytest.raises(rayfed.UsageError, match=r"data\.name=mnist: clients= are given in place"):
+            rayfed.run(rayfed.Config.read({"data.name": "mnist"}), clients=own(), model=plain_model)
 
     def test_a_missing_test_part_is_told(self, run):
         x, y = np.zeros((9, 6), np.float32), np.zeros(9, int)

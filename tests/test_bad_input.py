@@ -59,9 +59,9 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["algorithm.name=fedporx"], "algorithm.name=fedporx: did you mean fedprox?"),
         (["model.name=cnnn"], "model.name=cnnn: did you mean cnn?"),
         (["model.widht=1"], "model.widht: no such key; did you mean model.width?"),
-        (["data.name=mini_digit"], "data=mini_digit: did you mean mini_digits?"),
+        (["data.name=mini_digit"], "data.name=mini_digit: did you mean mini_digits?"),
         (["data.domain=[plain]"], "data.domain: no such key; did you mean data.domains?"),
-        (["partition.name=dirichle"], "partition=dirichle: did you mean dirichlet?"),
+        (["partition.name=dirichle"], "partition.name=dirichle: did you mean dirichlet?"),
         (["partition={name: dirichlet, alhpa: 1}"], "partition.alhpa: no such key; did you mean partition.alpha?"),
         (["evaluate.points=[trainde]"], "evaluate.points='trainde': did you mean trained?"),
         # types and ranges
@@ -85,6 +85,9 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["data.per_domain=5"], "data.per_domain=5: must be at least 10"),
         (["partition.validation=1"], "partition.validation=1.0: must be less than 1"),
         (["experiment="], "experiment=None: expected a text"),
+        (["algorithm={name: dp_fedbn, epsilon: 1e-15}"], "algorithm.epsilon=1e-15: must be at least 1e-06"),
+        (["algorithm={name: gaussian_dp_fedbn, epsilon: 1e-15}"], "algorithm.epsilon=1e-15: must be at least 1e-06"),
+        (["algorithm={name: dp_adcol, epsilon: 1e-15}"], "algorithm.epsilon=1e-15: must be at least 1e-06"),
         # what the data say
         (["cohort=6", *QUICK], "cohort=6: there are 5 clients"),
         (["newcomers=5", *QUICK], "newcomers=5: there are 5 clients, and one at least must train"),
@@ -93,6 +96,8 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["partition={name: iid, clients: 100000}", *QUICK], "partition.clients=100000"),
         (["local.batch_size=1000", *QUICK], "local.batch_size=1000: client 0 has 324 training examples"),
         (["placement.width=2", "local.drop_last=false", *QUICK], "placement.width=2: clients that train together"),
+        (["local.batch_size=17", "local.drop_last=false", *BN], "local.batch_size=17: of client 0's 324 training"),
+        (["local.batch_size=1", *BN], "local.batch_size=1: of client 0's 324 training examples a batch has one"),
         # what the algorithm needs
         (["algorithm.name=fedbn", "model.name=cnn"], "algorithm.name=fedbn: the model has no batch-norm layer"),
         (["algorithm.name=afl", "cohort=3", *QUICK], "cohort=3: algorithm.name=afl"),
@@ -190,7 +195,7 @@ class TestOwnModules:
         assert refused("model.name=bad_mine:no_model").startswith("model.name=bad_mine:no_model: must make")
 
     def test_not_a_dataset(self, refused):
-        assert refused("data.name=bad_mine:NotAnAlgorithm", *QUICK).startswith("data=bad_mine:NotAnAlgorithm: ")
+        assert refused("data.name=bad_mine:NotAnAlgorithm", *QUICK).startswith("data.name=bad_mine:NotAnAlgorithm: ")
 
     def test_a_syntax_error(self, refused):
         line = refused("algorithm.name=bad_syntax:Mine")

@@ -100,6 +100,13 @@ class TestArguments:
         assert written("local.lr=1e-3").local.lr == 0.001
         assert type(written("local.lr=1e-3").local.lr) is float
 
+    def test_a_comment_is_none_so_that_no_part_of_a_text_is_lost(self):
+        given = from_arguments(["a=lr sweep #2", "b=#2", "c='x #2'", "d=x#2", "e=[1, 2] # two", "f=3 #"])
+        expected = {"a": "lr sweep #2", "b": "#2", "c": "x #2", "d": "x#2", "e": "[1, 2] # two", "f": "3 #"}
+        assert given == expected
+        assert written("experiment=lr sweep #2").experiment == "lr sweep #2"
+        assert refusal("rounds=3 # few") == "rounds='3 # few': expected a whole number, got str"
+
     @pytest.mark.parametrize("argument", ["rounds", "=3"])
     def test_an_argument_without_a_key_or_a_value_is_refused(self, argument):
         with pytest.raises(UsageError, match="expected key=value"):
@@ -120,8 +127,8 @@ class TestTypes:
             ("rounds=null", "rounds=None: expected a whole number, got NoneType"),
             ("local.lr=fast", "local.lr='fast': expected a number, got str"),
             ("local.drop_last=1", "local.drop_last=1: expected true or false, got int"),
-            ("local.optimizer=3", "local.optimizer=3: expected a text, got int"),
-            ("evaluate.points=global", "evaluate.points='global': expected a list or null, got str"),
+            ("local.optimizer=3", "local.optimizer='3': known: adam, sgd"),
+            ("evaluate.points=global", "evaluate.points='global': expected a list of texts or null, got str"),
             ("local=3", "local=3: a group of keys; did you mean local.name=3?"),
             ("algorithm=fedavg", "algorithm='fedavg': a group of keys; did you mean algorithm.name=fedavg?"),
             ("algorithm.name=3", "algorithm.name=3: expected a text, got int"),
@@ -201,6 +208,32 @@ class TestAlgorithm:
         assert refusal("algorithm.name=config_mine:Mine", "algorithm.strength=-1").startswith("algorithm.strength=-1.0")
         assert "must be a dataclass that derives from" in refusal("algorithm.name=config_mine:Bare")
 
+    @pytest.mark.parametrize(
+        ("key", "base"),
+        [
+            ("algorithm.name", "rayfed.algorithms.fedprox.FedProx"),
+            ("data.name", "rayfed.data.sets.mini_digits.MiniDigits"),
+            ("augment.name", "rayfed.augment.base.Augment"),
+            ("metrics", "rayfed.metrics.base.OfPredictions"),
+        ],
+    )
+    def test_options_of_a_class_without_the_decorator_are_refused(self, tmp_path, monkeypatch, key, base):
+        module, name = base.rsplit(".", 1)
+        text = f"from {module} import {name} as Base\nfrom rayfed.options import option\n"
+        text += "class Bare(Base):\n    shrink: bool = option(False, help='')\nclass Same(Base):\n    pass\n"
+        text += "class Below(Bare):\n    pass\n"
+        own = f"config_bare_{name.lower()}"
+        (tmp_path / f"{own}.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
+        for wrong in ("Bare", "Below"):
+            pair = f"metrics.{own}:{wrong}=true" if key == "metrics" else f"{key}={own}:{wrong}"
+            with pytest.raises(UsageError) as caught:
+                make_plan(written(pair))
+            message = str(caught.value)
+            assert f"{own}:Bare declares shrink, but is no dataclass; write @dataclass(" in message
+            assert "\n" not in message
+        written(f"metrics.{own}:Same=true" if key == "metrics" else f"{key}={own}:Same")
+
     def test_the_users_own_model(self, tmp_path, monkeypatch):
         (tmp_path / "config_net.py").write_text(MINE)
         monkeypatch.chdir(tmp_path)
@@ -254,6 +287,11 @@ class TestTrialNames:
             "data.seed=1",
         )
         assert len({trial_name(written(pair)) for pair in pairs}) == len(pairs)
+
+
+def test_nesterov_needs_momentum_as_in_torch():
+    assert refusal("local.nesterov=true").startswith("local.nesterov=true: is a form of momentum; give local.momentum")
+    assert written("local.nesterov=true", "local.momentum=0.9").local.nesterov
 
 
 def test_every_algorithm_of_the_table_has_that_name():

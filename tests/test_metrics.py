@@ -1,5 +1,7 @@
 """Metrics switched on by the configuration: what arrives in the tables, and that nothing else changes."""
 
+import time
+
 import pandas as pd
 import pytest
 import torch
@@ -14,6 +16,7 @@ from rayfed.config import Config
 from rayfed.engine.measuring import Measures, Where
 from rayfed.engine.resident import client_data
 from rayfed.errors import UsageError
+from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.mdl import Mdl
 from rayfed.metrics.representations import represented
 from rayfed.models.split import Split
@@ -73,6 +76,21 @@ def test_metrics_change_nothing(tmp_path):
     assert len(both) == len(plain.metrics)
 
 
+def test_what_a_head_is_fitted_to_need_not_be_scored(tmp_path):
+    """The training part is not in evaluate.splits: the same values as if it were, and no other row changes."""
+    points = {"evaluate.points": ["global", "downloaded", "trained"]}
+    plain = run(tmp_path, points, experiment="a").metrics
+    found = run(tmp_path, {"metrics": {"head_accuracy": True, "drift": True}, **points}, experiment="b").metrics
+    splits = {"evaluate.splits": ["train", "val", "test"]}
+    scored = run(tmp_path, {"metrics": {"head_accuracy": True}, **splits, **points}, experiment="c").metrics
+    keys = ["round", "client", "split", "point", "metric"]
+    heads, expected = (rows[rows["metric"] == "head_accuracy"].set_index(keys)["value"] for rows in (found, scored))
+    assert len(heads) == 3 * 4
+    assert heads.to_dict() == expected.to_dict()
+    others = found[~found["metric"].isin(["head_accuracy", "drift", "drift_relative"])]
+    pd.testing.assert_series_equal(others.set_index(keys)["value"], plain.set_index(keys)["value"], check_exact=True)
+
+
 @pytest.mark.ray
 def test_values_do_not_depend_on_hosts(tmp_path):
     points = {"evaluate.points": ["global", "downloaded", "trained"]}
@@ -97,6 +115,41 @@ def test_gradient_norm_is_that_of_the_final_model(tmp_path, splits):
     norm = sum((p.grad.double() ** 2).sum() for p in model.parameters()) ** 0.5
     rows = result.metrics[(result.metrics["metric"] == "gradient_norm") & (result.metrics["domain"] == first.domain)]
     assert rows["value"].item() == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_gradient_norm_is_of_the_clients_of_the_round_where_these_are_scored(tmp_path):
+    """Of two clients a round, in domains d0, d1, d0, d1."""
+    config = {"metrics": {"gradient_norm": {"every": 1}}, "evaluate.clients": "selected", "cohort": 2, "rounds": 6}
+    found = run(tmp_path, config).metrics
+    scored = found[(found["metric"] == "accuracy") & (found["split"] == "val")]
+    norms = found[found["metric"] == "gradient_norm"]
+    examples = scored.groupby(["round", "domain"])["n"].sum()
+    assert norms.groupby(["round", "domain"])["n"].sum().to_dict() == examples.to_dict()
+    assert set(scored.groupby("round")["client"].nunique()) == {2}
+
+
+@pytest.mark.parametrize(("every", "rounds"), [(None, [4]), (2, [2, 4])])
+def test_metrics_that_come_once_look_at_the_models_after_the_final_stage(tmp_path, every, rounds):
+    """FedBABU fine-tunes in round R + 1; the models after local training are those of round R."""
+    metrics = {"frechet": {"every": every}, "gradient_norm": {"every": every}, "ece": True}
+    points = ["global", "downloaded", "trained"]
+    found = run(tmp_path, {"metrics": metrics, "algorithm.name": "fedbabu", "evaluate.points": points}).metrics
+    at = {key: sorted(set(rows["round"])) for key, rows in found.groupby(["metric", "point"])}
+    assert at["frechet", "downloaded"] == at["frechet", "global"] == at["gradient_norm_mean", "global"] == rounds
+    assert at["frechet", "trained"] == ([3] if every is None else [2, 3])
+    assert at["ece", "downloaded"] == [1, 2, 3, 4]
+
+
+def test_seconds_of_metrics_of_trained_models_are_those_of_evaluation(tmp_path, monkeypatch):
+    def slow(self, groups, classes, seed):
+        time.sleep(0.3)
+        return ()
+
+    monkeypatch.setattr(Frechet, "measure", slow)
+    seconds = run(tmp_path, {"metrics": {"frechet": True}, "evaluate.points": ["trained"], "rounds": 1}).rounds.iloc[0]
+    assert seconds["seconds_evaluate"] >= 0.3
+    parts = [name for name in seconds.index if name.startswith("seconds_") and name != "seconds_total"]
+    assert sum(seconds[name] for name in parts) <= seconds["seconds_total"]
 
 
 def test_newcomers_have_metrics_of_predictions(tmp_path):
@@ -136,7 +189,10 @@ def test_features_of_dbe_come_before_its_bias():
 @pytest.mark.parametrize(
     ("metrics", "line"),
     [
-        ({"ecee": True}, "metrics.ecee=ecee: did you mean ece?; your own is written module:Name"),
+        (
+            {"ecee": True},
+            "metrics.ecee: no such metric; did you mean metrics.ece?; your own is written metrics.module:Name",
+        ),
         ({"ece": {"bins": 0}}, "metrics.ece.bins=0: must be at least 1"),
         ({"ece": {"every": 0}}, "metrics.ece.every=0: must be at least 1"),
         ({"ece": {"bin": 3}}, "metrics.ece.bin: no such key; did you mean metrics.ece.bins?"),

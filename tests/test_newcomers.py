@@ -7,10 +7,13 @@ import torch
 from support import Point, blobs, blueprint, quadratic, quadratics
 
 from rayfed.algorithm import Phase
+from rayfed.algorithms.apfl import APFL
 from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.parts.two_levels import BIAS, CONSENSUS
+from rayfed.algorithms.pfedme import PFedMe
 from rayfed.engine.blueprint import homes_of
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
@@ -99,6 +102,45 @@ class TestQuadratics:
         server, records = run(plan, self.people, splits=("test",), clients="selected")
         for record in records:
             assert {s.client for s in record.scores if s.point == "global"} == set(server.sample(record.round))
+
+
+class TestWhereTheyStart:
+    """Personal models of newcomers start from what was learned, not from the untrained weights (DBE, appendix D.4).
+
+    The quadratics from above: w = 0 at first, the newcomer's a = 5, two adaptation steps of 0.5.
+    """
+
+    @pytest.mark.parametrize(
+        ("algorithm", "start", "end"),
+        [
+            # w = 1, and v: 1 -> 3 -> 3.5 by the gradient (v - 5) + 0.5 (v - 1)
+            (Ditto(mu=0.5), 1.0, 3.5),
+            # v and w: 1 -> 3 -> 4, each by its own gradient, and their mean
+            (APFL(alpha=0.5, adapt_alpha=False), 1.0, 4.0),
+            # by the gradient at (v + w)/2: w: 1 -> 3 -> 4 by its own, v: 1 -> 2 -> 2.625 by half of -4 and of -2.5
+            (APFL(alpha=0.5, adapt_alpha=False, variant="paper"), 1.0, (4 + 2.625) / 2),
+            # round 1: v = 0.5 and 1.5, w = 0.25 and 0.75, mean 0.5. Then v: 0.5 -> 2.75, w: 0.5 -> 1.625, v -> 3.3125
+            (PFedMe(lam=1.0, inner_steps=1, personal_lr=0.5, decay=0.0), 0.5, 3.3125),
+        ],
+    )
+    def test_by_hand(self, algorithm, start, end):
+        plan, people = replace(TestQuadratics.plan, algorithm=algorithm), TestQuadratics.people
+        server, records = run(plan, people, splits=("test",), points=("downloaded",), adapt_epochs=2)
+        assert server.state["weights"]["w"].item() == start
+        found = {s.point: s.value for s in records[-1].scores if s.newcomer}
+        assert found == {"downloaded": (start - 5) ** 2 / 2, "adapted": pytest.approx((end - 5) ** 2 / 2)}
+
+    def test_fedfomos_from_the_mixture_of_what_it_is_sent(self):
+        clients = [replace(client, val=client.train) for client in TestQuadratics.people.clients]
+        people = replace(TestQuadratics.people, clients=tuple(clients))
+        plan = replace(TestQuadratics.plan, algorithm=FedFomo())
+        server, records = run(plan, people, splits=("test",), points=("downloaded",), adapt_epochs=2)
+        assert [model["w"].item() for model in server.state["models"]] == [0.5, 1.5]
+        # its losses: 12.5 at 0, 10.125 and 6.125 at these two, so ratings of 2.375/0.5 and 6.375/1.5
+        start = (4.75 * 0.5 + 4.25 * 1.5) / 9
+        found = {s.point: s.value for s in records[-1].scores if s.newcomer}
+        assert found["downloaded"] == pytest.approx((start - 5) ** 2 / 2, rel=1e-4)
+        assert found["adapted"] == pytest.approx(((start - 5) / 4) ** 2 / 2, rel=1e-4)
 
 
 class TestWhatTheyReceive:

@@ -1,6 +1,7 @@
 """A run that is killed (SIGKILL, so nothing can tidy up) and resumed ends as one that was never interrupted."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,8 +9,12 @@ import time
 
 import pandas as pd
 import pytest
+import torch
 
+from rayfed.config import Config
+from rayfed.plan import make_plan
 from rayfed.run import main
+from rayfed.sources import from_arguments
 
 MORTAL = """
 import os, signal
@@ -143,3 +148,112 @@ class TestWithoutAKill:
         assert "resume=false" in lines[-1]
         assert not any("Traceback" in line for line in lines)
         same("whole", "whole")  # what was there is still there
+
+
+HALVING = """
+from dataclasses import dataclass
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.tree import scale
+
+def less(weights):
+    return scale(weights, 0.5)
+
+@dataclass(frozen=True, kw_only=True)
+class Halving(FedAvg):
+    def aggregate(self, ctx, server, replies):
+        return {"weights": less(replies.mean["weights"])}
+"""
+
+
+class TestChangedCode:
+    """Of the user's own algorithm, each in a process of its own, since a module is imported once."""
+
+    def ended(self, here, code, *arguments):
+        (here / "resume_halving.py").write_text(code)
+        given = (*COMMON, "rounds=2", "checkpoint.every=1", "algorithm.name=resume_halving:Halving", *arguments)
+        done = subprocess.run(
+            [sys.executable, "-m", "rayfed.run", *given],
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stderr.splitlines()
+
+    def test_what_other_code_left_is_not_gone_on_from(self, here):
+        assert self.ended(here, HALVING)[0] == 0
+        said = HALVING.replace("def less", "# a word\ndef less").replace(
+            "    return scale", '    "doc"\n    return scale'
+        )
+        assert self.ended(here, said, "resume=true")[0] == 0  # a comment changes nothing
+        for old, new in (("0.5", "0.25"), ('replies.mean["weights"]', 'server["weights"]')):
+            code, lines = self.ended(here, HALVING.replace(old, new), "resume=true")
+            assert code == 2, lines
+            assert re.fullmatch(
+                r"rayfed: resume=true: resume_halving:Halving: its code .*changed since Halving-seed0-\w+ ran; give "
+                "another experiment, or resume=false",
+                lines[-1],
+            )
+        changed = HALVING.replace("0.5", "0.25")
+        assert self.ended(here, changed, "resume=true", "experiment=other")[0] == 0
+        assert self.ended(here, changed)[0] == 0
+        assert self.ended(here, changed, "resume=true")[0] == 0
+
+    def test_the_hash_is_of_the_users_code_alone(self, here):
+        assert self.ended(here, HALVING)[0] == 0
+        assert main([*COMMON, "rounds=1"]) == 0
+        trials = pd.read_parquet("results/run/trials").set_index("algorithm")["code_hash"]
+        assert len(trials["resume_halving:Halving"]) == 32
+        assert pd.isna(trials["fedavg"])
+
+    def test_metrics_models_and_the_algorithm_inside_another_count(self, here):
+        (here / "resume_pieces.py").write_text(PIECES)
+        for pairs in (["metrics.resume_pieces:Most=true"], ["model={name: 'resume_pieces:Net'}"]):
+            assert make_plan(Config.read(from_arguments(pairs))).code_hash is not None
+        inside = ["algorithm.name=dbe", "algorithm.base=resume_pieces:Plain", "model.name=mlp"]
+        assert make_plan(Config.read(from_arguments(inside))).code_hash is not None
+
+
+PIECES = """
+from dataclasses import dataclass
+from torch import nn
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.metrics.base import OfPredictions, Value
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(FedAvg):
+    pass
+
+@dataclass(frozen=True, kw_only=True)
+class Most(OfPredictions):
+    def measure(self, logits, y):
+        yield Value("most", float(logits.max()), len(y))
+
+class Net(nn.Sequential):
+    def __init__(self, shape, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], num_classes))
+"""
+
+
+def test_it_says_what_resume_did(here, capsys):
+    def said(*arguments):
+        capsys.readouterr()
+        assert main([*COMMON, "rounds=2", *arguments]) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if line.strip().startswith("resume")]
+
+    saved = ("checkpoint.every=1", "resume=true")
+    assert said() == []
+    assert said(*saved) == ["    resume  nothing saved: starts at round 1"]
+    assert said(*saved) == ["    resume  already finished: nothing to do"]
+    (path,) = here.glob("results/run/checkpoints/*.pt")
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "round": 1}, path)
+    assert said(*saved) == ["    resume  goes on after round 1"]
+
+
+def test_a_new_start_leaves_no_old_checkpoint_to_resume_from(here):
+    """Killed before its first save, it would else go on from what another attempt had saved."""
+    assert main([*COMMON, "rounds=2", "checkpoint.every=1"]) == 0
+    assert list(here.glob("results/run/checkpoints/*.pt"))
+    assert main([*COMMON, "rounds=2"]) == 0
+    assert not list(here.glob("results/run/checkpoints/*.pt"))

@@ -98,7 +98,7 @@ class TestRun:
         out, err = capsys.readouterr()
         assert "fedprox" in out
         assert re.search(r"^algorithm +font +plain +AVG +worst +seeds$", out, re.MULTILINE)
-        (shown,) = re.findall(r'pandas.read_parquet\("(.*)"\)', out)
+        (shown,) = re.findall(r"pandas.read_parquet\('(.*)'\)", out)
         assert shown == str(here / "results" / "try" / "metrics") or shown == "results/try/metrics"
         metrics = pd.read_parquet(shown)
         assert metrics["round"].max() == 2
@@ -119,6 +119,36 @@ class TestRun:
         metrics = pd.read_parquet("results/try/metrics").query("split == 'test' and metric == 'accuracy'")
         mean = 100 * metrics["value"].mean()
         assert f"{mean:.2f}" in line
+
+    @pytest.mark.parametrize(
+        ("more", "words"),
+        [
+            (["evaluate.splits=[]"], "no table: metric=accuracy: "),
+            (
+                ["partition.name=iid", "partition.test=0", "partition.validation=0", "local.batch_size=4"],
+                "no table: metric=accuracy: ",
+            ),
+            (["partition.test=0", "evaluate.points=[trained]"], "try: val accuracy, %, at"),
+            (["data.held_out=[font]", "partition.test=0", "evaluate.points=[downloaded]"], "try: ood accuracy, %, at"),
+        ],
+    )
+    def test_a_run_that_is_done_is_done_whatever_there_is_to_show(self, here, capsys, more, words):
+        assert main(["try.yaml", "rounds=1", *more]) == 0
+        out, err = capsys.readouterr()
+        assert words in out
+        assert out.rstrip().splitlines()[-1].startswith("weights ")
+        assert "Traceback" not in err
+
+    def test_a_test_set_that_is_not_scored_is_said(self, here, capsys):
+        """FedBN keeps batch norm with the clients, so that the server has no whole model."""
+        config = ["try.yaml", "rounds=1", "data.held_out=[font]", "model={name: digits_cnn, width: 0.1}"]
+        assert main([*config, "algorithm={name: fedbn}"]) == 0
+        words = (
+            "not scored: the test sets that nobody holds (font; split ood), because fedbn has no global model here; an"
+        )
+        assert words in capsys.readouterr().err
+        assert main([*config, "algorithm={name: fedavg}"]) == 0
+        assert "not scored" not in capsys.readouterr().err
 
     def test_a_user_sees_progress(self, here, capsys, monkeypatch):
         import rayfed.status_line

@@ -263,3 +263,40 @@ def test_many_notes_are_cut_short():
     assert _shortened(notes[:NOTES]) == notes[:NOTES]
     assert _shortened(notes)[:-1] == notes[:NOTES]
     assert _shortened(notes)[-1].startswith("3 more notes")
+
+
+class TestTableAfterwards:
+    """What cannot be shown changes nothing of what was run. (Without Ray: the trials run in this process.)"""
+
+    def swept(self, tmp_path, monkeypatch, capsys, *, wrong=0, **config):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "space.yaml").write_text(yaml.safe_dump({**yaml.safe_load(COMMON), "rounds": 1, **config}))
+
+        def in_process(space):
+            for values in space.trials():
+                rayfed.run(values)
+            return wrong
+
+        monkeypatch.setattr("rayfed.sweep.sweep", in_process)
+        code = main(["space.yaml"])
+        out, err = capsys.readouterr()
+        assert err == ""
+        return code, out, list(tmp_path.glob("results/*/curves.png"))
+
+    def test_without_test_parts(self, tmp_path, monkeypatch, capsys):
+        code, out, plots = self.swept(tmp_path, monkeypatch, capsys, **{"partition.test": 0})
+        assert (code, len(plots)) == (0, 1)
+        assert "val accuracy, %" in out
+
+    @pytest.mark.parametrize("wrong", [0, 1])
+    def test_without_any_scores(self, tmp_path, monkeypatch, capsys, wrong):
+        code, out, plots = self.swept(tmp_path, monkeypatch, capsys, wrong=wrong, **{"evaluate.splits": []})
+        assert (code, plots) == (wrong, [])
+        assert out.startswith("no table: metric=accuracy: ")
+
+    def test_without_a_plot(self, tmp_path, monkeypatch, capsys):
+        (tmp_path / "results" / "run" / "curves.png").mkdir(parents=True)
+        code, out, _ = self.swept(tmp_path, monkeypatch, capsys)
+        assert code == 0
+        assert "test accuracy, %" in out
+        assert "no plot: results/run/curves.png: cannot be written" in out

@@ -87,6 +87,7 @@ def divided(
 
 
 def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type:
+    where = f"{where}.name"
     found = resolve(name, table, where=where)
     if not (isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, method)):
         raise UsageError(f"{where}={name}: expected a dataclass with a method {method}(), got {found!r}")

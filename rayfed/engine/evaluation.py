@@ -59,13 +59,15 @@ class Evaluator:
         self.everyone = tuple(range(trained))
         self.newcomers = tuple(range(trained, len(people.clients)))
         self.people = people
+        self._ends_later = bool(algorithm.final_exchanges)  # a round R + 1 is scored, too
 
     def evaluated(self, state: State, round: int, cohort: Sequence[int]) -> Evaluated:
         """Of the global model on clients' data and the server's test sets, and of what clients download."""
         ids = tuple(cohort) if self.evaluation.clients == "selected" else self.everyone
         now = self._now(min(round, self.ctx.rounds), self.everyone)  # the final exchange ends no round of its own
         ctx, points, splits = self.ctx.at(**now), self.evaluation.points, self.evaluation.splits
-        measures, found, scores = self.measures(round, ids), [], []
+        # metrics that come once look at the models that are left in the end, after the final exchange
+        measures, found, scores = self.measures(round, ids, self.ctx.rounds + self._ends_later), [], []
         seed_torch(self.seed, "evaluate", round)
         if "global" in points or self.people.tests or measures.gradients:
             model = self.algorithm.global_model(ctx, state)
@@ -74,7 +76,7 @@ class Evaluator:
                 found.append(self.fleet.score_global(mine, model, now, splits, measures))
                 if measures.gradients:
                     on = {split for metric in measures.gradients for split in metric.splits}
-                    scores += gradient_scores(measures.gradients, self.fleet.gradients(self.everyone, model, now, on))
+                    scores += gradient_scores(measures.gradients, self.fleet.gradients(ids, model, now, on))
             elif "global" in points:
                 raise UsageError("evaluate.points=[global]: parts of the model stay with the clients; use downloaded")
         if {"downloaded", "adapted"} & set(points):
@@ -82,11 +84,11 @@ class Evaluator:
         more = self.completed(Scored.together(found), measures, round)
         return Evaluated(in_order([*scores, *more.scores]), more.maps)
 
-    def measures(self, round: int, ids: Sequence[int]) -> Measures:
-        """The metrics that are due in a round in which the clients `ids` are scored."""
+    def measures(self, round: int, ids: Sequence[int], last: int) -> Measures:
+        """The metrics that are due in a round in which the clients `ids` are scored; `last` is the last such round."""
         if not self.evaluation.metrics:
             return NOTHING
-        due = {name: metric for name, metric in self.evaluation.metrics.items() if metric.due(round, self.ctx.rounds)}
+        due = {name: metric for name, metric in self.evaluation.metrics.items() if metric.due(round, last)}
         groups = Counter(test.split for test in self.people.tests)
         for split in ("train", "val", "test"):
             groups[split] += sum(len(getattr(self.people.clients[i], split)) > 0 for i in ids)

@@ -63,9 +63,13 @@ class Holding:
         These share batches with each other and with no other client's: a row's last bits depend on the size of its
         batch, and who lives here is a matter of placement.
         """
+        own = self._places(client, splits, point)
+        more = self._places(client, sorted(measures.fitted - set(splits)), point) if own else {}
+        return self._measured(ctx, model, own, measures, more, newcomer=client >= ctx.task.num_clients)
+
+    def _places(self, client: int, splits: Sequence[str], point: str) -> dict[Where, Part]:
         parts = {split: self.parts[client][split] for split in splits if len(self.parts[client][split])}
-        own = {Where(self.numbers[client], self.domains[client], split, point): part for split, part in parts.items()}
-        return self._measured(ctx, model, own, measures, newcomer=client >= ctx.task.num_clients)
+        return {Where(self.numbers[client], self.domains[client], split, point): part for split, part in parts.items()}
 
     def scored_tests(self, ctx: Context, model: Any, measures: Measures) -> list[Scored]:
         """Of the server's model on each test set that nobody holds."""
@@ -79,12 +83,22 @@ class Holding:
         return gradients_of(ctx, model, [found for found in (*own, *tests) if found[1] in splits])
 
     def _measured(
-        self, ctx: Context, model: Any, parts: Mapping[Where, Part], measures: Measures, *, newcomer: bool = False
+        self,
+        ctx: Context,
+        model: Any,
+        parts: Mapping[Where, Part],
+        measures: Measures,
+        more: Mapping[Where, Part] | None = None,
+        *,
+        newcomer: bool = False,
     ) -> Scored:
-        """Of one model on `parts`, none of which is empty."""
+        """Of one model on `parts`, none of which is empty; of `more`, representations alone, since they are not
+        scored and would change the batches of those that are."""
         made = score(self.algorithm, ctx, model, list(parts.values()), measures.predictions)
         scores, caught = [], []
         for (where, part), values in zip(parts.items(), made, strict=True):
             scores += [Score(*where, *value, newcomer=newcomer) for value in values]
+            caught += measures.catch(self.algorithm, ctx, model, part, self.seed, where)
+        for where, part in (more or {}).items():
             caught += measures.catch(self.algorithm, ctx, model, part, self.seed, where)
         return Scored(scores, caught)

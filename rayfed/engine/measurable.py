@@ -20,11 +20,10 @@ def check_metrics(blueprint: Blueprint, population: Population, evaluation: Eval
         if isinstance(metric, (OfPredictions, OfRepresentations)) and not classes:
             raise UsageError(f"metrics.{name}: needs data with classes; these labels are {labels.dtype}")
         if isinstance(metric, OfRepresentations):
-            for split in sorted(metric.splits - scored):
-                key = "split" if split == metric.split else "fit"
+            if metric.split not in scored:  # what it is fitted to need not be
                 raise UsageError(
-                    f"metrics.{name}.{key}={split}: no such data are scored; known: {', '.join(sorted(scored))}; "
-                    "evaluate.splits says which"
+                    f"metrics.{name}.split={metric.split}: no such data are scored; known: "
+                    f"{', '.join(sorted(scored))}; evaluate.splits says which"
                 )
             for layer in metric.layers:
                 check_layer(blueprint.model, layer, f"metrics.{name}.layers")

@@ -66,6 +66,11 @@ class Measures:
     def gradients(self) -> list[OfGradients]:
         return self.of(OfGradients)
 
+    @property
+    def fitted(self) -> set[str]:
+        """Splits whose representations something is fitted to, and which need not be scored for that."""
+        return {split for metric in self.of(OfRepresentations) for split in metric.splits - {metric.split}}
+
     def catch(
         self, algorithm: Algorithm, ctx: Context, model: Any, part: Part, seed: int, where: Where
     ) -> list[Caught]:

@@ -21,7 +21,7 @@ from rayfed.engine.purity import untouched
 from rayfed.engine.scoring import Score
 from rayfed.engine.seeds import generator, seed_torch
 from rayfed.engine.sums import ExactSum
-from rayfed.errors import Diverged
+from rayfed.errors import BadHook, Diverged
 from rayfed.metrics.base import OfTraining
 from rayfed.metrics.tsne import Map
 from rayfed.tree import tensors
@@ -167,20 +167,35 @@ class Server:
             sums = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, found, strict=True)})
         with untouched(f"{type(self.algorithm).__name__}.aggregate", server=self.state):
             seed_torch(self.seed, "aggregate", *now.values())
-            self.state = self.algorithm.aggregate(ctx, self.state, Replies(self._mean(ctx, sums), replies))
+            self.state = self._aggregated(ctx, Replies(self._mean(ctx, sums), replies))
         self._finite(ctx)
         times.append(time.perf_counter())
 
         self._note(record, times, answers, down, own, replies)
+        began = time.perf_counter()
         scored = Scored.together([Scored(answer.scores, answer.caught) for answer in answers])
         scores, maps = self.evaluator.completed(scored, measures, ctx.round)
         record.scores, record.maps = [*scores, *record.scores], maps
+        record.seconds["evaluate"] += time.perf_counter() - began
+
+    def _aggregated(self, ctx: Context, replies: Replies) -> State:
+        name = type(self.algorithm).__name__
+        try:
+            state = self.algorithm.aggregate(ctx, self.state, replies)
+        except KeyError as error:
+            field = error.args[0] if error.args else None
+            if field not in self.algorithm.averaged or field in replies.mean:
+                raise
+            raise BadHook(f"{name}.aggregate: no client sent {field!r}, which is in averaged; finish must") from error
+        if not isinstance(state, dict):
+            raise BadHook(f"{name}.aggregate returned {type(state).__name__}, not the server's next state, a dict")
+        return state
 
     def _measures(self, ctx: Context, last: bool, scored: bool) -> Measures:
         """The metrics to take in this exchange: those of training need no scored models, the others do."""
         if ctx.stage != "round":
             return NOTHING
-        due = self.evaluator.measures(ctx.round, ctx.cohort)
+        due = self.evaluator.measures(ctx.round, ctx.cohort, ctx.rounds)  # nobody trains for scores in a final stage
         return due if scored and last else replace(due.only(OfTraining), last=last)
 
     def _mean(self, ctx: Context, sums: Sequence[ExactSum]) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rayfed.errors import UsageError
-from rayfed.options import build, option
+from rayfed.options import build, option, suggestion
 from rayfed.registry import resolve
 
 METRICS = {
@@ -46,8 +46,9 @@ class Metric:
 
     every: int | None = option(None, low=1, help=EVERY)
 
-    def due(self, round: int, rounds: int) -> bool:
-        return round >= rounds or (self.every is not None and round % self.every == 0)
+    def due(self, round: int, last: int) -> bool:
+        """Whether to measure after `round`; `last` is the last one whose models are scored."""
+        return round >= last or (self.every is not None and round % self.every == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +135,9 @@ def build_metrics(chosen: Any) -> dict[str, Metric]:
             continue
         if options is not True and not isinstance(options, Mapping):
             raise UsageError(f"metrics.{name}={options!r}: expected true, or a group with options such as every")
+        if name not in METRICS and ":" not in name:
+            own = "your own is written metrics.module:Name"
+            raise UsageError(f"metrics.{name}: no such metric; {suggestion(name, METRICS, prefix='metrics.')}; {own}")
         found = resolve(name, METRICS, where=f"metrics.{name}")
         if not (isinstance(found, type) and issubclass(found, Metric)):
             raise UsageError(f"metrics.{name}: must be a dataclass that derives from a class of rayfed.metrics.base")

@@ -7,8 +7,11 @@ import pandas as pd
 from rayfed.errors import UsageError
 from rayfed.options import suggestion
 from rayfed.results.selection import CLIENT
+from rayfed.results.settings import PLACES
 
-_PAIRED = ("data.", "partition.", "partition_hash", "newcomers", "leave_out")  # what decides who holds which examples
+# What decides who holds which examples. The hash says which rows of the named data, and data.* what these rows are.
+_PAIRED = ("data.", "partition.", "partition_hash", "newcomers", "leave_out")
+_NOT_PAIRED = (*PLACES, "partition.file")  # of a file, the hash says what stands in it
 CONFIDENCE = 0.95
 
 
@@ -79,7 +82,7 @@ def compare(values: pd.DataFrame, names: tuple[str, str]) -> Comparison:
 def check_paired(trials: pd.DataFrame, names: tuple[str, str]) -> None:
     """Raises UsageError where the trials of the two sides (columns side, seed and the configuration) with one seed had
     different clients."""
-    for column in [name for name in trials.columns if name.startswith(_PAIRED)]:
+    for column in [name for name in trials.columns if name.startswith(_PAIRED) and name not in _NOT_PAIRED]:
         texts = trials[column].astype(object).where(trials[column].notna(), None).map(str)
         for seed, group in texts.groupby(trials["seed"]):
             found = [sorted(set(group[trials.loc[group.index, "side"] == side])) for side in (0, 1)]

@@ -8,15 +8,16 @@ from rayfed.errors import UsageError
 from rayfed.results.comparison import Comparison, check_paired, compare, find
 from rayfed.results.metric_names import is_share, lower_is_better
 from rayfed.results.read import Tables
+from rayfed.results.rounds_alike import clients_differ
 from rayfed.results.selection import TRIAL, by_round, of_clients, picked
-from rayfed.results.summary import counted, of_seeds, summarise
+from rayfed.results.summary import counted, criterion, of_seeds, summarise
 from rayfed.results.target import check_target, reached, target_table
 from rayfed.results.wanted import wanted
 
 _SETTING = ["algorithm", "setting", "order"]
 
 
-def target_text(tables: Tables, target: float, *, metric: str, point: str | None, split: str, width: int) -> str:
+def target_text(tables: Tables, target: float, *, metric: str, point: str | None, split: str | None, width: int) -> str:
     """Rounds and gigabytes until the mean over clients reaches `target`, a line a setting."""
     check_target(target, metric)
     done, _ = counted(tables)
@@ -26,11 +27,13 @@ def target_text(tables: Tables, target: float, *, metric: str, point: str | None
     side = "at most" if lower_is_better(metric) else "at least"
     parts = []
     for experiment, rows in means.groupby("experiment"):
+        there = rows["split"].iloc[0]
         title = (
-            f"{experiment}: first evaluated round whose {split} {metric}, mean over clients, is {side} {target:g}, and "
+            f"{experiment}: first evaluated round whose {there} {metric}, mean over clients, is {side} {target:g}, and "
             "GB (10⁹ bytes, down and up, setup included) sent until its end; mean ± sd over the runs that reached it"
         )
         parts += [textwrap.fill(title, width), target_table(reached(rows, tables, target), done, width=width)]
+    parts += [textwrap.fill(note, width) for note in clients_differ(tables.metrics, means)]
     return "\n\n".join(parts)
 
 
@@ -40,7 +43,7 @@ def comparison_text(
     *,
     metric: str,
     point: str | None,
-    split: str,
+    split: str | None,
     rule: str | None,
     rule_words: dict[str, str],
     width: int,
@@ -53,7 +56,11 @@ def comparison_text(
     curves = pd.concat([by_round(metrics), of_clients(metrics)], ignore_index=True)
     rows = picked(curves).merge(done[[*TRIAL, *_SETTING]], on=TRIAL)
     rows = wanted(rows, tables, metric=metric, point=point, split=split)
-    known = summarise(tables).rows[[*_SETTING, "chosen"]].sort_values("chosen", ascending=False)
+    split = str(rows["split"].iloc[0])
+    summary = summarise(tables).rows
+    # a setting may be chosen at one point and not at another: here it is at the point that is asked for
+    shown = wanted(summary, tables, metric=metric, point=point, split=split)
+    known = pd.concat([shown, summary.assign(chosen=False)])[[*_SETTING, "chosen"]]
     orders = [find(name, known) for name in names]
     if orders[0] == orders[1]:
         raise UsageError(f"compare: {names[0]} and {names[1]} are the same setting")
@@ -61,15 +68,16 @@ def comparison_text(
     trials = tables.trials.merge(done[[*TRIAL, "order"]], on=TRIAL)
     check_paired(trials[trials["order"].isin(orders)].assign(side=lambda frame: frame["order"].map(sides)), names)
     rows = rows[rows["order"].isin(orders)]
-    selected = rows[rows["rule"] == "selected"]
-    rule = rule or ("selected" if set(selected["order"]) == set(orders) else "final")
+    trials_with = rows.groupby("rule")["trial"].agg(set)
+    rule = rule or ("selected" if trials_with.get("selected") == trials_with.get("final") else "final")
     rows = rows[rows["rule"] == rule]
     values = of_seeds(rows[[*TRIAL, "metric", "quantity", "value"]], done, ["metric", "quantity"]).assign(
         side=lambda frame: frame["order"].map(sides)
     )
     if set(values["side"]) != {0, 1}:
         raise UsageError(f"compare: rule={rule}: a side has no {split} {metric} under it; use final")
-    return textwrap.fill(_said(compare(values, names), metric, split, rule_words[rule]), width)
+    words = rule_words[rule].format(criterion=criterion(summary))
+    return textwrap.fill(_said(compare(values, names), metric, split, words), width)
 
 
 def _said(found: Comparison, metric: str, split: str, rule: str) -> str:

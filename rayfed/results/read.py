@@ -60,6 +60,9 @@ def experiments(folder: str | Path) -> list[str]:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder of results")
     names = sorted(home.name for home in folder.iterdir() if any(_written(home / name) for name in TABLES))
+    if not names and any(_written(folder / name) for name in TABLES):
+        home = folder.resolve()
+        raise UsageError(f"{folder}: is one experiment; give {home.parent} --experiment {home.name}")
     if not names:
         raise UsageError(f"{folder}: no results in it; give the folder that runs wrote to, as in results={folder}")
     return names

@@ -18,9 +18,11 @@ from rayfed.results.metric_names import badness
 from rayfed.results.tables import SERVER
 
 TRIAL = ["experiment", "trial"]
-CURVE = [*TRIAL, "newcomer", "point", "split", "metric"]
+_MODEL = ["newcomer", "point"]
+CURVE = [*TRIAL, *_MODEL, "split", "metric"]
 RULES = ("final", "selected", "oracle", "best5")
 BEST = 5
+CRITERIA = ("accuracy", "loss")  # of the validation data, the first that there is; no other metric picks a model
 DOMAIN = "domain:"
 CLIENT = "client:"
 
@@ -52,22 +54,31 @@ def picked(curves: pd.DataFrame) -> pd.DataFrame:
     """The values of `curves` (from `by_round`) at the round that each rule picks; columns as there, and `rule`.
 
     - `final`: the last round that was evaluated.
-    - `selected`: of the rounds where both were evaluated, the one with the best mean over clients of the validation
-      split, of the same point and metric; the earliest of equals. A trial without validation has no such row.
+    - `selected`: the round with the best mean over clients of the validation accuracy (loss, where there is none) at
+      the same point; the earliest of equals. It is one round for all metrics and splits, so that a report tells of one
+      model; what was not measured in that round has no such row, nor has a trial without validation.
     - `oracle`: the round with the best mean of the split itself. On test data that is nobody's honest result.
     - `best5`: the mean of the five best values of each quantity on the split itself, as FedDebias reports; of fewer
       rounds, of all. `round` is that of the best. It looks at test data as `oracle` does.
     """
     means = curves[curves["quantity"] == "mean"][[*CURVE, "round", "value"]]
-    validation = means[means["split"] == "val"].drop(columns="split")
-    validated = means.drop(columns="value").merge(validation, on=[*TRIAL, "newcomer", "point", "metric", "round"])
+    judged = of_criterion(means, [*TRIAL, *_MODEL])
+    selected = _best_round(judged, [*TRIAL, *_MODEL])[[*TRIAL, *_MODEL, "round"]]
     picks = {
         "final": means.sort_values("round").drop_duplicates(CURVE, keep="last"),
-        "selected": _best_round(validated),
-        "oracle": _best_round(means),
+        "selected": means.merge(selected, on=[*TRIAL, *_MODEL, "round"]),
+        "oracle": _best_round(means, CURVE),
     }
     rounds = pd.concat([pick[[*CURVE, "round"]].assign(rule=rule) for rule, pick in picks.items()], ignore_index=True)
     return pd.concat([rounds.merge(curves, on=[*CURVE, "round"]), _best_five(curves)], ignore_index=True)
+
+
+def of_criterion(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Those of `rows` (split, metric, ...) that choose among rounds or settings: validation values of the first of
+    `CRITERIA` that there is in each group `by`."""
+    judged = rows[(rows["split"] == "val") & rows["metric"].isin(CRITERIA)]
+    place = judged["metric"].map(CRITERIA.index)
+    return judged[place == place.groupby([judged[name] for name in by]).transform("min")]
 
 
 def of_clients(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -83,9 +94,9 @@ def _best_five(curves: pd.DataFrame) -> pd.DataFrame:
     return best.agg(round=("round", "first"), value=("value", "mean")).reset_index().assign(rule="best5")
 
 
-def _best_round(scored: pd.DataFrame) -> pd.DataFrame:
+def _best_round(scored: pd.DataFrame, of: list[str]) -> pd.DataFrame:
     return (
         scored.assign(badness=badness(scored["value"], scored["metric"]))
         .sort_values(["badness", "round"])
-        .drop_duplicates(CURVE)
+        .drop_duplicates(of)
     )

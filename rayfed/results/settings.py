@@ -6,9 +6,16 @@ import pandas as pd
 
 from rayfed.results.trials import FIXED
 
-_NOT_A_SETTING = ("experiment", "name", "results", "resume", "algorithm.name", "evaluate.every", "evaluate.points")
+PLACES = ("data.root", "data.download")
+"""Where a dataset's files lie, and how they came there: the same files elsewhere are the same data. `data.file` and
+`data.folder` are not here, since they say which data a user's own are."""
+_NOT_A_SETTING = (
+    *("experiment", "name", "results", "resume", "algorithm.name"),
+    *("metrics", "evaluate.every", "evaluate.initial", "evaluate.points", "evaluate.splits"),
+    *PLACES,
+)
 LEFT_OUT = "leave_out"
-_NOT_A_SETTING_GROUP = ("placement.", "checkpoint.")
+_NOT_A_SETTING_GROUP = ("placement.", "checkpoint.", "metrics.")
 
 
 def settings(trials: pd.DataFrame) -> pd.DataFrame:
@@ -16,9 +23,10 @@ def settings(trials: pd.DataFrame) -> pd.DataFrame:
 
     `setting`, a text, names what varies: values of `algorithm.*` that differ between trials of that algorithm, without
     the prefix, and any other configuration value that differs inside the experiment. Seed, placement, checkpoints, the
-    results folder and how often to evaluate are no setting, nor is the domain that `leave_out` names: trials that leave
-    out one domain each are together one setting. `leave_out` is "" where none is left out. `order`, a number, sorts by
-    algorithm, then by the values as numbers. The values themselves are in further columns under their dotted names.
+    results folder, where the data lie, and what to measure and how often are no setting, nor is the domain that
+    `leave_out` names: trials that leave out one domain each are together one setting. `leave_out` is "" where none is
+    left out. `order`, a number, sorts by algorithm, then by the values as numbers. The values themselves are in further
+    columns under their dotted names.
     """
     base = trials[["experiment", "trial", "algorithm", "seed", "status", "started"]].reset_index(drop=True)
     names = [name for name in trials.columns if _is_setting(name)]
@@ -26,7 +34,8 @@ def settings(trials: pd.DataFrame) -> pd.DataFrame:
     values = values.where(values.notna(), None)
     if LEFT_OUT in trials:
         base[LEFT_OUT] = trials[LEFT_OUT].reset_index(drop=True).astype(object).fillna("").astype(str)
-        values[LEFT_OUT] = base[LEFT_OUT].map(lambda domain: "each in turn" if domain else None)
+        turns = ["each in turn" if domain else None for domain in base[LEFT_OUT]]
+        values[LEFT_OUT] = pd.Series(turns, dtype=object)  # with `map`, pandas would make NaN of None
     else:
         base[LEFT_OUT] = ""
     own = [name for name in names if name.startswith("algorithm.")]
@@ -69,4 +78,7 @@ def _label(values: pd.Series, names: list[str]) -> str:
 def _sort_key(value: Any) -> tuple[int, float, str]:
     if isinstance(value, (int, float)):
         return (0, float(value), "")
-    return (1, 0.0, text(value))
+    try:
+        return (0, float(value), text(value))  # a number in a column of texts: cohort=1 beside cohort=1.0
+    except (TypeError, ValueError):
+        return (1, 0.0, text(value))

@@ -6,7 +6,8 @@ import pandas as pd
 
 from rayfed.results.metric_names import badness, lower_are_better
 from rayfed.results.read import Tables
-from rayfed.results.selection import TRIAL, by_round, picked
+from rayfed.results.rounds_alike import rounds_differ
+from rayfed.results.selection import CRITERIA, TRIAL, by_round, of_criterion, picked
 from rayfed.results.settings import LEFT_OUT, settings
 from rayfed.results.tables import POINTS
 from rayfed.results.trials import STATUSES
@@ -29,9 +30,9 @@ class Summary(NamedTuple):
 def summarise(tables: Tables) -> Summary:
     """Means over seeds of the trials that are done; the others are counted in the notes.
 
-    `chosen` marks, for each algorithm, point and metric, the setting with the best mean over seeds of its validation
-    mean at its best round (the first of equals). Without a validation split no setting is chosen, unless it is the
-    algorithm's only one. Test values never choose.
+    `chosen` marks, for each algorithm and point, the setting with the best mean over seeds of its validation accuracy
+    (loss, where there is none) at the round that `selected` picks (the first of equals): one setting for all metrics.
+    Without a validation split no setting is chosen, unless it is the algorithm's only one. Test values never choose.
     """
     done, notes = counted(tables)
     curves = by_round(tables.metrics.merge(done[TRIAL], on=TRIAL))
@@ -39,12 +40,18 @@ def summarise(tables: Tables) -> Summary:
     chosen = _chosen(rows)
     over_rounds = _over_seeds(curves, done, [*[name for name in SCORE if name != "rule"], "round"])
     first, then = (
-        frame.merge(chosen, on=["experiment", "order", "point", "metric"], how="left")
+        frame.merge(chosen, on=["experiment", "order", "point"], how="left")
         .fillna({"chosen": False})
         .astype({"chosen": bool})
         for frame in (rows, over_rounds)
     )
     return Summary(first, then, notes)
+
+
+def criterion(rows: pd.DataFrame) -> str:
+    """The metric whose validation values choose among the rounds and settings of one experiment's `rows`."""
+    judged = of_criterion(rows[~rows["newcomer"]], ["experiment"])
+    return CRITERIA[0] if judged.empty else str(judged["metric"].iloc[0])
 
 
 def points_to_show(tables: Tables) -> dict[tuple[str, str], str]:
@@ -73,7 +80,10 @@ def counted(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
     done = trials[trials["status"] == "done"].sort_values(["started", "trial"])
     once = done.drop_duplicates(["experiment", "order", "seed", LEFT_OUT], keep="last")
     if len(once) < len(done):
-        notes.append(f"{len(done) - len(once)} trials repeat the setting and seed of a later one and do not count.")
+        again = len(done) - len(once)
+        words = "1 trial repeats" if again == 1 else f"{again} trials repeat"
+        notes.append(f"{words} the setting and seed of a later one and {'does' if again == 1 else 'do'} not count.")
+    notes += rounds_differ(tables.trials.merge(once[TRIAL], on=TRIAL))
     for experiment, of_one in once[once[LEFT_OUT] != ""].groupby("experiment"):
         pairs = of_one["seed"].nunique() * of_one[LEFT_OUT].nunique()
         for (algorithm, setting), group in of_one.groupby(["algorithm", "setting"]):
@@ -82,7 +92,8 @@ def counted(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
                 notes.append(f"{name}: means are over {len(group)} of {pairs} pairs of seed and left-out domain.")
     unknown = tables.metrics[TRIAL].drop_duplicates().merge(tables.trials[TRIAL], on=TRIAL, how="left", indicator=True)
     if count := int((unknown["_merge"] == "left_only").sum()):
-        notes.append(f"{count} trials in metrics have no row in trials and do not count.")
+        words = "1 trial in metrics has" if count == 1 else f"{count} trials in metrics have"
+        notes.append(f"{words} no row in trials and {'does' if count == 1 else 'do'} not count.")
     return once, notes
 
 
@@ -106,9 +117,9 @@ def _over_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd
 
 
 def _chosen(rows: pd.DataFrame) -> pd.DataFrame:
-    keys = ["experiment", "algorithm", "point", "metric"]
+    keys = ["experiment", "algorithm", "point"]
     trained = rows[~rows["newcomer"]]
-    scores = trained[(trained["split"] == "val") & (trained["rule"] == "selected") & (trained["quantity"] == "mean")]
+    scores = of_criterion(trained[(trained["rule"] == "selected") & (trained["quantity"] == "mean")], keys)
     best = (
         scores.assign(badness=badness(scores["mean"], scores["metric"]))
         .sort_values(["badness", "order"])

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from rayfed.results.files import check_name, replace_parquet
 
-STATUSES = ("running", "done", "stopped", "failed", "diverged")
-"""`stopped`: ended early by a sweep's scheduler."""
+STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted")
+"""`stopped`: ended early by a sweep's scheduler; `interrupted`: by Ctrl-C."""
 
 FIXED: dict[str, pa.DataType] = {
     "trial": pa.string(),
@@ -39,6 +39,7 @@ FIXED: dict[str, pa.DataType] = {
     "weights_hash": pa.string(),
     "scored": pa.string(),
     "partition_hash": pa.string(),
+    "code_hash": pa.string(),
     "parameters": pa.int64(),
     "macs": pa.int64(),
     "version_rayfed": pa.string(),
@@ -48,8 +49,11 @@ FIXED: dict[str, pa.DataType] = {
     "version_numpy": pa.string(),
 }
 """The columns that every trials table has, first and in this order. `scored` is the point that the paper scores;
-`partition_hash` says who holds which examples, and is null for a user's own clients; `parameters` and `macs`, the
+`partition_hash` says who holds which rows of the named data, and of a user's own clients what they hold; `code_hash`
+is of the user's own classes that the configuration names, null without any; `parameters` and `macs`, the
 multiply-accumulates of one example's forward pass, are the model's."""
+COUNTS_OR_SHARES = ("cohort", "newcomers")
+"""Where 1 and 1.0 are not the same: one client, and all of them."""
 
 
 def record_trial(folder: str | Path, experiment: str, trial: str, values: Mapping[str, Any]) -> None:
@@ -57,7 +61,7 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
 
     Keys are the fixed columns and dotted configuration names; a mapping inside is flattened to dotted names, and
     `algorithm` is `algorithm.name` where it is not given. Keys that are not given keep what they had. A column
-    has one type: values of several kinds, and lists, become JSON text.
+    has one type: values of several kinds, and lists, become JSON text, as do whole numbers beside shares.
     Safe from many processes at once, also on several machines where the file system has working locks.
 
     Raises:
@@ -85,6 +89,18 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
         replace_parquet(trials_table(rows), path)
 
 
+def recorded(folder: str | Path, experiment: str, trial: str, column: str) -> Any:
+    """What stands in a column of `trial`, where a resume would use what the trial has left: it is done, or saved."""
+    home = Path(folder) / experiment
+    path = home / "trials" / "trials.parquet"
+    if not path.is_file():
+        return None
+    rows = pq.ParquetFile(path).read(use_threads=False).to_pylist()
+    row: dict[str, Any] = next((row for row in rows if row["trial"] == trial), {})
+    used = row.get("status") == "done" or (home / "checkpoints" / f"{trial}.pt").exists()
+    return row.get(column) if used else None
+
+
 def versions() -> dict[str, str | None]:
     """The columns `version_*`: what is installed here, None where a package is not."""
     packages = {"rayfed": "rayfed-sim", "torch": "torch", "ray": "ray", "numpy": "numpy"}
@@ -99,7 +115,7 @@ def trials_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     rows = list(rows)
     others = dict.fromkeys(key for row in rows for key in row if key not in FIXED)
     columns = {name: pa.array([_fixed(row.get(name), kind) for row in rows], kind) for name, kind in FIXED.items()}
-    return pa.table({**columns, **{name: _one_type([row.get(name) for row in rows]) for name in others}})
+    return pa.table({**columns, **{name: _one_type([row.get(name) for row in rows], name) for name in others}})
 
 
 def _version(package: str) -> str | None:
@@ -127,14 +143,14 @@ def _fixed(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def _one_type(values: list[Any]) -> pa.Array:
+def _one_type(values: list[Any], name: str) -> pa.Array:
     values = [_plain(value) for value in values]
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:
         return pa.array(values, pa.bool_())
     if kinds == {int} and all(value is None or abs(value) < 2**63 for value in values):
         return pa.array(values, pa.int64())
-    if float in kinds and kinds <= {int, float}:
+    if float in kinds and kinds <= ({float} if name in COUNTS_OR_SHARES else {int, float}):
         return pa.array([None if value is None else float(value) for value in values], pa.float64())
     texts = [value if value is None or isinstance(value, str) else json.dumps(value, default=str) for value in values]
     return pa.array(texts, pa.string())

@@ -7,12 +7,16 @@ from rayfed.options import suggestion
 from rayfed.results.read import Tables
 from rayfed.results.summary import points_to_show
 
+DEFAULT_SPLITS = ("test", "ood", "val", "train")  # the first that there is; some data have no test parts
 
-def wanted(rows: pd.DataFrame, tables: Tables, *, metric: str, point: str | None, split: str) -> pd.DataFrame:
+
+def wanted(
+    rows: pd.DataFrame, tables: Tables, *, metric: str, point: str | None, split: str | None = None
+) -> pd.DataFrame:
     """`rows` (experiment, algorithm, newcomer, point, split, metric, …) of the participants, of one metric and split.
 
     `point` None is the point that each algorithm's paper scores; on the split "ood" it is the global model, which alone
-    is scored there.
+    is scored there. `split` None is, for each experiment, the first of `DEFAULT_SPLITS` with values at that point.
 
     Raises:
         UsageError: there are none.
@@ -20,13 +24,17 @@ def wanted(rows: pd.DataFrame, tables: Tables, *, metric: str, point: str | None
     rows = rows[~rows["newcomer"]]
     points = points_to_show(tables)
     for name, value in (("metric", metric), ("split", split)):
-        if value not in set(rows[name]):
+        if value is not None and value not in set(rows[name]):
             raise UsageError(f"{name}={value}: {suggestion(value, sorted(set(rows[name])))}")
-        rows = rows[rows[name] == value]
-    default = "global" if split == "ood" else None
-    asked = [point or default or points[key] for key in zip(rows["experiment"], rows["algorithm"], strict=True)]
+        rows = rows if value is None else rows[rows[name] == value]
+    places = zip(rows["experiment"], rows["algorithm"], rows["split"], strict=True)
+    asked = [point or ("global" if of == "ood" else points[name, algorithm]) for name, algorithm, of in places]
     found = rows[rows["point"] == pd.Series(asked, index=rows.index)]
     if found.empty:
         said = point or "/".join(sorted(set(asked)))
-        raise UsageError(f"point={said}: no {split} {metric} there; known: {', '.join(sorted(set(rows['point'])))}")
-    return found
+        what = " ".join(filter(None, [split, metric]))
+        raise UsageError(f"point={said}: no {what} there; known: {', '.join(sorted(set(rows['point'])))}")
+    if split is not None:
+        return found
+    place = found["split"].map(DEFAULT_SPLITS.index)
+    return found[place == place.groupby(found["experiment"]).transform("min")]

@@ -94,9 +94,9 @@ def test_own_partitions_are_held_to_the_rules(own, what, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("mini_digit",), "data=mini_digit: did you mean mini_digits"),
+        (("mini_digit",), "data.name=mini_digit: did you mean mini_digits"),
         (("mini_digits", {"sed": 1}), "data.sed: no such key; did you mean data.seed"),
-        (("mini_digits", {}, "dirichle"), "partition=dirichle: did you mean dirichlet"),
+        (("mini_digits", {}, "dirichle"), "partition.name=dirichle: did you mean dirichlet"),
         (("mini_digits", {}, "dirichlet", {"alpha": -1}), "partition.alpha=-1.*more than 0"),
         (("mini_digits", {}, None, {"alpha": 1}), "partition.alpha: no such key"),
         (("mini_digits", {}, "file"), "partition.file: needed, but not given"),

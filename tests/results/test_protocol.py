@@ -234,3 +234,27 @@ class TestComparison:
         with pytest.raises(UsageError, match=r"^compare: partition.alpha is 0.1 for a and 0.5 for b at seed 0"):
             check_paired(trials, ("a", "b"))
         check_paired(trials.assign(**{"partition.alpha": 0.1}), ("a", "b"))
+
+    def test_other_data_under_one_partition_hash(self) -> None:
+        """The hash names rows; data.* says what stands in them, except where the files lie."""
+        trials = pd.DataFrame({"side": [0, 1], "seed": [0, 0], "partition_hash": "h", "data.colours": ["rgb", "grey"]})
+        with pytest.raises(UsageError, match=r"^compare: data.colours is rgb for a and grey for b at seed 0"):
+            check_paired(trials, ("a", "b"))
+        places = {"data.root": ["/here", None], "data.download": [True, False], "partition.file": ["a", "/b"]}
+        check_paired(trials.drop(columns="data.colours").assign(**places), ("a", "b"))
+
+    def test_the_setting_is_the_one_chosen_at_the_point_that_is_shown(self, tmp_path, capsys) -> None:
+        """Validation prefers mu=2 at `trained` and mu=1 at `global`."""
+        best = {"global": {1.0: 0.9, 2.0: 0.5}, "trained": {1.0: 0.5, 2.0: 0.9}}
+        for mu in (1.0, 2.0):
+            rows = [
+                MetricRow(1, client, "a", split, point, "accuracy", mean[mu] + 0.01 * client, 10)
+                for point, mean in best.items()
+                for split in ("val", "test")
+                for client in (0, 1)
+            ]
+            add(tmp_path, f"t{mu}", rows, algorithm="fedprox", algorithm__mu=mu, scored="global")
+        others = [row._replace(split=split) for row in curve([0.6], spread=0.02) for split in ("val", "test")]
+        add(tmp_path, "a", [*others, *(row._replace(point="trained") for row in others)], scored="global")
+        assert "+30.50" in told(tmp_path, capsys, "--compare", "fedavg", "fedprox")
+        assert "+30.50" in told(tmp_path, capsys, "--compare", "fedavg", "fedprox", "--point", "trained")

@@ -57,9 +57,128 @@ def test_final_selected_and_oracle_pick_their_rounds_and_ties_go_to_the_earliest
     assert dict(test["value"]) == pytest.approx({"final": 0.7, "selected": 0.5, "oracle": 0.9, "best5": 0.6})
 
 
-def test_selected_uses_only_rounds_where_both_splits_were_evaluated(tmp_path: Path) -> None:
+def test_what_was_not_measured_in_the_selected_round_has_no_selected_row(tmp_path: Path) -> None:
     add_trial(tmp_path, "t", [(0.2, 0.3), (0.9, NAN), (0.4, 0.5)])
-    assert value(summarise(read(tmp_path)).rows, "selected") == pytest.approx(0.5)
+    rows = summarise(read(tmp_path)).rows.query("split == 'test'")
+    assert set(rows["rule"]) == {"final", "oracle", "best5"}
+    assert "at the last evaluated round" in report.render(tmp_path)
+
+
+def of_metric(metric: str, val: list[float], test: list[float], point: str = "global") -> list[MetricRow]:
+    return [
+        MetricRow(number, 0, "a", split, point, metric, value, 10)
+        for split, values in (("val", val), ("test", test))
+        for number, value in enumerate(values, start=1)
+    ]
+
+
+def add_rows(folder: Path, name: str, rows: list[MetricRow], *, seed: int = 0, algorithm: str = "fedavg", **config):
+    values = {key.replace("__", "."): value for key, value in config.items()}
+    record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done", **values})
+    with TrialWriter(folder, "e", name, algorithm, seed) as writer:
+        writer.add_metrics(rows)
+
+
+class TestOneModel:
+    """All metrics are of the round, and of the setting, that validation accuracy picks."""
+
+    def test_round(self, tmp_path: Path) -> None:
+        rows = of_metric("accuracy", [0.5, 0.9, 0.6], [0.5, 0.8, 0.6]) + of_metric(
+            "ece", [0.3, 0.2, 0.1], [0.3, 0.2, 0.1]
+        )
+        add_rows(tmp_path, "t", rows + of_metric("loss", [3, 2, 1], [3, 2, 1]))
+        found = picked(by_round(read(tmp_path).metrics)).query("rule == 'selected'")
+        assert set(found["round"]) == {2}
+        assert "test ece, %, at the round with the best mean validation accuracy;" in report.render(
+            tmp_path, metric="ece"
+        )
+
+    def test_round_by_the_loss_where_there_is_no_accuracy(self, tmp_path: Path) -> None:
+        add_rows(tmp_path, "t", of_metric("loss", [3, 1, 2], [3, 1, 2]) + of_metric("mae", [1, 2, 3], [1, 2, 3]))
+        assert set(picked(by_round(read(tmp_path).metrics)).query("rule == 'selected'")["round"]) == {2}
+        assert "at the round with the best mean validation loss;" in report.render(tmp_path, metric="mae", width=200)
+
+    def test_setting(self, tmp_path: Path) -> None:
+        accuracy, loss = {1.0: 0.9, 2.0: 0.6}, {1.0: 3.0, 2.0: 1.0}
+        for mu in accuracy:
+            rows = of_metric("accuracy", [accuracy[mu]], [0.5]) + of_metric("loss", [loss[mu]], [loss[mu]])
+            add_rows(tmp_path, f"t{mu}", rows, algorithm__mu=mu)
+        words = report.render(tmp_path, metric="loss", width=200)
+        assert "mu=1 *" in words
+        assert "mu=2 *" not in words
+        assert "*: the algorithm's setting with the best mean validation accuracy." in words
+
+    def test_a_metric_that_some_seeds_have_in_the_selected_round_is_shown_as_final(self, tmp_path: Path) -> None:
+        """`mdl` comes after the last round; of seed 1 alone is that the round with the best accuracy."""
+        for seed, accuracy in enumerate(([0.9, 0.5], [0.5, 0.9])):
+            mdl = MetricRow(2, SERVER, "", "test", "global", "mdl", 100.0 * (1 + seed), 10)
+            add_rows(tmp_path, f"t{seed}", [*of_metric("accuracy", accuracy, accuracy), mdl], seed=seed)
+        words = report.render(tmp_path, metric="mdl", width=200)
+        assert "at the last evaluated round" in words
+        assert re.search(r"150\.0 ± 70\.7 .* 2$", words, re.MULTILINE)
+
+
+class TestSplitThatIsThere:
+    """Without a wish, the first of test, ood and val that is there at the point where the algorithm is scored."""
+
+    def test_validation_where_there_are_no_test_parts(self, tmp_path: Path) -> None:
+        add_trial(tmp_path, "t", [(0.25, NAN)])
+        assert "e: val accuracy, %" in report.render(tmp_path)
+        assert "25.00" in report.render(tmp_path)
+        assert report.main([str(tmp_path), "--plot", str(tmp_path / "p.png"), "--target", "0.2"]) == 0
+
+    def test_not_a_test_set_that_another_model_was_scored_on(self, tmp_path: Path) -> None:
+        add_trial(tmp_path, "t", [(0.25, NAN)], scored="downloaded")
+        with TrialWriter(tmp_path, "e", "t", "fedavg", 0, keep_through_round=9) as writer:
+            writer.add_metrics([MetricRow(1, SERVER, "0", "test", "global", "accuracy", 0.5, 9)])
+        assert "e: val accuracy, %" in report.render(tmp_path)
+
+    def test_test_comes_first_and_then_ood(self, tmp_path: Path) -> None:
+        add_trial(tmp_path, "t", [(0.25, NAN)])
+        with TrialWriter(tmp_path, "e", "t", "fedavg", 0, keep_through_round=9) as writer:
+            writer.add_metrics([MetricRow(1, SERVER, "x", "ood", "global", "accuracy", 0.5, 9)])
+        assert "e: ood accuracy, %" in report.render(tmp_path)
+        add_trial(tmp_path, "u", [(0.25, 0.5)], algorithm="dbe")
+        words = report.render(tmp_path, width=200)
+        assert "e: test accuracy, %" in words
+        assert "Not shown, because they have no test accuracy at the model scored: fedavg." in words
+
+    def test_each_experiment_has_its_own(self, tmp_path: Path) -> None:
+        add_trial(tmp_path, "t", [(0.25, NAN)])
+        record_trial(tmp_path, "f", "t", {"algorithm": "fedavg", "seed": 0, "status": "done"})
+        with TrialWriter(tmp_path, "f", "t", "fedavg", 0) as writer:
+            writer.add_metrics(of_metric("accuracy", [0.5], [0.5]))
+        words = report.render(tmp_path)
+        assert "e: val accuracy, %" in words
+        assert "f: test accuracy, %" in words
+
+
+class TestRoundsThatAreNotAlike:
+    def test_evaluated_more_and_less_often(self, tmp_path: Path) -> None:
+        for number, every in enumerate((1, 5)):
+            add_trial(tmp_path, f"t{number}", [(0.5, 0.5)], seed=number, evaluate__every=every)
+        words = report.render(tmp_path, width=300)
+        assert "e: trials differ in evaluate.every (1 and 5); who is scored more often" in words
+
+    def test_equally_often_is_not_mentioned(self, tmp_path: Path) -> None:
+        add_trial(tmp_path, "t", [(0.5, 0.5)], evaluate__every=5)
+        add_trial(tmp_path, "u", [(0.5, 0.5)], evaluate__every=5, seed=1)
+        assert "evaluate.every" not in report.render(tmp_path)
+
+    @pytest.mark.parametrize("rule", ["final", "selected", "oracle", "best5"])
+    @pytest.mark.parametrize("cohorts", [((0, 1), (0, 1)), ((0, 1), (1, 2))])
+    def test_other_clients_in_other_rounds(self, tmp_path: Path, rule: str, cohorts) -> None:
+        rows = [
+            MetricRow(number, client, "a", split, "global", "accuracy", 0.5, 10)
+            for number, cohort in enumerate(cohorts, start=1)
+            for client in cohort
+            for split in ("val", "test")
+        ]
+        add_rows(tmp_path, "t", rows)
+        said = "e: rounds were scored on different clients (evaluate.clients=selected" in report.render(
+            tmp_path, rule=rule, width=300
+        )
+        assert said == (rule != "final" and cohorts[0] != cohorts[1])
 
 
 def test_without_validation_there_is_no_selected_row(tmp_path: Path) -> None:
@@ -137,12 +256,46 @@ def test_the_chosen_setting_has_the_best_validation_and_not_the_best_test(tmp_pa
     assert not value(rows, "selected", column="chosen", setting="mu=2")
 
 
+def test_where_the_data_lie_is_no_setting(tmp_path: Path) -> None:
+    for seed, root in enumerate(("/here", "/there")):
+        more = {"data__root": root, "data__download": bool(seed)}
+        add_trial(tmp_path, f"t{seed}", [(0.5, 0.5)], seed=seed, **more)
+    assert set(settings(read(tmp_path).trials)["setting"]) == {""}
+    for seed, file in enumerate(("a.npz", "b.npz")):  # these say which data
+        add_trial(tmp_path, f"u{seed}", [(0.5, 0.5)], seed=seed, algorithm="dbe", data__file=file)
+    assert settings(read(tmp_path).trials)["setting"].str.contains("data.file=a.npz").any()
+
+
+def test_one_client_and_all_of_them_are_two_settings(tmp_path: Path) -> None:
+    for number, cohort in enumerate((1, 1.0, 10, 0.5, 3)):
+        add_trial(tmp_path, f"t{number}", [(0.5, 0.5)], cohort=cohort)
+    tables = read(tmp_path)
+    table = settings(tables.trials).sort_values("order")
+    assert list(table["setting"]) == ["cohort=0.5", "cohort=1", "cohort=1.0", "cohort=3", "cohort=10"]
+    assert summarise(tables).notes == []
+    add_trial(tmp_path / "other", "t", [(0.5, 0.5)], cohort=3)
+    assert read(tmp_path / "other").trials["cohort"].tolist() == [3]  # a number where there is no share beside it
+
+
+def test_what_is_measured_is_no_setting(tmp_path: Path) -> None:
+    add_trial(tmp_path, "t0", [(0.5, 0.5)], metrics={})
+    more = {"metrics.ece.every": 2, "evaluate.initial": True, "evaluate.splits": ["test"]}
+    add_trial(tmp_path, "t1", [(0.5, 0.5)], seed=1, **more)
+    assert set(settings(read(tmp_path).trials)["setting"]) == {""}
+
+
+def test_no_domain_left_out_is_called_none(tmp_path: Path) -> None:
+    add_trial(tmp_path, "t0", [(0.5, 0.5)])
+    add_trial(tmp_path, "t1", [(0.5, 0.5)], leave_out="street")
+    assert set(settings(read(tmp_path).trials)["setting"]) == {"leave_out=none", "leave_out=each in turn"}
+
+
 def test_a_repeated_seed_counts_once(tmp_path: Path) -> None:
     add_trial(tmp_path, "t0", [(NAN, 0.5)])
     add_trial(tmp_path, "t1", [(NAN, 0.7)])
     summary = summarise(read(tmp_path))
     assert value(summary.rows, "final") == pytest.approx(0.7)
-    assert summary.notes == ["1 trials repeat the setting and seed of a later one and do not count."]
+    assert summary.notes == ["1 trial repeats the setting and seed of a later one and does not count."]
 
 
 def test_the_report_shows_percent_the_mark_the_points_and_the_failures(tmp_path: Path) -> None:
@@ -152,7 +305,7 @@ def test_the_report_shows_percent_the_mark_the_points_and_the_failures(tmp_path:
     add_trial(tmp_path, "d", [(0.6, 0.8)], algorithm="dbe", scored="downloaded")
     add_trial(tmp_path, "z", [], seed=9, status="diverged", error="round 3, client 2: loss is nan", algorithm__mu=2.0)
     words = report.render(tmp_path, width=100)
-    assert "e: test accuracy, %, at the round with the best validation mean; mean ± sd over seeds" in words
+    assert "e: test accuracy, %, at the round with the best mean validation accuracy; mean ± sd over seeds" in words
     row_x = next(line for line in words.splitlines() if "mu=1 *" in line)
     assert " ".join(row_x.split()) == "fedavg mu=1 * 40.00 ± - 60.00 ± - 50.00 ± - 40.00 ± - 1"
     row_y = next(line for line in words.splitlines() if "mu=2" in line)
@@ -160,7 +313,7 @@ def test_the_report_shows_percent_the_mark_the_points_and_the_failures(tmp_path:
     assert "nan" not in words.replace("loss is nan", "")
     assert "Model scored: global of fedavg; downloaded of dbe." in words.replace("\n", " ")
     assert "Not finished: z diverged (round 3, client 2: loss is nan)." in words
-    assert f'pandas.read_parquet("{tmp_path.as_posix()}/e/metrics")' in words
+    assert f"pandas.read_parquet('{tmp_path.as_posix()}/e/metrics')" in words
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -204,7 +357,7 @@ def test_the_plot_and_the_csv_are_written(tmp_path: Path, capsys: pytest.Capture
     ("arguments", "words"),
     [
         (["--metric", "acuracy"], "metric=acuracy: did you mean accuracy?"),
-        (["--point", "adapted"], "point=adapted: no test accuracy there; known: global"),
+        (["--point", "adapted"], "point=adapted: no accuracy there; known: global"),
         (["--split", "ood"], "split=ood: known: test, val"),
         (["--rule", "best"], "argument --rule: invalid choice"),
         (["--plot", "curves.pdf"], "curves.pdf: the plot is a PNG"),
