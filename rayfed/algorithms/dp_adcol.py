@@ -44,7 +44,6 @@ class DPAdcol(PrivateDiscriminator):
     name: ClassVar[str] = "dp_adcol"
     source: ClassVar[str] = "Li, He and Song 2023, differential privacy, tables 16 and 17"
 
-    epsilon: float = option(5.0, low=1e-6, help="ε: of all rounds (trusted), of an upload (curious)")
     guarantee: str = option(
         "coordinate",
         choices=("coordinate", "strict"),

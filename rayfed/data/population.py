@@ -57,7 +57,8 @@ class Population:
     place only where there are newcomers.
 
     `mean` and `std`, per channel in units of [0, 1], normalise uint8 images: (x / 255 - mean) / std.
-    `partition_hash` says who holds which rows of a dataset (`rayfed.data.partitions.table`); None for a user's clients.
+    `partition_hash` says who holds which rows of a dataset (`rayfed.data.partitions.table`); None for a user's clients,
+    for which the tables have a hash of all that they hold.
     """
 
     name: str

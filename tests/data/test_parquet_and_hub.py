@@ -141,6 +141,7 @@ class TestRows:
             ({"label": [0, 1]}, {"split": "label"}, r"column 'label' has '0'; expected test, train"),
             ({"label": [0, 1]}, {"drop_clients": [1]}, r"data.client names no column"),
             ({"label": [0, 1]}, {"size": 8}, r"data.size=8: column 'x' holds no encoded images"),
+            ({"x": [1.0, 2.0], "label": [0, 1]}, {"features": ["x", "label"]}, r"^data\.features: label is data"),
             ({"label": [0, 1]}, {"features": None}, r"no column image or img; name the inputs .*x, label"),
             ({"label": [0, 1], "x": [[1.0], [1.0, 2.0]]}, {}, r"column 'x' has lists of \[1, 2\] values"),
             ({"label": [0, 1], "x": [[1.0], [float("nan")]]}, {}, r"x: has values that are not finite"),

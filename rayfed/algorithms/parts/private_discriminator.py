@@ -19,7 +19,7 @@ from rayfed.tree import Weights
 @dataclass(frozen=True, kw_only=True)
 class PrivateDiscriminator(Adcol):
     setting: str = option("trusted", choices=("trusted", "curious"), help="the server: trusted, or honest but curious")
-    epsilon: float = option(5.0, above=0, help="ε: of all rounds (trusted), of an upload (curious)")
+    epsilon: float = option(5.0, low=1e-6, help="ε: of all rounds (trusted), of an upload (curious)")
     delta: float = option(0.01, above=0, high=0.01, help="δ of the trusted setting")
     clip: float = option(1.0, above=0, help="C, bound of a representation's gradient (trusted)")
 

@@ -41,6 +41,10 @@ class LabelledRows(DropClients):
         self, name: str, files: Sequence[Path], source: np.ndarray, sources: tuple[str, ...], is_test
     ) -> Dataset:
         """The rows of `files`, without those of `drop_clients`; source codes and `is_test` are given per row."""
+        if self.label in (self.features or ()):
+            raise UsageError(
+                f"data.features: {self.label} is data.label, which would give the answer away; leave it out"
+            )
         features = self.features or self._image_column(files[0])
         for path in files:
             wanted = [self.client, self.domain]
