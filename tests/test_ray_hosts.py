@@ -207,7 +207,11 @@ class TestThroughTheApi:
 
     @pytest.mark.parametrize("kind", ["error", "divergence", "death"])
     def test_what_goes_wrong_in_a_host_arrives_and_is_recorded(self, run, tmp_path, monkeypatch, kind):
+        driver = os.getpid()  # which tries the loss out before anything starts
+
         def loss(logits, y):
+            if os.getpid() == driver:
+                return logits.sum()
             if kind == "error":
                 raise ZeroDivisionError("my own mistake")
             if kind == "death":
