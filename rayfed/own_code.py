@@ -29,7 +29,7 @@ def checked_code(config: Config, trial: str) -> str | None:
     Raises:
         UsageError: resume would go on from what other code has left.
     """
-    own = dict(_own_classes(config))
+    own = dict(own_classes(config))
     if not own:
         return None
     now = code_hash(*own.values(), roots={_root(getattr(thing, "__module__", None)) for thing in own.values()})
@@ -43,7 +43,7 @@ def checked_code(config: Config, trial: str) -> str | None:
     return now
 
 
-def _own_classes(config: Config) -> Iterator[tuple[str, Any]]:
+def own_classes(config: Config) -> Iterator[tuple[str, Any]]:
     """What the configuration names as module:Name outside of rayfed, by that name."""
     algorithm: Any = config.algorithm
     while algorithm is not None:

@@ -6,21 +6,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rayfed.capacity import bundles, check_fits, known_nodes
 from rayfed.command import INTERRUPTED, command
-from rayfed.config import Config, Named
+from rayfed.config import Config
 from rayfed.engine.server import Record
 from rayfed.errors import UsageError
 from rayfed.help import usage
-from rayfed.introduction import remarks
+from rayfed.introduction import counted, remarks
+from rayfed.own_code import own_classes
 from rayfed.plan import make_plan, trial_name
 from rayfed.progress import many_trials, span, watch_trials
-from rayfed.registry import resolve
 from rayfed.report import plot, render
 from rayfed.results.place import make_place
 from rayfed.results.read import read
@@ -96,9 +96,8 @@ def _announce(space: Space, total: int, done: int) -> str:
         name = str(arm[0].get("algorithm", {}).get("name", "fedavg"))
         counts[name] = counts.get(name, 0) + len(arm)
     budget = ", ".join(f"{name} {count}" for name, count in counts.items())
-    seeds = f"{len(space.seeds)} seed{'s' * (len(space.seeds) > 1)}"
     skipped = f"; {done} are done already" if done else ""
-    return f"{total} trial{'s' * (total != 1)}: configurations {budget}; each with {seeds}{skipped}"
+    return f"{counted(total, 'trial')}: configurations {budget}; each with {counted(len(space.seeds), 'seed')}{skipped}"
 
 
 def _tune(space: Space, configs: Sequence[Config], todo: list[dict[str, Any]], quiet: bool) -> int:
@@ -112,7 +111,7 @@ def _tune(space: Space, configs: Sequence[Config], todo: list[dict[str, Any]], q
     first = configs[0]
     placements = dict.fromkeys(config.placement for config in configs)  # most sweeps have one for all their trials
     url, *_ = [cluster.connect(placement, dashboard=True) for placement in placements]
-    modules = cluster.carry_user_modules(*(thing for config in configs for thing in _own_things(config)))
+    modules = cluster.carry_user_modules(*(thing for config in configs for _, thing in own_classes(config)))
     if not quiet and url:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
     home = (Path(first.results) / first.experiment).resolve()
@@ -170,11 +169,7 @@ def _tune(space: Space, configs: Sequence[Config], todo: list[dict[str, Any]], q
             f"interrupted after {done} of {len(todo)} trials; the same command with resume=true goes on"
         )
     if not quiet:
-        print(
-            f"{len(todo)} trial{'s' * (len(todo) != 1)} in {span(time.monotonic() - began)}",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"{counted(len(todo), 'trial')} in {span(time.monotonic() - began)}", file=sys.stderr, flush=True)
     return wrong
 
 
@@ -207,13 +202,6 @@ def _trainable(recorder: Any, modules: list[ModuleType]) -> Any:
         run_placed(plan, sink, ray.util.get_current_placement_group(), saved, report)
 
     return trial
-
-
-def _own_things(config: Config) -> Iterator[Any]:
-    """What the configuration names as module:Thing."""
-    for named in (Named(config.algorithm_name), config.data, config.partition, config.model, config.augment):
-        if named.name and ":" in named.name:
-            yield resolve(named.name, {}, where="name")
 
 
 def _watching_interrupts(found: list[int]) -> Any:

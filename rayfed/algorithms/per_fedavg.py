@@ -21,7 +21,7 @@ from torch import Tensor
 from rayfed.algorithm import Context, Phase, Setting, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.errors import UsageError
-from rayfed.lone_row import trains_on_one
+from rayfed.lone_row import remedy, trains_on_one
 from rayfed.options import option
 from rayfed.task import Batch
 from rayfed.tree import add, only, sub
@@ -72,11 +72,10 @@ class PerFedAvg(FedAvg):
         lone = [client for client, n in setting.examples.items() if size == 1 or self._leaves_one(n, setting)]
         if lone and not trains_on_one(setting.task, setting.shape, tokens=setting.tokens):
             n = setting.examples[lone[0]]
-            other = "use at least 2" if size == 1 else "use another size, or local.drop_last=true"
             raise UsageError(
                 f"local.batch_size={size}: algorithm.name={self.name} cuts batches into {self.parts}, and of client "
                 f"{lone[0]}'s {n} training examples a part has one alone, on which batch norm cannot train; "
-                f"{other if n > self.parts else 'partition.* must give it more'}"
+                f"{remedy(size, enough=n > self.parts)}"
             )
 
     def _leaves_one(self, n: int, setting: Setting) -> bool:

@@ -13,7 +13,7 @@ from rayfed.augment.base import Augment
 from rayfed.data.population import Population
 from rayfed.engine.seeds import torch_state_kept
 from rayfed.errors import UsageError
-from rayfed.lone_row import comes_to_one, trains_on_one
+from rayfed.lone_row import comes_to_one, remedy, trains_on_one
 from rayfed.optim import Optimizer
 from rayfed.task import Inputs, Task
 
@@ -104,11 +104,9 @@ class Blueprint:
             return
         for place, (client, n) in enumerate(setting.examples.items()):
             if self._has_lone_row(ctx.at(client=place, examples=n)):
-                other = "use at least 2" if size == 1 else "use another size, or local.drop_last=true"
                 raise UsageError(
                     f"local.batch_size={size}: of client {client}'s {n} training examples a batch has one alone, on "
-                    "which the model's batch norm cannot train; "
-                    f"{other if n > 1 else 'partition.* must give it more'}"
+                    f"which the model's batch norm cannot train; {remedy(size, enough=n > 1)}"
                 )
 
     def _has_lone_row(self, ctx: Context) -> bool:
