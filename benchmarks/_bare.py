@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rayfed.core.optim import SGD
+from rayfed.core.rng import generator
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint, deal
-from rayfed.engine.resident import batch_rows
-from rayfed.engine.seeds import generator
-from rayfed.optim import SGD
+from rayfed.engine.device_data import batch_rows
 
 State = dict[str, np.ndarray]
 

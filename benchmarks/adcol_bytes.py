@@ -13,11 +13,11 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
-from rayfed.config import Config
+from rayfed.core.trees import nbytes
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
-from rayfed.plan import Plan, make_plan
-from rayfed.tree import nbytes
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import Plan, make_plan
 
 
 class Row(NamedTuple):

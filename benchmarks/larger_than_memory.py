@@ -2,7 +2,7 @@
 
 The file is written first, then read once by every count of hosts, each in a process of its own and with none of the
 file in the machine's cache. `private` is memory that only going without could free (anonymous and shared memory);
-`resident` also counts pages of files, libraries most of all. Both are peaks of one process, and of all together.
+`data_on_device` also counts pages of files, libraries most of all. Both are peaks of one process, and of all together.
 """
 
 import argparse
@@ -21,11 +21,11 @@ import numpy as np
 from torch import nn
 
 import rayfed
-from rayfed.config import Config
+from rayfed.core.options import option
 from rayfed.data import cache
 from rayfed.data.dataset import Dataset
-from rayfed.options import option
-from rayfed.sources import merged
+from rayfed.experiments.config import Config
+from rayfed.experiments.sources import merged
 
 SHAPE, CLASSES, CHUNK = (3, 64, 64), 10, 4096
 
@@ -107,7 +107,7 @@ def train(folder: str, images: int, hosts: int, rounds: int) -> tuple[str, float
         "partition": {"name": "iid", "clients": 20, "test": 0.01, "validation": 0.0},
         "model": {"name": f"{Path(__file__).stem}:linear"},
         "local": {"batch_size": 256, "epochs": 1},
-        "placement": {"hosts": hosts, "resident": False},
+        "placement": {"hosts": hosts, "data_on_device": False},
         "rounds": rounds,
         "evaluate.every": rounds,
         "results": f"{folder}/results-{hosts}",
@@ -138,8 +138,8 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(0.1):
-            private, resident = zip(*(memory(process) for process in family(os.getpid())), strict=True)
-            now = (max(resident), sum(resident), max(private), sum(private))
+            private, data_on_device = zip(*(memory(process) for process in family(os.getpid())), strict=True)
+            now = (max(data_on_device), sum(data_on_device), max(private), sum(private))
             self.peaks = {name: max(old, new) for (name, old), new in zip(self.peaks.items(), now, strict=True)}
 
 
@@ -159,7 +159,7 @@ def family(first: int) -> Iterator[int]:
 
 
 def memory(process: int) -> tuple[float, float]:
-    """(private, resident) GB of a process; zeros once it has ended."""
+    """(private, data_on_device) GB of a process; zeros once it has ended."""
     try:
         lines = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
     except OSError:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from _rounds import add_arguments, compare, results_folder, show
 
-from rayfed.config import Config
 from rayfed.data.population import Client, Examples
 from rayfed.data.sets.mnist import Mnist
-from rayfed.plan import make_plan
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
 
 LAYOUTS = {"bare loop": False}
 TARGETS = {"bare loop": ("≤", 1.3)}

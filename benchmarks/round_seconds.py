@@ -9,9 +9,9 @@ from pathlib import Path
 
 from _rounds import add_arguments, compare, data_folder, results_folder, shortened, show
 
-from rayfed.config import Config
 from rayfed.data.load import load
-from rayfed.plan import make_plan
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
 
 LAYOUTS = {"bare loop, channels last": True, "bare loop, NCHW": False}
 TARGETS = {"bare loop, channels last": ("≤", 1.05), "bare loop, NCHW": ("<", 1.0)}

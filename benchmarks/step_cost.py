@@ -18,12 +18,12 @@ from _bare import epoch
 
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.optim import SGD
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.device_data import batch_rows
 from rayfed.engine.host import Host
-from rayfed.engine.resident import batch_rows
 from rayfed.models.build import build_model
-from rayfed.optim import SGD
 
 CLIENTS, BATCH = 8, 10
 NETWORKS: dict[str, tuple[str, dict, tuple[int, ...]]] = {

@@ -14,9 +14,9 @@ def __getattr__(name: str) -> Any:
     homes = {
         "Client": "rayfed.data.population",
         "Examples": "rayfed.data.population",
-        "Config": "rayfed.config",
+        "Config": "rayfed.experiments.config",
         "Result": "rayfed.api",
-        "UsageError": "rayfed.errors",
+        "UsageError": "rayfed.core.errors",
         "run": "rayfed.api",
     }
     if name not in homes:

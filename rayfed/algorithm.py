@@ -9,12 +9,12 @@ State lives in four places and nowhere else; each is a dict of named trees of te
 
 Hooks take state and return new state. They change nothing that they are given, with one exception: `work` is the
 engine's private copy for that client, and `step` and `finish` may change it in place. An algorithm object holds
-hyperparameters only: it is a frozen dataclass whose fields are declared with `rayfed.options.option`.
+hyperparameters only: it is a frozen dataclass whose fields are declared with `rayfed.core.options.option`.
 
 A round is one exchange (or `trips` of them): broadcast → start → step, step, … → finish → aggregate. All sampled
 clients take part; before the first round and after the last, `setup_exchanges` and `final_exchanges` reach everyone.
 
-Newcomers, clients that took no part, may join when all is over. Each of them `join`s, goes through the setup exchanges
+Unseen clients, clients that took no part, may join when all is over. Each of them `join`s, goes through the setup exchanges
 as the server's last state broadcasts them (what it sends is dropped), downloads, and is scored before and after local
 training. Its number is not below `task.num_clients`, so tables by client have no place for it.
 """
@@ -26,8 +26,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rayfed.optim import Optimizer
-from rayfed.task import Batch, Task
+from rayfed.core.optim import Optimizer
+from rayfed.core.task import Batch, Task
 
 State = dict[str, Any]
 
@@ -106,7 +106,7 @@ class Context:
     cohort: tuple[int, ...] = ()  # the clients of this exchange, in order
 
     @property
-    def newcomer(self) -> bool:
+    def unseen(self) -> bool:
         """Whether the client at hand took no part in training: its number is `task.num_clients` or greater."""
         return self.client >= self.task.num_clients
 
@@ -115,7 +115,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProblemSpec:
     """What an algorithm may refuse: the task, the share of clients in a round, their sizes, and how they train.
 
     `shape` is that of one input; `tokens` says that inputs are whole numbers that stand for words, and no pixels.
@@ -124,31 +124,39 @@ class Setting:
     task: Task
     shape: tuple[int, ...]
     tokens: bool
-    everyone: bool  # every client takes part in every round
+    full_participation: bool  # every client takes part in every round
     cohort: int
     rounds: int
-    examples: Mapping[int, int]  # each client's training examples, newcomers among them, by the partition's number
+    examples: Mapping[int, int]  # each client's training examples, unseen clients among them, by the partition's number
     validation: Mapping[int, int]  # and those of its validation part
     batch_size: int
     drop_last: bool
     optimizer: Optimizer
-    width: int
+    vmap_clients: int
 
 
 class Algorithm:
     """Base of all algorithms; see the module's text for the rules. Most override a few hooks of `FedAvg` instead."""
 
     name: ClassVar[str] = ""
-    source: ClassVar[str] = ""  # paper and equations
+    reference: ClassVar[str] = ""  # paper and equations
     averaged: ClassVar[tuple[str, ...]] = ()  # fields of `up` of which only the weighted mean is needed
-    weighs_replies: ClassVar[bool] = False  # `weights` needs the other fields of the replies first
+    server_side_weighting: ClassVar[bool] = False  # `weights` needs the other fields of the replies first
     prepares: ClassVar[bool] = False  # `prepare` changes training batches
-    takes_terms: ClassVar[bool] = False  # it trains one model by `Task.objective`, to which a wrapper may add terms
-    whole_labels: ClassVar[bool] = False  # training needs classes as labels: probabilities (Mixup) will not do
-    takes_turns: ClassVar[bool] = False  # sample clients without replacement across rounds, until all have had a turn
-    refuses_newcomers: ClassVar[str] = ""  # why a client that took no part cannot join at the end; "" where it can
-    scored: ClassVar[str] = "global"  # the point at which the paper scores: global | downloaded | trained | adapted
-    watched: ClassVar[tuple[str, ...]] = ()  # scalars of the server's state to record after each round, once there
+    supports_loss_terms: ClassVar[bool] = (
+        False  # it trains one model by `Task.objective`, to which a wrapper may add terms
+    )
+    requires_hard_labels: ClassVar[bool] = False  # training needs classes as labels: probabilities (Mixup) will not do
+    sample_without_replacement: ClassVar[bool] = (
+        False  # sample clients without replacement across rounds, until all have had a turn
+    )
+    refuses_unseen_clients: ClassVar[str] = ""  # why a client that took no part cannot join at the end; "" where it can
+    default_eval_point: ClassVar[str] = (
+        "global"  # the point at which the paper scores: global | downloaded | trained | adapted
+    )
+    logged_scalars: ClassVar[
+        tuple[str, ...]
+    ] = ()  # scalars of the server's state to record after each round, once there
 
     # How many exchanges there are; a subclass may write a class attribute (`trips: ClassVar[int] = 2`) or, where it
     # depends on hyperparameters, a property
@@ -170,7 +178,7 @@ class Algorithm:
 
     # Before anything runs
 
-    def check(self, setting: Setting) -> None:
+    def check(self, problem: ProblemSpec) -> None:
         """Raises UsageError if the algorithm cannot do what is asked."""
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
@@ -181,7 +189,7 @@ class Algorithm:
         """The context with which all hooks are called: a wrapper's place to change the task or the optimiser."""
         return ctx
 
-    def remarks(self, ctx: Context, setting: Setting) -> Sequence[str]:
+    def remarks(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         """What a user must know of this configuration, a line each: printed when a simulation starts."""
         return ()
 
@@ -204,7 +212,7 @@ class Algorithm:
         return float(examples)
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        """With `weighs_replies`: the clients' weights, taken as they are, in the order of `replies`."""
+        """With `server_side_weighting`: the clients' weights, taken as they are, in the order of `replies`."""
         raise NotImplementedError
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:

@@ -9,21 +9,21 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from rayfed.capacity import check_fits, known_nodes
-from rayfed.config import Config, Placement
+from rayfed.core.errors import UsageError
+from rayfed.core.status_line import StatusLine
 from rayfed.data.population import Client
+from rayfed.distributed.capacity import check_fits, known_nodes
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import LocalFleet
-from rayfed.errors import UsageError
-from rayfed.introduction import introduce
-from rayfed.plan import Loss, MakeModel, Plan, make_plan
-from rayfed.progress import one_trial, watch_trials
-from rayfed.recorder import Recorder
-from rayfed.results.place import make_place
+from rayfed.experiments.config import Config, Placement
+from rayfed.experiments.plan import Loss, MakeModel, Plan, make_plan
+from rayfed.experiments.progress import one_trial, watch_trials
+from rayfed.experiments.recorder import Recorder
+from rayfed.experiments.run_summary import introduce
+from rayfed.experiments.sources import from_file, merged
+from rayfed.experiments.trial import resumed, run_trial
+from rayfed.results.folder import make_place
 from rayfed.results.read import read
-from rayfed.sources import from_file, merged
-from rayfed.status_line import StatusLine
-from rayfed.trial import resumed, run_trial
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Result:
 
     def _accuracy(self) -> str:
         """The mean test accuracy over clients at its last round, where there is one."""
-        scored = set(self.trials["scored"])
-        found = self.metrics.query("metric == 'accuracy' and split == 'test' and client >= 0 and not newcomer")
+        scored = set(self.trials["default_eval_point"])
+        found = self.metrics.query("metric == 'accuracy' and split == 'test' and client >= 0 and not unseen")
         found = found[found["point"].isin(scored) & (found["round"] == found["round"].max())]
         return "" if found.empty else f"; test accuracy {found['value'].mean():.4f} after round {found['round'].max()}"
 
@@ -146,7 +146,7 @@ def _in_process(plan: Plan, saved: bytes | None, quiet: bool) -> tuple[str, dict
 
 
 def _on_ray(plan: Plan, saved: bytes | None, quiet: bool) -> tuple[str, dict[str, Any]]:
-    from rayfed import cluster  # hosts=0 works without Ray
+    from rayfed.distributed import cluster  # hosts=0 works without Ray
 
     cluster.connect(plan.config.placement, dashboard=False)
 

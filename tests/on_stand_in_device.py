@@ -19,7 +19,7 @@ FINE = "as on the CPU"
 
 def outcome(computed: Callable[[Any], Any]) -> str:
     """What came of `computed(device)`, which returns tensors in a tree: fine, or in one line what was wrong."""
-    from rayfed.tree import tensors
+    from rayfed.core.trees import tensors
 
     wanted = dict(tensors(computed("cpu")))
     try:
@@ -51,7 +51,7 @@ def algorithms(width: int) -> dict[str, Callable[[Any], Any]]:
     from rayfed.metrics.frechet import Frechet
 
     def run(case: Any, device: Any) -> Any:
-        plan = contract.plan_of(case, width=width)
+        plan = contract.plan_of(case, vmap_clients=width)
         people = contract.people_of(plan.algorithm)
         metrics = {"ece": Ece(), "frechet": Frechet(layers=["features", "logits"]), "drift": Drift()}
         scored = {"points": contract.scored_points(case), "metrics": metrics} if width == 1 else {"points": ()}
@@ -154,8 +154,8 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
     cases: dict[str, Callable[[Any], Any]] = {
         "metrics": lambda device: run(device, metrics=METRICS, **{"evaluate.points": ["global", "trained"]}),
         "resumed": resumed,
-        "streamed": lambda device: run(device, **{"placement.resident": False}),
-        "newcomer": lambda device: run(device, newcomers=1),
+        "streamed": lambda device: run(device, **{"placement.data_on_device": False}),
+        "unseen": lambda device: run(device, unseen_clients=1),
         "domain left out": lambda device: run(device, leave_out="street"),
     }
     for name in AUGMENTS:

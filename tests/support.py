@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import Algorithm, Phase
+from rayfed.core.optim import SGD, Optimizer
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Record, Server
-from rayfed.optim import SGD, Optimizer
 
 
 class Net(nn.Module):
@@ -136,6 +136,6 @@ def simulate(
 ) -> tuple[Server, list[Record]]:
     """Runs `plan` to its end in this process; returns the server and its records."""
     plan.check(population)
-    points = tuple(points) or (plan.algorithm.scored,)
+    points = tuple(points) or (plan.algorithm.default_eval_point,)
     server = Server(plan, population, LocalFleet(plan, population), Evaluation(every=every, points=points))
     return server, list(server.run())

@@ -15,10 +15,10 @@ from support import Net, blobs, net
 from torch import nn
 
 import rayfed
-from rayfed.errors import Diverged
+from rayfed.core.errors import Diverged
+from rayfed.core.trees import tensors
+from rayfed.results.hyperparameter_groups import settings
 from rayfed.results.read import read
-from rayfed.results.settings import settings
-from rayfed.tree import tensors
 
 
 def own(number=4, kind=torch.from_numpy):
@@ -70,7 +70,13 @@ class TestResult:
 
     def test_the_trials_row(self, result):
         (row,) = result.trials.to_dict("records")
-        expected = {"status": "done", "algorithm": "scaffold", "seed": 7, "rounds_done": 2, "scored": "global"}
+        expected = {
+            "status": "done",
+            "algorithm": "scaffold",
+            "seed": 7,
+            "rounds_done": 2,
+            "default_eval_point": "global",
+        }
         assert {key: row[key] for key in expected} == expected
         assert (row["algorithm.server_lr"], row["local.batch_size"], row["cohort"]) == (1.0, 5, 3)
         assert row["weights_hash"] == result.weights_hash
@@ -186,8 +192,8 @@ class TestOwnPieces:
         assert table["setting"].nunique() == 4
         assert table["setting"].str.contains("loss=own:CrossEntropyLoss-").sum() == 1
 
-    def test_newcomers_of_another_seed_are_the_same_data(self, run):
-        names = {run(rounds=1, seed=seed, newcomers=1).trials["data.name"].iloc[0] for seed in range(3)}
+    def test_unseens_of_another_seed_are_the_same_data(self, run):
+        names = {run(rounds=1, seed=seed, unseen_clients=1).trials["data.name"].iloc[0] for seed in range(3)}
         assert len(names) == 1
 
     def test_a_model_with_features_and_head(self, run):
@@ -243,7 +249,7 @@ class TestOwnPieces:
             textwrap.dedent("""
             from dataclasses import dataclass
             from rayfed.algorithms.fedavg import FedAvg
-            from rayfed.tree import scale
+            from rayfed.core.trees import scale
 
             @dataclass(frozen=True, kw_only=True)
             class Halving(FedAvg):
@@ -426,7 +432,7 @@ class TestImports:
         assert "ray" not in found
 
     def test_the_function_survives_the_import_of_the_module(self):
-        import rayfed.run
+        import rayfed.cli.run
 
         assert callable(rayfed.run)
         assert {"main", "run"} <= set(vars(rayfed.run))

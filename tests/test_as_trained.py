@@ -14,14 +14,14 @@ from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.vm import VM
 from rayfed.augment.base import Augment, ImageAugment, build_augment
 from rayfed.augment.geometry import turned
+from rayfed.core.optim import SGD
+from rayfed.core.rng import seed_torch
 from rayfed.data.population import Examples
+from rayfed.engine.device_data import Augmented, Normalise, Part
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
-from rayfed.engine.resident import Augmented, Normalise, Part
-from rayfed.engine.seeds import seed_torch
 from rayfed.engine.server import Evaluation, Server
 from rayfed.engine.streamed import Streamed
-from rayfed.optim import SGD
 
 SIZES = (20, 26, 33)
 CPU = torch.device("cpu")
@@ -161,10 +161,10 @@ def test_where_clients_live_and_how_many_train_at_once_does_not_matter(algorithm
     augment = build_augment("rotation", {"degrees": 45})
     expected, server = losses(algorithm, augment)
     assert len(set(expected.values())) == 6
-    streamed, other = losses(algorithm, augment, resident=False)
+    streamed, other = losses(algorithm, augment, data_on_device=False)
     assert streamed == expected
     assert other.fingerprint() == server.fingerprint()
-    together, _ = losses(algorithm, augment, width=3)
+    together, _ = losses(algorithm, augment, vmap_clients=3)
     assert together == pytest.approx(expected, abs=1e-5)
     apart = on_two_hosts(algorithm, augment)
     assert apart == {key: value for key, value in expected.items() if key[0] == 1}
@@ -183,12 +183,12 @@ def on_two_hosts(algorithm, augment):
     return seen
 
 
-@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("data_on_device", [True, False])
 @pytest.mark.parametrize("algorithm", [AFL(), VM(beta=0.5)])
-def test_the_clients_data_are_only_lent(algorithm, resident):
+def test_the_clients_data_are_only_lent(algorithm, data_on_device):
     """`pure` compares all that a hook is lent, bit for bit, the data among it."""
     clients = people()
-    changes = {"model": small(), "augment": InPlace(), "resident": resident}
+    changes = {"model": small(), "augment": InPlace(), "data_on_device": data_on_device}
     plan = blueprint(intercepted(algorithm, pure), clients, **changes)
     list(Server(plan, clients, LocalFleet(plan, clients), Evaluation(points=("trained",))).run())
 
@@ -218,13 +218,15 @@ def test_without_augmentation_it_is_the_training_part_itself():
 
 
 class TestAugmented:
-    def part(self, *, resident=True):
+    def part(self, *, data_on_device=True):
         clients = people()
-        return Part(clients.clients[1].train, CPU, Normalise(clients, CPU, channels_last=False), resident=resident)
+        return Part(
+            clients.clients[1].train, CPU, Normalise(clients, CPU, channels_last=False), data_on_device=data_on_device
+        )
 
     def test_batches_are_drawn_by_key_and_number_and_leave_the_generator_alone(self):
         augment = build_augment("noise", {})
-        part, other = self.part(), self.part(resident=False)
+        part, other = self.part(), self.part(data_on_device=False)
         assert isinstance(other.x, Streamed)
         torch.manual_seed(5)
         state = torch.get_rng_state()

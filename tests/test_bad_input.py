@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.run import main
+from rayfed.cli.run import main
 
 MINE = """
 from dataclasses import dataclass
@@ -74,9 +74,9 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["seed=-1"], "seed=-1: must be at least 0"),
         (["cohort=0"], "cohort=0: give a number of clients from 1"),
         (["cohort=1.5"], "cohort=1.5: give a number of clients from 1"),
-        (["newcomers=-1"], "newcomers=-1: must be at least 0"),
-        (["newcomers=1.5"], "newcomers=1.5: give a number of clients, or a share below 1.0"),
-        (["newcomers=some"], "newcomers='some': expected a whole number or a number"),
+        (["unseen_clients=-1"], "unseen_clients=-1: must be at least 0"),
+        (["unseen_clients=1.5"], "unseen_clients=1.5: give a number of clients, or a share below 1.0"),
+        (["unseen_clients=some"], "unseen_clients='some': expected a whole number or a number"),
         (["evaluate.clients=cohort"], "evaluate.clients='cohort': known: all, selected"),
         (["leave_out=[plain]"], "leave_out=['plain']: expected a text"),
         (["placement.hosts=-1"], "placement.hosts=-1: must be at least 0"),
@@ -90,12 +90,15 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["algorithm={name: dp_adcol, epsilon: 1e-15}"], "algorithm.epsilon=1e-15: must be at least 1e-06"),
         # what the data say
         (["cohort=6", *QUICK], "cohort=6: there are 5 clients"),
-        (["newcomers=5", *QUICK], "newcomers=5: there are 5 clients, and one at least must train"),
-        (["newcomers=2", "cohort=4", *QUICK], "cohort=4: there are 3 clients"),
+        (["unseen_clients=5", *QUICK], "unseen_clients=5: there are 5 clients, and one at least must train"),
+        (["unseen_clients=2", "cohort=4", *QUICK], "cohort=4: there are 3 clients"),
         (["leave_out=stret", *QUICK], "leave_out=stret: no such domain in mini_digits; did you mean street?"),
         (["partition={name: iid, clients: 100000}", *QUICK], "partition.clients=100000"),
         (["local.batch_size=1000", *QUICK], "local.batch_size=1000: client 0 has 324 training examples"),
-        (["placement.width=2", "local.drop_last=false", *QUICK], "placement.width=2: clients that train together"),
+        (
+            ["placement.vmap_clients=2", "local.drop_last=false", *QUICK],
+            "placement.vmap_clients=2: clients that train together",
+        ),
         (["local.batch_size=17", "local.drop_last=false", *BN], "local.batch_size=17: of client 0's 324 training"),
         (["local.batch_size=1", *BN], "local.batch_size=1: of client 0's 324 training examples a batch has one"),
         # what the algorithm needs
@@ -103,7 +106,10 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["algorithm.name=afl", "cohort=3", *QUICK], "cohort=3: algorithm.name=afl"),
         (["algorithm.name=fedbn", *BN, "evaluate.points=[global]"], "evaluate.points: algorithm fedbn has no global"),
         (["batch_norm=local", *BN, "evaluate.points=[global]"], "evaluate.points: algorithm fedavg has no global"),
-        (["algorithm.name=apple", "newcomers=1", *QUICK], "newcomers=1: algorithm.name=apple mixes the core models of"),
+        (
+            ["algorithm.name=apple", "unseen_clients=1", *QUICK],
+            "unseen_clients=1: algorithm.name=apple mixes the core models of",
+        ),
         (["algorithm.name=solo", "leave_out=street", *QUICK], "leave_out=street: algorithm solo has no global model"),
         # arguments and files
         (["rounds"], "rounds: no such file (values are given as key=value)"),

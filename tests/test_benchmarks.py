@@ -178,8 +178,8 @@ def test_memory_of_a_family(tmp_path):
         while watch.memory(child.pid)[0] < 0.2:
             time.sleep(0.05)
         assert child.pid in list(watch.family(os.getpid()))
-        private, resident = watch.memory(child.pid)
-        assert 0.2 < private < resident < 0.3
+        private, data_on_device = watch.memory(child.pid)
+        assert 0.2 < private < data_on_device < 0.3
     finally:
         child.communicate(b"\n")
     assert watch.memory(child.pid) == (0.0, 0.0)

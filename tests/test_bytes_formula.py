@@ -13,11 +13,11 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.moon import Moon
-from rayfed.engine.payload import bytes_by_formula
+from rayfed.core.optim import SGD
+from rayfed.core.registry import resolve
+from rayfed.core.task import Task
+from rayfed.engine.serialization import bytes_by_formula
 from rayfed.models.split import ensure_split
-from rayfed.optim import SGD
-from rayfed.registry import resolve
-from rayfed.task import Task
 
 
 def paper_context(algorithm, parties=100):

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from rayfed.capacity import bundles, check_fits
-from rayfed.config import Config, Placement
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
+from rayfed.distributed.capacity import bundles, check_fits
+from rayfed.experiments.config import Config, Placement
 
 
 def fits(nodes, **placement):

@@ -6,7 +6,7 @@ from support import Point, blueprint, quadratic, quadratics, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.scaffold import Scaffold
-from rayfed.optim import SGD
+from rayfed.core.optim import SGD
 
 CURVES = ((1.0, 0.0), (4.0, 10.0))  # the optimum of the mean is (1·0 + 4·10) / (1 + 4) = 8
 
@@ -22,7 +22,7 @@ def settle(algorithm, width=1, **sgd):
         local=Phase("train", steps=10),
         batch_size=1,
         rounds=300,
-        width=width,
+        vmap_clients=width,
     )
     server, _ = simulate(plan, population, every=300)
     return server.state["weights"]["w"].item()

@@ -7,16 +7,16 @@ import pytest
 from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.scaffold import Scaffold
-from rayfed.config import Config
-from rayfed.errors import UsageError
-from rayfed.plan import make_plan, trial_name
-from rayfed.registry import resolve
-from rayfed.sources import from_arguments, from_file, merged
+from rayfed.core.errors import UsageError
+from rayfed.core.registry import resolve
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan, trial_name
+from rayfed.experiments.sources import from_arguments, from_file, merged
 
 MINE = """
 from dataclasses import dataclass
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.options import option
+from rayfed.core.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(FedAvg):
@@ -219,7 +219,7 @@ class TestAlgorithm:
     )
     def test_options_of_a_class_without_the_decorator_are_refused(self, tmp_path, monkeypatch, key, base):
         module, name = base.rsplit(".", 1)
-        text = f"from {module} import {name} as Base\nfrom rayfed.options import option\n"
+        text = f"from {module} import {name} as Base\nfrom rayfed.core.options import option\n"
         text += "class Bare(Base):\n    shrink: bool = option(False, help='')\nclass Same(Base):\n    pass\n"
         text += "class Below(Bare):\n    pass\n"
         own = f"config_bare_{name.lower()}"
@@ -282,7 +282,7 @@ class TestTrialNames:
             "seed=1",
             "rounds=3",
             "local.lr=0.1",
-            "placement.width=2",
+            "placement.vmap_clients=2",
             "placement.threads=2",
             "data.seed=1",
         )

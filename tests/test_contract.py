@@ -18,22 +18,22 @@ from torch import Tensor
 
 from rayfed.algorithm import Algorithm, ClientData, Context, Phase, Replies, State
 from rayfed.algorithms import ALGORITHMS
+from rayfed.algorithms.common.wrapper import innermost
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.wrapper import innermost
-from rayfed.config import build_algorithm
+from rayfed.core.errors import UsageError
+from rayfed.core.optim import SGD, Adam
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output, Task
+from rayfed.core.trees import Weights, add, scale, sub, tensors, zeros_like
 from rayfed.engine import checkpoint
+from rayfed.engine.device_data import Part
 from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.resident import Part
 from rayfed.engine.server import Evaluation, Server
-from rayfed.errors import UsageError
+from rayfed.experiments.config import build_algorithm
 from rayfed.metrics.calibration import Ece
 from rayfed.metrics.drift import Drift
 from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.gradient_norm import GradientNorm
-from rayfed.optim import SGD, Adam
-from rayfed.options import option
-from rayfed.task import Batch, Output, Task
-from rayfed.tree import Weights, add, scale, sub, tensors, zeros_like
 
 POINTS = ("global", "downloaded", "trained", "adapted")
 CLIENTS = range(4)
@@ -46,7 +46,7 @@ class Mine(FedAvg):
     """A user's algorithm that uses all of the interface: every stage, two trips, single notes, noise, client state."""
 
     name: ClassVar[str] = "mine"
-    source: ClassVar[str] = "nobody, 2024"
+    reference: ClassVar[str] = "nobody, 2024"
     trips: ClassVar[int] = 2
     setup_exchanges: ClassVar[int] = 1
     final_exchanges: ClassVar[int] = 1
@@ -360,7 +360,7 @@ def test_equal_seeds_give_equal_bits_and_others_do_not(case):
 
 @EVERY
 def test_any_width_gives_the_same_result(case):
-    alone, together = (everything(finished(plan_of(case, width=w))) for w in (1, 3))  # a block of three and one of one
+    alone, together = (everything(finished(plan_of(case, vmap_clients=w))) for w in (1, 3))  # a block of three and one of one
     for (path, a), (other, b) in zip(tensors(alone), tensors(together), strict=True):
         assert (path, a.dtype, a.shape) == (other, b.dtype, b.shape)
         assert bool(torch.isfinite(b.double()).all()), path
@@ -410,7 +410,7 @@ def test_the_engines_checkpoints_can_be_resumed(case):
 @EVERY
 def test_what_is_watched_is_recorded_after_each_round(case):
     server = server_of(plan_of(case))
-    names = set(server.algorithm.watched)
+    names = set(server.algorithm.logged_scalars)
     for record in server.run():
         found = [s for s in record.scores if s.client == -1 and s.metric in names]
         assert {s.metric for s in found} == (names if record.stage == "round" else set())
@@ -459,7 +459,7 @@ def test_bytes_counted_are_bytes_sent(case, width):
 
     algorithm = algorithm_of(case)
     changes = {"cohort": 2} if case.sampled else {}
-    plan = plan_of(case, algorithm=intercepted(algorithm, spy), width=width, rounds=3, **changes)
+    plan = plan_of(case, algorithm=intercepted(algorithm, spy), vmap_clients=width, rounds=3, **changes)
     records = []
     for record in server_of(plan).run():
         assert record.bytes_up == up
@@ -499,9 +499,9 @@ def test_every_point_can_be_scored(case):
     assert set(found) == wanted
     assert all(0 <= s.value <= 1 for s in found.values() if s.metric == "accuracy")
     assert all(0 <= s.value < 100 for s in found.values())
-    assert algorithm.scored in POINTS
+    assert algorithm.default_eval_point in POINTS
     if not case.changes.get("batch_norm"):  # a policy may take the global model away
-        assert algorithm.scored in scored_points(case)
+        assert algorithm.default_eval_point in scored_points(case)
 
 
 @EVERY
@@ -514,7 +514,7 @@ def test_every_point_can_be_scored(case):
     ids=lambda value: type(value).__name__ if not isinstance(value, int) else str(value),
 )
 def test_momentum_and_adam_work(case, optimizer, width):
-    server = server_of(plan_of(case, optimizer=optimizer, width=width))
+    server = server_of(plan_of(case, optimizer=optimizer, vmap_clients=width))
     start = server.fingerprint()
     list(server.run())
     assert_finite(server)
@@ -547,15 +547,17 @@ def test_every_kind_of_metric_can_be_taken_and_changes_nothing(case):
 
 
 @EVERY
-def test_newcomers_change_nothing_and_are_scored_in_the_end(case):
+def test_unseens_change_nothing_and_are_scored_in_the_end(case):
     """One client more that takes no part: training ends with the same bits as without it; then it joins."""
     algorithm = algorithm_of(case)
     people = people_of(algorithm)
     fewer = dataclasses.replace(people, clients=people.clients[:3])
     plan = blueprint(algorithm, fewer, **case.changes)
-    with_one = dataclasses.replace(people, newcomers=1)
-    if algorithm.refuses_newcomers:
-        with pytest.raises(UsageError, match=rf"^newcomers=1: algorithm\.name={algorithm.name} .*; use newcomers=0$"):
+    with_one = dataclasses.replace(people, unseen_clients=1)
+    if algorithm.refuses_unseen_clients:
+        with pytest.raises(
+            UsageError, match=rf"^unseen_clients=1: algorithm\.name={algorithm.name} .*; use unseen_clients=0$"
+        ):
             plan.check(with_one)
         return
     plan.check(with_one)
@@ -567,8 +569,8 @@ def test_newcomers_change_nothing_and_are_scored_in_the_end(case):
     states = [server.fleet.save() for server in servers]
     assert set(states[1]) == {*states[0], 3}
     assert facts([servers[1].state, {i: states[1][i] for i in states[0]}]) == facts([servers[0].state, states[0]])
-    assert [score for score in last[1] if not score.newcomer] == last[0]
-    found = {(s.client, s.point, s.split, s.metric): s.value for s in last[1] if s.newcomer}
+    assert [score for score in last[1] if not score.unseen] == last[0]
+    found = {(s.client, s.point, s.split, s.metric): s.value for s in last[1] if s.unseen}
     pairs = [(p, split) for p in ("downloaded", "adapted") for split in ("val", "test")]
     assert set(found) == {(3, p, split, m) for p, split in pairs for m in ("accuracy", "loss")}
     adapted = found[3, "adapted", "test", "loss"]
@@ -583,7 +585,7 @@ def test_newcomers_change_nothing_and_are_scored_in_the_end(case):
 def test_every_algorithm_says_what_it_is(entry):
     kind = type(build_algorithm({"name": entry}, where="algorithm"))
     assert kind.name == entry
-    assert kind.source
+    assert kind.reference
     text = sys.modules[kind.__module__].__doc__ or ""
     assert re.search(r"\b20[12]\d\b", text), "the module's text names the paper with its year"
     assert len(text.splitlines()) > 3

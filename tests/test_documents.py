@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 import torch
 
-from rayfed.algorithm_pages import after_a_round, pages
-from rayfed.config import build_algorithm
+from rayfed.cli.algorithm_pages import after_a_round, pages
+from rayfed.cli.run import main
+from rayfed.experiments.config import build_algorithm
 from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.results.trials import FIXED, STATUSES
-from rayfed.run import main
 
 PAGE = Path(__file__).parent.parent / "docs" / "algorithms.md"
 

@@ -13,20 +13,20 @@ from torch.nn.functional import cross_entropy
 
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.errors import Diverged, UsageError
+from rayfed.core.optim import SGD
+from rayfed.core.rng import generator, seed_of, torch_state_kept
+from rayfed.core.task import Task
+from rayfed.core.trees import nbytes, tree_map
 from rayfed.engine.blueprint import deal
+from rayfed.engine.device_data import batch_rows
+from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.payload import bytes_by_field, fingerprint, pack, unpack
 from rayfed.engine.purity import ImpureHook
-from rayfed.engine.resident import batch_rows
 from rayfed.engine.scoring import Score
-from rayfed.engine.seeds import generator, seed_of, torch_state_kept
+from rayfed.engine.serialization import bytes_by_field, fingerprint, pack, unpack
 from rayfed.engine.server import Evaluation, Record, Server
-from rayfed.engine.sums import ExactSum
-from rayfed.errors import Diverged, UsageError
 from rayfed.models.build import build_model
-from rayfed.optim import SGD
-from rayfed.task import Task
-from rayfed.tree import nbytes, tree_map
 
 POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
 
@@ -342,7 +342,7 @@ class TestExchanges:
 class Late(FedAvg):
     """The server weighs by what the clients send: all to the one with the greatest number."""
 
-    weighs_replies: ClassVar[bool] = True
+    server_side_weighting: ClassVar[bool] = True
     total: float = 1.0
 
     def finish(self, ctx, work, client, down, data):
@@ -638,7 +638,7 @@ class TestChecks:
         simulate(blueprint(FedAvg(), blobs(4), batch_size=50, drop_last=False, model=net(False)), blobs(4))
 
     def test_width_needs_equal_batches(self):
-        with pytest.raises(UsageError, match=r"placement.width=2: .*client 1"):
+        with pytest.raises(UsageError, match=r"placement.vmap_clients=2: .*client 1"):
             simulate(blueprint(FedAvg(), blobs(4), width=2, drop_last=False), blobs(4))
 
     def test_phases_of_steps(self):

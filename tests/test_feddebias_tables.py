@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rayfed.sources import from_file, merged
+from rayfed.experiments.sources import from_file, merged
 
 TABLES = sorted((Path(__file__).parents[1] / "benchmarks" / "papers").glob("feddebias_*.yaml"))
 TUNED = {  # row -> its option, and the grid as a note has it

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 import rayfed
-from rayfed.config import Config
+from rayfed.cli.report import main as report
+from rayfed.cli.run import main
+from rayfed.core.errors import BadHook
+from rayfed.core.options import suggestion
 from rayfed.data.own_clients import own_clients
-from rayfed.errors import BadHook
-from rayfed.options import suggestion
-from rayfed.report import main as report
-from rayfed.run import main
+from rayfed.experiments.config import Config
 
 QUICK = ("data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=1")
 

@@ -9,8 +9,8 @@ from rayfed.algorithms.erm import ERM
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.per_fedavg import PerFedAvg
-from rayfed.errors import UsageError
-from rayfed.lone_row import comes_to_one
+from rayfed.core.errors import UsageError
+from rayfed.engine.single_example_batchnorm import comes_to_one
 
 SIZES = (20, 26)  # batches of 5 leave one of the latter
 

@@ -12,10 +12,10 @@ from torch import nn
 import rayfed
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.config import Config
-from rayfed.engine.measuring import Measures, Where
-from rayfed.engine.resident import client_data
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
+from rayfed.engine.device_data import client_data
+from rayfed.engine.metric_collection import Measures, Where
+from rayfed.experiments.config import Config
 from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.mdl import Mdl
 from rayfed.metrics.representations import represented
@@ -96,7 +96,7 @@ def test_values_do_not_depend_on_hosts(tmp_path):
     points = {"evaluate.points": ["global", "downloaded", "trained"]}
     here = run(tmp_path, {"metrics": ALL, **points}, experiment="here")
     there = run(tmp_path, {"metrics": ALL, **points, "placement.hosts": 2, "placement.cpus": 0.5}, experiment="there")
-    columns = ["round", "client", "domain", "split", "point", "metric", "value", "n", "newcomer"]
+    columns = ["round", "client", "domain", "split", "point", "metric", "value", "n", "unseen"]
     ordered = [r.metrics[columns].sort_values(columns[:6], ignore_index=True) for r in (here, there)]
     pd.testing.assert_frame_equal(*ordered, check_exact=True)
 
@@ -152,9 +152,9 @@ def test_seconds_of_metrics_of_trained_models_are_those_of_evaluation(tmp_path, 
     assert sum(seconds[name] for name in parts) <= seconds["seconds_total"]
 
 
-def test_newcomers_have_metrics_of_predictions(tmp_path):
-    result = run(tmp_path, {"metrics": {"ece": True, "mdl": ALL["mdl"]}, "newcomers": 1})
-    late = result.metrics[result.metrics["newcomer"]]
+def test_unseens_have_metrics_of_predictions(tmp_path):
+    result = run(tmp_path, {"metrics": {"ece": True, "mdl": ALL["mdl"]}, "unseen_clients": 1})
+    late = result.metrics[result.metrics["unseen"]]
     assert set(late["metric"]) == {"accuracy", "loss", "ece"}
     assert set(result.metrics[result.metrics["metric"] == "mdl"]["client"]) == {-1}
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from rayfed.network import vectorised
-from rayfed.optim import SGD, Adam
+from rayfed.core.network import vectorised
+from rayfed.core.optim import SGD, Adam
 
 STEPS = 6
 CASES = {

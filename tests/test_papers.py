@@ -13,13 +13,13 @@ import pytest
 import stand_in_data
 import torch
 
-import rayfed.plan
-from rayfed.config import Config
-from rayfed.errors import UsageError
+import rayfed.experiments.plan
+from rayfed.core.errors import UsageError
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.sources import merged
 from rayfed.models.build import build_model
-from rayfed.plan import make_plan
 from rayfed.results.read import Tables
-from rayfed.sources import merged
 
 HOME = Path(__file__).parents[1] / "benchmarks" / "papers"
 NAMES = sorted(path.stem for path in HOME.glob("*.yaml"))
@@ -106,7 +106,7 @@ def made(made_for_all, monkeypatch):
     """With stand-ins for all data that is not embedded."""
     stand_in_data.install(monkeypatch, made_for_all.folder)
     monkeypatch.setenv("RAYFED_DATA", str(made_for_all.folder))
-    monkeypatch.setattr(rayfed.plan, "build_model", made_for_all.network)
+    monkeypatch.setattr(rayfed.experiments.plan, "build_model", made_for_all.network)
     monkeypatch.chdir(made_for_all.folder)
     return made_for_all
 
@@ -145,8 +145,8 @@ def measured(rule, plan):
     """Whether the plan scores what a column asks for: a point or a split too few would leave the column empty."""
     splits = {*plan.evaluation.splits, *(test.split for test in plan.population.tests)}
     point = rule.get("point", plan.evaluation.points[0])
-    if rule.get("newcomers"):
-        return rule["split"] in splits and plan.population.newcomers > 0 and point in ("downloaded", "adapted")
+    if rule.get("unseen_clients"):
+        return rule["split"] in splits and plan.population.unseen_clients > 0 and point in ("downloaded", "adapted")
     return rule["split"] in splits and point in plan.evaluation.points
 
 
@@ -185,7 +185,7 @@ def test_a_column_that_nothing_is_scored_for_would_be_noticed(made):
     assert measured({"split": "test", "point": "downloaded"}, plan)
     assert not measured({"split": "test", "point": "global"}, plan)  # running statistics stay with the clients
     assert not measured({"split": "val"}, plan)
-    assert not measured({"split": "test", "point": "adapted", "newcomers": True}, plan)
+    assert not measured({"split": "test", "point": "adapted", "unseen_clients": True}, plan)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -354,7 +354,7 @@ def test_dbes_baselines_have_the_values_of_pfllibs_example_commands(name, papers
             assert used.models == 5
         elif row == "pFedMe":
             assert (used.lam, used.beta, used.personal_lr) == (15, 1, 0.01)  # theirs for Fashion-MNIST, 0.1, diverges
-        elif row == "FedRep" and config.newcomers:
+        elif row == "FedRep" and config.unseen_clients:
             assert used.adapted == "both"  # "method-specific local training" (appendix D.4)
 
 
@@ -378,7 +378,7 @@ def test_columns_are_worked_out_by_hand(papers):
     rows = [point | {"round": r, "domain": "x", "value": v, "n": 30} for r, v in x.items()]
     rows += [point | {"round": r, "domain": "y", "value": 0.3, "n": 10} for r in x]
     rows += [point | {"round": 7, "domain": "x", "value": 1.0, "n": 9, **other} for other in NOT_COUNTED]
-    trials = pd.DataFrame([{"trial": trial, "status": "done", "scored": "global"}])
+    trials = pd.DataFrame([{"trial": trial, "status": "done", "default_eval_point": "global"}])
     found = papers.measure(table, "small", space, Tables(pd.DataFrame(rows), NO_ROUNDS, trials))
     by_column = found.set_index("column")["value"]
     assert set(found["seed"]) == {3}
@@ -414,7 +414,7 @@ def test_settings_are_measured_apart_and_only_where_the_paper_has_a_number(paper
     ids = [papers.trial_name(Config.read(merged(tree, {"seed": 5}))) for tree in trees]
     point = {"round": 9, "metric": "accuracy", "point": "global", "split": "test", "domain": "x", "n": 1}
     metrics = pd.DataFrame([{"trial": name, "value": i / 10} | point for i, name in enumerate(ids)])
-    trials = pd.DataFrame([{"trial": name, "status": "done", "scored": "global"} for name in ids])
+    trials = pd.DataFrame([{"trial": name, "status": "done", "default_eval_point": "global"} for name in ids])
     found = papers.measure(table, "small", space, Tables(metrics, NO_ROUNDS, trials))
     assert found[["row", "column", "value"]].values.tolist() == [
         ["one", "few", 0], ["one", "many", 10], ["two", "many", 20], ["ours", "few", 30], ["ours", "many", 40]
@@ -429,7 +429,7 @@ def test_other_metrics_keep_their_unit(papers):
     trial = papers.trial_name(Config.read(merged(space.arms[0][0], {"seed": 0})))
     row = {"trial": trial, "round": 1, "point": "global", "split": "val", "domain": "x", "n": 1}
     rows = [row | {"metric": "accuracy", "value": 0.5}, row | {"metric": "gradient_norm", "value": 0.25}]
-    trials = pd.DataFrame([{"trial": trial, "status": "done", "scored": "global"}])
+    trials = pd.DataFrame([{"trial": trial, "status": "done", "default_eval_point": "global"}])
     found = papers.measure(table, "small", space, Tables(pd.DataFrame(rows), NO_ROUNDS, trials))
     assert found["value"].tolist() == [0.25]
 
@@ -450,7 +450,7 @@ def trials_of_two_rows(papers, columns, **content):
                 sent = {"bytes_down": 3_000_000, "bytes_up": 1_000_000} if number else {"bytes_down": 5_000_000}
                 rounds.append({"trial": trial, "round": number, "bytes_up": 0, "seconds_total": 900.0} | sent)
             if (row, seed) in curves:
-                trials.append({"trial": trial, "status": "done", "scored": "global"})
+                trials.append({"trial": trial, "status": "done", "default_eval_point": "global"})
     tables = Tables(pd.DataFrame(metrics), pd.DataFrame(rounds), pd.DataFrame(trials))
     found = papers.measure(table, "small", space, tables)
     return found.set_index(["column", "row", "seed"])["value"]

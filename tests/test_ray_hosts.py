@@ -20,12 +20,12 @@ from torch import nn
 
 import rayfed
 from rayfed.algorithms import ALGORITHMS
+from rayfed.core.errors import Diverged, HostLost, UsageError
+from rayfed.core.registry import resolve
+from rayfed.distributed.ray_fleet import RayFleet, RayHost
 from rayfed.engine.blueprint import deal
 from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.ray_fleet import RayFleet, RayHost
 from rayfed.engine.server import Evaluation, Server
-from rayfed.errors import Diverged, HostLost, UsageError
-from rayfed.registry import resolve
 
 pytestmark = pytest.mark.ray
 
@@ -91,7 +91,11 @@ def plans(name):
 
 
 def outcome(plan, people, fleet):
-    points = (plan.algorithm.scored, "trained") if plan.algorithm.scored != "trained" else ("trained",)
+    points = (
+        (plan.algorithm.default_eval_point, "trained")
+        if plan.algorithm.default_eval_point != "trained"
+        else ("trained",)
+    )
     server = Server(plan, people, fleet, Evaluation(every=2, points=points))
     records = list(server.run())
     told = [(r.round, r.cohort, dict(sorted(r.bytes_down.items())), dict(sorted(r.bytes_up.items()))) for r in records]
@@ -164,11 +168,11 @@ class TestThroughTheApi:
         assert sorted(spread.clients) == sorted(alone.clients)
         assert spread.trials["status"].tolist() == ["done"]
 
-    def test_newcomers_are_the_same_wherever_they_live(self, run):
-        order = ["round", "client", "newcomer", "split", "point", "metric"]
-        tables = [run(hosts, "dbe", newcomers=2).metrics.sort_values(order) for hosts in (0, 2)]
+    def test_unseens_are_the_same_wherever_they_live(self, run):
+        order = ["round", "client", "unseen", "split", "point", "metric"]
+        tables = [run(hosts, "dbe", unseen_clients=2).metrics.sort_values(order) for hosts in (0, 2)]
         assert tables[0][[*order, "value"]].values.tolist() == tables[1][[*order, "value"]].values.tolist()
-        assert tables[0][tables[0]["newcomer"]]["client"].nunique() == 2
+        assert tables[0][tables[0]["unseen"]]["client"].nunique() == 2
 
     def test_resources_are_given_back(self, run):
         run(2, **{"placement.cpus": 2})  # all four: the next would wait for ever
@@ -187,7 +191,7 @@ class TestThroughTheApi:
             textwrap.dedent("""
             from dataclasses import dataclass
             from rayfed.algorithms.fedavg import FedAvg
-            from rayfed.tree import scale
+            from rayfed.core.trees import scale
 
             @dataclass(frozen=True, kw_only=True)
             class Halving(FedAvg):

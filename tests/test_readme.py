@@ -9,9 +9,9 @@ from support import blobs, blueprint, simulate
 
 from rayfed.algorithms import ALGORITHMS
 from rayfed.augment import AUGMENTS
-from rayfed.config import build_algorithm
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
+from rayfed.experiments.config import build_algorithm
 from rayfed.metrics.base import METRICS
 
 README = (Path(__file__).parent.parent / "README.md").read_text()

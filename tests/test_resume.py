@@ -11,16 +11,16 @@ import pandas as pd
 import pytest
 import torch
 
-from rayfed.config import Config
-from rayfed.plan import make_plan
-from rayfed.run import main
-from rayfed.sources import from_arguments
+from rayfed.cli.run import main
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.sources import from_arguments
 
 MORTAL = """
 import os, signal
 from dataclasses import dataclass
 from rayfed.algorithms.scaffold import Scaffold
-from rayfed.options import option
+from rayfed.core.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class Mortal(Scaffold):
@@ -153,7 +153,7 @@ class TestWithoutAKill:
 HALVING = """
 from dataclasses import dataclass
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.tree import scale
+from rayfed.core.trees import scale
 
 def less(weights):
     return scale(weights, 0.5)

@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 
 from rayfed.algorithms import ALGORITHMS
-from rayfed.config import _GROUPS, Config
+from rayfed.cli.run import main
+from rayfed.core.registry import resolve
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
+from rayfed.experiments.config import _GROUPS, Config
 from rayfed.metrics.base import METRICS
 from rayfed.models.build import MODELS
-from rayfed.registry import resolve
-from rayfed.run import main
 
 YAML = """
 experiment: try
@@ -151,9 +151,9 @@ class TestRun:
         assert "not scored" not in capsys.readouterr().err
 
     def test_a_user_sees_progress(self, here, capsys, monkeypatch):
-        import rayfed.status_line
+        import rayfed.core.status_line
 
-        monkeypatch.setattr(rayfed.status_line, "LINE_SECONDS", 0.0)
+        monkeypatch.setattr(rayfed.core.status_line, "LINE_SECONDS", 0.0)
         assert main(["try.yaml"]) == 0
         err = capsys.readouterr().err
         assert re.search(r"round 2/3 · .* s a round · .* left · .* clients/s · val ", err)

@@ -10,10 +10,10 @@ import math
 import pytest
 
 from rayfed.algorithms import ALGORITHMS
-from rayfed.config import Config
-from rayfed.errors import UsageError
-from rayfed.plan import make_plan
-from rayfed.registry import resolve
+from rayfed.core.errors import UsageError
+from rayfed.core.registry import resolve
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
 
 SILLY = [-1, 0, -0.5, 1.5, 10**12, math.nan, math.inf, -math.inf, "x", "inf", True, None, [], [0], [-1], [10**12], {}]
 

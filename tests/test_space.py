@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from rayfed.config import Config
-from rayfed.errors import UsageError
-from rayfed.space import read_space
+from rayfed.core.errors import UsageError
+from rayfed.experiments.config import Config
+from rayfed.experiments.space import read_space
 
 
 def drawn(*sources):

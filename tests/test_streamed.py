@@ -14,15 +14,15 @@ import rayfed
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment.base import build_augment
+from rayfed.core.errors import UsageError
 from rayfed.data.cache import memory_mapped
 from rayfed.data.population import Examples
 from rayfed.data.rows import ArrayFile, Rows, lazy
 from rayfed.engine import streamed
+from rayfed.engine.device_data import Normalise, Part
 from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.resident import Normalise, Part
 from rayfed.engine.server import Evaluation, Server
 from rayfed.engine.streamed import Streamed, fits, room_for
-from rayfed.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ CASES = {
 
 
 def outcome(plan, people):
-    points = (plan.algorithm.scored, "trained", "adapted")
+    points = (plan.algorithm.default_eval_point, "trained", "adapted")
     server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=points, splits=("train", "val", "test")))
     scores = [sorted(record.scores) for record in server.run()]
     return server.fingerprint(), scores
@@ -95,10 +95,10 @@ def test_where_inputs_lie_changes_no_bit(case, form):
     make, model = FORMS[form]
     people, changes = make(blobs(4)), {"algorithm": FedAvg(), **CASES[case]}
     plan = blueprint(changes.pop("algorithm"), people, model=model(), **changes)
-    expected = outcome(replace(plan, resident=True), people)
-    assert outcome(replace(plan, resident=False), people) == expected
-    for resident in (True, False):
-        assert outcome(replace(plan, resident=resident), on_disk(people)) == expected
+    expected = outcome(replace(plan, data_on_device=True), people)
+    assert outcome(replace(plan, data_on_device=False), people) == expected
+    for data_on_device in (True, False):
+        assert outcome(replace(plan, data_on_device=data_on_device), on_disk(people)) == expected
 
 
 class TestPart:
@@ -109,7 +109,7 @@ class TestPart:
         y = np.arange(len(x))
         return [
             Part(Examples(x, y), self.device, normalise),
-            Part(Examples(source, y), self.device, normalise, resident=False),
+            Part(Examples(source, y), self.device, normalise, data_on_device=False),
         ]
 
     @pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
@@ -177,8 +177,8 @@ def test_by_default_what_takes_more_than_a_quarter_of_the_memory_is_streamed(mon
 def test_the_key_is_no_part_of_the_trial(tmp_path):
     config = {"data.per_domain": 40, "model.name": "mlp", "rounds": 1, "results": str(tmp_path)}
     names = set()
-    for resident in (None, True, False):
-        result = rayfed.run(config | {"placement.resident": resident}, experiment=f"run-{resident}")
+    for data_on_device in (None, True, False):
+        result = rayfed.run(config | {"placement.data_on_device": data_on_device}, experiment=f"run-{data_on_device}")
         names.add((result.trial, result.weights_hash))
     assert len(names) == 1
 
@@ -189,7 +189,7 @@ class TestBetweenProcesses:
 
     @pytest.fixture(autouse=True)
     def ray_fleet(self):
-        from rayfed.engine import ray_fleet
+        from rayfed.distributed import ray_fleet
 
         return ray_fleet
 
@@ -208,14 +208,14 @@ class TestBetweenProcesses:
         monkeypatch.setattr(streamed, "memory_bytes", lambda: 100)
         assert ray_fleet.sendable(people) is people
 
-    @pytest.mark.parametrize("resident", [True, False])
-    def test_a_host_process_gets_the_same_bits_from_the_path(self, ray_fleet, resident):
+    @pytest.mark.parametrize("data_on_device", [True, False])
+    def test_a_host_process_gets_the_same_bits_from_the_path(self, ray_fleet, data_on_device):
         people = on_disk(blobs(3))
-        plan = blueprint(FedAvg(), people, resident=resident)
+        plan = blueprint(FedAvg(), people, data_on_device=data_on_device)
         sent = pickle.loads(pickle.dumps(people))
         hosts = [ray_fleet.RayHost(plan, some, [0, 1, 2], [], 0.0) for some in (people, sent)]
         assert all(host.ready() for host in hosts)
-        kind = torch.Tensor if resident else Streamed
+        kind = torch.Tensor if data_on_device else Streamed
         for one, other in zip(*(host.host.holding.parts.values() for host in hosts), strict=True):
             for name in one:
                 assert type(other[name].x) is kind
@@ -226,6 +226,6 @@ class TestBetweenProcesses:
         sent = pickle.dumps(people)
         (path,) = home.glob("*.array")
         path.unlink()
-        host = ray_fleet.RayHost(blueprint(FedAvg(), people, resident=True), pickle.loads(sent), [0], [], 0.0)
+        host = ray_fleet.RayHost(blueprint(FedAvg(), people, data_on_device=True), pickle.loads(sent), [0], [], 0.0)
         with pytest.raises(UsageError, match="No such file or directory on this machine; set RAYFED_CACHE"):
             host.ready()

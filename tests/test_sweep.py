@@ -18,7 +18,7 @@ import ray
 import yaml
 
 import rayfed
-from rayfed.sweep import NOTES, _shortened, main
+from rayfed.cli.sweep import NOTES, _shortened, main
 
 pytestmark = pytest.mark.ray
 
@@ -237,7 +237,7 @@ class TestRefused:
         """In a process of its own, which has no Ray: 12 × 0.6 GPUs and 1,000 hosts."""
         code = """
             import contextlib, io, sys, time
-            import rayfed.sweep
+            import rayfed.cli.sweep
             for more in ("placement.gpus=0.6", "placement.hosts=1000"):
                 began = time.monotonic()
                 with contextlib.redirect_stderr(io.StringIO()) as err:

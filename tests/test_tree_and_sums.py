@@ -6,10 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.engine.payload import Packed, bytes_by_field, fingerprint, pack, unpack
-from rayfed.engine.sums import ExactSum
-from rayfed.optim import SGD
-from rayfed.tree import add, clone, nbytes, only, scale, stack, sub, tensors, tree_map, unstack, without, zeros_like
+from rayfed.core.optim import SGD
+from rayfed.core.trees import (
+    add,
+    clone,
+    nbytes,
+    only,
+    scale,
+    stack,
+    sub,
+    tensors,
+    tree_map,
+    unstack,
+    without,
+    zeros_like,
+)
+from rayfed.engine.exact_sum import ExactSum
+from rayfed.engine.serialization import Packed, bytes_by_field, fingerprint, pack, unpack
 
 TERMS = 3000
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rayfed.config import Config
-from rayfed.plan import make_plan
-from rayfed.sources import from_file
-from rayfed.space import read_space
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.sources import from_file
+from rayfed.experiments.space import read_space
 
 SPACES = sorted((Path(__file__).parent.parent / "tune_spaces").glob("*.yaml"))
 

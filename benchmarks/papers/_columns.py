@@ -4,7 +4,7 @@ Each column has one of these rules. Where the table has `settings`, `setting` sa
 `small` holds the keys that are otherwise in the small form (or false: not in it).
 
     {split, over, rounds}      accuracy in points, or with `metric` another one as it is (shares in points; of several
-                               the first that a row has); with `newcomers: true` that of clients that training did not
+                               the first that a row has); with `unseen_clients: true` that of clients that training did not
                                see
         over                   mean: over clients, or over test sets; weighted: by their examples; worst: the lowest of
                                them; or {domain: NAME}
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 from rayfed.results.metric_names import is_share
 
 Rule = Mapping[str, Any]
@@ -41,7 +41,7 @@ ROUNDS = {
 }
 BYTES = {"GB": 1e9, "MB": 1e6}
 WAYS = {"down": ["bytes_down"], "up": ["bytes_up"], "both": ["bytes_down", "bytes_up"]}
-OPTIONAL = {"metric", "point", "newcomers", "setting", "small"}
+OPTIONAL = {"metric", "point", "unseen_clients", "setting", "small"}
 # What a rule must have, by the key that tells its kind; later kinds are made of earlier ones.
 KINDS = {
     "split": {"split", "over", "rounds"},
@@ -135,8 +135,8 @@ def series(trial: Trial, rule: Rule) -> pd.Series:
     metric = next((name for name in _metrics(rule) if name in there), "")
     rows = trial.scores[(trial.scores["split"] == rule["split"]) & (trial.scores["metric"] == metric)]
     rows = rows[rows["point"] == rule.get("point", trial.scored)]
-    if "newcomer" in rows:
-        rows = rows[rows["newcomer"] == rule.get("newcomers", False)]
+    if "unseen" in rows:
+        rows = rows[rows["unseen"] == rule.get("unseen_clients", False)]
     over = rule["over"]
     if isinstance(over, Mapping):
         rows, over = rows[rows["domain"] == over["domain"]], "mean"

@@ -6,7 +6,8 @@ rows                      name -> {arm: the keys of its configuration, small: mo
                           not in it), published: column -> number, [number, sd] or .inf (never)}; without an arm a row
                           is not measured, without numbers (a control of ours) not published
 claims                    lines such as "worst: full > FedAvg + 2": column, row, row, margin in the column's unit
-full, small               search spaces (see rayfed.space) without arms, or a text that says why there is none; and
+full, small               search spaces (see rayfed.experiments.space) without arms, or a text that says why there is
+                          none; and
     settings              name -> further keys: a row is measured in those for which the paper has a number of it,
                           or, where the paper has none of it at all, in each; `rows` holds keys of single rows
     cap                   {train: n, test: m}: at most so many examples of each client of an .npz file
@@ -25,12 +26,12 @@ import numpy as np
 import pandas as pd
 from _columns import Rule, Trial, kind, values
 
-from rayfed.config import Config
-from rayfed.errors import UsageError
-from rayfed.plan import trial_name
+from rayfed.core.errors import UsageError
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import trial_name
+from rayfed.experiments.sources import from_file, merged
+from rayfed.experiments.space import Space, read_space
 from rayfed.results.read import Tables
-from rayfed.sources import from_file, merged
-from rayfed.space import Space, read_space
 
 HOME = Path(__file__).parent
 KEYS = {"title", "paper", "setting", "columns", "rows", "claims", "full", "small"}
@@ -222,4 +223,4 @@ def _trials(
             if trial in done.index:
                 scores = tables.metrics[tables.metrics["trial"] == trial]
                 own = tables.rounds[tables.rounds["trial"] == trial]
-                yield (row, setting, seed), Trial(scores, own, done.loc[trial, "scored"])
+                yield (row, setting, seed), Trial(scores, own, done.loc[trial, "default_eval_point"])

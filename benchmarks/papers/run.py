@@ -19,11 +19,11 @@ import pandas as pd
 from _columns import in_points
 from _tables import Claim, PaperTable, measure, names, read_table
 
-from rayfed.config import Config
-from rayfed.errors import UsageError
+from rayfed.cli.sweep import sweep
+from rayfed.core.errors import UsageError
+from rayfed.experiments.config import Config
+from rayfed.experiments.sources import from_arguments
 from rayfed.results.read import read
-from rayfed.sources import from_arguments
-from rayfed.sweep import sweep
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,13 +31,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Setting, State, represent
-from rayfed.algorithms.parts.discriminator_memory import DiscriminatorMemory
-from rayfed.errors import UsageError
-from rayfed.network import gradients
-from rayfed.options import option
-from rayfed.task import Batch
-from rayfed.tree import Weights, only
+from rayfed.algorithm import ClientData, Context, ProblemSpec, State, represent
+from rayfed.algorithms.common.discriminator_memory import DiscriminatorMemory
+from rayfed.core.errors import UsageError
+from rayfed.core.network import gradients
+from rayfed.core.options import option
+from rayfed.core.task import Batch
+from rayfed.core.trees import Weights, only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +46,15 @@ class Adcol(DiscriminatorMemory):
     own model. The target of sampled parties, initial discriminators and the server's optimiser are ours."""
 
     name: ClassVar[str] = "adcol"
-    source: ClassVar[str] = "Li, He and Song 2023, Alg. 1"
-    takes_terms: ClassVar[bool] = False
-    scored: ClassVar[str] = "downloaded"  # the party's own model
+    reference: ClassVar[str] = "Li, He and Song 2023, Alg. 1"
+    supports_loss_terms: ClassVar[bool] = False
+    default_eval_point: ClassVar[str] = "downloaded"  # the party's own model
 
     mu: float = option(1.0, low=0, help="μ, weight of the divergence; 0 is the control: local training alone")
     sampling: float = option(1.0, above=0, high=1, help="share of its representations that a party sends each round")
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
+    def check(self, problem: ProblemSpec) -> None:
+        super().check(problem)
         if self.network == "mlp":
             return
         if self.linear:
@@ -67,11 +67,11 @@ class Adcol(DiscriminatorMemory):
                 "representation; use 2 or more"
             )
 
-    def remarks(self, ctx: Context, setting: Setting) -> Sequence[str]:
-        sizes = list(setting.examples.values())[: setting.task.num_clients]
-        vectors = sum(self.count(n) for n in sizes) * setting.cohort / len(sizes)
+    def remarks(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
+        sizes = list(problem.examples.values())[: problem.task.num_clients]
+        vectors = sum(self.count(n) for n in sizes) * problem.cohort / len(sizes)
         steps = self.passes * math.ceil(vectors / self.server_batch_size)
-        outputs = setting.cohort if self.fixed_size else setting.task.num_clients
+        outputs = problem.cohort if self.fixed_size else problem.task.num_clients
         return (
             f"the discriminator takes about {steps} steps a round (582 on the paper's Digits); while its loss stays "
             f"at log {outputs} = {math.log(outputs):.2f} it knows nothing, and mu changes nothing: raise "

@@ -16,17 +16,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Replies, Reply, Setting, State, mean_loss
-from rayfed.algorithms.parts.loss_weighted import LossWeighted, reported
-from rayfed.algorithms.parts.simplex import project_simplex
-from rayfed.errors import UsageError
-from rayfed.options import option
+from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, Reply, State, mean_loss
+from rayfed.algorithms.common.loss_weighted import LossWeighted, reported
+from rayfed.algorithms.common.simplex import project_simplex
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
 class AFL(LossWeighted):
     name: ClassVar[str] = "afl"
-    source: ClassVar[str] = "Mohri et al. 2019; de Luca et al. 2022, Alg. 1 with lambda_min = 0"
+    reference: ClassVar[str] = "Mohri et al. 2019; de Luca et al. 2022, Alg. 1 with lambda_min = 0"
 
     lambda_lr: float = option(0.1, low=0, help="η_λ, step of the clients' weights along their losses")
     lambda_min: float = option(0.0, help="least weight of a client, at most 1/clients; negative ones extrapolate")
@@ -35,9 +35,9 @@ class AFL(LossWeighted):
     def extrapolates(self) -> bool:
         return self.lambda_min < 0
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        clients = setting.task.num_clients
+    def check(self, problem: ProblemSpec) -> None:
+        super().check(problem)
+        clients = problem.task.num_clients
         if self.lambda_min * clients > 1 + 1e-9:
             raise UsageError(
                 f"algorithm.lambda_min={self.lambda_min:g}: the weights of {clients} clients sum to 1, so the least "
@@ -68,6 +68,6 @@ class AFL(LossWeighted):
 @dataclass(frozen=True, kw_only=True)
 class GenAFL(AFL):
     name: ClassVar[str] = "gen_afl"
-    source: ClassVar[str] = "de Luca et al. 2022, Alg. 1 and Prop. 1"
+    reference: ClassVar[str] = "de Luca et al. 2022, Alg. 1 and Prop. 1"
 
     lambda_min: float = option(-1.0, help="least weight of a client, at most 1/clients; 0 is AFL")

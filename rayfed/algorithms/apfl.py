@@ -7,7 +7,7 @@
     server: FedAvg of w; v_i and α_i stay
 
 `code` is PFLlib's rule, by which Zhang et al. 2023 (DBE) compare; its v was mixed once a round, and v is its model. In
-the code, α's step takes v − w after the steps of v and w, in the paper from before them. A newcomer's v starts from the
+the code, α's step takes v − w after the steps of v and w, in the paper from before them. An unseen client's v starts from the
 w that it receives, as in that work's appendix D.4, everyone else's from the initial weights.
 """
 
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.options import option
-from rayfed.task import Batch
-from rayfed.tree import Weights, add, only, scale, sub
+from rayfed.core.options import option
+from rayfed.core.task import Batch
+from rayfed.core.trees import Weights, add, only, scale, sub
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,8 @@ class APFL(FedAvg):
     `variant` says. Batch-norm statistics are mixed as weights are."""
 
     name: ClassVar[str] = "apfl"
-    source: ClassVar[str] = "Deng, Kamani and Mahdavi 2020, Alg. 1"
-    scored: ClassVar[str] = "downloaded"
+    reference: ClassVar[str] = "Deng, Kamani and Mahdavi 2020, Alg. 1"
+    default_eval_point: ClassVar[str] = "downloaded"
 
     alpha: float = option(0.5, low=0, high=1, help="α₀, share of the personal model in the mixture at first")
     adapt_alpha: bool = option(True, help="learn α along with the models")
@@ -44,7 +44,7 @@ class APFL(FedAvg):
 
     def own(self, ctx: Context, client: State, down: State) -> Weights:
         """v of a client that has been sent w."""
-        return super().downloaded_model(ctx, client, down) if ctx.newcomer else client["model"]
+        return super().downloaded_model(ctx, client, down) if ctx.unseen else client["model"]
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         model = self.own(ctx, client, down)

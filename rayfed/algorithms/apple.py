@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
+from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithms.common.full_participation import refuse_sampling
+from rayfed.algorithms.common.relations import mixture, slopes
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.everyone import refuse_sampling
-from rayfed.algorithms.parts.relations import mixture, slopes
-from rayfed.options import option
-from rayfed.task import Batch, Task
-from rayfed.tree import only, scale, stack
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Task
+from rayfed.core.trees import only, scale, stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,19 +32,21 @@ class APPLE(FedAvg):
     in the paper it is w_i that is sent, and not the mixture as in PFLlib, and g meets w_j in an inner product."""
 
     name: ClassVar[str] = "apple"
-    source: ClassVar[str] = "Luo and Wu 2022, Alg. 1"
-    takes_terms: ClassVar[bool] = False
+    reference: ClassVar[str] = "Luo and Wu 2022, Alg. 1"
+    supports_loss_terms: ClassVar[bool] = False
     averaged: ClassVar[tuple[str, ...]] = ()
-    scored: ClassVar[str] = "downloaded"
-    refuses_newcomers: ClassVar[str] = "mixes the core models of all clients, and a newcomer has none among them"
+    default_eval_point: ClassVar[str] = "downloaded"
+    refuses_unseen_clients: ClassVar[str] = (
+        "mixes the core models of all clients, and an unseen client has none among them"
+    )
     setup_exchanges: ClassVar[int] = 1  # tells the server n_j
 
     relation_lr: float = option(1e-3, low=0, help="η₂, step of the relations p_ij; 0 keeps them at 1/clients")
     mu: float = option(0.1, low=0, help="μ, pull of the relations towards the clients' shares of all examples")
     pull_rounds: float = option(1.0, low=0, high=1, help="L, as a share of all rounds: the pull has faded out by then")
 
-    def check(self, setting: Setting) -> None:
-        refuse_sampling(setting, self.name, "mixes the models of all clients of the last round")
+    def check(self, problem: ProblemSpec) -> None:
+        refuse_sampling(problem, self.name, "mixes the models of all clients of the last round")
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal | frozenset(task.model.buffers)

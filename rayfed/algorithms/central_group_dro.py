@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Context, Replies, State
+from rayfed.algorithms.common.loss_weighted import reported
 from rayfed.algorithms.erm import ERM
-from rayfed.algorithms.parts.loss_weighted import reported
-from rayfed.options import option
+from rayfed.core.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class CentralGroupDRO(ERM):
     """As ERM; the server keeps q, too."""
 
     name: ClassVar[str] = "central_group_dro"
-    source: ClassVar[str] = "Sagawa et al. 2020, Alg. 1"
+    reference: ClassVar[str] = "Sagawa et al. 2020, Alg. 1"
 
     q_lr: float = option(0.01, low=0, help="η, step of log q along the losses; 0 is ERM")
 

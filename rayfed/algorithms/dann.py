@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Replies, Setting, State
+from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
+from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.mlp import mlp
-from rayfed.errors import UsageError
-from rayfed.network import gradients
-from rayfed.options import option
-from rayfed.task import Batch, Output, Task
-from rayfed.tree import Weights, only
+from rayfed.core.errors import UsageError
+from rayfed.core.network import gradients
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output, Task
+from rayfed.core.trees import Weights, only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +35,15 @@ class DANN(FedAvg):
     optimiser is the model's, and `keep_optimizer` keeps the moments of both."""
 
     name: ClassVar[str] = "dann"
-    source: ClassVar[str] = "Ganin et al. 2016, Eq. 8 to 10; Guo, Tang and Lin 2022, appendix A"
+    reference: ClassVar[str] = "Ganin et al. 2016, Eq. 8 to 10; Guo, Tang and Lin 2022, appendix A"
     averaged: ClassVar[tuple[str, ...]] = ("weights", "discriminator")
-    refuses_newcomers: ClassVar[str] = "has a discriminator with no output for a client that did not train"
+    refuses_unseen_clients: ClassVar[str] = "has a discriminator with no output for a client that did not train"
 
     weight_adversary: float = option(0.1, low=0, help="a, weight of the discriminator's loss; 0 trains as FedAvg")
     hidden: list[int] = option([256, 256], low=1, high=65536, help="widths of the discriminator's hidden layers")
 
-    def check(self, setting: Setting) -> None:
-        if not setting.task.feature_shape:
+    def check(self, problem: ProblemSpec) -> None:
+        if not problem.task.feature_shape:
             raise UsageError("algorithm.name=dann: the model needs a split point, features(x) and a module called head")
 
     def modules(self, task: Task) -> dict[str, nn.Module]:

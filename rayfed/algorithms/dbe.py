@@ -16,34 +16,38 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from rayfed.algorithm import Algorithm, Context, Setting, State
+from rayfed.algorithm import Algorithm, Context, ProblemSpec, State
+from rayfed.algorithms.common.consensus import Consensus
+from rayfed.algorithms.common.dbe_model import BIAS, EXTRAS, MeanRegulariser, TwoLevels
+from rayfed.algorithms.common.wrapper import derived, innermost, inside
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbabu import FedBABU
 from rayfed.algorithms.fedproto import FedProto
-from rayfed.algorithms.parts.consensus import Consensus
-from rayfed.algorithms.parts.two_levels import BIAS, EXTRAS, MeanRegulariser, TwoLevels
-from rayfed.algorithms.parts.wrapper import derived, innermost, inside
-from rayfed.errors import UsageError
-from rayfed.network import weights_of
-from rayfed.options import option
-from rayfed.task import Task
-from rayfed.tree import only
+from rayfed.core.errors import UsageError
+from rayfed.core.network import weights_of
+from rayfed.core.options import option
+from rayfed.core.task import Task
+from rayfed.core.trees import only
 
 
 @dataclass(frozen=True, kw_only=True)
 class DBE(Consensus):
     name: ClassVar[str] = "dbe"
-    source: ClassVar[str] = "Zhang et al. 2023, Alg. 1"
+    reference: ClassVar[str] = "Zhang et al. 2023, Alg. 1"
 
     kappa: float = option(50.0, low=0, help="κ, weight of the mean regulariser; 0: PRBM alone")
     mu: float = option(1.0, low=0, high=1, help="μ, momentum of the running mean; 1: each batch on its own")
     prbm: bool = option(True, help="the personal bias; without it, MR alone")
     mr: bool = option(True, help="the mean regulariser; without it, PRBM alone")
 
-    scored = derived(lambda self: "downloaded" if self.prbm and self.base.scored == "global" else self.base.scored)
+    default_eval_point = derived(
+        lambda self: (
+            "downloaded" if self.prbm and self.base.default_eval_point == "global" else self.base.default_eval_point
+        )
+    )
     regularises = derived(lambda self: self.mr and self.kappa > 0)
 
-    def check(self, setting: Setting) -> None:
+    def check(self, problem: ProblemSpec) -> None:
         if any(isinstance(each, DBE) for each in inside(self)):
             raise UsageError("algorithm.base=dbe: DBE cannot wrap another DBE; give it what that one wraps")
         if (self.noise_scale or self.noise_mix) and not self.regularises:
@@ -54,15 +58,15 @@ class DBE(Consensus):
                 f"algorithm.{off} nobody sends one; use algorithm.{key}=0"
             )
         base = innermost(self.base)
-        if why := self._unfit(base, setting.task):
+        if why := self._unfit(base, problem.task):
             raise UsageError(f"algorithm.base={base.name}: {why}")
-        if not setting.task.feature_shape:
+        if not problem.task.feature_shape:
             raise UsageError("algorithm.name=dbe: the model needs a split point, features(x) and a module called head")
-        super().check(setting)
+        super().check(problem)
 
     def _unfit(self, base: Algorithm, task: Task) -> str:
         """Why DBE would mean nothing over `base`; "" where it does mean something."""
-        if not base.takes_terms:
+        if not base.supports_loss_terms:
             return "DBE wraps methods that train one model by the task's loss"
         if isinstance(base, FedAvg) and set(task.trainable) <= base.personal(task) | {BIAS}:
             return "it averages nothing of the model, and DBE is about what is learned in common; choose another base"

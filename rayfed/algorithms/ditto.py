@@ -4,7 +4,7 @@
              w_i ← w_t, then local training as in FedAvg
     server:  FedAvg of the w_i; the personal models v_i are never sent
 
-The client's model is v_i: it is what all points but `global` score. A newcomer's v_i starts from the w_t that it
+The client's model is v_i: it is what all points but `global` score. An unseen client's v_i starts from the w_t that it
 receives, as in appendix D.4 of Zhang et al. 2023 (DBE), everyone else's from w_0.
 """
 
@@ -17,9 +17,9 @@ from torch import Tensor
 from rayfed.algorithm import ClientData, Context, Phase, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import pulled
-from rayfed.options import option
-from rayfed.task import Batch
-from rayfed.tree import Weights, only
+from rayfed.core.options import option
+from rayfed.core.task import Batch
+from rayfed.core.trees import Weights, only
 
 PERSONAL = "personal"
 
@@ -27,8 +27,8 @@ PERSONAL = "personal"
 @dataclass(frozen=True, kw_only=True)
 class Ditto(FedAvg):
     name: ClassVar[str] = "ditto"
-    source: ClassVar[str] = "Li et al. 2021 (Ditto), Alg. 1 and 2"
-    scored: ClassVar[str] = "downloaded"
+    reference: ClassVar[str] = "Li et al. 2021 (Ditto), Alg. 1 and 2"
+    default_eval_point: ClassVar[str] = "downloaded"
 
     mu: float = option(0.1, low=0, help="μ (λ in the paper), pull of the personal model towards the weights received")
     personal_epochs: int = option(1, low=1, help="epochs of the personal model in a round")
@@ -66,7 +66,7 @@ class Ditto(FedAvg):
         return kept | {"model": work["model"]}, up
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return super().downloaded_model(ctx, client, down) if ctx.newcomer else client["model"]
+        return super().downloaded_model(ctx, client, down) if ctx.unseen else client["model"]
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
         return work["model"]

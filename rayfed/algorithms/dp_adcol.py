@@ -26,10 +26,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import Context, Privacy, Replies, Setting, State
-from rayfed.algorithms.parts.private_discriminator import PrivateDiscriminator
-from rayfed.errors import UsageError
-from rayfed.options import option
+from rayfed.algorithm import Context, Privacy, ProblemSpec, Replies, State
+from rayfed.algorithms.common.private_discriminator import PrivateDiscriminator
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.privacy.laplace import half_ball, laplace_like, unit_range
 from rayfed.privacy.limits import SIMULATED, too_great
 
@@ -42,7 +42,7 @@ class DPAdcol(PrivateDiscriminator):
     beside its model, the order in which its records are drawn. C, σ and the batch are ours."""
 
     name: ClassVar[str] = "dp_adcol"
-    source: ClassVar[str] = "Li, He and Song 2023, differential privacy, tables 16 and 17"
+    reference: ClassVar[str] = "Li, He and Song 2023, differential privacy, tables 16 and 17"
 
     guarantee: str = option(
         "coordinate",
@@ -51,8 +51,8 @@ class DPAdcol(PrivateDiscriminator):
     )
     hidden: list[int] = option([512], low=1, high=65536, help="widths of the discriminator's hidden layers")
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
+    def check(self, problem: ProblemSpec) -> None:
+        super().check(problem)
         if self.guarantee == "strict" and not self.curious:
             raise UsageError(
                 "algorithm.guarantee=strict: says what a curious server gets to see; use setting=curious, or "
@@ -66,24 +66,24 @@ class DPAdcol(PrivateDiscriminator):
                     "has none; leave it out, or use setting=trusted"
                 )
 
-    def remarks(self, ctx: Context, setting: Setting) -> Sequence[str]:
+    def remarks(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         width = math.prod(ctx.task.feature_shape)
         limits = (
             "a representation depends on other records through the network: no record-level privacy of training data",
             SIMULATED,
-            *super().remarks(ctx, setting),
+            *super().remarks(ctx, problem),
         )
         if not self.curious:
             said = f"ε={self.epsilon:g} at δ={self.delta:g} protects what the server sends; uploads are bare"
-            return (said, *too_great(self.delta, sum(self.sent(setting)), "representations"), *limits)
+            return (said, *too_great(self.delta, sum(self.sent(problem)), "representations"), *limits)
         whole = f"{width * self.epsilon:g} for a vector, or for a coordinate that moves its range and so all others"
         of_what = "vector" if self.guarantee == "strict" else f"stretched coordinate: {whole}"
-        sizes = list(setting.examples.values())[: setting.task.num_clients]
-        times = max(math.ceil(setting.rounds * self.count(n) / n - 1e-9) for n in sizes)
+        sizes = list(problem.examples.values())[: problem.task.num_clients]
+        times = max(math.ceil(problem.rounds * self.count(n) / n - 1e-9) for n in sizes)
         return (
             f"ε={self.epsilon:g} a {of_what}",
             f"an upload takes {self.sampling:g} of the records; each pass over them all spends ε once more: a record "
-            f"is sent up to {times} times in {setting.rounds} rounds, which spends {times * self.epsilon:g}",
+            f"is sent up to {times} times in {problem.rounds} rounds, which spends {times * self.epsilon:g}",
             *limits,
         )
 

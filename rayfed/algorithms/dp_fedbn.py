@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.algorithm import ClientData, Context, Privacy, Setting, State
-from rayfed.algorithms.parts.private_updates import PrivateUpdates
+from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, State
+from rayfed.algorithms.common.private_updates import PrivateUpdates
 from rayfed.privacy.laplace import laplace_like
 from rayfed.privacy.limits import SIMULATED
 
@@ -25,13 +25,13 @@ class DPFedBN(PrivateUpdates):
     clipping bound is not in the paper."""
 
     name: ClassVar[str] = "dp_fedbn"
-    source: ClassVar[str] = "Li, He and Song 2023, table 17, baseline DP-FedBN"
+    reference: ClassVar[str] = "Li, He and Song 2023, table 17, baseline DP-FedBN"
 
     def share(self, ctx: Context) -> float:
         """ε_round."""
         return self.epsilon / self.turns(ctx, ctx.rounds)
 
-    def remarks(self, ctx: Context, setting: Setting) -> Sequence[str]:
+    def remarks(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         share = self.share(ctx)
         scale = 2 * self.clip / share
         noise = f"ε={self.epsilon:g} a party, {share:.4g} a turn: Laplace noise of scale {scale:.4g} on every weight"

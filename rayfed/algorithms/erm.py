@@ -16,12 +16,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, Replies, Reply, Setting, State
-from rayfed.algorithms.parts.loss_weighted import LossWeighted, reported
-from rayfed.errors import UsageError
-from rayfed.network import gradients
-from rayfed.task import Batch
-from rayfed.tree import Weights, clone, only, tree_map, zeros_like
+from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, Reply, State
+from rayfed.algorithms.common.loss_weighted import LossWeighted, reported
+from rayfed.core.errors import UsageError
+from rayfed.core.network import gradients
+from rayfed.core.task import Batch
+from rayfed.core.trees import Weights, clone, only, tree_map, zeros_like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,9 @@ class ERM(LossWeighted):
     domain counts alike, whatever its size."""
 
     name: ClassVar[str] = "erm"
-    source: ClassVar[str] = "Gulrajani and Lopez-Paz 2021; de Luca et al. 2022, section 4.1"
+    reference: ClassVar[str] = "Gulrajani and Lopez-Paz 2021; de Luca et al. 2022, section 4.1"
     averaged: ClassVar[tuple[str, ...]] = ("gradient", "buffers")
-    takes_terms: ClassVar[bool] = False
+    supports_loss_terms: ClassVar[bool] = False
     without_averages: ClassVar[str] = "frozen"  # clients keep nothing
 
     keep_optimizer: bool = field(default=False, init=False)  # no key: the server's optimiser always goes on
@@ -45,12 +45,12 @@ class ERM(LossWeighted):
         """Whether the optimiser starts anew before this round's step."""
         return False
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        if setting.task.personal:
+    def check(self, problem: ProblemSpec) -> None:
+        super().check(problem)
+        if problem.task.personal:
             fitting = "frozen" if self.extrapolates else "aggregate or frozen"
             raise UsageError(
-                f"batch_norm={setting.task.batch_norm}: algorithm.name={self.name} has one central model and leaves "
+                f"batch_norm={problem.task.batch_norm}: algorithm.name={self.name} has one central model and leaves "
                 f"nothing with clients; use batch_norm={fitting}"
             )
 

@@ -22,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State, represent
-from rayfed.algorithms.parts.domain_pairs import SOURCE, TARGET, DomainPairs
-from rayfed.algorithms.parts.everyone import refuse_sampling
-from rayfed.algorithms.parts.target_clusters import spread
-from rayfed.errors import UsageError
-from rayfed.options import option
-from rayfed.task import Batch, Output
-from rayfed.tree import Weights, only, tree_map
+from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State, represent
+from rayfed.algorithms.common.domain_pairs import SOURCE, TARGET, DomainPairs
+from rayfed.algorithms.common.full_participation import refuse_sampling
+from rayfed.algorithms.common.target_clusters import spread
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output
+from rayfed.core.trees import Weights, only, tree_map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +38,23 @@ class FADA(DomainPairs):
     Clients keep their trained model until the second trip. Scored: the target's model, which the server has."""
 
     name: ClassVar[str] = "fada"
-    source: ClassVar[str] = "Peng et al. 2020, Alg. 1; Li, He and Song 2023, appendix C"
+    reference: ClassVar[str] = "Peng et al. 2020, Alg. 1; Li, He and Song 2023, appendix C"
     averaged: ClassVar[tuple[str, ...]] = ()
-    takes_terms: ClassVar[bool] = False
-    refuses_newcomers: ClassVar[str] = "has one target and its sources, and a newcomer is neither"
+    supports_loss_terms: ClassVar[bool] = False
+    refuses_unseen_clients: ClassVar[str] = "has one target and its sources, and an unseen client is neither"
     trips: ClassVar[int] = 2  # type: ignore[assignment]
 
     weight_adversary: float = option(0.1, low=0, help="a, weight of confusing the discriminators")
 
-    def check(self, setting: Setting) -> None:
-        refuse_sampling(setting, self.name, "weighs the models of all sources")
-        clients = setting.task.num_clients
+    def check(self, problem: ProblemSpec) -> None:
+        refuse_sampling(problem, self.name, "weighs the models of all sources")
+        clients = problem.task.num_clients
         if not 0 <= self.target < clients or clients < 2:
             raise UsageError(f"algorithm.target={self.target}: must be one of 2 clients or more; there are {clients}")
-        if not setting.task.feature_shape:
+        if not problem.task.feature_shape:
             raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
 
-    def remarks(self, ctx: Context, setting: Setting) -> Sequence[str]:
+    def remarks(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         return (f"algorithm.target={self.target}: the model is for this client; the scores of others are no result",)
 
     def init(self, ctx: Context) -> State:

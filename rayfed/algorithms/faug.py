@@ -21,14 +21,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
+from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithms.common.conditional_vae import Decoder, Encoder, trained_decoder
+from rayfed.algorithms.common.seed_inputs import drawn_seeds, levelled
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.conditional_vae import Decoder, Encoder, trained_decoder
-from rayfed.algorithms.parts.seed_inputs import drawn_seeds, levelled
-from rayfed.errors import UsageError
-from rayfed.options import option
-from rayfed.task import Batch, Output, Task
-from rayfed.tree import Weights, only
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output, Task
+from rayfed.core.trees import Weights, only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class FAug(FedAvg):
     generator and its classes once, and keeps what it made. Scored: the global model."""
 
     name: ClassVar[str] = "faug"
-    source: ClassVar[str] = "Jeong et al. 2018, section 3 (FAug), with a VAE for its GAN"
+    reference: ClassVar[str] = "Jeong et al. 2018, section 3 (FAug), with a VAE for its GAN"
     setup_exchanges: ClassVar[int] = 2
 
     seeds: int = option(5, low=1, help="examples of each class that a client sends to the server")
@@ -49,8 +49,8 @@ class FAug(FedAvg):
     server_steps: int = option(500, low=1, help="steps of the generator's training, which is done once")
     server_batch_size: int = option(64, low=1, high=65536, help="seeds in a step of it")
 
-    def check(self, setting: Setting) -> None:
-        if not setting.task.inputs.real:
+    def check(self, problem: ProblemSpec) -> None:
+        if not problem.task.inputs.real:
             raise UsageError(f"algorithm.name={self.name}: generates inputs, and this data's are numbers of words")
 
     def modules(self, task: Task) -> dict[str, nn.Module]:

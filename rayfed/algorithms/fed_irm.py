@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, State
+from rayfed.algorithms.common.invariance import invariant
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.invariance import invariant
-from rayfed.options import option
-from rayfed.task import Batch, Output
-from rayfed.tree import Weights, tree_map
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output
+from rayfed.core.trees import Weights, tree_map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class FedIRM(FedAvg):
     """Sends weights; keeps the number of its updates so far. Scored: global. Updates are each client's own."""
 
     name: ClassVar[str] = "fed_irm"
-    source: ClassVar[str] = "Arjovsky et al. 2019, IRMv1; de Luca et al. 2022, Alg. 3"
+    reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1; de Luca et al. 2022, Alg. 3"
 
     beta: float = option(100.0, low=0, help="β, weight of the penalty after the first updates; 0 is FedAvg then")
     beta_start: float = option(1.0, low=0, help="β in the first updates")

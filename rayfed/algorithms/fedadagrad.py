@@ -8,9 +8,9 @@ FedAdam but for v, which only grows; m starts from 0 and v from τ². The paper'
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.algorithms.parts.adaptive_server import AdaptiveServer
-from rayfed.options import option
-from rayfed.tree import Weights, add
+from rayfed.algorithms.common.adaptive_server import AdaptiveServer
+from rayfed.core.options import option
+from rayfed.core.trees import Weights, add
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class FedAdagrad(AdaptiveServer):
     """As FedAvg in what is sent, kept and scored; the server keeps the sum of its squared updates, and their mean."""
 
     name: ClassVar[str] = "fedadagrad"
-    source: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedAdagrad)"
+    reference: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedAdagrad)"
 
     beta1: float = option(0.0, low=0, below=1, help="β₁, decay of the mean update")
 

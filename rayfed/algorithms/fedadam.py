@@ -9,9 +9,9 @@ runs the Adam of Keras instead: v starts from 0, moments are corrected, and β�
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.algorithms.parts.adaptive_server import AdaptiveServer
-from rayfed.options import option
-from rayfed.tree import Weights, add, scale
+from rayfed.algorithms.common.adaptive_server import AdaptiveServer
+from rayfed.core.options import option
+from rayfed.core.trees import Weights, add, scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class FedAdam(AdaptiveServer):
     """As FedAvg in what is sent, kept and scored; the server keeps two moments of its updates."""
 
     name: ClassVar[str] = "fedadam"
-    source: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedAdam)"
+    reference: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedAdam)"
 
     beta2: float = option(0.99, low=0, below=1, help="β₂, decay of the mean squared update")
 

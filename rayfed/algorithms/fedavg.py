@@ -14,18 +14,18 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, ClientData, Context, Replies, State
-from rayfed.network import gradients
-from rayfed.options import option
-from rayfed.task import Batch, Output, Task
-from rayfed.tree import Weights, only, without
+from rayfed.core.network import gradients
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output, Task
+from rayfed.core.trees import Weights, only, without
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Algorithm):
     name: ClassVar[str] = "fedavg"
-    source: ClassVar[str] = "McMahan et al. 2017, Alg. 1"
+    reference: ClassVar[str] = "McMahan et al. 2017, Alg. 1"
     averaged: ClassVar[tuple[str, ...]] = ("weights",)
-    takes_terms: ClassVar[bool] = True
+    supports_loss_terms: ClassVar[bool] = True
 
     keep_optimizer: bool = option(False, help="keep the optimiser's moments with the client between rounds")
 

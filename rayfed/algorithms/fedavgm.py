@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rayfed.algorithm import State
-from rayfed.algorithms.parts.server_optimizer import ServerOptimizer
-from rayfed.options import option
-from rayfed.tree import Weights, add, scale
+from rayfed.algorithms.common.server_optimizer import ServerOptimizer
+from rayfed.core.options import option
+from rayfed.core.trees import Weights, add, scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class FedAvgM(ServerOptimizer):
     """As FedAvg in what is sent, kept and scored; the server keeps the momentum of its updates."""
 
     name: ClassVar[str] = "fedavgm"
-    source: ClassVar[str] = "Hsu, Qi and Brown 2019, section 3.2"
+    reference: ClassVar[str] = "Hsu, Qi and Brown 2019, section 3.2"
 
     momentum: float = option(0.9, low=0, below=1, help="β, momentum of the server")
     server_lr: float = option(1.0, above=0, help="η_s, step along the momentum")

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
+from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithms.common.split import body, refuse_without
 from rayfed.algorithms.ditto import PERSONAL
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.split import body, refuse_without
-from rayfed.options import option
-from rayfed.task import Task
-from rayfed.tree import only
+from rayfed.core.options import option
+from rayfed.core.task import Task
+from rayfed.core.trees import only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +29,14 @@ class FedBABU(FedAvg):
     the fine-tuned model. The fine-tuning starts from the last aggregate, not from the client's last local state."""
 
     name: ClassVar[str] = "fedbabu"
-    source: ClassVar[str] = "Oh, Kim and Yun 2022, Alg. 1"
-    scored: ClassVar[str] = "downloaded"
+    reference: ClassVar[str] = "Oh, Kim and Yun 2022, Alg. 1"
+    default_eval_point: ClassVar[str] = "downloaded"
     final_exchanges: ClassVar[int] = 1
 
     finetune_epochs: int = option(10, low=1, help="epochs of the whole model with every client after the last round")
 
-    def check(self, setting: Setting) -> None:
-        refuse_without(setting, self.name)
+    def check(self, problem: ProblemSpec) -> None:
+        refuse_without(problem, self.name)
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal | task.head_names

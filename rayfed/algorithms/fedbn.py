@@ -11,30 +11,30 @@ sizes; `uniform` does so on others, while the default weighs as FedAvg does, so 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.algorithm import Context, Setting
+from rayfed.algorithm import Context, ProblemSpec
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.errors import UsageError
-from rayfed.options import option
-from rayfed.task import Task
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.core.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedBN(FedAvg):
     name: ClassVar[str] = "fedbn"
-    source: ClassVar[str] = "Li et al. 2021 (FedBN), Alg. 1"
-    scored: ClassVar[str] = "downloaded"
+    reference: ClassVar[str] = "Li et al. 2021 (FedBN), Alg. 1"
+    default_eval_point: ClassVar[str] = "downloaded"
 
     uniform: bool = option(False, help="average with equal weights, as Alg. 1 is printed, and not by training examples")
 
     bytes_formula = FedAvg.bytes_formula
 
-    def check(self, setting: Setting) -> None:
-        if not setting.task.batch_norm_names:
+    def check(self, problem: ProblemSpec) -> None:
+        if not problem.task.batch_norm_names:
             raise UsageError(
                 f"algorithm.name={self.name}: the model has no batch-norm layer that could stay with the client; use a "
                 "model that has one, or algorithm.name=fedavg"
             )
-        if setting.task.batch_norm == "frozen":
+        if problem.task.batch_norm == "frozen":
             raise UsageError(
                 f"batch_norm=frozen: algorithm.name={self.name} trains every client's own batch-norm layers; use "
                 "batch_norm=local, or algorithm.name=fedavg"

@@ -32,23 +32,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.algorithm import Context, Setting, State
-from rayfed.algorithms.parts.projected_contrast import ProjectedContrast
-from rayfed.algorithms.parts.pseudo_data import mixture
-from rayfed.algorithms.parts.pseudo_data_exchange import PseudoDataExchange
-from rayfed.algorithms.parts.soft_labels import soft
-from rayfed.errors import UsageError
-from rayfed.lone_row import trains_on_one
-from rayfed.options import option
-from rayfed.task import Batch, Output
-from rayfed.tree import Weights, only
+from rayfed.algorithm import Context, ProblemSpec, State
+from rayfed.algorithms.common.projected_contrast import ProjectedContrast
+from rayfed.algorithms.common.pseudo_data import mixture
+from rayfed.algorithms.common.pseudo_data_exchange import PseudoDataExchange
+from rayfed.algorithms.common.soft_labels import soft
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output
+from rayfed.core.trees import Weights, only
+from rayfed.engine.single_example_batchnorm import trains_on_one
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedDebias(ProjectedContrast, PseudoDataExchange):
     name: ClassVar[str] = "feddebias"
-    source: ClassVar[str] = "Guo, Tang and Lin 2022, Alg. 1 and 2"
-    takes_terms: ClassVar[bool] = False
+    reference: ClassVar[str] = "Guo, Tang and Lin 2022, Alg. 1 and 2"
+    supports_loss_terms: ClassVar[bool] = False
     averaged: ClassVar[tuple[str, ...]] = ("weights", "projector")
 
     lam: float = option(1.0, low=0, help="λ, weight of the uniform labels on pseudo-data; 0: component 2 alone")
@@ -62,10 +62,10 @@ class FedDebias(ProjectedContrast, PseudoDataExchange):
     def mixes(self) -> bool:
         return self.pseudo == "mixture" and self.k_mix > 0 and self.used
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
+    def check(self, problem: ProblemSpec) -> None:
+        super().check(problem)
         lone = self.used and self.pseudo_samples == 1
-        if lone and not trains_on_one(setting.task, setting.shape, tokens=setting.tokens):
+        if lone and not trains_on_one(problem.task, problem.shape, tokens=problem.tokens):
             raise UsageError("algorithm.pseudo_samples=1: the model's batch norm cannot train on one; use at least 2")
 
     def start(self, ctx: Context, client: State, down: State) -> State:

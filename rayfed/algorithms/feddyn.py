@@ -13,8 +13,8 @@ from typing import ClassVar
 from rayfed.algorithm import ClientData, Context, Replies, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import pulled
-from rayfed.options import option
-from rayfed.tree import Weights, add, only, sub, zeros_like
+from rayfed.core.options import option
+from rayfed.core.trees import Weights, add, only, sub, zeros_like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class FedDyn(FedAvg):
     authors' code divides α by the client's share of all examples (times N); the paper does not, nor does this."""
 
     name: ClassVar[str] = "feddyn"
-    source: ClassVar[str] = "Acar et al. 2021, Alg. 1"
+    reference: ClassVar[str] = "Acar et al. 2021, Alg. 1"
 
     alpha: float = option(0.01, above=0, help="α, strength of the dynamic regulariser")
 

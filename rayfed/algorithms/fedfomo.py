@@ -8,9 +8,9 @@
 
 Ratings below 0 count in P, so that models never tried (P = 0) come before those that were worse: the paper's random
 exploration (ε) is not here, as in PFLlib. Nothing is sent before there are models. Only models that clients have sent
-are candidates, the client's own among them; of equal P the lower number goes first, and to a newcomer all are equal.
+are candidates, the client's own among them; of equal P the lower number goes first, and to an unseen client all are equal.
 
-A newcomer starts from the models that it is sent, as in appendix D.4 of Zhang et al. 2023 (DBE): from their mixture by
+An unseen client starts from the models that it is sent, as in appendix D.4 of Zhang et al. 2023 (DBE): from their mixture by
 its own ratings, with the untrained model as θ_old, and from their plain mean if it rates none above 0.
 """
 
@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Replies, Setting, State
+from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
+from rayfed.algorithms.common.ratings import mixed, rated
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.ratings import mixed, rated
-from rayfed.errors import UsageError
-from rayfed.options import option
-from rayfed.tree import Weights, only, without
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.core.trees import Weights, only, without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,14 @@ class FedFomo(FedAvg):
     ratings. Scored: the client's model as its local training left it. Distances are over what is trained and sent."""
 
     name: ClassVar[str] = "fedfomo"
-    source: ClassVar[str] = "Zhang et al. 2021, Eq. 3 and 6"
+    reference: ClassVar[str] = "Zhang et al. 2021, Eq. 3 and 6"
     averaged: ClassVar[tuple[str, ...]] = ()
-    scored: ClassVar[str] = "downloaded"
+    default_eval_point: ClassVar[str] = "downloaded"
 
     models: int = option(5, low=1, help="M, models that a client receives in a round")
 
-    def check(self, setting: Setting) -> None:
-        empty = [client for client, n in setting.validation.items() if not n]
+    def check(self, problem: ProblemSpec) -> None:
+        empty = [client for client, n in problem.validation.items() if not n]
         if empty:
             raise UsageError(
                 f"algorithm.name={self.name}: clients rate models on their validation part, and client {empty[0]} has "
@@ -78,7 +78,7 @@ class FedFomo(FedAvg):
         """(the client's model with what it was sent mixed in, its ratings of what it was sent)."""
         models = down.get("models", [])
         ratings = rated(ctx, client["weights"], client["old"], models)
-        lost = ctx.newcomer and not (ratings > 0).any()  # nothing but the untrained model would be left to it
+        lost = ctx.unseen and not (ratings > 0).any()  # nothing but the untrained model would be left to it
         return mixed(client["weights"], models, torch.ones_like(ratings) if lost else ratings), ratings
 
     def start(self, ctx: Context, client: State, down: State) -> State:
@@ -103,4 +103,4 @@ class FedFomo(FedAvg):
         return None
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return self.received(ctx, client, down)[0] if ctx.newcomer else client["weights"]
+        return self.received(ctx, client, down)[0] if ctx.unseen else client["weights"]

@@ -17,12 +17,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
-from rayfed.algorithms.parts.feature_generator import GeneratorServer
-from rayfed.errors import UsageError
-from rayfed.optim import Adam
-from rayfed.task import Batch, Output
-from rayfed.tree import Weights, only, stack, tree_map, without
+from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithms.common.feature_generator import GeneratorServer
+from rayfed.core.errors import UsageError
+from rayfed.core.optim import Adam
+from rayfed.core.task import Batch, Output
+from rayfed.core.trees import Weights, only, stack, tree_map, without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,14 @@ class FedGen(GeneratorServer):
     the model, the generator and the pooled counts. Scored is the server's model."""
 
     name: ClassVar[str] = "fedgen"
-    source: ClassVar[str] = "Zhu, Hong and Zhou 2021, Alg. 1, in PFLlib's form"
+    reference: ClassVar[str] = "Zhu, Hong and Zhou 2021, Alg. 1, in PFLlib's form"
     setup_exchanges: ClassVar[int] = 1  # type: ignore[assignment]
-    watched: ClassVar[tuple[str, ...]] = ("generator_loss",)
+    logged_scalars: ClassVar[tuple[str, ...]] = ("generator_loss",)
 
-    def check(self, setting: Setting) -> None:
-        if not self.head(setting.task):
+    def check(self, problem: ProblemSpec) -> None:
+        if not self.head(problem.task):
             raise UsageError(f"algorithm.name={self.name}: the model needs a split point with weights in its head")
-        if setting.batch_size == 1:
+        if problem.batch_size == 1:
             raise UsageError("local.batch_size=1: algorithm.name=fedgen cannot train its batch norm on one example")
 
     def init(self, ctx: Context) -> State:

@@ -18,15 +18,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
+from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithms.common.pseudo_data import labelled_means
+from rayfed.algorithms.common.soft_labels import check_real_inputs, check_soft_labels
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.pseudo_data import labelled_means
-from rayfed.algorithms.parts.soft_labels import check_real_inputs, check_soft_labels
-from rayfed.errors import UsageError
-from rayfed.network import gradients
-from rayfed.options import option
-from rayfed.task import Batch, Output
-from rayfed.tree import Weights
+from rayfed.core.errors import UsageError
+from rayfed.core.network import gradients
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output
+from rayfed.core.trees import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +34,20 @@ class FedMix(FedAvg):
     """Sends means of inputs and of labels once, then weights; clients keep everyone's means. Scored: global."""
 
     name: ClassVar[str] = "fedmix"
-    source: ClassVar[str] = "Yoon et al. 2021, Alg. 2 and Eq. 3"
+    reference: ClassVar[str] = "Yoon et al. 2021, Alg. 2 and Eq. 3"
     setup_exchanges: ClassVar[int] = 2
 
     lam: float = option(0.1, low=0, high=1, help="λ, share of the mean in the mixture; 0 is FedAvg")
     mean_examples: int = option(10, low=1, help="M, examples in a mean")
     means: int | None = option(None, low=1, help="means in a step, each with its share of the batch; null: batch size")
 
-    def check(self, setting: Setting) -> None:
-        check_soft_labels(setting, self.name)
-        check_real_inputs(setting, self.name)
-        least = min(setting.examples, key=lambda i: setting.examples[i])
-        if setting.examples[least] < self.mean_examples:
+    def check(self, problem: ProblemSpec) -> None:
+        check_soft_labels(problem, self.name)
+        check_real_inputs(problem, self.name)
+        least = min(problem.examples, key=lambda i: problem.examples[i])
+        if problem.examples[least] < self.mean_examples:
             raise UsageError(
-                f"algorithm.mean_examples={self.mean_examples}: client {least} has only {setting.examples[least]} "
+                f"algorithm.mean_examples={self.mean_examples}: client {least} has only {problem.examples[least]} "
                 "training examples"
             )
 

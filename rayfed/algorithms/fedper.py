@@ -9,10 +9,10 @@ The base is what lies in front of the model's split, the personalisation layers 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.algorithm import Setting
+from rayfed.algorithm import ProblemSpec
+from rayfed.algorithms.common.split import refuse_without
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.split import refuse_without
-from rayfed.task import Task
+from rayfed.core.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +21,11 @@ class FedPer(FedAvg):
     received."""
 
     name: ClassVar[str] = "fedper"
-    source: ClassVar[str] = "Arivazhagan et al. 2019, Alg. 1 and 2"
-    scored: ClassVar[str] = "downloaded"
+    reference: ClassVar[str] = "Arivazhagan et al. 2019, Alg. 1 and 2"
+    default_eval_point: ClassVar[str] = "downloaded"
 
-    def check(self, setting: Setting) -> None:
-        refuse_without(setting, self.name)
+    def check(self, problem: ProblemSpec) -> None:
+        refuse_without(problem, self.name)
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal | task.head_names

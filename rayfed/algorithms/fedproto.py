@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Replies, Setting, State
+from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
+from rayfed.algorithms.common.prototypes import nearness, one_hot, pooled
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.prototypes import nearness, one_hot, pooled
-from rayfed.errors import UsageError
-from rayfed.network import gradients
-from rayfed.options import option
-from rayfed.task import Batch, Task
-from rayfed.tree import Weights, only
+from rayfed.core.errors import UsageError
+from rayfed.core.network import gradients
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Task
+from rayfed.core.trees import Weights, only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +32,16 @@ class FedProto(FedAvg):
     prototypes that it receives. Classes without a prototype are never predicted; with none at all the head predicts."""
 
     name: ClassVar[str] = "fedproto"
-    source: ClassVar[str] = "Tan et al. 2022, Alg. 1"
-    whole_labels: ClassVar[bool] = True
-    scored: ClassVar[str] = "downloaded"
+    reference: ClassVar[str] = "Tan et al. 2022, Alg. 1"
+    requires_hard_labels: ClassVar[bool] = True
+    default_eval_point: ClassVar[str] = "downloaded"
 
     lam: float = option(1.0, low=0, help="λ, weight of the distance to the prototypes")
     share_model: bool = option(False, help="average the models, too, as FedAvg does")
     count_weighted: bool = option(False, help="weigh a client's prototype of a class by its examples of that class")
 
-    def check(self, setting: Setting) -> None:
-        if not setting.task.feature_shape:
+    def check(self, problem: ProblemSpec) -> None:
+        if not problem.task.feature_shape:
             raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
 
     def personal(self, task: Task) -> frozenset[str]:

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from rayfed.algorithm import Context, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.options import option
-from rayfed.tree import Weights, add, only, sub
+from rayfed.core.options import option
+from rayfed.core.trees import Weights, add, only, sub
 
 
 def pulled(grads: Weights, weights: Weights, anchor: Weights, mu: float) -> Weights:
@@ -25,7 +25,7 @@ def pulled(grads: Weights, weights: Weights, anchor: Weights, mu: float) -> Weig
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
-    source: ClassVar[str] = "Li et al. 2020, Alg. 2"
+    reference: ClassVar[str] = "Li et al. 2020, Alg. 2"
 
     mu: float = option(0.01, low=0, help="μ, strength of the pull towards the weights received; 0 is FedAvg")
 

@@ -19,13 +19,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import Context, Setting, State
+from rayfed.algorithm import Context, ProblemSpec, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.errors import UsageError
-from rayfed.network import gradients
-from rayfed.options import option
-from rayfed.task import Batch
-from rayfed.tree import Weights, add, only, scale, sub
+from rayfed.core.errors import UsageError
+from rayfed.core.network import gradients
+from rayfed.core.options import option
+from rayfed.core.task import Batch
+from rayfed.core.trees import Weights, add, only, scale, sub
 
 STEPS = 10
 
@@ -39,14 +39,14 @@ class FedReg(FedAvg):
     """Sends weights and keeps nothing; scored is the server's model."""
 
     name: ClassVar[str] = "fedreg"
-    source: ClassVar[str] = "Xu et al. 2022 (FedReg), public code"
+    reference: ClassVar[str] = "Xu et al. 2022 (FedReg), public code"
 
     eta_s: float = option(0.1, above=0, help="η_s, step of the pseudo-data (in units of normalised inputs)")
     gamma: float = option(0.5, low=0, high=1, help="γ, share of the current weights where the gradient is taken")
     uniform: bool = option(True, help="average with equal weights, and not by training examples")
 
-    def check(self, setting: Setting) -> None:
-        if setting.tokens:
+    def check(self, problem: ProblemSpec) -> None:
+        if problem.tokens:
             raise UsageError(f"algorithm.name={self.name}: takes inputs that can be changed a little, got tokens")
 
     def start(self, ctx: Context, client: State, down: State) -> State:

@@ -7,7 +7,7 @@ Each part has an optimiser of its own: with a common one Adam's count of steps, 
 that of the other part. As in the authors' code, the forward passes of the head's epochs do update the running
 statistics of batch norm in the body.
 
-A client that adapts, a newcomer say, trains its head alone, as the paper's new users do; with `adapted` = both it
+A client that adapts, an unseen client say, trains its head alone, as the paper's new users do; with `adapted` = both it
 trains as in a round, the body for evaluate.adapt_epochs: so says appendix D.4 of Zhang et al. 2023 (DBE).
 """
 
@@ -17,12 +17,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import Context, Phase, Setting, State
+from rayfed.algorithm import Context, Phase, ProblemSpec, State
+from rayfed.algorithms.common.split import body, head, refuse_without
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.split import body, head, refuse_without
-from rayfed.options import option
-from rayfed.task import Batch, Task
-from rayfed.tree import only
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Task
+from rayfed.core.trees import only
 
 PARTS = {"head": head, "body": body}  # by the phase that trains them
 
@@ -30,15 +30,15 @@ PARTS = {"head": head, "body": body}  # by the phase that trains them
 @dataclass(frozen=True, kw_only=True)
 class FedRep(FedAvg):
     name: ClassVar[str] = "fedrep"
-    source: ClassVar[str] = "Collins et al. 2021, Alg. 1"
-    scored: ClassVar[str] = "downloaded"
+    reference: ClassVar[str] = "Collins et al. 2021, Alg. 1"
+    default_eval_point: ClassVar[str] = "downloaded"
 
     head_epochs: int = option(1, low=1, help="epochs of the head, with the body fixed")
     body_epochs: int | None = option(None, low=1, help="epochs of the body after that; by default what local.* says")
     adapted: str = option("head", choices=("head", "both"), help="what adaptation trains: the head, or both as ever")
 
-    def check(self, setting: Setting) -> None:
-        refuse_without(setting, self.name)
+    def check(self, problem: ProblemSpec) -> None:
+        refuse_without(problem, self.name)
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal | task.head_names

@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.algorithm import Context, Setting, State
+from rayfed.algorithm import Context, ProblemSpec, State
+from rayfed.algorithms.common.split import head, refuse_without
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.split import head, refuse_without
-from rayfed.options import option
-from rayfed.task import Batch, Output, Task
-from rayfed.tree import Weights, only
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output, Task
+from rayfed.core.trees import Weights, only
 
 OWN = "personal."  # in front of the names of g_i's weights
 
@@ -45,13 +45,13 @@ class FedRoD(FedAvg):
     client's personal head. Class counts are those of the whole training part, last short batch included."""
 
     name: ClassVar[str] = "fedrod"
-    source: ClassVar[str] = "Chen and Chao 2022, Alg. 1, linear head"
-    scored: ClassVar[str] = "downloaded"
+    reference: ClassVar[str] = "Chen and Chao 2022, Alg. 1, linear head"
+    default_eval_point: ClassVar[str] = "downloaded"
 
     gamma: float = option(1.0, low=0, help="γ, power of the class counts in the balanced loss; 0: the plain loss")
 
-    def check(self, setting: Setting) -> None:
-        refuse_without(setting, self.name, ["head"])
+    def check(self, problem: ProblemSpec) -> None:
+        refuse_without(problem, self.name, ["head"])
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal | own_names(task)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from rayfed.algorithms.fedadam import FedAdam
-from rayfed.tree import Weights, tree_map
+from rayfed.core.trees import Weights, tree_map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class FedYogi(FedAdam):
     """As FedAvg in what is sent, kept and scored; the server keeps two moments of its updates."""
 
     name: ClassVar[str] = "fedyogi"
-    source: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedYogi)"
+    reference: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedYogi)"
 
     def second_moment(self, second: Weights, squares: Weights) -> Weights:
         return tree_map(lambda v, s: v - (1 - self.beta2) * s * torch.sign(v - s), second, squares)

@@ -22,22 +22,22 @@ from typing import ClassVar
 import torch
 
 from rayfed.algorithm import ClientData, Context, Replies, State
-from rayfed.algorithms.parts.fraug_stages import Stages
-from rayfed.models.norm import batch_norm_names, batch_norm_statistics
-from rayfed.network import weights_of
-from rayfed.options import option
-from rayfed.task import Task
-from rayfed.tree import only, without
+from rayfed.algorithms.common.fraug_stages import Stages
+from rayfed.core.batch_norm import batch_norm_names, batch_norm_statistics
+from rayfed.core.network import weights_of
+from rayfed.core.options import option
+from rayfed.core.task import Task
+from rayfed.core.trees import only, without
 
 
 @dataclass(frozen=True, kw_only=True)
 class FRAug(Stages):
     name: ClassVar[str] = "fraug"
-    source: ClassVar[str] = "Chen et al. 2023, Alg. 1, Eq. 1 to 6"
-    takes_terms: ClassVar[bool] = False
-    whole_labels: ClassVar[bool] = True
+    reference: ClassVar[str] = "Chen et al. 2023, Alg. 1, Eq. 1 to 6"
+    supports_loss_terms: ClassVar[bool] = False
+    requires_hard_labels: ClassVar[bool] = True
     averaged: ClassVar[tuple[str, ...]] = ("weights", "generator")
-    scored: ClassVar[str] = "downloaded"
+    default_eval_point: ClassVar[str] = "downloaded"
 
     keep_optimizer: bool = option(True, help="keep all three optimisers' moments with the client between rounds")
     bn_mode: str = option("stats", choices=("all", "stats"), help="batch norm left with clients: all, or statistics")

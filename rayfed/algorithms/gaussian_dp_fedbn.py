@@ -16,9 +16,9 @@ from typing import ClassVar
 
 import torch
 
-from rayfed.algorithm import ClientData, Context, Privacy, Replies, Setting, State
-from rayfed.algorithms.parts.private_updates import PrivateUpdates
-from rayfed.options import option
+from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, Replies, State
+from rayfed.algorithms.common.private_updates import PrivateUpdates
+from rayfed.core.options import option
 from rayfed.privacy.gaussian import check_budget, noise_multiplier, spent
 from rayfed.privacy.limits import SIMULATED, too_great
 
@@ -29,20 +29,20 @@ class GaussianDPFedBN(PrivateUpdates):
     The clipping bound, the neighbours and the equal weights are ours."""
 
     name: ClassVar[str] = "gaussian_dp_fedbn"
-    source: ClassVar[str] = "Li, He and Song 2023, appendix B.12, DP-FedBN with a trusted server"
+    reference: ClassVar[str] = "Li, He and Song 2023, appendix B.12, DP-FedBN with a trusted server"
 
     delta: float = option(0.01, above=0, high=0.01, help="δ of all rounds together")
     uniform: bool = option(True, help="average with equal weights, which takes the least noise; else by examples")
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        check_budget(self.epsilon, self.delta, setting.rounds)
+    def check(self, problem: ProblemSpec) -> None:
+        super().check(problem)
+        check_budget(self.epsilon, self.delta, problem.rounds)
 
     def sigma(self, ctx: Context) -> float:
         """The noise's standard deviation over what one party can move."""
         return noise_multiplier(self.epsilon, self.delta, rate=1.0, steps=self.turns(ctx, ctx.rounds))
 
-    def remarks(self, ctx: Context, setting: Setting) -> Sequence[str]:
+    def remarks(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         turns = self.turns(ctx, ctx.rounds)
         noise = f"Gaussian noise of σ={self.sigma(ctx):.4g} times what a party can move, over its {turns} turns"
         said = f"ε={self.epsilon:g} at δ={self.delta:g} a party protects what the server sends; uploads are bare"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Replies, Reply, State, mean_loss
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.options import option
+from rayfed.core.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,8 @@ class GroupDRO(FedAvg):
     data; released code takes its first batch."""
 
     name: ClassVar[str] = "group_dro"
-    source: ClassVar[str] = "Sagawa et al. 2020, Alg. 1; Guo, Tang and Lin 2022, appendix A"
-    weighs_replies: ClassVar[bool] = True
+    reference: ClassVar[str] = "Sagawa et al. 2020, Alg. 1; Guo, Tang and Lin 2022, appendix A"
+    server_side_weighting: ClassVar[bool] = True
 
     q_lr: float = option(0.01, low=0, help="η, step of log q along the losses; 0: plain mean of the clients")
 

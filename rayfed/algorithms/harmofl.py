@@ -18,14 +18,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
+from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithms.common.amplitude_normalisation import AMPLITUDE, Harmonised, amplitude
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.harmonised import AMPLITUDE, Harmonised, amplitude
-from rayfed.errors import UsageError
-from rayfed.network import gradients
-from rayfed.options import option
-from rayfed.task import Batch
-from rayfed.tree import Weights, add, only, scale
+from rayfed.core.errors import UsageError
+from rayfed.core.network import gradients
+from rayfed.core.options import option
+from rayfed.core.task import Batch
+from rayfed.core.trees import Weights, add, only, scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class HarmoFL(FedAvg):
     on harmonised images."""
 
     name: ClassVar[str] = "harmofl"
-    source: ClassVar[str] = "Jiang, Wang and Dou 2022, Alg. 1"
+    reference: ClassVar[str] = "Jiang, Wang and Dou 2022, Alg. 1"
     averaged: ClassVar[tuple[str, ...]] = ("weights", "amplitude")
     setup_exchanges: ClassVar[int] = 2  # type: ignore[assignment]
 
@@ -42,11 +42,11 @@ class HarmoFL(FedAvg):
     amplitude_momentum: float = option(0.1, above=0, high=1, help="m of a client's running mean amplitude")
     uniform: bool = option(True, help="average with equal weights, and not by training examples")
 
-    def check(self, setting: Setting) -> None:
-        if setting.tokens or len(setting.shape) != 3:
-            found = "tokens" if setting.tokens else "samples of " + "x".join(map(str, setting.shape))
+    def check(self, problem: ProblemSpec) -> None:
+        if problem.tokens or len(problem.shape) != 3:
+            found = "tokens" if problem.tokens else "samples of " + "x".join(map(str, problem.shape))
             raise UsageError(f"algorithm.name={self.name}: takes images (channels x height x width), got {found}")
-        if not setting.task.feature_shape:
+        if not problem.task.feature_shape:
             raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
 
     def adapt(self, ctx: Context) -> Context:

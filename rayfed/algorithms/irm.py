@@ -13,11 +13,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from rayfed.algorithm import Context, State
-from rayfed.algorithms.parts.annealed import Annealed
-from rayfed.algorithms.parts.invariance import invariant
-from rayfed.options import option
-from rayfed.task import Batch, Output
-from rayfed.tree import Weights
+from rayfed.algorithms.common.invariance import invariant
+from rayfed.algorithms.common.penalty_schedule import Annealed
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output
+from rayfed.core.trees import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class IRM(Annealed):
     """As ERM, with the penalty in the clients' losses."""
 
     name: ClassVar[str] = "irm"
-    source: ClassVar[str] = "Arjovsky et al. 2019, IRMv1"
+    reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1"
 
     beta: float = option(100.0, low=0, help="β, weight of the penalty after the first steps; 0 is ERM then")
 

@@ -12,12 +12,12 @@ from typing import ClassVar
 
 import torch
 
-from rayfed.algorithm import Context, Setting
-from rayfed.algorithms.parts.soft_labels import check_real_inputs, check_soft_labels, soft
-from rayfed.algorithms.parts.wrapper import Wrapper, derived, innermost
-from rayfed.errors import UsageError
-from rayfed.options import option
-from rayfed.task import Batch
+from rayfed.algorithm import Context, ProblemSpec
+from rayfed.algorithms.common.soft_labels import check_real_inputs, check_soft_labels, soft
+from rayfed.algorithms.common.wrapper import Wrapper, derived, innermost
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.core.task import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +25,19 @@ class Mixup(Wrapper):
     """Sends, keeps and is scored as its base; with FedDebias the mixed x is the local x of L_con and of Eq. 6."""
 
     name: ClassVar[str] = "mixup"
-    source: ClassVar[str] = "Zhang et al. 2018 (mixup), Eq. 2; Guo, Tang and Lin 2022, appendix A"
+    reference: ClassVar[str] = "Zhang et al. 2018 (mixup), Eq. 2; Guo, Tang and Lin 2022, appendix A"
 
     alpha: float = option(0.2, low=1e-6, high=1e6, help="α of the Beta distribution of λ; 1: uniform")
 
     prepares = derived(lambda self: True)
 
-    def check(self, setting: Setting) -> None:
+    def check(self, problem: ProblemSpec) -> None:
         base = innermost(self.base)
-        if base.whole_labels:
+        if base.requires_hard_labels:
             raise UsageError(f"algorithm.base={base.name}: needs whole classes as labels, and Mixup mixes them")
-        check_soft_labels(setting, self.name)
-        check_real_inputs(setting, self.name)
-        super().check(setting)
+        check_soft_labels(problem, self.name)
+        check_real_inputs(problem, self.name)
+        super().check(problem)
 
     def prepare(self, ctx: Context, batch: Batch) -> Batch:
         x, y = self.base.prepare(ctx, batch)

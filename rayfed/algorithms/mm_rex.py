@@ -12,10 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import Context, Setting, State
+from rayfed.algorithm import Context, ProblemSpec, State
 from rayfed.algorithms.erm import ERM
-from rayfed.errors import UsageError
-from rayfed.options import option
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class MMREx(ERM):
     """As ERM. Batch-norm statistics cannot be averaged with its negative weights: with batch norm, freeze it."""
 
     name: ClassVar[str] = "mm_rex"
-    source: ClassVar[str] = "Krueger et al. 2021, Eq. 7"
+    reference: ClassVar[str] = "Krueger et al. 2021, Eq. 7"
 
     lambda_min: float = option(-1.0, help="λ_min, weight of all but the worst domain, at most 1/domains, which is ERM")
 
@@ -31,9 +31,9 @@ class MMREx(ERM):
     def extrapolates(self) -> bool:
         return self.lambda_min < 0
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        domains = setting.task.num_clients
+    def check(self, problem: ProblemSpec) -> None:
+        super().check(problem)
+        domains = problem.task.num_clients
         if self.lambda_min * domains > 1 + 1e-9:
             raise UsageError(
                 f"algorithm.lambda_min={self.lambda_min:g}: the weights of {domains} domains sum to 1, so the least "

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, State
+from rayfed.algorithms.common.projected import with_projection
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.projected import with_projection
-from rayfed.options import option
-from rayfed.task import Batch, Output
-from rayfed.tree import Weights
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output
+from rayfed.core.trees import Weights
 
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
@@ -37,7 +37,7 @@ def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
 @dataclass(frozen=True, kw_only=True)
 class Moon(FedAvg):
     name: ClassVar[str] = "moon"
-    source: ClassVar[str] = "Li, He and Song 2021, Alg. 1, Eq. 3 and 4"
+    reference: ClassVar[str] = "Li, He and Song 2021, Alg. 1, Eq. 3 and 4"
 
     mu: float = option(1.0, low=0, help="μ, weight of the model-contrastive term; 0 is FedAvg")
     tau: float = option(0.5, above=0, help="τ, temperature of the cosines")

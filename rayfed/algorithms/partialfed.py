@@ -20,14 +20,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Setting, State
+from rayfed.algorithm import ClientData, Context, ProblemSpec, State
+from rayfed.algorithms.common.layers import layers, mixed
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.layers import layers, mixed
-from rayfed.errors import UsageError
-from rayfed.network import gradients
-from rayfed.options import option
-from rayfed.task import Batch, Task
-from rayfed.tree import Weights, detach, only
+from rayfed.core.errors import UsageError
+from rayfed.core.network import gradients
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Task
+from rayfed.core.trees import Weights, detach, only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +36,15 @@ class PartialFed(FedAvg):
     of the two copies with which a round would start."""
 
     name: ClassVar[str] = "partialfed"
-    source: ClassVar[str] = "Sun et al. 2021 (PartialFed)"
-    scored: ClassVar[str] = "downloaded"
+    reference: ClassVar[str] = "Sun et al. 2021 (PartialFed)"
+    default_eval_point: ClassVar[str] = "downloaded"
 
     variant: str = option("fix", choices=("fix", "adaptive"), help="what is loaded: a fixed part, or what is learnt")
     policy_lr: float = option(0.1, above=0, help="adaptive: learning rate of the logits")
     temperature: float = option(1.0, above=0, help="adaptive: τ of the Gumbel-softmax")
 
-    def check(self, setting: Setting) -> None:
-        if self.variant == "fix" and not self.unloaded(setting.task):
+    def check(self, problem: ProblemSpec) -> None:
+        if self.variant == "fix" and not self.unloaded(problem.task):
             raise UsageError("algorithm.variant=fix: the model has neither batch norm nor a head that could stay local")
 
     def unloaded(self, task: Task) -> frozenset[str]:

@@ -18,13 +18,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import Context, Phase, Setting, State
+from rayfed.algorithm import Context, Phase, ProblemSpec, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.errors import UsageError
-from rayfed.lone_row import remedy, trains_on_one
-from rayfed.options import option
-from rayfed.task import Batch
-from rayfed.tree import add, only, sub
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.core.task import Batch
+from rayfed.core.trees import add, only, sub
+from rayfed.engine.single_example_batchnorm import remedy, trains_on_one
 
 ADAPT = "adapt"
 
@@ -35,9 +35,9 @@ class PerFedAvg(FedAvg):
     steps of α for evaluate.adapt_epochs (or finetune_steps; the paper takes 1). One pass over the data is an epoch."""
 
     name: ClassVar[str] = "per_fedavg"
-    source: ClassVar[str] = "Fallah, Mokhtari and Ozdaglar 2020, Alg. 1"
-    takes_terms: ClassVar[bool] = False
-    scored: ClassVar[str] = "adapted"
+    reference: ClassVar[str] = "Fallah, Mokhtari and Ozdaglar 2020, Alg. 1"
+    supports_loss_terms: ClassVar[bool] = False
+    default_eval_point: ClassVar[str] = "adapted"
 
     alpha: float | None = option(None, above=0, help="α, step of the adaptation; by default local.lr")
     beta: float | None = option(None, above=0, help="β, step of the meta-model; by default local.lr")
@@ -50,38 +50,38 @@ class PerFedAvg(FedAvg):
         """Batches of the configured size that one step takes."""
         return 2 if self.variant == "fo" else 3
 
-    def check(self, setting: Setting) -> None:
-        size = self.parts * setting.batch_size
-        for client, n in setting.examples.items():
-            if setting.drop_last and n < size:
+    def check(self, problem: ProblemSpec) -> None:
+        size = self.parts * problem.batch_size
+        for client, n in problem.examples.items():
+            if problem.drop_last and n < size:
                 raise UsageError(
-                    f"local.batch_size={setting.batch_size}: algorithm.name={self.name} takes {self.parts} batches a "
+                    f"local.batch_size={problem.batch_size}: algorithm.name={self.name} takes {self.parts} batches a "
                     f"step, and client {client} has {n} training examples; use at most {n // self.parts}, or "
                     "local.drop_last=false"
                 )
-            if setting.width > 1 and not setting.drop_last and n % size:
+            if problem.vmap_clients > 1 and not problem.drop_last and n % size:
                 raise UsageError(
-                    f"placement.width={setting.width}: algorithm.name={self.name} takes {self.parts} batches a step, "
-                    f"and client {client}'s last ones are shorter; use local.drop_last=true or placement.width=1"
+                    f"placement.vmap_clients={problem.vmap_clients}: algorithm.name={self.name} takes {self.parts} batches a step, "
+                    f"and client {client}'s last ones are shorter; use local.drop_last=true or placement.vmap_clients=1"
                 )
-        self._refuse_lone_rows(setting)
+        self._refuse_lone_rows(problem)
 
-    def _refuse_lone_rows(self, setting: Setting) -> None:
+    def _refuse_lone_rows(self, problem: ProblemSpec) -> None:
         """Raises UsageError if the network cannot train on one example, and a part of a batch has no more."""
-        size = setting.batch_size
-        lone = [client for client, n in setting.examples.items() if size == 1 or self._leaves_one(n, setting)]
-        if lone and not trains_on_one(setting.task, setting.shape, tokens=setting.tokens):
-            n = setting.examples[lone[0]]
+        size = problem.batch_size
+        lone = [client for client, n in problem.examples.items() if size == 1 or self._leaves_one(n, problem)]
+        if lone and not trains_on_one(problem.task, problem.shape, tokens=problem.tokens):
+            n = problem.examples[lone[0]]
             raise UsageError(
                 f"local.batch_size={size}: algorithm.name={self.name} cuts batches into {self.parts}, and of client "
                 f"{lone[0]}'s {n} training examples a part has one alone, on which batch norm cannot train; "
                 f"{remedy(size, enough=n > self.parts)}"
             )
 
-    def _leaves_one(self, n: int, setting: Setting) -> bool:
-        adapted = self.finetune_steps is None or self.finetune_steps >= math.ceil(n / setting.batch_size)
-        in_parts = 0 < n % (self.parts * setting.batch_size) <= self.parts
-        return not setting.drop_last and (in_parts or (adapted and n % setting.batch_size == 1))
+    def _leaves_one(self, n: int, problem: ProblemSpec) -> bool:
+        adapted = self.finetune_steps is None or self.finetune_steps >= math.ceil(n / problem.batch_size)
+        in_parts = 0 < n % (self.parts * problem.batch_size) <= self.parts
+        return not problem.drop_last and (in_parts or (adapted and n % problem.batch_size == 1))
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
         if ctx.stage != "final":

@@ -18,5 +18,5 @@ class PFedAvg(FedAvg):
     """Sends weights and keeps nothing; scored is the locally trained model."""
 
     name: ClassVar[str] = "pfedavg"
-    source: ClassVar[str] = "Chen et al. 2023 (FRAug), table 2, baseline pFedAvg"
-    scored: ClassVar[str] = "trained"
+    reference: ClassVar[str] = "Chen et al. 2023 (FRAug), table 2, baseline pFedAvg"
+    default_eval_point: ClassVar[str] = "trained"

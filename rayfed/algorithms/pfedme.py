@@ -16,20 +16,20 @@ from torch import Tensor
 from rayfed.algorithm import ClientData, Context, Replies, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import pulled
-from rayfed.options import option
-from rayfed.task import Batch
-from rayfed.tree import add, only, scale, sub, without
+from rayfed.core.options import option
+from rayfed.core.task import Batch
+from rayfed.core.trees import add, only, scale, sub, without
 
 
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(FedAvg):
     """w_i is sent and v_i kept, a copy of its own: the next download does not touch it. Scored: v_i as the client's
-    last local training left it; before that, the initial weights, and a newcomer's is the w_t that it receives."""
+    last local training left it; before that, the initial weights, and an unseen client's is the w_t that it receives."""
 
     name: ClassVar[str] = "pfedme"
-    source: ClassVar[str] = "Dinh, Tran and Nguyen 2020, Alg. 1"
-    takes_terms: ClassVar[bool] = False
-    scored: ClassVar[str] = "downloaded"
+    reference: ClassVar[str] = "Dinh, Tran and Nguyen 2020, Alg. 1"
+    supports_loss_terms: ClassVar[bool] = False
+    default_eval_point: ClassVar[str] = "downloaded"
 
     lam: float = option(15.0, low=0, help="λ, pull of the personal model towards the local one")
     inner_steps: int = option(5, low=1, help="K, steps of the personal model on each batch")
@@ -69,7 +69,7 @@ class PFedMe(FedAvg):
         return server | {"weights": without(mean, before) | moved}
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return super().downloaded_model(ctx, client, down) if ctx.newcomer else client["model"]
+        return super().downloaded_model(ctx, client, down) if ctx.unseen else client["model"]
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
         return work["model"]

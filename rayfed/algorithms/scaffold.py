@@ -17,16 +17,16 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Replies, State
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.optim import add_
-from rayfed.options import option
-from rayfed.task import Batch, Task
-from rayfed.tree import Weights, add, only, scale, sub, without, zeros_like
+from rayfed.core.optim import add_
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Task
+from rayfed.core.trees import Weights, add, only, scale, sub, without, zeros_like
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(FedAvg):
     name: ClassVar[str] = "scaffold"
-    source: ClassVar[str] = "Karimireddy et al. 2020, Alg. 1, option II"
+    reference: ClassVar[str] = "Karimireddy et al. 2020, Alg. 1, option II"
     averaged: ClassVar[tuple[str, ...]] = ("delta", "delta_c", "buffers")
 
     server_lr: float = option(1.0, above=0, help="η_s, step along the mean update")

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.options import option
-from rayfed.task import Task
+from rayfed.core.options import option
+from rayfed.core.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solo(FedAvg):
     name: ClassVar[str] = "solo"
-    source: ClassVar[str] = "Li, He and Song 2023 (ADCOL), section 5, baseline SOLO"
-    scored: ClassVar[str] = "downloaded"
+    reference: ClassVar[str] = "Li, He and Song 2023 (ADCOL), section 5, baseline SOLO"
+    default_eval_point: ClassVar[str] = "downloaded"
 
     keep_optimizer: bool = option(True, help="keep the optimiser's moments with the client between rounds")
 

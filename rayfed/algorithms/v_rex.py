@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from rayfed.algorithm import Context, State
-from rayfed.algorithms.parts.annealed import Annealed
+from rayfed.algorithms.common.penalty_schedule import Annealed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class VREx(Annealed):
     """As ERM. Batch-norm statistics cannot be averaged with its negative weights: with batch norm, freeze it."""
 
     name: ClassVar[str] = "v_rex"
-    source: ClassVar[str] = "Krueger et al. 2021, Eq. 8"
+    reference: ClassVar[str] = "Krueger et al. 2021, Eq. 8"
 
     @property
     def extrapolates(self) -> bool:

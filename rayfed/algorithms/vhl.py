@@ -23,13 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, Replies, Setting, State
+from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithms.common.virtual_data import virtual_data
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.virtual_data import virtual_data
-from rayfed.errors import UsageError
-from rayfed.options import option
-from rayfed.task import Batch, Output
-from rayfed.tree import Weights
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output
+from rayfed.core.trees import Weights
 
 
 def contrast(z: Tensor, y: Tensor, temperature: float) -> Tensor:
@@ -46,8 +46,8 @@ class VHL(FedAvg):
     """Receives the virtual data once and keeps it; sends weights. Scored: the global model."""
 
     name: ClassVar[str] = "vhl"
-    source: ClassVar[str] = "Tang et al. 2022, Eq. 5, with a random network in place of StyleGAN2"
-    whole_labels: ClassVar[bool] = True
+    reference: ClassVar[str] = "Tang et al. 2022, Eq. 5, with a random network in place of StyleGAN2"
+    requires_hard_labels: ClassVar[bool] = True
     setup_exchanges: ClassVar[int] = 1
 
     alpha: float = option(1.0, low=0, help="α, weight of the virtual data's cross-entropy")
@@ -58,8 +58,8 @@ class VHL(FedAvg):
     )
     virtual_batch: int = option(32, low=2, help="virtual examples in a step")
 
-    def check(self, setting: Setting) -> None:
-        if not setting.task.feature_shape:
+    def check(self, problem: ProblemSpec) -> None:
+        if not problem.task.feature_shape:
             raise UsageError("algorithm.name=vhl: the model needs a split point, features(x) and a module called head")
         if self.virtual < self.virtual_batch:
             raise UsageError(

@@ -18,9 +18,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Reply, State, mean_loss
-from rayfed.algorithms.parts.loss_weighted import LossWeighted, reported
-from rayfed.errors import Diverged
-from rayfed.options import option
+from rayfed.algorithms.common.loss_weighted import LossWeighted, reported
+from rayfed.core.errors import Diverged
+from rayfed.core.options import option
 
 LARGEST = 5.0  # the paper's settings stay below 1; past this, rounds amplify each other's error
 
@@ -35,7 +35,7 @@ def variance_weights(losses: Tensor, shares: Tensor, beta: float, variant: str) 
 @dataclass(frozen=True, kw_only=True)
 class VM(LossWeighted):
     name: ClassVar[str] = "vm"
-    source: ClassVar[str] = "de Luca et al. 2022, Eq. 22 to 24 and Alg. 2"
+    reference: ClassVar[str] = "de Luca et al. 2022, Eq. 22 to 24 and Alg. 2"
 
     beta: float = option(10.0, low=0, help="β, weight of the variance of the losses: 10 Rotated MNIST, 0.5 PACS")
     variant: str = option("paper", choices=("paper", "code"), help="weights by Eq. 24, or as in the authors' code")

@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from rayfed.augment import AUGMENTS
-from rayfed.errors import UsageError
-from rayfed.options import build
-from rayfed.registry import resolve
+from rayfed.core.errors import UsageError
+from rayfed.core.options import build
+from rayfed.core.registry import resolve
 
 
 @dataclass(frozen=True, kw_only=True)

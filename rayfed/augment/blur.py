@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rayfed.augment.base import ImageAugment
 from rayfed.augment.geometry import uniform
-from rayfed.errors import UsageError
-from rayfed.options import option
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 
 SIZE = 5
 

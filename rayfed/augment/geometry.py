@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.augment.base import ImageAugment
-from rayfed.options import option
+from rayfed.core.options import option
 
 
 def uniform(count: int, low: float, high: float, device: torch.device) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rayfed.augment.base import Augment
-from rayfed.errors import UsageError
-from rayfed.options import option
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ import numpy as np
 from torch import Tensor
 
 from rayfed.augment.base import ImageAugment
-from rayfed.augment.colour import greyed, jittered
+from rayfed.augment.colour_jitter import greyed, jittered
 from rayfed.augment.geometry import draw_boxes, flipped, resized
-from rayfed.errors import UsageError
-from rayfed.options import option
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

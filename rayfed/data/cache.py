@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.memory import memory_bytes
 from rayfed.data.mapped import CacheUnusable, made, opened
-from rayfed.errors import UsageError
-from rayfed.memory import memory_bytes
 
 Arrays = dict[str, np.ndarray]
 

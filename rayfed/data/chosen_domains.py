@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option, suggestion
 from rayfed.data.dataset import Dataset
-from rayfed.errors import UsageError
-from rayfed.options import option, suggestion
 
 
 @dataclass(frozen=True, kw_only=True)

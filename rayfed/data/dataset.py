@@ -5,9 +5,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
 from rayfed.data.population import TestSet
 from rayfed.data.rows import Rows
-from rayfed.errors import UsageError
 
 
 class Part(NamedTuple):

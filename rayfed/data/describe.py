@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 
 from rayfed.data.dataset import Dataset, Part
-from rayfed.data.originals import unheld
+from rayfed.data.leakage_groups import unheld
 from rayfed.data.partitions.table import client_domain, partition_hash
 from rayfed.data.population import Examples, Population
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rayfed.errors import UsageError
-from rayfed.options import option
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
 from rayfed.data.chosen_domains import ChosenDomains
 from rayfed.data.dataset import Dataset
 from rayfed.data.population import Examples, Population, TestSet
-from rayfed.errors import UsageError
-from rayfed.options import suggestion
 
 
 def loaded(data: Any, domain: str | None) -> Dataset:

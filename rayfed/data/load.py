@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.data import originals
+from rayfed.core.errors import UsageError
+from rayfed.core.options import build
+from rayfed.core.registry import resolve
+from rayfed.data import leakage_groups as originals
 from rayfed.data.dataset import Dataset, Part
 from rayfed.data.leave_out import check_rows, loaded
 from rayfed.data.partitions import PARTITIONS
@@ -15,9 +18,6 @@ from rayfed.data.partitions.table import client_domain, partition_hash
 from rayfed.data.population import Client, Examples, Population, TestSet
 from rayfed.data.rows import Rows, lazy, pick
 from rayfed.data.sets import DATASETS
-from rayfed.errors import UsageError
-from rayfed.options import build
-from rayfed.registry import resolve
 
 
 def check(

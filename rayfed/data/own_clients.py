@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from rayfed.core.errors import UsageError
 from rayfed.data.population import Client, Examples, Population
-from rayfed.errors import UsageError
 
 
 def own_clients(

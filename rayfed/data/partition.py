@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, Part
-from rayfed.data.originals import capped, firsts, versions
-from rayfed.errors import UsageError
-from rayfed.options import option
+from rayfed.data.leakage_groups import capped, firsts, versions
 
 # The purposes that a partition's seed serves; each has its own stream, so that one draw cannot shift another.
 DEAL, TEST, VALIDATION = range(3)

@@ -52,9 +52,9 @@ class TestSet:
 class Population:
     """All clients, what their examples look like, and the server's own test sets.
 
-    The last `newcomers` of the clients take no part in training: they join when it is over. The engine and algorithms
+    The last `unseen_clients` of the clients take no part in training: they join when it is over. The engine and algorithms
     count clients by their place here; `Client.id` is the number that the partition gave them, and differs from the
-    place only where there are newcomers.
+    place only where there are unseen clients.
 
     `mean` and `std`, per channel in units of [0, 1], normalise uint8 images: (x / 255 - mean) / std.
     `partition_hash` says who holds which rows of a dataset (`rayfed.data.partitions.table`); None for a user's clients,
@@ -69,7 +69,7 @@ class Population:
     std: tuple[float, ...] = (1.0,)
     tests: tuple[TestSet, ...] = ()
     partition_hash: str | None = None
-    newcomers: int = 0
+    unseen_clients: int = 0
 
     def examples(self) -> list[Examples]:
         """Of all clients, then of all test sets."""
@@ -85,4 +85,4 @@ class Population:
     @property
     def participants(self) -> tuple[Client, ...]:
         """The clients that take part in training."""
-        return self.clients[: len(self.clients) - self.newcomers]
+        return self.clients[: len(self.clients) - self.unseen_clients]

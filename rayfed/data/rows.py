@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
 from rayfed.data.mapped import checksum
-from rayfed.errors import UsageError
 
 View = Callable[[np.ndarray], np.ndarray]
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.chosen_domains import ChosenDomains
-from rayfed.data.colour import Colour
+from rayfed.data.normalisation import Colour
 from rayfed.data.partition import generator, share
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 SMALLEST = "smallest"
 

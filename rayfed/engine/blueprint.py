@@ -8,23 +8,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfed.algorithm import Algorithm, Context, Phase, Setting
+from rayfed.algorithm import Algorithm, Context, Phase, ProblemSpec
 from rayfed.augment.base import Augment
+from rayfed.core.errors import UsageError
+from rayfed.core.optim import Optimizer
+from rayfed.core.rng import torch_state_kept
+from rayfed.core.task import Inputs, Task
 from rayfed.data.population import Population
-from rayfed.engine.seeds import torch_state_kept
-from rayfed.errors import UsageError
-from rayfed.lone_row import comes_to_one, remedy, trains_on_one
-from rayfed.optim import Optimizer
-from rayfed.task import Inputs, Task
+from rayfed.engine.single_example_batchnorm import comes_to_one, remedy, trains_on_one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
     """One simulation before it is placed: what is learned, by which algorithm, with which local training.
 
-    `model` fixes the initial weights. `cohort` is the number of clients in a round. `width` clients train at once on a
+    `model` fixes the initial weights. `cohort` is the number of clients in a round. `vmap_clients` clients train at once on a
     host. `threads` is torch's thread count on a CPU host: it changes the last bits of results, so it belongs here.
-    `augment` changes training batches. `resident` says whether clients' inputs lie on their host's device (None: where
+    `augment` changes training batches. `data_on_device` says whether clients' inputs lie on their host's device (None: where
     they fit); it changes no result.
     """
 
@@ -39,10 +39,10 @@ class Blueprint:
     rounds: int
     cohort: int
     seed: int
-    width: int = 1
+    vmap_clients: int = 1
     threads: int = 1
     augment: Augment | None = None
-    resident: bool | None = None
+    data_on_device: bool | None = None
 
     def context(self, population: Population, device: str | torch.device) -> Context:
         """The context of all hooks on `device`. The model is copied there."""
@@ -70,9 +70,11 @@ class Blueprint:
         if self.augment is not None:
             self.augment.check(population.shape, population.clients[0].train.x.dtype)
         sizes = {client.id: len(client.train) for client in population.clients}
-        if population.newcomers and self.algorithm.refuses_newcomers:
-            name, why = self.algorithm.name, self.algorithm.refuses_newcomers
-            raise UsageError(f"newcomers={population.newcomers}: algorithm.name={name} {why}; use newcomers=0")
+        if population.unseen_clients and self.algorithm.refuses_unseen_clients:
+            name, why = self.algorithm.name, self.algorithm.refuses_unseen_clients
+            raise UsageError(
+                f"unseen_clients={population.unseen_clients}: algorithm.name={name} {why}; use unseen_clients=0"
+            )
         smallest = min(sizes, key=lambda i: sizes[i])
         if not sizes[smallest]:
             raise UsageError(f"client {smallest} has no training examples; partition.* must give it some")
@@ -81,28 +83,28 @@ class Blueprint:
                 f"local.batch_size={self.batch_size}: client {smallest} has {sizes[smallest]} training examples, less "
                 f"than one batch; use at most {sizes[smallest]}, or local.drop_last=false"
             )
-        if self.width > 1 and not self.drop_last:
+        if self.vmap_clients > 1 and not self.drop_last:
             ragged = [i for i, n in sizes.items() if n % self.batch_size and n > self.batch_size] or [
                 i for i, n in sizes.items() if n < self.batch_size
             ]
             if ragged:
                 raise UsageError(
-                    f"placement.width={self.width}: clients that train together need batches of one size, and client "
-                    f"{ragged[0]}'s last batch is smaller; use local.drop_last=true or placement.width=1"
+                    f"placement.vmap_clients={self.vmap_clients}: clients that train together need batches of one size, and client "
+                    f"{ragged[0]}'s last batch is smaller; use local.drop_last=true or placement.vmap_clients=1"
                 )
         ctx = self.context(population, "cpu")
-        setting = self.setting(population, ctx.task)
-        self.algorithm.check(setting)
-        self._refuse_lone_rows(ctx, setting)
+        problem = self.problem(population, ctx.task)
+        self.algorithm.check(problem)
+        self._refuse_lone_rows(ctx, problem)
 
-    def _refuse_lone_rows(self, ctx: Context, setting: Setting) -> None:
+    def _refuse_lone_rows(self, ctx: Context, problem: ProblemSpec) -> None:
         """Raises UsageError if a client is left with a batch of one example that the network cannot train on."""
         size = self.batch_size
         if self.drop_last and size > 1:
             return
-        if trains_on_one(ctx.task, setting.shape, tokens=setting.tokens):
+        if trains_on_one(ctx.task, problem.shape, tokens=problem.tokens):
             return
-        for place, (client, n) in enumerate(setting.examples.items()):
+        for place, (client, n) in enumerate(problem.examples.items()):
             if self._has_lone_row(ctx.at(client=place, examples=n)):
                 raise UsageError(
                     f"local.batch_size={size}: of client {client}'s {n} training examples a batch has one alone, on "
@@ -131,14 +133,14 @@ class Blueprint:
             model = self.algorithm.global_model(ctx, self.algorithm.init(ctx))
         return model, isinstance(model, dict) and {*ctx.task.trainable, *ctx.task.model.buffers} <= set(model)
 
-    def setting(self, population: Population, task: Task) -> Setting:
+    def problem(self, population: Population, task: Task) -> ProblemSpec:
         """What the algorithm is told before anything starts; `task` is that of the blueprint's context."""
         kind = population.clients[0].train.x.dtype
-        return Setting(
+        return ProblemSpec(
             task=task,
             shape=tuple(population.shape),
             tokens=kind.kind in "iu" and kind.itemsize > 1,  # bytes are pixels
-            everyone=self.cohort == len(population.participants),
+            full_participation=self.cohort == len(population.participants),
             cohort=self.cohort,
             rounds=self.rounds,
             examples={client.id: len(client.train) for client in population.clients},
@@ -146,7 +148,7 @@ class Blueprint:
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             optimizer=self.optimizer,
-            width=self.width,
+            vmap_clients=self.vmap_clients,
         )
 
 
@@ -156,7 +158,7 @@ def _real(population: Population) -> bool:
 
 
 def homes_of(population: Population, hosts: int) -> list[list[int]]:
-    """The clients of each host: participants and newcomers, each dealt out by their training examples."""
+    """The clients of each host: participants and unseen clients, each dealt out by their training examples."""
     sizes, trained = [len(client.train) for client in population.clients], len(population.participants)
     late = [[trained + place for place in some] for some in deal(sizes[trained:], hosts)]
     return [first + then for first, then in zip(deal(sizes[:trained], hosts), late, strict=True)]

@@ -6,9 +6,9 @@ from typing import Any, BinaryIO
 
 import torch
 
+from rayfed.core.errors import UsageError
+from rayfed.core.trees import tree_map
 from rayfed.engine.server import Server
-from rayfed.errors import UsageError
-from rayfed.tree import tree_map
 
 
 def state(server: Server) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import torch
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 
 def device_for(gpus: float) -> torch.device:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rayfed.algorithm import Algorithm, Context, State
+from rayfed.core.errors import UsageError
+from rayfed.core.rng import seed_of, seed_torch
 from rayfed.data.population import Population
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.holding import Scored
-from rayfed.engine.measuring import NOTHING, Measures, gradient_scores
+from rayfed.engine.host_data import Scored
+from rayfed.engine.metric_collection import NOTHING, Measures, gradient_scores
 from rayfed.engine.scoring import Score
-from rayfed.engine.seeds import seed_of, seed_torch
-from rayfed.errors import UsageError
 from rayfed.metrics.base import Metric, OfPredictions
 from rayfed.metrics.tsne import Map
 
@@ -57,7 +57,7 @@ class Evaluator:
         self.evaluation, self.algorithm, self.ctx, self.fleet, self.seed = evaluation, algorithm, ctx, fleet, seed
         trained = len(people.participants)
         self.everyone = tuple(range(trained))
-        self.newcomers = tuple(range(trained, len(people.clients)))
+        self.unseen_clients = tuple(range(trained, len(people.clients)))
         self.people = people
         self._ends_later = bool(algorithm.final_exchanges)  # a round R + 1 is scored, too
 
@@ -101,20 +101,20 @@ class Evaluator:
         )
         return Evaluated([*found.scores, *scores], maps)
 
-    def newcomer_scores(self, state: State) -> list[Score]:
-        """Of the newcomers, who catch up on the setup (what they send is dropped), download, and adapt."""
-        if not self.newcomers:
+    def unseen_scores(self, state: State) -> list[Score]:
+        """Of the unseen clients, who catch up on the setup (what they send is dropped), download, and adapt."""
+        if not self.unseen_clients:
             return []
         for trip in range(self.algorithm.setup_exchanges):
-            now = {"stage": "setup", "round": 0, "trip": trip, "cohort": self.newcomers}
+            now = {"stage": "setup", "round": 0, "trip": trip, "cohort": self.unseen_clients}
             seed_torch(self.seed, "broadcast", *now.values())
             down, own = sent(self.algorithm, self.ctx.at(**now), state)
-            weights = dict.fromkeys(self.newcomers, 1 / len(self.newcomers))
-            self.fleet.exchange(self.newcomers, down, own, weights, now, (), NOTHING)
-        seed_torch(self.seed, "evaluate", "newcomers")
-        now = self._now(self.ctx.rounds, self.newcomers)
+            weights = dict.fromkeys(self.unseen_clients, 1 / len(self.unseen_clients))
+            self.fleet.exchange(self.unseen_clients, down, own, weights, now, (), NOTHING)
+        seed_torch(self.seed, "evaluate", "unseen_clients")
+        now = self._now(self.ctx.rounds, self.unseen_clients)
         measures = Measures(self.evaluation.metrics).only(OfPredictions)
-        return in_order(self._downloads(state, self.newcomers, now, ("downloaded", "adapted"), measures).scores)
+        return in_order(self._downloads(state, self.unseen_clients, now, ("downloaded", "adapted"), measures).scores)
 
     def _downloads(
         self, state: State, ids: Sequence[int], now: Mapping[str, Any], points: Sequence[str], measures: Measures

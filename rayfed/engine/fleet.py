@@ -8,10 +8,10 @@ import torch
 from rayfed.algorithm import State
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.holding import Scored
+from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Answer, Host
-from rayfed.engine.measuring import Gradients, Measures
-from rayfed.engine.sums import ExactSum
+from rayfed.engine.host_data import Scored
+from rayfed.engine.metric_collection import Gradients, Measures
 
 
 class Fleet(Protocol):

@@ -9,20 +9,20 @@ import torch
 
 from rayfed.algorithm import Algorithm, ClientData, Context, Reply, State
 from rayfed.augment.base import Augment
+from rayfed.core.errors import Diverged
+from rayfed.core.rng import seed_torch
 from rayfed.data.population import Population
 from rayfed.engine.allocator import keep_freed_memory
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.holding import Holding, Scored
-from rayfed.engine.measuring import NOTHING, Caught, Gradients, Measures
-from rayfed.engine.payload import bytes_by_field
+from rayfed.engine.device_data import Augmented
+from rayfed.engine.exact_sum import ExactSum
+from rayfed.engine.host_data import Holding, Scored
+from rayfed.engine.metric_collection import NOTHING, Caught, Gradients, Measures
 from rayfed.engine.purity import untouched
-from rayfed.engine.resident import Augmented
 from rayfed.engine.scoring import Score
-from rayfed.engine.seeds import seed_torch
+from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.streamed import room_for
-from rayfed.engine.sums import ExactSum
 from rayfed.engine.training import Job, Trained, train
-from rayfed.errors import Diverged
 
 
 class Answer(NamedTuple):
@@ -46,7 +46,7 @@ class Host:
         ctx: the context common to all hooks; its task lies on this host's device.
         clients: the clients that live here, by their places in the population.
         tests: the test sets of the server that are scored here, by their places.
-        width: how many of them train at once (1: one after the other; more: `torch.vmap`).
+        vmap_clients: how many of them train at once (1: one after the other; more: `torch.vmap`).
         drop_last: whether an epoch leaves out the examples that do not fill a batch.
         augment: what is done to training batches.
         room: bytes that the inputs of all of them may take on the device; where they take more, they stay where they
@@ -61,13 +61,19 @@ class Host:
         clients: Sequence[int],
         tests: Sequence[int],
         *,
-        width: int,
+        vmap_clients: int,
         drop_last: bool,
         seed: int,
         augment: Augment | None = None,
         room: float = math.inf,
     ):
-        self.algorithm, self.ctx, self.width, self.drop_last, self.seed = algorithm, ctx, width, drop_last, seed
+        self.algorithm, self.ctx, self.vmap_clients, self.drop_last, self.seed = (
+            algorithm,
+            ctx,
+            vmap_clients,
+            drop_last,
+            seed,
+        )
         self.augment = augment
         self.holding = Holding(algorithm, ctx.task, population, clients, tests, seed=seed, room=room)
         self.states: dict[int, State] = {}
@@ -94,11 +100,11 @@ class Host:
             population,
             clients,
             tests,
-            width=blueprint.width,
+            vmap_clients=blueprint.vmap_clients,
             drop_last=blueprint.drop_last,
             seed=blueprint.seed,
             augment=blueprint.augment,
-            room=room_for(blueprint.resident, device, share),
+            room=room_for(blueprint.data_on_device, device, share),
         )
 
     def exchange(
@@ -140,7 +146,7 @@ class Host:
             for field, size in bytes_by_field(up).items():
                 sizes[field] = sizes.get(field, 0) + size
             summed = {name: up[name] for name in self.algorithm.averaged if name in up}
-            if self.algorithm.weighs_replies:
+            if self.algorithm.server_side_weighting:
                 self._waiting.append((client, summed))
             else:
                 total.add(summed, weights[client])
@@ -210,9 +216,9 @@ class Host:
         self.states = {i: self.ctx.task.layout(states[i]) for i in states if i in self.holding.parts}
 
     def _trained(self, ids: Sequence[int], down: State, own: Mapping[int, State], now: Mapping[str, Any]) -> Iterator:
-        """Trains `ids` in blocks of `width`; yields (context, client, down, trained) one client after the other."""
-        for first in range(0, len(ids), self.width):
-            block, jobs, received = ids[first : first + self.width], [], []
+        """Trains `ids` in blocks of `vmap_clients`; yields (context, client, down, trained) one client after the other."""
+        for first in range(0, len(ids), self.vmap_clients):
+            block, jobs, received = ids[first : first + self.vmap_clients], [], []
             for client in block:
                 ctx, mine = self._context(client, now), down | self.ctx.task.layout(own.get(client, {}))
                 seed_torch(self.seed, "start", ctx.stage, ctx.round, ctx.trip, client)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rayfed.tree import tensors
+from rayfed.core.trees import tensors
 
 
 class ImpureHook(RuntimeError):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
-from rayfed.engine.resident import Part
+from rayfed.engine.device_data import Part
 from rayfed.metrics.base import OfPredictions
 
 # Values of inputs in a batch. On a CPU, what a layer makes of a batch should stay in its cache: the four-layer CNN on
@@ -18,7 +18,7 @@ _ROWS = {"cpu": (16, 512), "cuda": (64, 4096)}
 
 class Score(NamedTuple):
     """One value: of a client, by the partition's number (-1: the server), on a split of its data, of the model at a
-    point. A `newcomer` is a client that took no part in training."""
+    point. A `unseen` is a client that took no part in training."""
 
     client: int
     domain: str
@@ -27,7 +27,7 @@ class Score(NamedTuple):
     metric: str
     value: float
     n: int
-    newcomer: bool = False
+    unseen: bool = False
 
 
 Values = list[tuple[str, float, int]]

@@ -10,21 +10,21 @@ from typing import Any
 import torch
 
 from rayfed.algorithm import Context, Replies, Reply, State
+from rayfed.core.errors import BadHook, Diverged
+from rayfed.core.rng import generator, seed_torch
+from rayfed.core.trees import tensors
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.evaluation import Evaluation, Evaluator, sent
+from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.holding import Scored
-from rayfed.engine.measuring import NOTHING, Measures
-from rayfed.engine.payload import bytes_by_field, bytes_by_formula, fingerprint
+from rayfed.engine.host_data import Scored
+from rayfed.engine.metric_collection import NOTHING, Measures
 from rayfed.engine.purity import untouched
 from rayfed.engine.scoring import Score
-from rayfed.engine.seeds import generator, seed_torch
-from rayfed.engine.sums import ExactSum
-from rayfed.errors import BadHook, Diverged
+from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, fingerprint
 from rayfed.metrics.base import OfTraining
 from rayfed.metrics.tsne import Map
-from rayfed.tree import tensors
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Record:
         """By split, the mean accuracy over participants at `point`; over test sets where no client has the split."""
         found: dict[tuple[str, bool], list[float]] = {}
         for s in self.scores:
-            if s.metric == "accuracy" and s.point == point and not s.newcomer:
+            if s.metric == "accuracy" and s.point == point and not s.unseen:
                 found.setdefault((s.split, s.client >= 0), []).append(s.value)
         means = {key: sum(values) / len(values) for key, values in sorted(found.items())}
         return {split: mean for (split, _), mean in means.items()}  # clients' come last, so they win
@@ -111,7 +111,7 @@ class Server:
         cohort = self.blueprint.cohort
         if cohort == len(self.everyone):
             return self.everyone
-        if self.algorithm.takes_turns:
+        if self.algorithm.sample_without_replacement:
             cycle, turn = divmod(round - 1, len(self.everyone) // cohort)
             order = generator(self.seed, "turns", cycle).permutation(len(self.everyone))
             return tuple(sorted(order[turn * cohort : (turn + 1) * cohort].tolist()))
@@ -139,7 +139,7 @@ class Server:
 
     def _watched(self, cohort: tuple[int, ...]) -> list[Score]:
         n = sum(self.examples[i] for i in cohort)
-        found = [(name, self.state[name]) for name in self.algorithm.watched if name in self.state]
+        found = [(name, self.state[name]) for name in self.algorithm.logged_scalars if name in self.state]
         return [Score(-1, "", "train", "global", name, float(value), n) for name, value in found]
 
     def _exchange(self, ctx: Context, record: Record, last: bool) -> None:
@@ -162,7 +162,7 @@ class Server:
 
         replies = sorted((reply for answer in answers for reply in answer.replies), key=lambda reply: reply.client)
         sums = [answer.total for answer in answers]
-        if self.algorithm.weighs_replies:
+        if self.algorithm.server_side_weighting:
             found = self.algorithm.weights(ctx, self.state, replies)
             sums = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, found, strict=True)})
         with untouched(f"{type(self.algorithm).__name__}.aggregate", server=self.state):
@@ -234,13 +234,13 @@ class Server:
             ]
 
     def _evaluated(self, record: Record, cohort: Sequence[int], *, over: bool = False) -> Record:
-        """Adds the scores of the state as it is now, and those of the newcomers where training is `over`."""
+        """Adds the scores of the state as it is now, and those of the unseen clients where training is `over`."""
         began = time.perf_counter()
         scores, maps = self.evaluator.evaluated(self.state, record.round, cohort)
         record.scores += scores
         record.maps += maps
         if over:
-            record.scores += self.evaluator.newcomer_scores(self.state)
+            record.scores += self.evaluator.unseen_scores(self.state)
         seconds = time.perf_counter() - began
         record.seconds["evaluate"] += seconds
         record.seconds["total"] += seconds

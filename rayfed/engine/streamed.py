@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.core.memory import memory_bytes
 from rayfed.data.population import Examples
 from rayfed.data.rows import Rows
-from rayfed.memory import memory_bytes
 
 
 class Streamed:
@@ -35,14 +35,14 @@ class Streamed:
         return batch.to(self.device, non_blocking=pinned)
 
 
-def room_for(resident: bool | None, device: torch.device | str, share: float = 1.0) -> float:
+def room_for(data_on_device: bool | None, device: torch.device | str, share: float = 1.0) -> float:
     """How many bytes of examples may lie on the device: all, none, or by default a quarter of the memory.
 
     `share` is the part of the memory that is this host's: of a GPU, or of the machine, whose hosts are taken to be all
     in one place.
     """
-    if resident is not None:
-        return math.inf if resident else 0.0
+    if data_on_device is not None:
+        return math.inf if data_on_device else 0.0
     device = torch.device(device)
     whole = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_bytes()
     return whole * share / 4

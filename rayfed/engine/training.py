@@ -8,11 +8,11 @@ from torch import Tensor
 
 from rayfed.algorithm import NO_DATA, Algorithm, Context, Phase, State
 from rayfed.augment.base import Augment
-from rayfed.engine.resident import Part, batch_rows
-from rayfed.engine.seeds import generator, seed_torch
-from rayfed.network import vectorised
-from rayfed.task import Batch
-from rayfed.tree import clone, stack, tree_map, unstack
+from rayfed.core.network import vectorised
+from rayfed.core.rng import generator, seed_torch
+from rayfed.core.task import Batch
+from rayfed.core.trees import clone, stack, tree_map, unstack
+from rayfed.engine.device_data import Part, batch_rows
 
 
 class Job(NamedTuple):

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rayfed.errors import UsageError
-from rayfed.options import build, option, suggestion
-from rayfed.registry import resolve
+from rayfed.core.errors import UsageError
+from rayfed.core.options import build, option, suggestion
+from rayfed.core.registry import resolve
 
 METRICS = {
     "ece": "rayfed.metrics.calibration:Ece",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rayfed.core.options import option
 from rayfed.metrics.base import OfPredictions, Value
-from rayfed.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

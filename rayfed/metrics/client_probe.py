@@ -12,8 +12,8 @@ from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from rayfed.core.options import option
 from rayfed.metrics.base import OfRepresentations, Representations, Value
-from rayfed.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

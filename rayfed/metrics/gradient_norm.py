@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rayfed.core.network import gradients
+from rayfed.core.task import Batch, Task
+from rayfed.core.trees import Weights, add, only, scale
 from rayfed.metrics.base import OfGradients, Value
-from rayfed.network import gradients
-from rayfed.task import Batch, Task
-from rayfed.tree import Weights, add, only, scale
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rayfed.core.options import option
 from rayfed.metrics.base import OfRepresentations, Representations, Value, generator
-from rayfed.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.algorithm import Algorithm, Context
-from rayfed.errors import UsageError
-from rayfed.options import suggestion
+from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
 
 LOGITS = "logits"
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from sklearn.manifold import TSNE
 
+from rayfed.core.options import option
 from rayfed.metrics.base import OfRepresentations, Representations
-from rayfed.options import option
 
 
 class Mapped(NamedTuple):

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.models.projection import with_projection
 from rayfed.models.split import Split
-from rayfed.options import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

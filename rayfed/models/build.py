@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayfed import options as declared
-from rayfed.errors import UsageError
+from rayfed.core import options as declared
+from rayfed.core.errors import UsageError
+from rayfed.core.registry import resolve
 from rayfed.models.projection import with_projection
 from rayfed.models.split import Split, ensure_split
-from rayfed.registry import resolve
 
 MODELS: Mapping[str, str] = {
     "mlp": "rayfed.models.mlp:MLP",

@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
 from rayfed.models.split import Split
-from rayfed.options import option
 
 
 class Attention(nn.Module):

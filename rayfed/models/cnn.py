@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.models.base import ModelOptions, scaled
 from rayfed.models.split import Split, dry_run
-from rayfed.options import option
 
 _ENDS = {"conv1": "pool1", "conv2": "pool2", "fc1": "relu3"}  # the split comes after the layer's activation and pooling
 

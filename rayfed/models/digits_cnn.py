@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from rayfed.core.options import option
 from rayfed.models.base import ModelOptions, scaled
 from rayfed.models.split import Split
-from rayfed.options import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
 from rayfed.models.split import Split, dry_run
-from rayfed.options import option
 
 
 class MeanEmbedding(nn.Module):

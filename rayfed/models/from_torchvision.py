@@ -8,13 +8,13 @@ from urllib.error import URLError
 import torch
 from torch import nn
 
-from rayfed import torchvision_cpu
-from rayfed.errors import UsageError
+from rayfed.core import torchvision_cpu
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option, suggestion
 from rayfed.models import surgery
 from rayfed.models.base import ModelOptions
 from rayfed.models.cnn import cut
 from rayfed.models.split import Split, split_last_linear
-from rayfed.options import option, suggestion
 
 _RESNET_STAGES = ("stem", "layer1", "layer2", "layer3", "layer4", "pool")
 _ONE_OUTPUT = {"aux_logits": False, "init_weights": True}

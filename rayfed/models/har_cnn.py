@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
 from rayfed.models.cnn import cut
 from rayfed.models.split import Split, dry_run
-from rayfed.options import option
 
 _ENDS = {"conv2": "flatten", "fc1": "relu3", "fc2": "relu4"}
 

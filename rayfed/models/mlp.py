@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
 from rayfed.models.split import Split
-from rayfed.options import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

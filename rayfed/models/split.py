@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 
 class Split(nn.Module):

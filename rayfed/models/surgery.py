@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 
 def group_norm(module: nn.Module, groups: int) -> None:

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from rayfed.core.options import option
 from rayfed.models.base import ModelOptions, scaled
 from rayfed.models.split import Split
-from rayfed.options import option
 
 _STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # max pooling ends each stage
 

@@ -14,10 +14,10 @@ from opacus.accountants.utils import MAX_SIGMA, get_noise_multiplier
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 
-from rayfed.errors import UsageError
-from rayfed.network import weights_of
-from rayfed.optim import SGD
-from rayfed.tree import Weights
+from rayfed.core.errors import UsageError
+from rayfed.core.network import weights_of
+from rayfed.core.optim import SGD
+from rayfed.core.trees import Weights
 
 # Every order gives a valid bound. Opacus's own end at 63, which cannot show less than ε = 0.1 at δ = 1e-5
 ORDERS = [1.01, 1.03, *RDPAccountant.DEFAULT_ALPHAS, 80, 112, 160, 256, 512, 1024]

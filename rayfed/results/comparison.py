@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from rayfed.errors import UsageError
-from rayfed.options import suggestion
+from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
+from rayfed.results.hyperparameter_groups import PLACES
 from rayfed.results.selection import CLIENT
-from rayfed.results.settings import PLACES
 
 # What decides who holds which examples. The hash says which rows of the named data, and data.* what these rows are.
-_PAIRED = ("data.", "partition.", "partition_hash", "newcomers", "leave_out")
+_PAIRED = ("data.", "partition.", "partition_hash", "unseen_clients", "leave_out")
 _NOT_PAIRED = (*PLACES, "partition.file")  # of a file, the hash says what stands in it
 CONFIDENCE = 0.95
 

@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 from rayfed.results.metric_names import is_share
 
 MOST_LINES = 8

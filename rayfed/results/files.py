@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 
 def check_name(name: str, what: str) -> str:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from rayfed.errors import UsageError
-from rayfed.options import suggestion
+from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
 from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.results.trials import trials_table
 
@@ -45,7 +45,7 @@ def read(folder: str | Path, experiment: str | None = None) -> Tables:
         rows = [row for table in trials for row in table.astype(object).where(table.notna(), None).to_dict("records")]
         trials = [trials_table(rows).to_pandas()]
     found["metrics"] = [  # null in results from before there were any
-        table.assign(newcomer=table["newcomer"].eq(True)) for table in found["metrics"]
+        table.assign(unseen=table["unseen"].eq(True)) for table in found["metrics"]
     ]
     return Tables(
         metrics=pd.concat(found["metrics"] or [empty["metrics"]], ignore_index=True),

@@ -8,7 +8,7 @@ Both functions give long frames with a column `quantity`, which is one of
 - `domain:X`  the mean over the clients of domain X
 
 Values of clients are used where there are any; values of the server stand in where a trial has no others for the same
-point, split and metric (a global model on a domain that no client has). Newcomers, who took no part in training, are
+point, split and metric (a global model on a domain that no client has). Unseen clients, who took no part in training, are
 never mixed with those who did. Values that are not numbers are left out.
 """
 
@@ -18,7 +18,7 @@ from rayfed.results.metric_names import badness
 from rayfed.results.tables import SERVER
 
 TRIAL = ["experiment", "trial"]
-_MODEL = ["newcomer", "point"]
+_MODEL = ["unseen", "point"]
 CURVE = [*TRIAL, *_MODEL, "split", "metric"]
 RULES = ("final", "selected", "oracle", "best5")
 BEST = 5

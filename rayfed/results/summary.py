@@ -4,21 +4,21 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from rayfed.results.common_rounds import rounds_differ
+from rayfed.results.hyperparameter_groups import LEFT_OUT, settings
 from rayfed.results.metric_names import badness, lower_are_better
 from rayfed.results.read import Tables
-from rayfed.results.rounds_alike import rounds_differ
 from rayfed.results.selection import CRITERIA, TRIAL, by_round, of_criterion, picked
-from rayfed.results.settings import LEFT_OUT, settings
 from rayfed.results.tables import POINTS
 from rayfed.results.trials import STATUSES
 
-SCORE = ["newcomer", "point", "split", "metric", "rule", "quantity"]
+SCORE = ["unseen", "point", "split", "metric", "rule", "quantity"]
 
 
 class Summary(NamedTuple):
     """`rows`: a line a setting and score; `curves`: the same without `rule`, a line a round; `notes`: what to say.
 
-    Columns of both: experiment, algorithm, setting, order, newcomer, point, split, metric, (rule | round), quantity,
+    Columns of both: experiment, algorithm, setting, order, unseen client, point, split, metric, (rule | round), quantity,
     `mean`, `sd` (ddof=1, NaN for one seed), `seeds` (how many), `chosen`, and the hyperparameters that vary.
     """
 
@@ -50,20 +50,20 @@ def summarise(tables: Tables) -> Summary:
 
 def criterion(rows: pd.DataFrame) -> str:
     """The metric whose validation values choose among the rounds and settings of one experiment's `rows`."""
-    judged = of_criterion(rows[~rows["newcomer"]], ["experiment"])
+    judged = of_criterion(rows[~rows["unseen"]], ["experiment"])
     return CRITERIA[0] if judged.empty else str(judged["metric"].iloc[0])
 
 
 def points_to_show(tables: Tables) -> dict[tuple[str, str], str]:
     """(experiment, algorithm) -> the point that the algorithm's paper scores (`scored` in `trials`), else the first."""
-    trained = tables.metrics[~tables.metrics["newcomer"]]
+    trained = tables.metrics[~tables.metrics["unseen"]]
     present = trained[["experiment", "algorithm", "point"]].drop_duplicates()
     points = {}
     for (experiment, algorithm), group in present.groupby(["experiment", "algorithm"]):
         points[experiment, algorithm] = min(group["point"], key=POINTS.index)
-    declared = tables.trials.dropna(subset=["scored"])
+    declared = tables.trials.dropna(subset=["default_eval_point"])
     for experiment, algorithm, point in zip(
-        declared["experiment"], declared["algorithm"], declared["scored"], strict=True
+        declared["experiment"], declared["algorithm"], declared["default_eval_point"], strict=True
     ):
         points[experiment, algorithm] = point
     return points
@@ -118,7 +118,7 @@ def _over_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd
 
 def _chosen(rows: pd.DataFrame) -> pd.DataFrame:
     keys = ["experiment", "algorithm", "point"]
-    trained = rows[~rows["newcomer"]]
+    trained = rows[~rows["unseen"]]
     scores = of_criterion(trained[(trained["rule"] == "selected") & (trained["quantity"] == "mean")], keys)
     best = (
         scores.assign(badness=badness(scores["mean"], scores["metric"]))

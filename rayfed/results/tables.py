@@ -29,7 +29,7 @@ class TrialId(NamedTuple):
 class MetricRow(NamedTuple):
     """One value: `metric` of the model at `point` on the `n` examples of one client's `split`.
 
-    `client` is `SERVER` for a value of the server. Accuracies are fractions of 1. A `newcomer` is a client that took no
+    `client` is `SERVER` for a value of the server. Accuracies are fractions of 1. A `unseen` is a client that took no
     part in training and was scored after it.
     """
 
@@ -41,7 +41,7 @@ class MetricRow(NamedTuple):
     metric: str
     value: float
     n: int
-    newcomer: bool = False
+    unseen: bool = False
 
 
 class RoundRow(NamedTuple):
@@ -83,7 +83,7 @@ METRICS_SCHEMA = pa.schema(
         ("metric", pa.string()),
         ("value", pa.float64()),
         ("n", pa.int64()),
-        ("newcomer", pa.bool_()),
+        ("unseen", pa.bool_()),
     ]
 )
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 from rayfed.results.metric_names import is_share, lower_are_better
 from rayfed.results.read import Tables
 from rayfed.results.selection import TRIAL

@@ -37,7 +37,7 @@ FIXED: dict[str, pa.DataType] = {
     "seconds": pa.float64(),
     "rounds_done": pa.int64(),
     "weights_hash": pa.string(),
-    "scored": pa.string(),
+    "default_eval_point": pa.string(),
     "partition_hash": pa.string(),
     "code_hash": pa.string(),
     "parameters": pa.int64(),
@@ -52,7 +52,7 @@ FIXED: dict[str, pa.DataType] = {
 `partition_hash` says who holds which rows of the named data, and of a user's own clients what they hold; `code_hash`
 is of the user's own classes that the configuration names, null without any; `parameters` and `macs`, the
 multiply-accumulates of one example's forward pass, are the model's."""
-COUNTS_OR_SHARES = ("cohort", "newcomers")
+COUNTS_OR_SHARES = ("cohort", "unseen_clients")
 """Where 1 and 1.0 are not the same: one client, and all of them."""
 
 

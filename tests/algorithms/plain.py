@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from support import blobs, blueprint, simulate
 
 from rayfed.algorithm import Phase
-from rayfed.optim import SGD
+from rayfed.core.optim import SGD
 
 SIZES = (8, 12, 20)
 LR = 0.1

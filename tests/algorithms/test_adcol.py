@@ -10,13 +10,13 @@ from torch import nn
 
 from rayfed.algorithm import Phase, Replies, Reply
 from rayfed.algorithms.adcol import Adcol
-from rayfed.algorithms.parts.discriminator import ResNetDiscriminator, divergence, train_classifier
-from rayfed.algorithms.parts.mlp import mlp
+from rayfed.algorithms.common.discriminator import ResNetDiscriminator, divergence, train_classifier
+from rayfed.algorithms.common.mlp import mlp
+from rayfed.core.errors import UsageError
+from rayfed.core.network import Network, weights_of
+from rayfed.core.optim import SGD
+from rayfed.core.trees import clone, nbytes
 from rayfed.engine.training import Job, _rows, train
-from rayfed.errors import UsageError
-from rayfed.network import Network, weights_of
-from rayfed.optim import SGD
-from rayfed.tree import clone, nbytes
 
 SIZES = (20, 26, 33, 41)
 

@@ -7,9 +7,9 @@ from support import net
 
 from rayfed.algorithm import Reply
 from rayfed.algorithms.afl import AFL, GenAFL
+from rayfed.algorithms.common.simplex import project_simplex
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.simplex import project_simplex
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 FIVE = population((4, 4, 4, 4, 4))
 
@@ -122,7 +122,7 @@ def test_a_loss_is_all_that_is_sent_beside_the_model():
     run(Watched(), people, net(), rounds=1)
     model = net().eval()  # in evaluation mode, and before local training
     assert seen[1] == pytest.approx([cross_entropy(model, *data(people, i)).item() for i in CLIENTS], abs=1e-6)
-    assert algorithm.scored == "global"
+    assert algorithm.default_eval_point == "global"
 
 
 @pytest.mark.parametrize("algorithm", [AFL(), GenAFL()])

@@ -9,7 +9,7 @@ from plain import CLIENTS, LR, data, plan, population, run
 from support import net, simulate
 
 from rayfed.algorithms.apple import APPLE
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 SHARES = torch.tensor([8.0, 12.0, 20.0]) / 40
 

@@ -14,10 +14,10 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.irm import IRM
 from rayfed.algorithms.mm_rex import MMREx
 from rayfed.algorithms.v_rex import VREx
-from rayfed.config import Config
-from rayfed.engine.seeds import generator
-from rayfed.errors import UsageError
-from rayfed.optim import SGD, Adam
+from rayfed.core.errors import UsageError
+from rayfed.core.optim import SGD, Adam
+from rayfed.core.rng import generator
+from rayfed.experiments.config import Config
 
 STEPS = 6
 

@@ -7,12 +7,12 @@ from plain import CLIENTS, LR, assert_weights, data, descend, mean, population, 
 from support import blobs, blueprint, net
 from torch import nn
 
+from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.dann import DANN
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.mlp import mlp
-from rayfed.engine.seeds import seed_torch
-from rayfed.errors import UsageError
-from rayfed.optim import SGD
+from rayfed.core.errors import UsageError
+from rayfed.core.optim import SGD
+from rayfed.core.rng import seed_torch
 
 
 def first_discriminator(people):

@@ -9,6 +9,7 @@ from support import Net, blobs, blueprint, net, simulate
 from torch import nn
 
 from rayfed.algorithm import Algorithm, ClientData
+from rayfed.algorithms.common.dbe_model import BIAS, CONSENSUS, MEAN
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg
@@ -18,18 +19,17 @@ from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.mixup import Mixup
 from rayfed.algorithms.moon import Moon
-from rayfed.algorithms.parts.two_levels import BIAS, CONSENSUS, MEAN
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.algorithms.solo import Solo
-from rayfed.config import build_algorithm
+from rayfed.core.errors import UsageError
+from rayfed.core.optim import SGD, Adam
+from rayfed.core.options import build
+from rayfed.core.task import Batch, Output
+from rayfed.core.trees import clone
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 from rayfed.engine.training import Job, _rows
-from rayfed.errors import UsageError
-from rayfed.optim import SGD, Adam
-from rayfed.options import build
-from rayfed.task import Batch, Output
-from rayfed.tree import clone
+from rayfed.experiments.config import build_algorithm
 
 LR = 0.05
 
@@ -43,7 +43,7 @@ def stepwise(algorithm, population=None, **changes):
     population = population or blobs()
     plan = blueprint(algorithm, population, **changes)
     plan.check(population)
-    server = Server(plan, population, LocalFleet(plan, population), Evaluation(points=(algorithm.scored,)))
+    server = Server(plan, population, LocalFleet(plan, population), Evaluation(points=(algorithm.default_eval_point,)))
     return server, server.run()
 
 

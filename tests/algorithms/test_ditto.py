@@ -9,7 +9,7 @@ from rayfed.algorithm import Phase
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.solo import Solo
-from rayfed.optim import SGD, Adam
+from rayfed.core.optim import SGD, Adam
 
 
 def pulled_loss(received, mu):

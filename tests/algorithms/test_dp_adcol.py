@@ -13,15 +13,15 @@ from support import blobs, blueprint, simulate
 
 import rayfed
 from rayfed.algorithms.adcol import Adcol
+from rayfed.algorithms.common.discriminator import divergence
+from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.dp_adcol import DPAdcol
-from rayfed.algorithms.parts.discriminator import divergence
-from rayfed.algorithms.parts.mlp import mlp
-from rayfed.config import Config
-from rayfed.errors import UsageError
-from rayfed.introduction import introduce
-from rayfed.network import weights_of
-from rayfed.optim import SGD
-from rayfed.plan import make_plan
+from rayfed.core.errors import UsageError
+from rayfed.core.network import weights_of
+from rayfed.core.optim import SGD
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.run_summary import introduce
 from rayfed.privacy.gaussian import noise_multiplier, spent, train_privately
 from rayfed.privacy.laplace import half_ball, laplace_like, unit_range
 
@@ -196,7 +196,7 @@ def test_the_local_divergence_sees_the_same_normalisation_without_noise():
     ctx = blueprint(algorithm, people).context(people, "cpu")
     discriminator = mlp([8, 16, 4])
     down = {"weights": {}, "discriminator": weights_of(discriminator)}
-    from rayfed.task import Batch
+    from rayfed.core.task import Batch
 
     batch = Batch(torch.from_numpy(people.clients[0].train.x), torch.from_numpy(people.clients[0].train.y))
     client = algorithm.join(ctx.at(client=0, examples=20))

@@ -10,13 +10,13 @@ from support import blobs, blueprint, net, simulate
 from threadpoolctl import threadpool_limits
 
 from rayfed.algorithms import fada
+from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.common.target_clusters import spread
 from rayfed.algorithms.fada import FADA
-from rayfed.algorithms.parts.mlp import mlp
-from rayfed.algorithms.parts.target_clusters import spread
+from rayfed.core.errors import UsageError
+from rayfed.core.rng import seed_torch
+from rayfed.core.trees import unstack
 from rayfed.data.population import Examples
-from rayfed.engine.seeds import seed_torch
-from rayfed.errors import UsageError
-from rayfed.tree import unstack
 
 SOURCES, TARGET = (0, 2), 1
 

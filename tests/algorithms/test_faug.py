@@ -9,12 +9,12 @@ from plain import LR, assert_weights, data, descend, mean, plan, population, run
 from support import blobs, net, simulate
 from torch import nn
 
+from rayfed.algorithms.common.conditional_vae import Decoder, Encoder, vae_loss
+from rayfed.algorithms.common.seed_inputs import drawn_seeds, levelled
 from rayfed.algorithms.faug import FAug
-from rayfed.algorithms.parts.conditional_vae import Decoder, Encoder, vae_loss
-from rayfed.algorithms.parts.seed_inputs import drawn_seeds, levelled
-from rayfed.engine.resident import client_data
-from rayfed.engine.seeds import seed_torch
-from rayfed.network import Network, weights_of
+from rayfed.core.network import Network, weights_of
+from rayfed.core.rng import seed_torch
+from rayfed.engine.device_data import client_data
 
 SMALL = {"seeds": 2, "made": 7, "made_batch": 4, "noise": 3, "hidden": 8, "server_steps": 4}
 

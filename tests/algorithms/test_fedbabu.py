@@ -9,8 +9,8 @@ from support import Point, net, quadratic, quadratics, simulate
 
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedbabu import FedBABU
-from rayfed.errors import UsageError
-from rayfed.optim import SGD
+from rayfed.core.errors import UsageError
+from rayfed.core.optim import SGD
 
 HEAD = ("fc.weight", "fc.bias")
 CHANGES = {"optimizer": SGD(lr=0.1, momentum=0.9, weight_decay=0.1)}  # decay must leave the head alone, too

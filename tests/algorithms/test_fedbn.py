@@ -7,7 +7,7 @@ from support import net, simulate
 
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbn import FedBN
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 KEPT = {f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
 

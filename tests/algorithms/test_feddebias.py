@@ -11,17 +11,17 @@ from support import blobs, blueprint, net, simulate
 from torch import nn
 
 from rayfed.algorithm import Phase
+from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.common.pseudo_data import draw_owners, sample_means
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.feddebias import FedDebias
-from rayfed.algorithms.parts.mlp import mlp
-from rayfed.algorithms.parts.pseudo_data import draw_owners, sample_means
+from rayfed.core.errors import UsageError
+from rayfed.core.optim import SGD
+from rayfed.core.trees import clone, nbytes
 from rayfed.data.population import Client, Examples, Population
-from rayfed.engine.resident import Normalise, Part
+from rayfed.engine.device_data import Normalise, Part
 from rayfed.engine.training import Job, _rows, train
-from rayfed.errors import UsageError
 from rayfed.models.mlp import MLP
-from rayfed.optim import SGD
-from rayfed.tree import clone, nbytes
 
 PHASE = Phase("train", steps=2)
 

@@ -7,16 +7,16 @@ import torch.nn.functional as F
 from plain import LR, assert_weights, data, descend, mean, plan, population, run, shares
 from support import blobs, blueprint, net, simulate
 
+from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.common.proxy_data import proxy_means
+from rayfed.algorithms.common.pseudo_data import mixture
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.feddebias import FedDebias
 from rayfed.algorithms.mixup import Mixup
-from rayfed.algorithms.parts.mlp import mlp
-from rayfed.algorithms.parts.proxy_data import proxy_means
-from rayfed.algorithms.parts.pseudo_data import mixture
+from rayfed.core.errors import UsageError
+from rayfed.core.rng import generator, seed_torch
+from rayfed.core.task import Batch, Inputs
 from rayfed.data.population import Client, Examples, Population
-from rayfed.engine.seeds import generator, seed_torch
-from rayfed.errors import UsageError
-from rayfed.task import Batch, Inputs
 
 
 def mixing(**options):

@@ -9,7 +9,7 @@ from support import Point, blueprint, net, quadratic, quadratics, simulate
 
 from rayfed.algorithm import Phase
 from rayfed.algorithms.feddyn import FedDyn
-from rayfed.optim import SGD
+from rayfed.core.optim import SGD
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -11,10 +11,10 @@ from support import blobs, net, simulate
 
 from rayfed.algorithm import ClientData, Replies, Reply
 from rayfed.algorithms.fedfomo import FedFomo
+from rayfed.core.errors import UsageError
+from rayfed.core.trees import tree_map
 from rayfed.data.population import Examples
-from rayfed.engine.resident import Normalise, Part
-from rayfed.errors import UsageError
-from rayfed.tree import tree_map
+from rayfed.engine.device_data import Normalise, Part
 
 
 def plain_net():
@@ -140,9 +140,9 @@ def test_what_is_scored_is_the_model_as_training_left_it():
         assert found["downloaded", i, "val", "loss"] == pytest.approx(expected, abs=1e-6)
 
 
-def newcomer(models):
+def unseen(models):
     """(context, state, what it is sent, everyone) of client 3, which joins the others after training."""
-    people = replace(blobs(4, sizes=(8, 12, 20, 16)), newcomers=1)
+    people = replace(blobs(4, sizes=(8, 12, 20, 16)), unseen_clients=1)
     ctx = plan(FedFomo(), people, plain_net()).context(people, "cpu")
     normalise = Normalise(people, torch.device("cpu"), channels_last=False)
     part = Part(people.clients[3].val, torch.device("cpu"), normalise)
@@ -150,8 +150,8 @@ def newcomer(models):
     return ctx, FedFomo().join(ctx), {"models": models}, people
 
 
-def test_a_newcomer_starts_from_the_mixture_of_what_it_is_sent():
-    ctx, client, _, people = newcomer([])
+def test_a_unseen_starts_from_the_mixture_of_what_it_is_sent():
+    ctx, client, _, people = unseen([])
     better = [dict(descend(plain_net(), *data(people, 3), steps).state_dict()) for steps in (3, 9)]
     down = {"models": better}
     start = ctx.task.initial_weights()
@@ -171,9 +171,9 @@ def test_a_newcomer_starts_from_the_mixture_of_what_it_is_sent():
     assert all(torch.equal(own[name], start[name]) for name in start)
 
 
-def test_a_newcomer_that_rates_no_model_above_0_starts_from_their_mean():
+def test_a_unseen_that_rates_no_model_above_0_starts_from_their_mean():
     worse = [tree_map(lambda t, k=k: t + k, dict(plain_net().state_dict())) for k in (3.0, 4.0)]
-    ctx, client, down, _ = newcomer(worse)
+    ctx, client, down, _ = unseen(worse)
     mean = tree_map(lambda a, b: (a + b) / 2, *worse)
     torch.testing.assert_close(FedFomo().downloaded_model(ctx, client, down), mean)
     work = FedFomo().start(ctx.at(stage="final"), client, down)

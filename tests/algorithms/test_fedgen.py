@@ -7,14 +7,14 @@ from plain import CLIENTS, LR, data, plan, population, run
 from support import Point, net, quadratic, quadratics, simulate
 
 from rayfed.algorithm import Replies, Reply
+from rayfed.algorithms.common.feature_generator import FeatureGenerator, drawn_classes
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedgen import FedGen
-from rayfed.algorithms.parts.feature_generator import FeatureGenerator, drawn_classes
-from rayfed.errors import UsageError
-from rayfed.network import weights_of
-from rayfed.task import Batch
-from rayfed.tree import nbytes, only
+from rayfed.core.errors import UsageError
+from rayfed.core.network import weights_of
+from rayfed.core.task import Batch
+from rayfed.core.trees import nbytes, only
 
 HEAD = ("fc.weight", "fc.bias")
 

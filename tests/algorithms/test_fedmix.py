@@ -9,11 +9,11 @@ from support import blobs, blueprint, net, simulate
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedmix import FedMix
-from rayfed.engine.seeds import generator, seed_torch
-from rayfed.errors import UsageError
-from rayfed.network import gradients
-from rayfed.task import Batch
-from rayfed.tree import only
+from rayfed.core.errors import UsageError
+from rayfed.core.network import gradients
+from rayfed.core.rng import generator, seed_torch
+from rayfed.core.task import Batch
+from rayfed.core.trees import only
 
 SIZES = (8, 12, 20)
 

@@ -8,7 +8,7 @@ from plain import CLIENTS, assert_weights, data, descend, mean, plan, population
 from support import Point, net, quadratic, quadratics, simulate
 
 from rayfed.algorithms.fedper import FedPer
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 HEAD = ("fc.weight", "fc.bias")
 

@@ -11,7 +11,7 @@ from support import blueprint, net, simulate
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.fedproto import FedProto
 from rayfed.algorithms.solo import Solo
-from rayfed.tree import nbytes, tensors
+from rayfed.core.trees import nbytes, tensors
 
 
 def train(model, x, y, prototypes, lam, steps=2):

@@ -6,7 +6,7 @@ from support import net
 
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import FedProx, pulled
-from rayfed.optim import SGD
+from rayfed.core.optim import SGD
 
 
 def proximal(anchor, mu, without=()):

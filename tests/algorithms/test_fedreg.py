@@ -11,8 +11,8 @@ from plain import CLIENTS, LR, assert_weights, data, plan, population, run
 from support import net
 
 from rayfed.algorithms.fedreg import FedReg
+from rayfed.core.errors import UsageError
 from rayfed.data.population import Examples
-from rayfed.errors import UsageError
 
 
 def pseudo(model, x, y, size):

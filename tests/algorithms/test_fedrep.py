@@ -11,10 +11,10 @@ from torch import nn
 
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedrep import FedRep
+from rayfed.core.errors import UsageError
+from rayfed.core.optim import SGD, Adam
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
-from rayfed.errors import UsageError
-from rayfed.optim import SGD, Adam
 
 HEAD = ("fc.weight", "fc.bias")
 OPTIMIZERS = {
@@ -68,8 +68,8 @@ def test_adaptation_trains_the_head_or_both_parts_as_in_a_round():
 
 
 @pytest.mark.parametrize(("adapted", "moves"), [("head", False), ("both", True)])
-def test_a_newcomers_body_moves_only_if_both_parts_adapt(adapted, moves):
-    people = replace(population(), newcomers=1)
+def test_a_unseens_body_moves_only_if_both_parts_adapt(adapted, moves):
+    people = replace(population(), unseen_clients=1)
     model = net(batch_norm=False)
     how = plan(FedRep(adapted=adapted), people, model, cohort=2)
     server = Server(how, people, LocalFleet(how, people), Evaluation(points=("downloaded",)))
@@ -82,7 +82,7 @@ def test_a_newcomers_body_moves_only_if_both_parts_adapt(adapted, moves):
         tuned = descend(tuned, *data(people, 2), 1, names=body)
     test = people.clients[2].test
     expected = torch.nn.functional.cross_entropy(tuned.eval()(torch.from_numpy(test.x)), torch.from_numpy(test.y))
-    found = next(s.value for s in record.scores if s.newcomer and s[2:5] == ("test", "adapted", "loss"))
+    found = next(s.value for s in record.scores if s.unseen and s[2:5] == ("test", "adapted", "loss"))
     assert found == pytest.approx(expected.item(), abs=1e-6)
 
 

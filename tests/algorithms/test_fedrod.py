@@ -10,7 +10,7 @@ from support import net, simulate
 
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedrod import FedRoD
-from rayfed.optim import SGD, Adam
+from rayfed.core.optim import SGD, Adam
 
 
 def one_round(model, own, x, y, steps, gamma, optimizer):

@@ -11,16 +11,16 @@ from support import Net, blobs, blueprint, net, simulate
 from torch import nn
 
 from rayfed.algorithm import Phase
+from rayfed.algorithms.common.fraug_networks import Generator, RTNet, cycled, entropy
+from rayfed.algorithms.common.mmd import mmd
+from rayfed.algorithms.common.prototypes import moved
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fraug import FRAug
-from rayfed.algorithms.parts.fraug_networks import Generator, RTNet, cycled, entropy
-from rayfed.algorithms.parts.mmd import mmd
-from rayfed.algorithms.parts.prototypes import moved
-from rayfed.errors import UsageError
-from rayfed.network import weights_of
-from rayfed.optim import SGD
-from rayfed.task import Batch
-from rayfed.tree import clone, nbytes
+from rayfed.core.errors import UsageError
+from rayfed.core.network import weights_of
+from rayfed.core.optim import SGD
+from rayfed.core.task import Batch
+from rayfed.core.trees import clone, nbytes
 
 LR, B, LATENT = 0.05, 6, 4
 

@@ -11,8 +11,8 @@ from support import blobs, blueprint, simulate
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.gaussian_dp_fedbn import GaussianDPFedBN
-from rayfed.errors import UsageError
-from rayfed.tree import zeros_like
+from rayfed.core.errors import UsageError
+from rayfed.core.trees import zeros_like
 
 
 def exact_epsilon(sigma, delta, steps):

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from plain import CLIENTS, LR, assert_weights, data, plan, population, run
 from support import net, on_pictures, reshaped, simulate
 
+from rayfed.algorithms.common.amplitude_normalisation import AMPLITUDE, amplitude, harmonised
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.harmofl import HarmoFL
-from rayfed.algorithms.parts.harmonised import AMPLITUDE, amplitude, harmonised
+from rayfed.core.errors import UsageError
 from rayfed.data.population import Examples
-from rayfed.errors import UsageError
 
 SHAPE = (1, 2, 3)
 

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from plain import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
 from support import blobs, blueprint, net
 
+from rayfed.algorithms.common.invariance import invariant, slope
 from rayfed.algorithms.fed_irm import FedIRM
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.invariance import invariant, slope
-from rayfed.network import vectorised
+from rayfed.core.network import vectorised
 
 
 def task():
@@ -46,7 +46,7 @@ def test_slope_is_its_closed_form_looped_and_vmapped_and_so_is_its_gradient():
 
 
 def test_rounds_by_hand_with_a_change_of_beta_and_a_fresh_optimiser():
-    from rayfed.optim import SGD
+    from rayfed.core.optim import SGD
 
     people, model = population(), net()
     algorithm = FedIRM(beta=20.0, beta_start=0.5, anneal=3, keep_optimizer=True)

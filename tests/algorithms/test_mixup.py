@@ -7,16 +7,16 @@ import torch.nn.functional as F
 from plain import LR, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
 from support import blobs, blueprint, net, simulate
 
+from rayfed.algorithms.common.soft_labels import soft
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fraug import FRAug
 from rayfed.algorithms.mixup import Mixup
-from rayfed.algorithms.parts.soft_labels import soft
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.algorithms.vhl import VHL
-from rayfed.config import build_algorithm
-from rayfed.engine.seeds import seed_torch
-from rayfed.errors import UsageError
-from rayfed.task import Batch
+from rayfed.core.errors import UsageError
+from rayfed.core.rng import seed_torch
+from rayfed.core.task import Batch
+from rayfed.experiments.config import build_algorithm
 
 
 def context(algorithm):
@@ -68,7 +68,7 @@ def test_a_round_by_hand():
 
 
 def simulated_rows(people, model, client):
-    from rayfed.engine.seeds import generator
+    from rayfed.core.rng import generator
 
     rng = generator(0, "batches", "round", 1, 0, 0, client)
     return [torch.from_numpy(rng.permutation(len(people.clients[client].train))) for _ in range(2)]

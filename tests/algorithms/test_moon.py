@@ -13,8 +13,8 @@ from torch import nn
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.moon import Moon, contrast
-from rayfed.errors import UsageError
-from rayfed.tree import without
+from rayfed.core.errors import UsageError
+from rayfed.core.trees import without
 
 
 def contrastive(received, previous, mu, tau):

@@ -8,6 +8,7 @@ import torch
 from support import blobs, blueprint, net
 
 from rayfed.algorithms.apfl import APFL
+from rayfed.algorithms.common.dbe_model import CONSENSUS, MEAN
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedbabu import FedBABU
@@ -16,12 +17,11 @@ from rayfed.algorithms.fedper import FedPer
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.fedrod import FedRoD
 from rayfed.algorithms.moon import Moon
-from rayfed.algorithms.parts.two_levels import CONSENSUS, MEAN
-from rayfed.config import build_algorithm
+from rayfed.core.errors import UsageError
+from rayfed.core.task import Batch
+from rayfed.core.trees import clone
 from rayfed.engine.host import Host
-from rayfed.errors import UsageError
-from rayfed.task import Batch
-from rayfed.tree import clone
+from rayfed.experiments.config import build_algorithm
 
 LR, KAPPA, MU, GOAL = 0.05, 40.0, 0.3, 0.2
 BODY, HEAD = "body.3.weight", "fc.weight"

@@ -7,12 +7,12 @@ import torch
 from plain import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
 from support import Point, net, quadratic, quadratics
 
+from rayfed.algorithms.common.layers import layers, mixed
 from rayfed.algorithms.partialfed import PartialFed
-from rayfed.algorithms.parts.layers import layers, mixed
-from rayfed.errors import UsageError
-from rayfed.network import weights_of
-from rayfed.optim import SGD
-from rayfed.task import Batch
+from rayfed.core.errors import UsageError
+from rayfed.core.network import weights_of
+from rayfed.core.optim import SGD
+from rayfed.core.task import Batch
 
 LOCAL = ("body.1.", "fc.")
 

@@ -11,10 +11,10 @@ from support import blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.per_fedavg import PerFedAvg, divided
-from rayfed.errors import UsageError
-from rayfed.optim import SGD
-from rayfed.task import Batch
-from rayfed.tree import clone
+from rayfed.core.errors import UsageError
+from rayfed.core.optim import SGD
+from rayfed.core.task import Batch
+from rayfed.core.trees import clone
 
 
 def at_work(algorithm, **changes):
@@ -155,6 +155,8 @@ def test_wording_of_refusals():
     with pytest.raises(UsageError, match=r"client 0 has 11 training examples; use at most 3, or"):
         blueprint(PerFedAvg(variant="hf"), people, batch_size=5).check(people)
     even = blobs(2, sizes=(15, 20))
-    with pytest.raises(UsageError, match=r"^placement.width=2: algorithm.name=per_fedavg takes 2 batches a step, and"):
+    with pytest.raises(
+        UsageError, match=r"^placement.vmap_clients=2: algorithm.name=per_fedavg takes 2 batches a step, and"
+    ):
         blueprint(PerFedAvg(), even, width=2, drop_last=False).check(even)
     blueprint(PerFedAvg(), even, width=2).check(even)

@@ -5,7 +5,7 @@ from support import blobs, blueprint, simulate
 
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.pfedavg import PFedAvg
-from rayfed.tree import tensors
+from rayfed.core.trees import tensors
 
 
 def test_it_is_fedavg_with_another_score():

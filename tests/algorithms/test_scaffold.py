@@ -9,7 +9,7 @@ from plain import CLIENTS, LR, assert_weights, data, mean, population, run
 from support import net
 
 from rayfed.algorithms.scaffold import Scaffold
-from rayfed.optim import SGD
+from rayfed.core.optim import SGD
 
 STEPS, ROUNDS, SERVER_LR = 3, 4, 0.7
 

@@ -6,7 +6,7 @@ from plain import CLIENTS, LR, assert_weights, data, descend, plan, population, 
 from support import net, simulate
 
 from rayfed.algorithms.solo import Solo
-from rayfed.optim import SGD
+from rayfed.core.optim import SGD
 
 
 @pytest.mark.parametrize("batch_norm", [True, False])

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from plain import LR, assert_weights, data, descend, mean, plan, population, run, shares
 from support import blobs, blueprint, net, simulate
 
+from rayfed.algorithms.common.virtual_data import virtual_data
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.parts.virtual_data import virtual_data
 from rayfed.algorithms.vhl import VHL, contrast
-from rayfed.engine.seeds import seed_torch
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
+from rayfed.core.rng import seed_torch
 
 
 def literal(z, y, temperature):

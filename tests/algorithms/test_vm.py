@@ -7,7 +7,7 @@ from support import net
 
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.vm import VM, variance_weights
-from rayfed.errors import Diverged, UsageError
+from rayfed.core.errors import Diverged, UsageError
 
 
 @pytest.mark.parametrize(("variant", "expected"), [("paper", [0, 1 / 3, 2 / 3]), ("code", [-2 / 3, 1 / 3, 4 / 3])])

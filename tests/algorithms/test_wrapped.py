@@ -7,11 +7,11 @@ from support import net
 from test_contract import CASES, algorithm_of, plan_of, server_of
 
 from rayfed.algorithms import ALGORITHMS
+from rayfed.algorithms.common.wrapper import Wrapper
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.erm import ERM
 from rayfed.algorithms.mixup import Mixup
-from rayfed.algorithms.parts.wrapper import Wrapper
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 AVERAGE_NOTHING = ("solo", "fedproto")  # so that clients have nothing in common for DBE to be about
 BASES = [name for name in ALGORITHMS if not isinstance(algorithm_of(CASES[name]), Wrapper)]
@@ -37,7 +37,7 @@ def test_terms_of_the_objective_reach_those_that_take_them(name):
         return lambda base: DBE(base=base, prbm=False, kappa=kappa)
 
     why = "averages nothing of the model" if name in AVERAGE_NOTHING else "DBE wraps methods that train one model"
-    if name in AVERAGE_NOTHING or not algorithm_of(CASES[name]).takes_terms:
+    if name in AVERAGE_NOTHING or not algorithm_of(CASES[name]).supports_loss_terms:
         with pytest.raises(UsageError, match=rf"^algorithm.base={name}: .*{why}"):
             outcome(name, wrap(1.0))
         return
@@ -47,7 +47,7 @@ def test_terms_of_the_objective_reach_those_that_take_them(name):
 
 @pytest.mark.parametrize("name", BASES)
 def test_mixed_labels_train_those_that_do_not_need_whole_ones(name):
-    if algorithm_of(CASES[name]).whole_labels:
+    if algorithm_of(CASES[name]).requires_hard_labels:
         with pytest.raises(UsageError, match=rf"^algorithm.base={name}: needs whole classes as labels"):
             outcome(name, lambda base: Mixup(base=base))
     else:

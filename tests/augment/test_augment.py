@@ -6,22 +6,22 @@ import torch
 from support import blobs, blueprint, net, simulate
 from torch import nn
 
-from rayfed import torchvision_cpu
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment import AUGMENTS
 from rayfed.augment.base import Augment, build_augment
 from rayfed.augment.blur import Blur, blurred
-from rayfed.augment.colour import brightened, contrasted, grey, greyed, hued, jittered, saturated
+from rayfed.augment.colour_jitter import brightened, contrasted, grey, greyed, hued, jittered, saturated
 from rayfed.augment.geometry import Crop, HorizontalFlip, Rotation, draw_boxes, moved, resized, turned
 from rayfed.augment.noise import Noise
 from rayfed.augment.schemes import Moderate, Weak
-from rayfed.config import Config
+from rayfed.cli.help import listing
+from rayfed.core import torchvision_cpu
+from rayfed.core.errors import UsageError
+from rayfed.core.rng import seed_torch
 from rayfed.data.population import Client, Examples, Population
-from rayfed.engine.seeds import seed_torch
-from rayfed.errors import UsageError
-from rayfed.help import listing
-from rayfed.plan import make_plan
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
 
 torchvision_cpu.prepare()
 import torchvision.transforms.v2.functional as TF  # noqa: E402
@@ -285,7 +285,7 @@ def test_images_that_are_floats_are_augmented_as_they_are():
 @pytest.mark.parametrize("augment", [Rotation(), Moderate(), Noise()])
 def test_any_width_augments_alike(augment):
     population = people()
-    narrow, wide = (seen_by_steps(augment, population, width=w)[0].state["weights"] for w in (1, 3))
+    narrow, wide = (seen_by_steps(augment, population, vmap_clients=w)[0].state["weights"] for w in (1, 3))
     plain = seen_by_steps(None, population)[0].state["weights"]
     for name, value in narrow.items():
         torch.testing.assert_close(value, wide[name], rtol=1e-4, atol=1e-5)
@@ -329,7 +329,7 @@ def test_a_users_own(tmp_path, monkeypatch):
     text = """
 from dataclasses import dataclass
 from rayfed.augment.base import Augment
-from rayfed.options import option
+from rayfed.core.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class Darker(Augment):

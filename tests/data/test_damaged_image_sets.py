@@ -12,9 +12,9 @@ import scipy.io
 import torch
 from image_sets import WRITERS, options, picture
 
+from rayfed.core.errors import UsageError
+from rayfed.core.registry import resolve
 from rayfed.data.sets import DATASETS
-from rayfed.errors import UsageError
-from rayfed.registry import resolve
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ import torch
 from image_sets import DIGITS, picture
 from PIL import Image
 
+from rayfed.core.errors import UsageError
 from rayfed.data.load import load
 from rayfed.data.sets.digits5 import Digits5
-from rayfed.errors import UsageError
 
 ROOT = Path(os.environ.get("RAYFED_DATA", "unset"))
 

@@ -8,10 +8,10 @@ import types
 import numpy as np
 import pytest
 
+from rayfed.core.errors import UsageError
 from rayfed.data.load import load
 from rayfed.data.readers import idx
 from rayfed.data.sets.mnist import FashionMnist, Mnist
-from rayfed.errors import UsageError
 
 COUNTS = {"train": 12, "t10k": 6}
 
@@ -128,7 +128,7 @@ def torchvision(monkeypatch):
     fake = types.ModuleType("torchvision")
     fake.datasets = types.SimpleNamespace()
     monkeypatch.setitem(sys.modules, "torchvision", fake)
-    monkeypatch.setattr("rayfed.torchvision_cpu.prepare", lambda: None)
+    monkeypatch.setattr("rayfed.core.torchvision_cpu.prepare", lambda: None)
     return fake
 
 

@@ -8,12 +8,12 @@ import pytest
 from image_sets import WRITERS, options, picture
 from PIL import Image
 
+from rayfed.core.errors import UsageError
+from rayfed.core.registry import resolve
 from rayfed.data.load import load
 from rayfed.data.readers import decoding
 from rayfed.data.sampling import Sampling
 from rayfed.data.sets import DATASETS
-from rayfed.errors import UsageError
-from rayfed.registry import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -408,6 +408,6 @@ class TestRotatedCifar10:
 
 
 def test_decoding_reports_how_far_it_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("rayfed.status_line.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("rayfed.core.status_line.LINE_SECONDS", 0.0)
     decoding.in_threads(lambda row: None, 130, "images")
     assert capsys.readouterr().err.splitlines() == ["images: 64 of 130", "images: 128 of 130", "images: 130 of 130"]

@@ -7,12 +7,12 @@ import pytest
 from support import blobs, blueprint, simulate
 
 from rayfed.algorithms.ditto import Ditto
-from rayfed.config import Config
+from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset
 from rayfed.data.leave_out import check_rows, without_clients, without_domain
 from rayfed.data.load import load
-from rayfed.errors import UsageError
-from rayfed.plan import make_plan
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
 
 FEW = {"per_domain": 20}
 

@@ -5,18 +5,18 @@ import textwrap
 
 import pytest
 
+from rayfed.core.errors import UsageError
+from rayfed.core.registry import resolve
 from rayfed.data.describe import fingerprint
 from rayfed.data.load import check, load
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
-from rayfed.errors import UsageError
-from rayfed.registry import resolve
 
 OWN = """
     from dataclasses import dataclass
     import numpy as np
     from rayfed.data.dataset import Dataset
-    from rayfed.options import option
+    from rayfed.core.options import option
 
     @dataclass(frozen=True)
     class Lines:

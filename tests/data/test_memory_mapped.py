@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rayfed.core.errors import UsageError
 from rayfed.data import cache, mapped
-from rayfed.errors import UsageError
 
 KEY = {"version": 1, "of": "counting"}
 

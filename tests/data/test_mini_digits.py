@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rayfed.core.errors import UsageError
 from rayfed.data import cache
+from rayfed.data.contact_sheet import contact_sheet
 from rayfed.data.dataset import Dataset
 from rayfed.data.load import load
-from rayfed.data.picture import contact_sheet
 from rayfed.data.sets import mini_digits
 from rayfed.data.sets.mini_digits import DOMAINS, MiniDigits
-from rayfed.errors import UsageError
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -5,12 +5,12 @@ import pytest
 from mnist_files import write_mnist
 from PIL import Image
 
+from rayfed.core.errors import UsageError
 from rayfed.data.load import divided, load
 from rayfed.data.partitions.table import partition_hash, save
 from rayfed.data.rows import Rows
 from rayfed.data.sets import mnist_m
 from rayfed.data.sets.mnist_m import MnistM, blended
-from rayfed.errors import UsageError
 
 TRAIN, TEST = 180, 20
 

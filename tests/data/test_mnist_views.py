@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from mnist_files import write_mnist
 
+from rayfed.core.errors import UsageError
 from rayfed.data.load import load
 from rayfed.data.sets.mnist_views import VIEWS, MnistViews, faint, textured
-from rayfed.errors import UsageError
 
 TRAIN, TEST = 100, 25
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from rayfed.core.errors import UsageError
 from rayfed.data.load import load
 from rayfed.data.readers import npz_member
 from rayfed.data.rows import Rows
 from rayfed.data.sets.npz import Npz
-from rayfed.errors import UsageError
 
 
 @pytest.fixture(autouse=True)

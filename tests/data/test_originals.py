@@ -6,11 +6,11 @@ import pytest
 from mnist_files import write_mnist
 from PIL import Image
 
+from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset, Part
+from rayfed.data.leakage_groups import capped, drawn, firsts, unheld, versions
 from rayfed.data.load import divided, load
-from rayfed.data.originals import capped, drawn, firsts, unheld, versions
 from rayfed.data.partitions.table import save
-from rayfed.errors import UsageError
 
 DIGITS = 400
 

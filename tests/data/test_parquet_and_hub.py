@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from rayfed.core.errors import UsageError
 from rayfed.data.load import load
 from rayfed.data.readers import encoded_images
 from rayfed.data.rows import Rows
 from rayfed.data.sets.huggingface import HuggingFace
 from rayfed.data.sets.parquet import Parquet
-from rayfed.errors import UsageError
 
 
 @pytest.fixture(autouse=True)

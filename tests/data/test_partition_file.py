@@ -4,9 +4,9 @@ import numpy as np
 import pandas
 import pytest
 
+from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset
 from rayfed.data.partitions.file import File
-from rayfed.errors import UsageError
 
 SIZE = 12  # eight rows of source "train", then four of "t10k"
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from test_partitions import split
 
+from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset
-from rayfed.errors import UsageError
 
 WHOLE = {"test": 0.0, "validation": 0.0}
 

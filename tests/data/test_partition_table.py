@@ -11,12 +11,12 @@ from PIL import Image
 from test_partitions import OWNED, split, toy
 from test_published_data import SPLIT, needs
 
+from rayfed.cli.partition import main
+from rayfed.core.errors import UsageError
 from rayfed.data.describe import describe
 from rayfed.data.load import divided, load
-from rayfed.data.partitions import picture
+from rayfed.data.partitions import plot as picture
 from rayfed.data.partitions.table import partition_hash, save
-from rayfed.errors import UsageError
-from rayfed.partition import main
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ import hashlib
 import numpy as np
 import pytest
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import build
+from rayfed.core.registry import resolve
 from rayfed.data.dataset import Dataset
 from rayfed.data.partitions import PARTITIONS
-from rayfed.errors import UsageError
-from rayfed.options import build
-from rayfed.registry import resolve
 
 
 def toy(size=1200, **changes):

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rayfed.core.errors import UsageError
 from rayfed.data.load import load
 from rayfed.data.sets.mnist import Mnist
 from rayfed.data.sets.rotated_mnist import RotatedMnist
-from rayfed.errors import UsageError
 
 ROOT = Path(os.environ.get("RAYFED_DATA", "unset"))
 SPLIT = ROOT / "partitions" / "mnist_dir0.1_20clients.parquet"

@@ -5,10 +5,10 @@ import pytest
 from mnist_files import write_mnist
 from PIL import Image
 
+from rayfed.core.errors import UsageError
 from rayfed.data.load import load
 from rayfed.data.rotate import halve, rotate
 from rayfed.data.sets.rotated_mnist import TEN_ANGLES, RotatedMnist
-from rayfed.errors import UsageError
 
 TRAIN, TEST = 600, 120
 

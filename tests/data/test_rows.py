@@ -8,14 +8,14 @@ import pickle
 import numpy as np
 import pytest
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.describe import fingerprint
 from rayfed.data.load import load
 from rayfed.data.population import Examples
 from rayfed.data.rows import ArrayFile, Rows, lazy, pick
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 WHOLE = np.random.default_rng(0).integers(0, 256, (50, 3, 4, 4), dtype=np.uint8)
 

@@ -8,11 +8,11 @@ from mnist_files import write_mnist
 from PIL import Image
 from support import blobs
 
+from rayfed.core.registry import resolve
 from rayfed.data.load import divided
 from rayfed.data.sampling import Sampling
 from rayfed.data.sets import DATASETS
-from rayfed.newcomers import set_apart
-from rayfed.registry import resolve
+from rayfed.experiments.unseen_clients import set_apart
 
 SIZES = {"art": 157, "photo": 1123, "art_again": 157}
 TRAIN, TEST = 300, 100
@@ -104,4 +104,4 @@ def test_which_piece_of_a_photograph_a_digit_lies_on(root, tmp_path):
 @pytest.mark.parametrize(("asked", "seed", "late"), [(4, 1, [3, 6, 7, 9]), (0.3, 0, [0, 5, 8]), (2, 5, [5, 8])])
 def test_who_joins_when_training_is_over(asked, seed, late):
     people = set_apart(blobs(10), asked, seed)
-    assert [client.id for client in people.clients[10 - people.newcomers :]] == late
+    assert [client.id for client in people.clients[10 - people.unseen_clients :]] == late

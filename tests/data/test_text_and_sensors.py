@@ -6,12 +6,12 @@ import numpy as np
 import pandas
 import pytest
 
+from rayfed.cli.run import main
+from rayfed.core.errors import UsageError
 from rayfed.data.load import load
 from rayfed.data.readers.tokens import vocabulary, words
 from rayfed.data.sets.ag_news import AgNews
 from rayfed.data.sets.uci_har import SIGNALS, UciHar
-from rayfed.errors import UsageError
-from rayfed.run import main
 
 NEWS = {
     "train": [

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from rayfed.config import Config
-from rayfed.introduction import introduce
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.run_summary import introduce
 from rayfed.metrics.cost import cost
 from rayfed.metrics.drift import Drift
 from rayfed.models.build import build_model
-from rayfed.plan import make_plan
 
 
 def test_drift():

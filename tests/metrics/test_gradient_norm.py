@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from support import blobs, blueprint, net
 
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.engine.resident import Normalise, Part
+from rayfed.engine.device_data import Normalise, Part
 from rayfed.metrics.gradient_norm import GradientNorm, full_gradient
 
 

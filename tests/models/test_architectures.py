@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 from rayfed.models.build import MODELS, build_model, check_model
 from rayfed.models.split import head_names
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from rayfed.core.batch_norm import batch_norm_names, batch_norm_statistics
 from rayfed.models.build import build_model
-from rayfed.models.norm import batch_norm_names, batch_norm_statistics
 
 
 def by_running_statistics(model: nn.Module) -> set[str]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 from rayfed.models.build import build_model, check_model
 from rayfed.models.split import call_features, call_head, ensure_split, head_names, split_last_linear
 

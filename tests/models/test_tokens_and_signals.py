@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import rayfed
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 from rayfed.models.build import build_model
 from rayfed.models.cct import Attention, DropPath
 
@@ -86,7 +86,7 @@ def test_the_engine_learns_from_it(tmp_path, kind, algorithm, width):
             "local": {"epochs": 8 if kind == "text" else 4, "batch_size": 8, "lr": LEARNING[kind]},
             "rounds": 3,
             "evaluate.initial": True,
-            "placement.width": width,
+            "placement.vmap_clients": width,
             "results": str(tmp_path),
         },
         clients=people(kind),
@@ -118,7 +118,7 @@ def test_the_transformer_trains_in_the_engine(tmp_path, width):
             "model": {"name": "cct", "depth": 2, "heads": 2, "width": 8},
             "local": {"epochs": 1, "batch_size": 4, "lr": 0.05},
             "rounds": 1,
-            "placement.width": width,
+            "placement.vmap_clients": width,
             "results": str(tmp_path),
         },
         clients=clients,

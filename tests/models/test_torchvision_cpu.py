@@ -5,12 +5,12 @@ import sys
 
 import torch
 
-from rayfed import torchvision_cpu
+from rayfed.core import torchvision_cpu
 
 PROGRAM = """
 import warnings
 warnings.simplefilter("error")
-from rayfed import torchvision_cpu
+from rayfed.core import torchvision_cpu
 torchvision_cpu.prepare()
 torchvision_cpu.prepare()
 import torch

@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rayfed import report
-from rayfed.errors import UsageError
+from rayfed.cli import report
+from rayfed.core.errors import UsageError
 from rayfed.results.comparison import check_paired, compare, find
 from rayfed.results.read import read
 from rayfed.results.selection import by_round, picked
@@ -76,21 +76,21 @@ class TestBestFive:
 class TestNewcomers:
     def rows(self) -> list[MetricRow]:
         new = {"downloaded": 0.2, "adapted": 0.9}
-        late = [MetricRow(1, 2, "a", "test", p, "accuracy", v, 5, newcomer=True) for p, v in new.items()]
+        late = [MetricRow(1, 2, "a", "test", p, "accuracy", v, 5, unseen=True) for p, v in new.items()]
         return [*curve([0.5]), *late]
 
     def test_they_are_never_mixed_with_participants(self, tmp_path) -> None:
-        add(tmp_path, "t", [*self.rows(), MetricRow(1, 3, "a", "test", "global", "accuracy", 0.0, 5, newcomer=True)])
+        add(tmp_path, "t", [*self.rows(), MetricRow(1, 3, "a", "test", "global", "accuracy", 0.0, 5, unseen=True)])
         rows = summarise(read(tmp_path)).rows.query("quantity == 'mean' and rule == 'final'")
-        means = {(row["newcomer"], row["point"]): row["mean"] for _, row in rows.iterrows()}
+        means = {(row["unseen"], row["point"]): row["mean"] for _, row in rows.iterrows()}
         wanted = {(False, "global"): 0.5, (True, "global"): 0.0, (True, "downloaded"): 0.2, (True, "adapted"): 0.9}
         assert means == pytest.approx(wanted)
 
     def test_the_report_has_tables_of_them(self, tmp_path, capsys) -> None:
         add(tmp_path, "t", self.rows(), scored="global")
         words = told(tmp_path, capsys)
-        assert "e: newcomers, as they download the model: test accuracy, %" in words
-        assert "e: newcomers, after evaluate.adapt_epochs epochs of their own: test accuracy, %" in words
+        assert "e: unseen clients, as they download the model: test accuracy, %" in words
+        assert "e: unseen clients, after evaluate.adapt_epochs epochs of their own: test accuracy, %" in words
         assert "90.00 ± -" in words
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rayfed import report
-from rayfed.errors import UsageError
+from rayfed.cli import report
+from rayfed.core.errors import UsageError
+from rayfed.results.hyperparameter_groups import settings
 from rayfed.results.metric_names import is_share, lower_is_better
 from rayfed.results.read import read
 from rayfed.results.selection import by_round, picked
-from rayfed.results.settings import settings
 from rayfed.results.summary import summarise
 from rayfed.results.tables import SERVER, MetricRow
 from rayfed.results.trials import record_trial
@@ -29,7 +29,7 @@ def add_trial(
     """Two clients, 0.1 above and below the mean, with 10 and 30 examples, of domains a and b."""
     values = {key.replace("__", "."): value for key, value in config.items()}
     record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": status, **values})
-    point = values.get("scored", "global")
+    point = values.get("default_eval_point", "global")
     with TrialWriter(folder, "e", name, algorithm, seed) as writer:
         for number, pair in enumerate(curve, start=1):
             for split, mean in zip(("val", "test"), pair, strict=True):
@@ -383,7 +383,9 @@ def test_the_report_starts_without_torch_ray_or_matplotlib() -> None:
 def test_the_caption_says_whether_the_mean_is_over_clients(tmp_path: Path) -> None:
     rows = [MetricRow(1, SERVER, domain, "test", "global", "frechet", x, 5) for domain, x in (("a", 1.0), ("b", 3.0))]
     rows += [MetricRow(1, 0, "a", "test", "global", "accuracy", 0.5, 5)]
-    record_trial(tmp_path, "e", "t", {"algorithm": "fedavg", "seed": 0, "status": "done", "scored": "global"})
+    record_trial(
+        tmp_path, "e", "t", {"algorithm": "fedavg", "seed": 0, "status": "done", "default_eval_point": "global"}
+    )
     with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
         writer.add_metrics(rows)
     words = report.render(tmp_path, metric="frechet")

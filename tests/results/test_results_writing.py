@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 from rayfed.results.read import read
 from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA, MetricRow, RoundRow
 from rayfed.results.writer import TrialWriter
@@ -157,18 +157,18 @@ def test_an_unknown_point_is_refused(tmp_path: Path) -> None:
 
 
 def test_tables_of_an_older_version_are_read_and_gone_on_with(tmp_path: Path) -> None:
-    """Older ones had no column `newcomer`; the first file of a folder must not decide for the others."""
+    """Older ones had no column `unseen`; the first file of a folder must not decide for the others."""
     for trial in ("a", "b"):
         with TrialWriter(tmp_path, "e", trial, "fedavg", 0) as writer:
             one_round(writer, 1)
-            writer.add_metrics([MetricRow(1, 9, "d", "test", "adapted", "accuracy", 0.5, 10, newcomer=True)])
-    for name, column in (("metrics", "newcomer"), ("rounds", "privacy_unit")):
+            writer.add_metrics([MetricRow(1, 9, "d", "test", "adapted", "accuracy", 0.5, 10, unseen=True)])
+    for name, column in (("metrics", "unseen"), ("rounds", "privacy_unit")):
         path = tmp_path / "e" / name / "a-0000.parquet"
         pq.write_table(pq.read_table(path).drop_columns([column]), path)
     for _ in range(2):
         metrics = read(tmp_path).metrics
-        assert metrics["newcomer"].dtype == bool
-        assert dict(metrics.groupby("trial")["newcomer"].sum()) == {"a": 0, "b": 1}
+        assert metrics["unseen"].dtype == bool
+        assert dict(metrics.groupby("trial")["unseen"].sum()) == {"a": 0, "b": 1}
         with TrialWriter(tmp_path, "e", "a", "fedavg", 0, keep_through_round=1) as writer:
             assert writer.last_round == 1
             one_round(writer, 2)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.partition import DEAL, DRAWS, by_class, generator
 from rayfed.data.partitions.domains import Domains
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 MIX = 1  # the purpose of the stream, beside the two that Domains draws from with DEAL
 

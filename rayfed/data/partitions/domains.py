@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, Part
-from rayfed.data.originals import drawn
+from rayfed.data.leakage_groups import drawn
 from rayfed.data.partition import DEAL, TEST, VALIDATION, Partition, generator, share
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ import pandas
 import pyarrow
 from pyarrow import parquet
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, Part
 from rayfed.data.partition import Partition
 from rayfed.data.partitions.table import SPLITS
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 COLUMNS = ("client", "split", "source", "index")
 

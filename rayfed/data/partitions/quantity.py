@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.partition import DEAL, Pooled, check_least, generator, redrawn
-from rayfed.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

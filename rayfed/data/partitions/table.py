@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset, Part
-from rayfed.errors import UsageError
 
 SPLITS = ("train", "val", "test")
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
 from rayfed.data.cache import cached, memory_mapped
 from rayfed.data.readers import checksums
 from rayfed.data.readers.decoding import manifest
-from rayfed.errors import UsageError
 
 VERSION = 1  # raise it when the pixels or labels change
 

@@ -31,7 +31,7 @@ def compare(paths: Iterable[Path], name: str) -> None:
 
 def published(name: str) -> dict[str, str]:
     """The md5 of each file that torchvision's class `name` reads."""
-    from rayfed import torchvision_cpu  # late: half a second and more to import
+    from rayfed.core import torchvision_cpu  # late: half a second and more to import
 
     torchvision_cpu.prepare()
     import torchvision

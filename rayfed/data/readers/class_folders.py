@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
 from rayfed.data.dataset import row_numbers
-from rayfed.errors import UsageError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 

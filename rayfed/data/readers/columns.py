@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from rayfed.core.errors import UsageError
 from rayfed.data.readers import tables
-from rayfed.errors import UsageError
 
 TEST, TRAINING = ("test",), ("train", "training", "validation", "valid", "val", "dev")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from rayfed.core.errors import UsageError
+from rayfed.core.status_line import StatusLine
 from rayfed.data.cache import memory_mapped
-from rayfed.errors import UsageError
-from rayfed.status_line import StatusLine
 
 VERSION = 1  # raise it when the pixels change
 BLOCK = 64  # files that a thread takes at a time

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import scipy.io
 
+from rayfed.core.errors import UsageError
 from rayfed.data.readers import idx
 from rayfed.data.readers.array_files import Arrays, checked, joined
 from rayfed.data.readers.class_folders import walk
 from rayfed.data.readers.decoding import in_threads, opened, resized
 from rayfed.data.readers.pickled import read_pickle
-from rayfed.errors import UsageError
 
 CLASSES = tuple("0123456789")
 SIDES = ("train", "test")

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from rayfed.core.errors import UsageError
 from rayfed.data.cache import memory_mapped
 from rayfed.data.readers import tables
 from rayfed.data.readers.decoding import UNREADABLE, in_threads, manifest
-from rayfed.errors import UsageError
 
 VERSION = 1  # raise it when the pixels change
 BLOCK = 1024  # rows whose bytes are in memory at a time

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Entry, Listing
 from rayfed.data.readers.pickled import read_pickle
 from rayfed.data.sets.image_domains import DomainFolders
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

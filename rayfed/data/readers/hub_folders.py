@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from rayfed.core.errors import UsageError
 from rayfed.data.readers.columns import TEST, TRAINING
 from rayfed.data.readers.tables import ENDINGS
-from rayfed.errors import UsageError
 
 FORMS = (
     "expected what datasets.save_to_disk wrote, a copy of a dataset's repository with Parquet files, or its folder in "

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 SOURCES = ("train", "t10k")
 FILES = tuple(f"{source}-{kind}" for source in SOURCES for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from rayfed.core.errors import UsageError
 from rayfed.data.readers import encoded_images, tables
 from rayfed.data.readers.columns import column
-from rayfed.errors import UsageError
 
 IMAGE_COLUMNS = ("image", "img")
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.data.colour import per_channel
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, row_numbers
 from rayfed.data.drop_clients import DropClients
+from rayfed.data.normalisation import per_channel
 from rayfed.data.readers import columns, input_columns, tables
 from rayfed.data.rows import lazy, pick
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
 from rayfed.data.partition import generator
 from rayfed.data.readers.array_files import Arrays, checked, joined
 from rayfed.data.readers.digit_files import SIDES, read_idx, read_images
 from rayfed.data.readers.photographs import photographs
 from rayfed.data.readers.pickled import read_pickle
 from rayfed.data.sets.mnist_m import SIDE, blended
-from rayfed.errors import UsageError
 
 KEYS = ("train", "valid", "test")
 

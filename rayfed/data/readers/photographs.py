@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from rayfed.core.errors import UsageError
 from rayfed.data.readers.class_folders import ENDINGS, image_files
 from rayfed.data.readers.decoding import opened
-from rayfed.errors import UsageError
 
 
 def photographs(folder: str | None, least: int) -> list[np.ndarray]:

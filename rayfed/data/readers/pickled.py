@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy._core import multiarray, numeric
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 ALLOWED = {
     ("numpy", "ndarray"): np.ndarray,

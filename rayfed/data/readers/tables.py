@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import ipc, parquet
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 ENDINGS = (".parquet", ".arrow")
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream; pyarrow itself does without it and would miss a cut

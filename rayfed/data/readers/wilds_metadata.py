@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas
 
-from rayfed.errors import UsageError
+from rayfed.core.errors import UsageError
 
 
 def read_metadata(path: Path, numbers: Sequence[str], texts: Sequence[str], url: str) -> pandas.DataFrame:

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset, row_numbers
 from rayfed.data.readers import tables
+from rayfed.data.readers.dataset_paths import ROOT, place
 from rayfed.data.readers.decoding import manifest
-from rayfed.data.readers.places import ROOT, place
 from rayfed.data.readers.tokens import encode, vocabulary
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 VERSION = 1  # raise it when the tokens change
 SIDES = ("train", "test")

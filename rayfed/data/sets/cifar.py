@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayfed.data.colour import Colour
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, row_numbers
+from rayfed.data.normalisation import Colour
 from rayfed.data.readers.array_files import ArrayFiles, Arrays, checked, joined
+from rayfed.data.readers.dataset_paths import ROOT, place
 from rayfed.data.readers.pickled import read_pickle
-from rayfed.data.readers.places import ROOT, place
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 SOURCES = ("train", "test")
 SIDE = 32

@@ -8,17 +8,17 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.cache import digest, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers import mnist_m_files
 from rayfed.data.readers.array_files import ArrayFiles
 from rayfed.data.readers.class_folders import image_files
+from rayfed.data.readers.dataset_paths import ROOT, datasets, place
 from rayfed.data.readers.decoding import in_threads, manifest, resized
-from rayfed.data.readers.places import ROOT, datasets, place
 from rayfed.data.sampling import Kept, Sampling
 from rayfed.data.sets.digit_forms import ANY, FOLDERS, FORMS, PUBLISHED, URLS, idx_files
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 VERSION = 1  # raise it when the pixels change
 MADE = "mnist_m"

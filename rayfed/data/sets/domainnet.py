@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Entry, Listing
 from rayfed.data.readers.fedbn_lists import FedBnLists
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 

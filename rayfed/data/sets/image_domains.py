@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Listing, classes_of, walk
+from rayfed.data.readers.dataset_paths import ROOT, place
 from rayfed.data.readers.decoding import decoded
-from rayfed.data.readers.places import ROOT, place
 from rayfed.data.sampling import Sampling
-from rayfed.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

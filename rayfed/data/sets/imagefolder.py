@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Listing, folders, image_files, walk
 from rayfed.data.sets.image_domains import ImageFiles
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

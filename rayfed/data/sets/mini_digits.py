@@ -5,13 +5,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from rayfed.core.options import option
 from rayfed.data.cache import Arrays, cached
 from rayfed.data.chosen_domains import ChosenDomains
 from rayfed.data.dataset import Dataset
 from rayfed.data.partition import generator
 from rayfed.data.readers.photographs import photographs
 from rayfed.data.sets import drawing
-from rayfed.options import option
 
 VERSION = 2  # raise it when the pixels change
 DOMAINS = ("plain", "blended", "blurred", "street", "font")

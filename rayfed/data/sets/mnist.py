@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
-from rayfed.data.colour import per_channel
 from rayfed.data.dataset import Dataset, row_numbers
+from rayfed.data.normalisation import per_channel
 from rayfed.data.readers import checksums, idx
-from rayfed.data.readers.places import ROOT, datasets
-from rayfed.errors import UsageError
-from rayfed.options import option
+from rayfed.data.readers.dataset_paths import ROOT, datasets
 
 VERSION = 1  # raise it when the array that is kept changes
 
@@ -65,7 +65,7 @@ class IdxFiles:
         return images, labels, code, row_numbers(code)
 
     def _fetch(self, root: Path, raw: Path) -> None:
-        from rayfed import torchvision_cpu  # late: only a download needs torchvision
+        from rayfed.core import torchvision_cpu  # late: only a download needs torchvision
 
         torchvision_cpu.prepare()
         import torchvision

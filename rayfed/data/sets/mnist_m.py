@@ -12,16 +12,16 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.cache import digest, memory_mapped
-from rayfed.data.colour import IMAGENET_MEAN, IMAGENET_STD, Colour
 from rayfed.data.dataset import Dataset
+from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, Colour
 from rayfed.data.partition import generator, share
 from rayfed.data.readers import idx
 from rayfed.data.readers.decoding import resized
 from rayfed.data.readers.photographs import photographs
 from rayfed.data.sets.mnist import IdxFiles
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 VERSION = 1  # raise it when the pixels change
 SIDE = 28

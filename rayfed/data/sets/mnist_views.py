@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.partition import generator
 from rayfed.data.readers import idx
 from rayfed.data.rotate import halve
 from rayfed.data.sets.mnist import IdxFiles
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 
 def plain(images: np.ndarray, random: np.random.Generator) -> np.ndarray:

@@ -7,15 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.cache import UNREADABLE, memory_mapped
-from rayfed.data.colour import per_channel
 from rayfed.data.dataset import Dataset
 from rayfed.data.drop_clients import DropClients
+from rayfed.data.normalisation import per_channel
 from rayfed.data.readers import npz_member
 from rayfed.data.readers.decoding import manifest
 from rayfed.data.rows import lazy, pick
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 VERSION = 1  # raise it when the array that is kept changes
 EXPECTED = {

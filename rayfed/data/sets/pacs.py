@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.data.colour import IMAGENET_MEAN, IMAGENET_STD
+from rayfed.core.options import option
+from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD
 from rayfed.data.sets.image_domains import DomainFolders
-from rayfed.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

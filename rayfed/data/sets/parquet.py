@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers import columns, tables
 from rayfed.data.readers.labelled_rows import LabelledRows
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.partition import generator
@@ -14,8 +16,6 @@ from rayfed.data.readers.array_files import ArrayFiles
 from rayfed.data.rotate import rotate
 from rayfed.data.sets.cifar import SOURCES, Cifar10, Cifar100, CifarFiles
 from rayfed.data.sets.rotated_mnist import TEN_ANGLES, name_of
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 VERSION = 1  # raise it when the pixels change
 

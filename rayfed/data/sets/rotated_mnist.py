@@ -5,6 +5,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.cache import cached, digest
 from rayfed.data.dataset import Dataset
 from rayfed.data.partition import generator
@@ -13,8 +15,6 @@ from rayfed.data.readers import idx
 from rayfed.data.rotate import halve, rotate
 from rayfed.data.rows import lazy, pick
 from rayfed.data.sets.mnist import IdxFiles
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 VERSION = 1  # raise it when the pixels change
 TEN_ANGLES = tuple(range(0, 150, 15))

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import pandas
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Entry, Listing
-from rayfed.data.readers.places import ROOT, place
+from rayfed.data.readers.dataset_paths import ROOT, place
 from rayfed.data.readers.wilds_metadata import read_metadata
 from rayfed.data.sets.image_domains import ImageFiles
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 URL = "https://wilds.stanford.edu/datasets/#rxrx1"
 CELLS, UNSEEN = ("HEPG2", "HUVEC", "RPE", "U2OS"), ("val", "test")

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayfed.data.colour import Colour
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, row_numbers
+from rayfed.data.normalisation import Colour
 from rayfed.data.readers.class_folders import Entry, Listing, image_files
+from rayfed.data.readers.dataset_paths import ROOT, place
 from rayfed.data.readers.decoding import decoded
-from rayfed.data.readers.places import ROOT, place
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 PARTS, CLASSES = ("train", "val"), 200
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"

@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset, row_numbers
 from rayfed.data.drop_clients import DropClients
+from rayfed.data.readers.dataset_paths import ROOT, place
 from rayfed.data.readers.decoding import manifest
-from rayfed.data.readers.places import ROOT, place
-from rayfed.errors import UsageError
-from rayfed.options import option
 
 SIDES = ("train", "test")
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")

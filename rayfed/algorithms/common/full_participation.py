@@ -1,0 +1,11 @@
+"""The refusal of client sampling by methods that need every client in every round."""
+
+from rayfed.algorithm import ProblemSpec
+from rayfed.core.errors import UsageError
+
+
+def refuse_sampling(problem: ProblemSpec, name: str, why: str) -> None:
+    """Raises UsageError where a round may leave clients out; `why` says what the method does with all of them."""
+    if not problem.full_participation:
+        clients = problem.task.num_clients
+        raise UsageError(f"cohort={problem.cohort}: algorithm.name={name} {why}; use cohort=1.0, all {clients} clients")

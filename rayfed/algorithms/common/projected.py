@@ -1,0 +1,49 @@
+"""A model whose extractor ends in an MLP, with a new linear classifier on top (MOON; FedDebias, Fig. 5(a))."""
+
+import copy
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.algorithms.common.mlp import mlp
+from rayfed.core.errors import UsageError
+from rayfed.core.task import Task
+
+
+class Projected(nn.Module):
+    """features = MLP ∘ the model's features; head = linear. The model's own head is left out of the weights."""
+
+    def __init__(self, model: Any, widths: Sequence[int], classes: int, unused: frozenset[str]):
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        for name in unused:
+            owner, _, leaf = name.rpartition(".")
+            part = self.model.get_submodule(owner)
+            table = part._parameters if leaf in part._parameters else part._buffers
+            table[leaf] = None
+        self.projection, self.head = mlp(widths), nn.Linear(widths[-1], classes)
+        self.feature_shape = (widths[-1],)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.projection(self.model.features(x).flatten(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+def with_projection(task: Task, widths: Sequence[int]) -> Task:
+    """`task` for its model projected. New weights follow from the old ones: every host must find the same."""
+    if not task.feature_shape:
+        raise UsageError(
+            f"algorithm.widths={list(widths)}: go behind the features of a model with a split point, features(x) and a "
+            "module called head"
+        )
+    first = next(iter(task.initial_weights().values())).detach().cpu().contiguous()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(zlib.crc32(first.numpy().tobytes()))
+        inputs = int(torch.Size(task.feature_shape).numel())
+        model = Projected(task.model.module, [inputs, *widths], task.num_classes, task.head_names)
+    return task.with_model(model)

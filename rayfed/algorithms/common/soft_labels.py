@@ -1,0 +1,30 @@
+"""Labels as probabilities."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rayfed.algorithm import ProblemSpec
+from rayfed.core.errors import UsageError
+
+
+def soft(y: Tensor, classes: int) -> Tensor:
+    """Probabilities [batch, classes] of class numbers; what are probabilities already stay as they are."""
+    return y if y.is_floating_point() else F.one_hot(y, classes).float()
+
+
+def check_real_inputs(problem: ProblemSpec, name: str) -> None:
+    """Raises UsageError where inputs cannot be averaged."""
+    if not problem.task.inputs.real:
+        raise UsageError(f"algorithm.name={name}: averages inputs, and this data's are numbers of words")
+
+
+def check_soft_labels(problem: ProblemSpec, name: str) -> None:
+    """Raises UsageError where the loss takes class numbers only."""
+    classes = problem.task.num_classes
+    try:
+        problem.task.loss(torch.zeros(2, classes), torch.full((2, classes), 1 / classes))
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise UsageError(
+            f"algorithm.name={name}: needs a loss that takes probabilities as labels, as cross-entropy does"
+        ) from error

@@ -1,0 +1,67 @@
+"""How trees of tensors cross between processes: as flat byte arrays that Ray passes without copying."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfed.algorithm import Algorithm, Context
+from rayfed.core.trees import nbytes, tensors, tree_map
+
+
+class Packed(NamedTuple):
+    """One tensor on the way: its bytes, its type and its shape."""
+
+    data: np.ndarray
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def pack(tree: Any) -> Any:
+    """`tree` (dicts, lists, tuples) with every tensor as `Packed` on the CPU, in row-major order."""
+
+    def one(tensor: Tensor) -> Packed:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        return Packed(flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
+
+    return tree_map(one, tree)
+
+
+def unpack(tree: Any, device: torch.device) -> Any:
+    """The inverse of `pack`: fresh tensors on `device`."""
+    if isinstance(tree, Packed):
+        if not tree.data.size:
+            return torch.empty(tree.shape, dtype=tree.dtype, device=device)
+        raw = torch.from_numpy(tree.data.copy())  # the object store's pages are read-only
+        return raw.view(tree.dtype).reshape(tree.shape).to(device)
+    if isinstance(tree, dict):
+        return {key: unpack(value, device) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(unpack(value, device) for value in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(unpack(value, device) for value in tree)
+    return tree
+
+
+def bytes_by_field(payload: dict[str, Any]) -> dict[str, int]:
+    """Bytes on the wire of every top-level field that has any."""
+    sizes = {field: nbytes(value) for field, value in payload.items()}
+    return {field: size for field, size in sizes.items() if size}
+
+
+def bytes_by_formula(algorithm: Algorithm, ctx: Context, examples: Sequence[int]) -> float | None:
+    """What `Algorithm.bytes_formula` says, where the algorithm's own class defines it."""
+    own = vars(type(algorithm)).get("bytes_formula")
+    return None if own is None else own(algorithm, ctx, examples)
+
+
+def fingerprint(tree: Any) -> str:
+    """A hash of names, types, shapes and bits of all tensors: equal only for bit-identical trees."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path, tensor in sorted(tensors(tree)):
+        digest.update(f"{path}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

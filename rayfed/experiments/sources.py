@@ -1,0 +1,87 @@
+"""Where configuration values come from: YAML files, `key=value` arguments and mappings, merged into one nested dict."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rayfed.core.errors import UsageError
+
+
+def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """One nested dict from nested or dotted mappings; later values win, groups are merged key by key.
+
+    A group whose `name` changes keeps none of the options of the name before.
+    """
+    tree: dict[str, Any] = {}
+    for source in sources:
+        for key, value in source.items():
+            _put(tree, str(key).split("."), value, str(key))
+    return tree
+
+
+def _put(tree: dict[str, Any], path: Sequence[str], value: Any, where: str) -> None:
+    key, rest = path[0], path[1:]
+    if rest:
+        inner = tree.setdefault(key, {})
+        if isinstance(inner, str) and key == "base":  # algorithm.base=scaffold, then algorithm.base.server_lr=…
+            inner = tree[key] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise UsageError(f"{where}: {key} already has the value {inner!r}, so it can have no keys below it")
+        _put(inner, rest, value, where)
+    elif isinstance(value, Mapping):
+        inner = tree.setdefault(key, {})
+        if not isinstance(inner, dict):
+            inner = tree[key] = {}
+        for name, item in value.items():
+            _put(inner, str(name).split("."), item, f"{where}.{name}")
+    elif key == "name" and tree.get("name", value) != value:
+        tree.clear()
+        tree["name"] = value
+    else:
+        tree[key] = value
+
+
+def from_file(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        UsageError: no such file, no YAML, or no mapping in it.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file (values are given as key=value)")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{path}: expected keys and values, got {type(content).__name__}")
+    return dict(content)
+
+
+def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
+    """Dotted keys from `key=value` arguments; values are YAML, so 0.1, true, null and [1, 2] are what they seem.
+
+    Only a comment is none: a value with " #" in it is a text as a whole.
+
+    Raises:
+        UsageError: an argument without "=".
+    """
+    values = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{argument}: expected key=value, such as algorithm.name=fedavg")
+        try:
+            values[key] = text if _has_comment(text) else yaml.safe_load(text) if text else None
+        except yaml.YAMLError as error:
+            raise UsageError(f"{argument}: {text!r} is not a value: {' '.join(str(error).split())}") from error
+    return values
+
+
+def _has_comment(text: str) -> bool:
+    """Whether YAML would drop the end of `text`."""
+    ends = [token.end_mark.index for token in yaml.scan(text) if not isinstance(token, yaml.StreamEndToken)]
+    return bool(text[ends[-1] :].strip())
