@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rayfed.algorithm import Context
 from rayfed.algorithms.common.mlp import mlp
-from rayfed.algorithms.common.prototypes import one_hot
+from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.core.network import Network, gradients
 from rayfed.core.optim import Adam
 from rayfed.core.trees import Weights, clone

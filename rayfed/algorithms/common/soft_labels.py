@@ -1,4 +1,4 @@
-"""Labels as class probabilities."""
+"""Labels as class probabilities and one-hot vectors."""
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,11 @@ from rayfed.core.errors import UsageError
 def soft(y: Tensor, classes: int) -> Tensor:
     """Return class probabilities [batch, classes] of class indices; probabilities are returned unchanged."""
     return y if y.is_floating_point() else F.one_hot(y, classes).float()
+
+
+def one_hot(y: Tensor, classes: int) -> Tensor:
+    """Return one-hot vectors [batch, classes]; they are empty for 0 classes. Unlike torch's, it runs under `vmap`."""
+    return (y[:, None] == torch.arange(classes, device=y.device)).float()
 
 
 def check_real_inputs(problem: ProblemSpec, name: str) -> None:
