@@ -24,7 +24,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
-from rayfed.core.trees import Weights, add, scale, sub, tensors, zeros_like
+from rayfed.core.trees import Weights, add, named_tensors, scale, sub, zeros_like
 from rayfed.engine import checkpoint
 from rayfed.engine.device_data import Part
 from rayfed.engine.fleet import LocalFleet
@@ -225,7 +225,7 @@ def everything(server: Server) -> dict[str, Any]:
 
 
 def assert_finite(server: Server) -> None:
-    for path, tensor in tensors(everything(server)):
+    for path, tensor in named_tensors(everything(server)):
         assert bool(torch.isfinite(tensor.double()).all()), path
 
 
@@ -360,8 +360,10 @@ def test_equal_seeds_give_equal_bits_and_others_do_not(case):
 
 @EVERY
 def test_any_width_gives_the_same_result(case):
-    alone, together = (everything(finished(plan_of(case, vmap_clients=w))) for w in (1, 3))  # a block of three and one of one
-    for (path, a), (other, b) in zip(tensors(alone), tensors(together), strict=True):
+    alone, together = (
+        everything(finished(plan_of(case, vmap_clients=w))) for w in (1, 3)
+    )  # a block of three and one of one
+    for (path, a), (other, b) in zip(named_tensors(alone), named_tensors(together), strict=True):
         assert (path, a.dtype, a.shape) == (other, b.dtype, b.shape)
         assert bool(torch.isfinite(b.double()).all()), path
         if not case.noisy:
@@ -443,7 +445,7 @@ def test_bytes_counted_are_bytes_sent(case, width):
 
     def count(total: dict[str, int], payload: State, times: int = 1) -> None:
         for field, tree in payload.items():
-            size = sum(t.numel() * t.element_size() for _, t in tensors(tree))
+            size = sum(t.numel() * t.element_size() for _, t in named_tensors(tree))
             if size:
                 total[field] = total.get(field, 0) + size * times
 

@@ -49,7 +49,7 @@ class APPLE(FedAvg):
         refuse_sampling(problem, self.name, "mixes the models of all clients of the last round")
 
     def personal(self, task: Task) -> frozenset[str]:
-        return task.personal | frozenset(task.model.buffers)
+        return task.personal_names | frozenset(task.model.buffers)
 
     def init(self, ctx: Context) -> State:
         count = ctx.task.num_clients

@@ -47,7 +47,7 @@ class ERM(LossWeighted):
 
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)
-        if problem.task.personal:
+        if problem.task.personal_names:
             fitting = "frozen" if self.extrapolates else "aggregate or frozen"
             raise UsageError(
                 f"batch_norm={problem.task.batch_norm}: algorithm.name={self.name} has one central model and leaves "

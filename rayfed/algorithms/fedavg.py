@@ -31,7 +31,7 @@ class FedAvg(Algorithm):
 
     def personal(self, task: Task) -> frozenset[str]:
         """Names of the weights that stay with the client: by default what the batch-norm policy says."""
-        return task.personal
+        return task.personal_names
 
     def trained(self, ctx: Context) -> Sequence[str]:
         """Names of the weights that the phase at hand trains."""

@@ -46,7 +46,7 @@ class FRAug(Stages):
 
     def personal(self, task: Task) -> frozenset[str]:
         found = batch_norm_names if self.bn_mode == "all" else batch_norm_statistics
-        return task.personal | found(task.model.module)
+        return task.personal_names | found(task.model.module)
 
     def kept(self, task: Task) -> frozenset[str]:
         """Names of the generator's weights that stay with the client."""
@@ -57,7 +57,7 @@ class FRAug(Stages):
         server = super().init(ctx)
         if not self.generates:
             return server
-        return server | {"generator": without(ctx.task.modules["generator"].initial(), self.kept(ctx.task))}
+        return server | {"generator": without(ctx.task.modules["generator"].draw_weights(), self.kept(ctx.task))}
 
     def join(self, ctx: Context) -> State:
         modules, device = ctx.task.modules, ctx.task.device
@@ -70,7 +70,7 @@ class FRAug(Stages):
         if self.generates:
             state["generator"] = only(weights_of(modules["generator"].module), self.kept(ctx.task))
         if self.transforms:
-            state["rtnet"] = modules["rtnet"].initial()
+            state["rtnet"] = modules["rtnet"].draw_weights()
         return super().join(ctx) | state
 
     def broadcast(self, ctx: Context, server: State) -> State:

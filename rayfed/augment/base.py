@@ -23,11 +23,11 @@ from rayfed.core.registry import resolve
 class Augment:
     """Base of all augmentations; a user's own derives from it, with its options as fields.
 
-    uint8 images reach it as floats in [0, 1]; with `normalised` after the dataset's normalisation. Any other data
+    uint8 images reach it as floats in [0, 1]; with `after_normalisation` after the dataset's normalisation. Any other data
     reach it as they are.
     """
 
-    normalised: ClassVar[bool] = False
+    after_normalisation: ClassVar[bool] = False
 
     def check(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
         """Raises UsageError where stored inputs of `shape` and `dtype` cannot be augmented."""

@@ -15,7 +15,7 @@ from rayfed.core.options import option
 SIZE = 5
 
 
-def blurred(x: Tensor, sigma: Tensor) -> Tensor:
+def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
     """`x` under a 5 x 5 Gaussian of each image's own `sigma` [batch]; reflected at the edges."""
     count, channels, height, width = x.shape
     place = torch.arange(SIZE, device=x.device) - SIZE // 2
@@ -41,4 +41,4 @@ class Blur(ImageAugment):
             raise UsageError(f"augment.name=blur: images of {shape[1]} x {shape[2]} are too small to reflect")
 
     def __call__(self, x: Tensor) -> Tensor:
-        return blurred(x, uniform(len(x), self.low, self.high, x.device))
+        return gaussian_blur(x, uniform(len(x), self.low, self.high, x.device))

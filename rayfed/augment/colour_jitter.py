@@ -10,32 +10,32 @@ from torch import Tensor
 GREY = (0.2989, 0.587, 0.114)  # luminance of red, green and blue
 
 
-def grey(x: Tensor) -> Tensor:
+def to_grey(x: Tensor) -> Tensor:
     """Luminance [batch, 1, height, width]."""
     if x.shape[1] == 1:
         return x
     return (x * torch.tensor(GREY, device=x.device, dtype=x.dtype).view(3, 1, 1)).sum(1, keepdim=True)
 
 
-def blended(x: Tensor, other: Tensor | float, share: Tensor) -> Tensor:
+def blend(x: Tensor, other: Tensor | float, share: Tensor) -> Tensor:
     """share·x + (1 − share)·other, within [0, 1]; a share over 1 leads away from `other`."""
     share = share.view(-1, 1, 1, 1)
     return (share * x + (1 - share) * other).clamp(0, 1)
 
 
-def brightened(x: Tensor, factor: Tensor) -> Tensor:
-    return blended(x, 0.0, factor)
+def adjust_brightness(x: Tensor, factor: Tensor) -> Tensor:
+    return blend(x, 0.0, factor)
 
 
-def contrasted(x: Tensor, factor: Tensor) -> Tensor:
-    return blended(x, grey(x).mean((1, 2, 3), keepdim=True), factor)
+def adjust_contrast(x: Tensor, factor: Tensor) -> Tensor:
+    return blend(x, to_grey(x).mean((1, 2, 3), keepdim=True), factor)
 
 
-def saturated(x: Tensor, factor: Tensor) -> Tensor:
-    return x if x.shape[1] == 1 else blended(x, grey(x), factor)
+def adjust_saturation(x: Tensor, factor: Tensor) -> Tensor:
+    return x if x.shape[1] == 1 else blend(x, to_grey(x), factor)
 
 
-def hued(x: Tensor, turn: Tensor) -> Tensor:
+def adjust_hue(x: Tensor, turn: Tensor) -> Tensor:
     """`x` with its hue turned by `turn` [batch] of the circle, saturation and value (of HSV) kept."""
     if x.shape[1] == 1:
         return x
@@ -56,7 +56,7 @@ def hued(x: Tensor, turn: Tensor) -> Tensor:
     return torch.stack([channel(5), channel(3), channel(1)], 1)
 
 
-def jittered(x: Tensor, strength: float) -> Tensor:
+def jitter_colours(x: Tensor, strength: float) -> Tensor:
     """Brightness, contrast and saturation by factors of U[1 − s, 1 + s], hue by U[−s, s], in an order of each image."""
     count = len(x)
     orders = torch.rand(count, 4).argsort(1)  # on the CPU: which image is in which group is needed there
@@ -65,14 +65,14 @@ def jittered(x: Tensor, strength: float) -> Tensor:
     factors.append(torch.empty(count, device=x.device).uniform_(-strength, strength))
     x = x.clone()
     for place in range(4):
-        for kind, change in enumerate((brightened, contrasted, saturated, hued)):
+        for kind, change in enumerate((adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)):
             rows = (orders[:, place] == kind).nonzero()[:, 0].to(x.device)
             if len(rows):
                 x[rows] = change(x[rows], factors[kind][rows])
     return x
 
 
-def greyed(x: Tensor, share: float) -> Tensor:
+def random_grey(x: Tensor, share: float) -> Tensor:
     """`x`, each image without its colours with probability `share`."""
     chosen = torch.rand(len(x), 1, 1, 1, device=x.device) < share
-    return torch.where(chosen, grey(x).expand_as(x), x)
+    return torch.where(chosen, to_grey(x).expand_as(x), x)

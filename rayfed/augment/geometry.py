@@ -20,7 +20,7 @@ def uniform(count: int, low: float, high: float, device: torch.device) -> Tensor
     return torch.empty(count, device=device).uniform_(low, high)
 
 
-def turned(x: Tensor, degrees: Tensor) -> Tensor:
+def rotate(x: Tensor, degrees: Tensor) -> Tensor:
     """`x` turned counter-clockwise about the centre by its own angle: nearest pixel, zero outside."""
     height, width = x.shape[-2:]
     angle = torch.deg2rad(degrees).view(-1, 1, 1)
@@ -32,7 +32,7 @@ def turned(x: Tensor, degrees: Tensor) -> Tensor:
     return F.grid_sample(x, grid.to(x.dtype), mode="nearest", padding_mode="zeros", align_corners=False)
 
 
-def flipped(x: Tensor, share: float) -> Tensor:
+def random_flip(x: Tensor, share: float) -> Tensor:
     """`x`, each image mirrored left to right with probability `share`."""
     chosen = torch.rand(len(x), 1, 1, 1, device=x.device) < share
     return torch.where(chosen, x.flip(-1), x)
@@ -46,8 +46,8 @@ class Rotation(ImageAugment):
     flip: float = option(0.0, low=0, high=1, help="probability of mirroring left to right beforehand")
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = flipped(x, self.flip) if self.flip else x
-        return turned(x, uniform(len(x), -self.degrees, self.degrees, x.device))
+        x = random_flip(x, self.flip) if self.flip else x
+        return rotate(x, uniform(len(x), -self.degrees, self.degrees, x.device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class HorizontalFlip(ImageAugment):
     probability: float = option(0.5, low=0, high=1, help="share of the images")
 
     def __call__(self, x: Tensor) -> Tensor:
-        return flipped(x, self.probability)
+        return random_flip(x, self.probability)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +68,11 @@ class Crop(ImageAugment):
     flip: float = option(0.5, low=0, high=1, help="probability of mirroring left to right")
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = flipped(x, self.flip) if self.flip else x
-        return moved(x, torch.randint(2 * self.padding + 1, (2, len(x)), device=x.device), self.padding)
+        x = random_flip(x, self.flip) if self.flip else x
+        return crop_at(x, torch.randint(2 * self.padding + 1, (2, len(x)), device=x.device), self.padding)
 
 
-def moved(x: Tensor, corners: Tensor, padding: int) -> Tensor:
+def crop_at(x: Tensor, corners: Tensor, padding: int) -> Tensor:
     """The window of each image, padded, that begins at its `corners` [2, batch] (row, column)."""
     count, channels, height, width = x.shape
     rows = (corners[0, :, None] + torch.arange(height, device=x.device)).view(count, 1, height, 1)
@@ -99,7 +99,7 @@ def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float], 
     return torch.stack([top, left, high, wide])
 
 
-def resized(x: Tensor, boxes: Tensor) -> Tensor:
+def crop_and_resize(x: Tensor, boxes: Tensor) -> Tensor:
     """The box of each image, enlarged to the whole image's size: bilinear, and nothing from outside of the box."""
 
     def sources(start: Tensor, length: Tensor, side: int) -> Tensor:

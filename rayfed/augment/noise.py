@@ -16,7 +16,7 @@ from rayfed.core.options import option
 class Noise(Augment):
     """Gaussian noise on inputs of any shape, after normalisation (Chen et al. 2023, FRAug, Table 6)."""
 
-    normalised: ClassVar[bool] = True
+    after_normalisation: ClassVar[bool] = True
 
     sigma: float = option(0.1, low=0, help="standard deviation: 0.01, 0.1 or 1 in the paper")
 

@@ -6,8 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from rayfed.augment.base import ImageAugment
-from rayfed.augment.colour_jitter import greyed, jittered
-from rayfed.augment.geometry import draw_boxes, flipped, resized
+from rayfed.augment.colour_jitter import jitter_colours, random_grey
+from rayfed.augment.geometry import crop_and_resize, draw_boxes, random_flip
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 
@@ -20,10 +20,10 @@ class Weak(ImageAugment):
     scale: float = option(0.7, above=0, high=1, help="least share of the area in the box; 1: no crop")
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = flipped(x, self.flip) if self.flip else x
+        x = random_flip(x, self.flip) if self.flip else x
         if self.scale == 1:
             return x
-        return resized(x, draw_boxes(len(x), x.shape[2], x.shape[3], (self.scale, 1.0), x.device))
+        return crop_and_resize(x, draw_boxes(len(x), x.shape[2], x.shape[3], (self.scale, 1.0), x.device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,5 +40,5 @@ class Moderate(Weak):
 
     def __call__(self, x: Tensor) -> Tensor:
         x = super().__call__(x)
-        x = jittered(x, self.jitter) if self.jitter else x
-        return greyed(x, self.grey) if self.grey else x
+        x = jitter_colours(x, self.jitter) if self.jitter else x
+        return random_grey(x, self.grey) if self.grey else x

@@ -77,7 +77,7 @@ class Network:
         """The module's forward pass with `weights`; returns (output, buffers after it)."""
         return self.run(weights, lambda module: module(*args), train=train)
 
-    def initial(self) -> Weights:
+    def draw_weights(self) -> Weights:
         """Newly drawn weights (torch's generator), parameters first; the template keeps its own."""
         module = copy.deepcopy(self.module)
         for part in module.modules():

@@ -34,10 +34,10 @@ class SGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
-    plain: frozenset[str] = field(default=frozenset())
+    plain_names: frozenset[str] = field(default=frozenset())
 
     @property
-    def is_plain(self) -> bool:
+    def is_plain_sgd(self) -> bool:
         """Whether a step is exactly −lr times the gradient that it is given."""
         return not self.momentum and not self.weight_decay
 
@@ -45,13 +45,13 @@ class SGD:
         """The state before the first step: zero momentum for every trained weight, or nothing."""
         if not self.momentum:
             return {}
-        return {"momentum": {k: torch.zeros_like(v) for k, v in trained.items() if k not in self.plain}}
+        return {"momentum": {k: torch.zeros_like(v) for k, v in trained.items() if k not in self.plain_names}}
 
     def update_(self, weights: Weights, grads: Weights, state: dict[str, Any]) -> None:
         """One step on the entries of `weights` that `grads` names, in place."""
         names = list(grads)
         steps = list(grads.values())
-        decayed = [i for i, name in enumerate(names) if name not in self.plain]
+        decayed = [i for i, name in enumerate(names) if name not in self.plain_names]
         if self.weight_decay:
             for i in decayed:
                 steps[i] = steps[i].add(weights[names[i]], alpha=self.weight_decay)
@@ -71,11 +71,11 @@ class Adam:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    plain: frozenset[str] = field(default=frozenset())
-    is_plain: ClassVar[bool] = False
+    plain_names: frozenset[str] = field(default=frozenset())
+    is_plain_sgd: ClassVar[bool] = False
 
     def init(self, trained: Weights) -> dict[str, Any]:
-        moments = {k: v for k, v in trained.items() if k not in self.plain}
+        moments = {k: v for k, v in trained.items() if k not in self.plain_names}
         zeros = [{k: torch.zeros_like(v) for k, v in moments.items()} for _ in range(2)]
         device = next(iter(trained.values())).device if trained else None
         return {"first": zeros[0], "second": zeros[1], "steps": torch.zeros((), device=device)}
@@ -87,7 +87,7 @@ class Adam:
         second_scale = (1 - self.betas[1] ** state["steps"]).sqrt()
         for name, grad in grads.items():
             weight = weights[name]
-            if name in self.plain:
+            if name in self.plain_names:
                 weight.add_(grad, alpha=-self.lr)
                 continue
             if self.weight_decay:

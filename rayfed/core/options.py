@@ -19,7 +19,7 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 
-SPACES = ("grid", "choice", "uniform", "loguniform", "randint")
+SPACE_KINDS = ("grid", "choice", "uniform", "loguniform", "randint")
 """What a sweep's file may write in place of a value, as {grid: [0.1, 1]}."""
 
 
@@ -199,9 +199,9 @@ def _got(value: Any, kinds: Sequence[Any]) -> str:
         return f"list; a sweep searches over values written {{grid: [{', '.join(map(str, value))}]}}"
     if isinstance(value, Mapping) and len(value) == 1:
         (key,) = map(str, value)
-        if key in SPACES:
+        if key in SPACE_KINDS:
             return f"a space, {{{key}: …}}; rayfed.sweep searches one, a single run takes one value"
-        if near := difflib.get_close_matches(key, SPACES, n=1):
+        if near := difflib.get_close_matches(key, SPACE_KINDS, n=1):
             return f"{{{key}: …}}; did you mean {{{near[0]}: …}}?"
     return type(value).__name__
 

@@ -22,21 +22,21 @@ def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return tree
 
 
-def tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor of `tree` with its dotted path, in a fixed order."""
     if isinstance(tree, Tensor):
         yield path, tree
     elif isinstance(tree, dict):
         for key, value in tree.items():
-            yield from tensors(value, f"{path}.{key}" if path else str(key))
+            yield from named_tensors(value, f"{path}.{key}" if path else str(key))
     elif isinstance(tree, (list, tuple)):
         for index, value in enumerate(tree):
-            yield from tensors(value, f"{path}.{index}" if path else str(index))
+            yield from named_tensors(value, f"{path}.{index}" if path else str(index))
 
 
 def nbytes(tree: Any) -> int:
     """Bytes that the tensors of `tree` take on the wire."""
-    return sum(tensor.numel() * tensor.element_size() for _, tensor in tensors(tree))
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in named_tensors(tree))
 
 
 def zeros_like(tree: Any) -> Any:

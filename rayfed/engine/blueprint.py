@@ -13,7 +13,7 @@ from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import Optimizer
 from rayfed.core.rng import torch_state_kept
-from rayfed.core.task import Inputs, Task
+from rayfed.core.task import InputSpec, Task
 from rayfed.data.population import Population
 from rayfed.engine.single_example_batchnorm import comes_to_one, remedy, trains_on_one
 
@@ -53,7 +53,7 @@ class Blueprint:
             num_classes=population.num_classes,
             batch_norm=self.batch_norm,
             device=device,
-            inputs=Inputs(population.shape, population.mean, population.std, _real(population)),
+            inputs=InputSpec(population.shape, population.mean, population.std, _real(population)),
         )
         ctx = Context(
             task=task,
@@ -63,7 +63,7 @@ class Blueprint:
             rounds=self.rounds,
         )
         ctx = self.algorithm.adapt(ctx)
-        return ctx.at(task=ctx.task.equip(self.algorithm.modules(ctx.task)))
+        return ctx.at(task=ctx.task.with_modules(self.algorithm.modules(ctx.task)))
 
     def check(self, population: Population) -> None:
         """Raises UsageError for what cannot work: it is called before anything starts."""

@@ -123,7 +123,7 @@ class Host:
         splits on which the locally trained models are scored, `measures` the further metrics that are due.
         """
         began, scoring = time.perf_counter(), 0.0
-        down = self.ctx.task.layout(down)
+        down = self.ctx.task.to_memory_format(down)
         replies, metrics, scored = [], [], []
         sizes: dict[str, int] = {}
         total, self._waiting = ExactSum(), []
@@ -177,9 +177,9 @@ class Host:
         measures: Measures = NOTHING,
     ) -> Scored:
         """Scores the clients' models on their own data: as downloaded, or adapted by `adapt` epochs more."""
-        down, scored = self.ctx.task.layout(down), []
+        down, scored = self.ctx.task.to_memory_format(down), []
         for client in ids if "downloaded" in points else ():
-            ctx, received = self._context(client, now), down | self.ctx.task.layout(own.get(client, {}))
+            ctx, received = self._context(client, now), down | self.ctx.task.to_memory_format(own.get(client, {}))
             model = self.algorithm.downloaded_model(ctx, self._state(ctx), received)
             scored.append(self.holding.scored(ctx, client, model, "downloaded", splits, measures))
         if "adapted" in points:
@@ -198,7 +198,7 @@ class Host:
         measures: Measures = NOTHING,
     ) -> Scored:
         """Scores the server's model on the clients' data, and on the test sets that nobody holds."""
-        ctx, model = self.ctx.at(**now), self.ctx.task.layout(model)
+        ctx, model = self.ctx.at(**now), self.ctx.task.to_memory_format(model)
         found = [self.holding.scored(ctx, client, model, "global", splits, measures) for client in ids]
         return Scored.together([*found, *self.holding.scored_tests(ctx, model, measures)])
 
@@ -206,21 +206,21 @@ class Host:
         self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Collection[str]
     ) -> list[Gradients]:
         """The gradients of the server's model on these splits of the clients' data and on test sets, by domain."""
-        return self.holding.gradients(self.ctx.at(**now), ids, self.ctx.task.layout(model), splits)
+        return self.holding.gradients(self.ctx.at(**now), ids, self.ctx.task.to_memory_format(model), splits)
 
     def save(self) -> dict[int, State]:
         """The state of every client that has been asked for so far."""
         return self.states
 
     def load(self, states: Mapping[int, State]) -> None:
-        self.states = {i: self.ctx.task.layout(states[i]) for i in states if i in self.holding.parts}
+        self.states = {i: self.ctx.task.to_memory_format(states[i]) for i in states if i in self.holding.parts}
 
     def _trained(self, ids: Sequence[int], down: State, own: Mapping[int, State], now: Mapping[str, Any]) -> Iterator:
         """Trains `ids` in blocks of `vmap_clients`; yields (context, client, down, trained) one client after the other."""
         for first in range(0, len(ids), self.vmap_clients):
             block, jobs, received = ids[first : first + self.vmap_clients], [], []
             for client in block:
-                ctx, mine = self._context(client, now), down | self.ctx.task.layout(own.get(client, {}))
+                ctx, mine = self._context(client, now), down | self.ctx.task.to_memory_format(own.get(client, {}))
                 seed_torch(self.seed, "start", ctx.stage, ctx.round, ctx.trip, client)
                 work = self.algorithm.start(ctx, self._state(ctx), mine)
                 jobs.append(Job(client, self.holding.parts[client]["train"], work, ctx))
@@ -251,7 +251,7 @@ class Host:
     def _state(self, ctx: Context) -> State:
         if ctx.client not in self.states:
             seed_torch(self.seed, "join", ctx.client)
-            self.states[ctx.client] = self.ctx.task.layout(self.algorithm.join(ctx))
+            self.states[ctx.client] = self.ctx.task.to_memory_format(self.algorithm.join(ctx))
         return self.states[ctx.client]
 
     def _synchronise(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from rayfed.algorithm import Context, Replies, Reply, State
 from rayfed.core.errors import BadHook, Diverged
 from rayfed.core.rng import generator, seed_torch
-from rayfed.core.trees import tensors
+from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.evaluation import Evaluation, Evaluator, sent
@@ -202,10 +202,10 @@ class Server:
         whole = ExactSum()
         for part in sums:
             whole.merge(part)
-        return {} if whole.value is None else ctx.task.layout(whole.result())
+        return {} if whole.value is None else ctx.task.to_memory_format(whole.result())
 
     def _finite(self, ctx: Context) -> None:
-        for path, tensor in tensors(self.state):
+        for path, tensor in named_tensors(self.state):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise Diverged(f"round {ctx.round}, server: {path} is no longer finite")
 

@@ -9,7 +9,7 @@ from torch import nn
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.models.projection import with_projection
-from rayfed.models.split import Split
+from rayfed.models.split_model import SplitModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class ModelOptions(abc.ABC):
     )
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """A `Split` for inputs of `shape`, one sample's (C, H, W) for images, and `num_classes` classes.
+        """A `SplitModel` for inputs of `shape`, one sample's (C, H, W) for images, and `num_classes` classes.
 
         Raises:
             UsageError: inputs of this shape do not fit.
@@ -34,20 +34,20 @@ class ModelOptions(abc.ABC):
         return model if self.projection is None else with_projection(model, self.projection, num_classes)
 
     @abc.abstractmethod
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         """The network without a projection."""
 
-    def image_shape(self, shape: tuple[int, ...], *, least: int = 1) -> tuple[int, int, int]:
+    def image_shape(self, shape: tuple[int, ...], *, minimum: int = 1) -> tuple[int, int, int]:
         """`shape` as (channels, height, width), held against the smallest side that the network can take."""
         text = "x".join(str(size) for size in shape)
         if len(shape) != 3:
             raise UsageError(f"model.name={self.name}: takes images (channels x height x width), got samples of {text}")
         channels, height, width = shape
-        if min(height, width) < least:
-            raise UsageError(f"model.name={self.name}: images of {text} are too small, it needs {least}x{least}")
+        if min(height, width) < minimum:
+            raise UsageError(f"model.name={self.name}: images of {text} are too small, it needs {minimum}x{minimum}")
         return channels, height, width
 
 
-def scaled(channels: int, width: float) -> int:
+def scaled_channels(channels: int, width: float) -> int:
     """A layer's number of channels under the width multiplier, at least one."""
     return max(1, round(channels * width))

@@ -12,7 +12,7 @@ from rayfed.core import options as declared
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
 from rayfed.models.projection import with_projection
-from rayfed.models.split import Split, ensure_split
+from rayfed.models.split_model import SplitModel, ensure_split
 
 MODELS: Mapping[str, str] = {
     "mlp": "rayfed.models.mlp:MLP",
@@ -31,7 +31,7 @@ MODELS: Mapping[str, str] = {
     "densenet121": "rayfed.models.from_torchvision:DenseNet121",
     "shufflenet_v2_x1_0": "rayfed.models.from_torchvision:ShuffleNetV2",
     "vgg11": "rayfed.models.from_torchvision:VGG11",
-    "vgg11_mean": "rayfed.models.vgg_mean:VGG11Mean",
+    "vgg11_mean": "rayfed.models.vgg11_mean:VGG11Mean",
     "torchvision": "rayfed.models.from_torchvision:Torchvision",
 }
 
@@ -42,7 +42,7 @@ def build_model(
     shape: tuple[int, ...],
     num_classes: int,
     dtype: torch.dtype = torch.float32,
-) -> Split:
+) -> SplitModel:
     """The network called `name` for inputs of `shape` (one sample's) and type `dtype`, with its split point.
 
     `name` is one of `MODELS` or a user's `module:Thing`, where the thing is either a dataclass of options with
@@ -56,7 +56,7 @@ def build_model(
     module = found(tuple(shape), num_classes)
     if not isinstance(module, nn.Module):
         raise UsageError(f"model.name={name}: must make an nn.Module, got {type(module).__name__}")
-    model = module if isinstance(module, Split) and module.feature_shape else ensure_split(module, shape, dtype)
+    model = module if isinstance(module, SplitModel) and module.feature_shape else ensure_split(module, shape, dtype)
     return model if projection is None else with_projection(model, projection, num_classes)
 
 

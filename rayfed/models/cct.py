@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
-from rayfed.models.split import Split
+from rayfed.models.split_model import SplitModel
 
 
 class Attention(nn.Module):
@@ -104,8 +104,8 @@ class CCT(ModelOptions):
     attention_dropout: float = option(0.1, low=0, below=1, help="dropout of attention weights")
     stochastic_depth: float = option(0.1, low=0, below=1, help="rate at which the last layer's branches are left out")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
-        size, width = self.image_shape(shape, least=2), self.heads * self.width
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        size, width = self.image_shape(shape, minimum=2), self.heads * self.width
         encoder = Encoder(size, width, self.depth, self.heads, self.attention_dropout, self.stochastic_depth)
-        model = Split(encoder, nn.Linear(width, num_classes), shape)
+        model = SplitModel(encoder, nn.Linear(width, num_classes), shape)
         return model.apply(_initialise)

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import nn
 
 from rayfed.models.base import ModelOptions
-from rayfed.models.split import Split
+from rayfed.models.split_model import SplitModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,11 +18,11 @@ class DomainBedCNN(ModelOptions):
 
     name: ClassVar[str] = "cnn_domainbed"
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         channels, _, _ = self.image_shape(shape)
         layers: list[nn.Module] = []
         for size, stride in ((64, 1), (128, 2), (128, 1), (128, 1)):
             layers += [nn.Conv2d(channels, size, 3, stride, padding=1), nn.ReLU(), nn.GroupNorm(8, size)]
             channels = size
         features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        return Split(features, nn.Linear(128, num_classes), shape)
+        return SplitModel(features, nn.Linear(128, num_classes), shape)

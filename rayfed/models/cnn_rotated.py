@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import nn
 
 from rayfed.models.base import ModelOptions
-from rayfed.models.split import Split
+from rayfed.models.split_model import SplitModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,8 +18,8 @@ class RotatedCNN(ModelOptions):
 
     name: ClassVar[str] = "cnn_rotated"
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
-        channels, height, width = self.image_shape(shape, least=4)
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        channels, height, width = self.image_shape(shape, minimum=4)
         features = nn.Sequential(
             nn.Conv2d(channels, 16, 5, padding=2),
             nn.ReLU(),
@@ -29,4 +29,4 @@ class RotatedCNN(ModelOptions):
             nn.MaxPool2d(2),
             nn.Flatten(),
         )
-        return Split(features, nn.Linear(32 * (height // 4) * (width // 4), num_classes), shape)
+        return SplitModel(features, nn.Linear(32 * (height // 4) * (width // 4), num_classes), shape)

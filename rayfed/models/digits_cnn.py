@@ -6,8 +6,8 @@ from typing import ClassVar
 from torch import nn
 
 from rayfed.core.options import option
-from rayfed.models.base import ModelOptions, scaled
-from rayfed.models.split import Split
+from rayfed.models.base import ModelOptions, scaled_channels
+from rayfed.models.split_model import SplitModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,9 +22,9 @@ class DigitsCNN(ModelOptions):
     width: float = option(1.0, above=0, help="multiplies every layer's width; 0.25 suits a small CPU")
     pool: int = option(2, choices=(2, 3), help="max pooling: 2 is FedBN's 2x2, 3 is FRAug's 3x3 with padding 1")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
-        channels, _, _ = self.image_shape(shape, least=4)
-        sizes = [scaled(size, self.width) for size in (64, 64, 128, 2048, 512)]
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        channels, _, _ = self.image_shape(shape, minimum=4)
+        sizes = [scaled_channels(size, self.width) for size in (64, 64, 128, 2048, 512)]
         layers: list[nn.Module] = []
         for index, size in enumerate(sizes[:3]):
             layers += [nn.Conv2d(channels, size, 5, padding=2), nn.BatchNorm2d(size), nn.ReLU()]
@@ -32,7 +32,7 @@ class DigitsCNN(ModelOptions):
                 layers.append(nn.MaxPool2d(2) if self.pool == 2 else nn.MaxPool2d(3, stride=2, padding=1))
             channels = size
         layers.append(nn.Flatten())
-        flat = Split(nn.Sequential(*layers), nn.Identity(), shape).feature_shape[0]
+        flat = SplitModel(nn.Sequential(*layers), nn.Identity(), shape).feature_shape[0]
         for inputs, size in ((flat, sizes[3]), (sizes[3], sizes[4])):
             layers += [nn.Linear(inputs, size), nn.BatchNorm1d(size), nn.ReLU()]
-        return Split(nn.Sequential(*layers), nn.Linear(sizes[4], num_classes), shape)
+        return SplitModel(nn.Sequential(*layers), nn.Linear(sizes[4], num_classes), shape)

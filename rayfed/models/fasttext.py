@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
-from rayfed.models.split import Split, dry_run
+from rayfed.models.split_model import SplitModel, dry_run
 
 
 class MeanEmbedding(nn.Module):
@@ -35,11 +35,11 @@ class FastText(ModelOptions):
     vocabulary: int = option(98_635, low=2, help="number of words, padding (0) included")
     hidden: int = option(32, low=1, help="width of the word vectors and of the hidden layer")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         if len(shape) != 1:
             text = "x".join(str(size) for size in shape)
             raise UsageError(f"model.name=fasttext: takes texts of token numbers (length), got samples of {text}")
         body = nn.Sequential(MeanEmbedding(self.vocabulary, self.hidden), nn.Linear(self.hidden, self.hidden))
-        model = Split(body, nn.Linear(self.hidden, num_classes))
+        model = SplitModel(body, nn.Linear(self.hidden, num_classes))
         model.feature_shape = tuple(dry_run(body, torch.zeros(1, *shape, dtype=torch.long)).shape[1:])
         return model

@@ -11,10 +11,9 @@ from torch import nn
 from rayfed.core import torchvision_cpu
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option, suggestion
-from rayfed.models import surgery
+from rayfed.models import layer_replacement
 from rayfed.models.base import ModelOptions
-from rayfed.models.cnn import cut
-from rayfed.models.split import Split, split_last_linear
+from rayfed.models.split_model import SplitModel, split_after, split_last_linear
 
 _RESNET_STAGES = ("stem", "layer1", "layer2", "layer3", "layer4", "pool")
 _ONE_OUTPUT = {"aux_logits": False, "init_weights": True}
@@ -29,15 +28,15 @@ class TorchvisionOptions(ModelOptions):
     small_stem: bool = option(False, help="keep small images at full size at the entrance (stride 1, no pooling)")
     pretrained: bool = option(False, help="start from torchvision's ImageNet weights, fetched or in torch's cache")
 
-    def whole(self, arch: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    def create(self, arch: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """torchvision's network, fitted to the options, the channels and the classes, not yet split."""
         channels, _, _ = self.image_shape(shape)
         network = _create(arch, self.pretrained, num_classes)
         if self.norm == "group":
-            surgery.group_norm(network, self.groups)
+            layer_replacement.replace_batch_norm(network, self.groups)
         if self.small_stem:
-            surgery.small_stem(network)
-        surgery.input_channels(network, channels)
+            layer_replacement.adapt_stem_to_small_images(network)
+        layer_replacement.set_input_channels(network, channels)
         return network
 
 
@@ -48,16 +47,16 @@ class Torchvision(TorchvisionOptions):
     name: ClassVar[str] = "torchvision"
     arch: str = option(help="torchvision's name of the network, such as mobilenet_v3_large or convnext_tiny")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
-        return split_last_linear(self.whole(self.arch, shape, num_classes), shape)
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        return split_last_linear(self.create(self.arch, shape, num_classes), shape)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Named(TorchvisionOptions):
+class NamedTorchvision(TorchvisionOptions):
     """A network whose torchvision name is its name here too, split before its last linear layer."""
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
-        return split_last_linear(self.whole(self.name, shape, num_classes), shape)
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        return split_last_linear(self.create(self.name, shape, num_classes), shape)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,16 +69,16 @@ class ResNet(TorchvisionOptions):
 
     split: str = option("pool", choices=_RESNET_STAGES, help="the stage whose output is the representation")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         if self.projection is not None and self.split != "pool":
             raise UsageError(f"model.projection={self.projection}: goes with model.split=pool, not {self.split}")
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        for name, layer in self.whole(self.name, shape, num_classes).named_children():
+        for name, layer in self.create(self.name, shape, num_classes).named_children():
             if name == "fc":
                 layers["flatten"] = nn.Flatten()
             layers[name] = layer
         last = {"stem": "maxpool", "pool": "flatten"}.get(self.split, self.split)
-        return cut(layers, last, shape)
+        return split_after(layers, last, shape)
 
 
 class ResNet18(ResNet):
@@ -100,31 +99,31 @@ class ResNet50(ResNet):
     name = "resnet50"
 
 
-class MobileNetV3Small(Named):
+class MobileNetV3Small(NamedTorchvision):
     """Howard et al. (ICCV 2019)."""
 
     name = "mobilenet_v3_small"
 
 
-class EfficientNetB0(Named):
+class EfficientNetB0(NamedTorchvision):
     """Tan and Le (ICML 2019)."""
 
     name = "efficientnet_b0"
 
 
-class DenseNet121(Named):
+class DenseNet121(NamedTorchvision):
     """Huang et al. (CVPR 2017)."""
 
     name = "densenet121"
 
 
-class ShuffleNetV2(Named):
+class ShuffleNetV2(NamedTorchvision):
     """Ma et al. (ECCV 2018), width 1.0."""
 
     name = "shufflenet_v2_x1_0"
 
 
-class VGG11(Named):
+class VGG11(NamedTorchvision):
     """Simonyan and Zisserman (ICLR 2015), with its classifier of two hidden layers of 4096."""
 
     name = "vgg11"

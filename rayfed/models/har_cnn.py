@@ -10,8 +10,7 @@ from torch import nn
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
-from rayfed.models.cnn import cut
-from rayfed.models.split import Split, dry_run
+from rayfed.models.split_model import SplitModel, dry_run, split_after
 
 _ENDS = {"conv2": "flatten", "fc1": "relu3", "fc2": "relu4"}
 
@@ -27,7 +26,7 @@ class HARCNN(ModelOptions):
     name: ClassVar[str] = "har_cnn"
     split: str = option("conv2", choices=tuple(_ENDS), help="the layer whose output is the representation")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         text = "x".join(str(size) for size in shape)
         if len(shape) != 3 or shape[1] != 1:
             raise UsageError(f"model.name=har_cnn: takes sensor signals (channels x 1 x time), got samples of {text}")
@@ -45,4 +44,4 @@ class HARCNN(ModelOptions):
         flat = dry_run(nn.Sequential(layers), torch.zeros(1, *shape)).shape[1]
         layers.update(fc1=nn.Linear(flat, 1024), relu3=nn.ReLU(), fc2=nn.Linear(1024, 512), relu4=nn.ReLU())
         layers["fc3"] = nn.Linear(512, num_classes)
-        return cut(layers, _ENDS[self.split], shape)
+        return split_after(layers, _ENDS[self.split], shape)

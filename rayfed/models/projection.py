@@ -6,7 +6,7 @@ import math
 
 from torch import nn
 
-from rayfed.models.split import Split
+from rayfed.models.split_model import SplitModel
 
 PREDICTOR_WIDTH = 512
 
@@ -35,7 +35,7 @@ def predictor(dim: int, num_classes: int) -> nn.Sequential:
     )
 
 
-def with_projection(model: Split, dim: int, num_classes: int) -> Split:
+def with_projection(model: SplitModel, dim: int, num_classes: int) -> SplitModel:
     """`model`'s features followed by a projection to `dim` values, with the split after it; its head is replaced.
 
     The paper takes dim = 2048. Features that are maps are flattened first.
@@ -43,6 +43,8 @@ def with_projection(model: Split, dim: int, num_classes: int) -> Split:
     if not model.feature_shape:
         raise ValueError("with_projection needs a model whose feature_shape is known")
     inputs = math.prod(model.feature_shape)
-    projected = Split(nn.Sequential(model.features, nn.Flatten(), projection(inputs, dim)), predictor(dim, num_classes))
+    projected = SplitModel(
+        nn.Sequential(model.features, nn.Flatten(), projection(inputs, dim)), predictor(dim, num_classes)
+    )
     projected.feature_shape = (dim,)
     return projected

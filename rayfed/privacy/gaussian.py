@@ -25,7 +25,7 @@ ORDERS = [1.01, 1.03, *RDPAccountant.DEFAULT_ALPHAS, 80, 112, 160, 256, 512, 102
 
 def check_budget(epsilon: float, delta: float, steps: int) -> None:
     """Raises UsageError if no noise keeps `steps` steps to (ε, δ)."""
-    least = spent(MAX_SIGMA / 2, delta, rate=1.0, steps=steps)
+    least = epsilon_spent(MAX_SIGMA / 2, delta, rate=1.0, steps=steps)
     if least >= epsilon:
         raise UsageError(
             f"algorithm.epsilon={epsilon:g}: no noise keeps {steps} steps below ε={least:.3g} at δ={delta:g}; "
@@ -45,7 +45,7 @@ def noise_multiplier(epsilon: float, delta: float, *, rate: float, steps: int) -
         return get_noise_multiplier(**goal, sample_rate=rate, steps=steps, accountant="rdp", alphas=ORDERS)
 
 
-def spent(sigma: float, delta: float, *, rate: float, steps: int) -> float:
+def epsilon_spent(sigma: float, delta: float, *, rate: float, steps: int) -> float:
     """ε that `steps` such steps have spent."""
     if not steps:
         return 0.0

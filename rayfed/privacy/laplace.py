@@ -16,12 +16,12 @@ def laplace_like(x: Tensor, scale: float) -> Tensor:
     return (-scale * u.sign() * torch.log1p((-2 * u.abs()).clamp(min=-1 + TINY))).to(x.dtype)
 
 
-def unit_range(z: Tensor) -> Tensor:
+def to_unit_range(z: Tensor) -> Tensor:
     """Each row of `z` [batch, width] stretched to [0, 1]; a constant row becomes 0."""
     low, high = z.amin(1, keepdim=True), z.amax(1, keepdim=True)
     return (z - low) / (high - low).clamp(min=TINY)
 
 
-def half_ball(z: Tensor) -> Tensor:
+def to_half_l1_ball(z: Tensor) -> Tensor:
     """Each row scaled to an L1 norm of 1/2, so that no two rows are more than 1 apart; a zero row stays."""
     return z / (2 * z.abs().sum(1, keepdim=True)).clamp(min=TINY)

@@ -5,7 +5,6 @@ import torch
 
 from rayfed.core.errors import UsageError
 from rayfed.models.build import MODELS, build_model, check_model
-from rayfed.models.split import head_names
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -62,9 +61,7 @@ def test_size_and_split(name, options, shape, classes, count, feature_shape):
     assert z.shape == (2, *feature_shape)
     assert torch.equal(model(x), model.head(z))
     assert model(x).shape == (2, classes)
-    names = head_names(model)
-    assert names
-    assert names <= set(model.state_dict())
+    assert any(name.startswith("head.") for name in model.state_dict())
 
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"vgg11", "resnet50", "densenet121", "efficientnet_b0"}))

@@ -46,7 +46,7 @@ class Consensus(Wrapper):
         if not collects and ctx.phase != PERSONAL:
             return ctx
         task = copy.copy(ctx.task)
-        task.terms = tuple(replace(t, kappa=0.0) if isinstance(t, MeanRegulariser) else t for t in task.terms)
+        task.loss_terms = tuple(replace(t, kappa=0.0) if isinstance(t, MeanRegulariser) else t for t in task.loss_terms)
         if not collects:
             return ctx.at(task=task)
         task.trainable = tuple(name for name in task.trainable if name != BIAS)

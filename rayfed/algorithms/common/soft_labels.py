@@ -15,7 +15,7 @@ def soft(y: Tensor, classes: int) -> Tensor:
 
 def check_real_inputs(problem: ProblemSpec, name: str) -> None:
     """Raises UsageError where inputs cannot be averaged."""
-    if not problem.task.inputs.real:
+    if not problem.task.inputs.continuous:
         raise UsageError(f"algorithm.name={name}: averages inputs, and this data's are numbers of words")
 
 

@@ -1,6 +1,6 @@
 """A model with an explicit split point: `features` up to a representation, `head` from there to the logits."""
 
-from collections.abc import Mapping
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rayfed.core.errors import UsageError
 
 
-class Split(nn.Module):
+class SplitModel(nn.Module):
     """`forward = head ∘ features`.
 
     `features` maps inputs (B, *shape) to representations (B, *feature_shape), taken after their activation and
@@ -52,14 +52,14 @@ def dry_run(module: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-def example(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+def example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Two inputs for checks, the same on every call: noise, or zeros where `dtype` is one of token numbers."""
     if not dtype.is_floating_point:
         return torch.zeros(2, *shape, dtype=dtype)
     return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
 
 
-def ensure_split(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Split:
+def ensure_split(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> SplitModel:
     """`module` as a model with a split point; `shape` is that of one input.
 
     A module that has `features(x)` and an `nn.Module` called `head` keeps its own split, which is checked; any other
@@ -74,7 +74,7 @@ def ensure_split(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype =
             raise UsageError(
                 f"model {type(module).__name__}: head must be an nn.Module, got {type(module.head).__name__}"
             )
-        x = example(shape, dtype)
+        x = example_inputs(shape, dtype)
         z = dry_run(_Part(module, "features"), x)
         try:
             agrees = torch.allclose(dry_run(_Part(module, "head"), z), dry_run(module, x), atol=1e-5)
@@ -93,7 +93,7 @@ def ensure_split(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype =
     return split_last_linear(module, shape, dtype)
 
 
-def split_last_linear(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Split:
+def split_last_linear(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> SplitModel:
     """`module` cut before the `nn.Linear` that is run last: that layer is the head, everything else the features.
 
     Raises:
@@ -104,7 +104,7 @@ def split_last_linear(module: nn.Module, shape: tuple[int, ...], dtype: torch.dt
     calls: list[tuple[nn.Module, Tensor]] = []
     linear: dict[nn.Module, str] = {part: name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
     hooks = [part.register_forward_hook(lambda part, args, out: calls.append((part, args[0]))) for part in linear]
-    x = example(shape, dtype)
+    x = example_inputs(shape, dtype)
     try:
         logits = dry_run(module, x)
     finally:
@@ -117,12 +117,22 @@ def split_last_linear(module: nn.Module, shape: tuple[int, ...], dtype: torch.dt
     if linear[head]:
         features = module
         module.set_submodule(linear[head], nn.Identity())
-    parts = Split(features, head)
+    parts = SplitModel(features, head)
     for ours, theirs in ((dry_run(features, x), z), (dry_run(parts, x), logits)):
         if ours.shape != theirs.shape or not torch.allclose(ours, theirs, atol=1e-5, equal_nan=True):
             raise UsageError(f"{where}: does not end in its last nn.Linear; {advice}")
     parts.feature_shape = tuple(z.shape[1:])
     return parts
+
+
+def split_after(layers: "OrderedDict[str, nn.Module]", last: str, shape: tuple[int, ...]) -> SplitModel:
+    """A chain of named layers split after the one called `last`; a head of one layer is that layer itself."""
+    names = list(layers)
+    end = names.index(last) + 1
+    features = nn.Sequential(OrderedDict((name, layers[name]) for name in names[:end]))
+    rest = OrderedDict((name, layers[name]) for name in names[end:])
+    head = next(iter(rest.values())) if len(rest) == 1 else nn.Sequential(rest)
+    return SplitModel(features, head, shape)
 
 
 class _Part(nn.Module):
@@ -135,26 +145,6 @@ class _Part(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return getattr(self.model, self.part)(x)
-
-
-def call_features(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """`model.features(x)` with the parameters and buffers of `state` (full names, "features.0.weight")."""
-    return _call(model, "features", state, x)
-
-
-def call_head(model: nn.Module, state: Mapping[str, Tensor], z: Tensor) -> Tensor:
-    """`model.head(z)` with the parameters and buffers of `state` (full names, "head.weight")."""
-    return _call(model, "head", state, z)
-
-
-def _call(model: nn.Module, part: str, state: Mapping[str, Tensor], x: Tensor) -> Any:
-    renamed = {f"model.{name}": value for name, value in state.items()}
-    return torch.func.functional_call(_Part(model, part), renamed, (x,))
-
-
-def head_names(model: nn.Module) -> frozenset[str]:
-    """Names of every parameter and buffer of the head, as in `model.state_dict()`."""
-    return frozenset(name for name in model.state_dict() if name.startswith("head."))
 
 
 def _text(shape: Any) -> str:

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rayfed.core.errors import UsageError
 
 
-def group_norm(module: nn.Module, groups: int) -> None:
+def replace_batch_norm(module: nn.Module, groups: int) -> None:
     """Replaces every batch norm in `module`, found by type, by a fresh `GroupNorm(groups)` of as many channels.
 
     Raises:
@@ -22,7 +22,7 @@ def group_norm(module: nn.Module, groups: int) -> None:
             module.set_submodule(name, nn.GroupNorm(groups, layer.num_features))
 
 
-def small_stem(module: nn.Module) -> None:
+def adapt_stem_to_small_images(module: nn.Module) -> None:
     """Keeps small images at full size at the entrance: the usual change to ImageNet networks for 28x28 or 32x32.
 
     The first convolution, where it has a stride, gets stride 1 (and 3x3 where it was wider), and a max pooling between
@@ -40,7 +40,7 @@ def small_stem(module: nn.Module) -> None:
             module.set_submodule(name, nn.Identity())
 
 
-def input_channels(module: nn.Module, channels: int) -> None:
+def set_input_channels(module: nn.Module, channels: int) -> None:
     """Rebuilds the first convolution for images of `channels` channels, freshly drawn.
 
     For one channel the new weights are the sum over the old channels, which is what a grey image repeated in all of

@@ -6,8 +6,8 @@ from typing import ClassVar
 from torch import nn
 
 from rayfed.core.options import option
-from rayfed.models.base import ModelOptions, scaled
-from rayfed.models.split import Split
+from rayfed.models.base import ModelOptions, scaled_channels
+from rayfed.models.split_model import SplitModel
 
 _STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # max pooling ends each stage
 
@@ -19,11 +19,11 @@ class VGG11Mean(ModelOptions):
     name: ClassVar[str] = "vgg11_mean"
     width: float = option(1.0, above=0, help="multiplies the channels of every convolution")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
-        channels, _, _ = self.image_shape(shape, least=32)
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        channels, _, _ = self.image_shape(shape, minimum=32)
         layers: list[nn.Module] = []
         for stage in _STAGES:
-            for size in (scaled(size, self.width) for size in stage):
+            for size in (scaled_channels(size, self.width) for size in stage):
                 convolution = nn.Conv2d(channels, size, 3, padding=1)
                 nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
                 nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # it has one
@@ -31,4 +31,4 @@ class VGG11Mean(ModelOptions):
                 channels = size
             layers.append(nn.MaxPool2d(2))
         features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        return Split(features, nn.Linear(channels, num_classes), shape)
+        return SplitModel(features, nn.Linear(channels, num_classes), shape)
