@@ -118,7 +118,7 @@ def test_refusals_when_building(name, options, shape, message):
         ("cnn", {"widht": 2}, "model.widht: no such key; did you mean model.width?"),
         ("cnn", {"split": "conv3"}, "model.split='conv3'"),
         ("resnet18", {"norm": "layer"}, "model.norm='layer'"),
-        ("torchvision", {}, "model.arch: needed, but not given"),
+        ("torchvision", {}, "model.arch: required"),
         ("mlp", {"hidden": [0]}, "model.hidden=0: must be at least 1"),
     ],
 )
