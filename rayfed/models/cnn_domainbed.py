@@ -11,9 +11,9 @@ from rayfed.models.split_model import SplitModel
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DomainBedCNN(ModelOptions):
-    """Four 3x3 convolutions (64, 128 with stride 2, 128, 128), ReLU then GroupNorm(8) after each, mean over space.
+    """Four 3x3 convolutions (64, 128 with stride 2, 128, 128), each with ReLU and GroupNorm(8), global average pooling.
 
-    The representation has 128 values; images of any size fit.
+    The representation has 128 values. Images of any size are allowed.
     """
 
     name: ClassVar[str] = "cnn_domainbed"

@@ -1,4 +1,4 @@
-"""The CNN for rotated digits of 002 (federated domain generalisation by augmentation), from its released code."""
+"""The CNN for rotated digits of de Luca et al. 2022 (domain generalisation by augmentation), from its released code."""
 
 import dataclasses
 from typing import ClassVar
@@ -13,7 +13,7 @@ from rayfed.models.split_model import SplitModel
 class RotatedCNN(ModelOptions):
     """conv5x5(16) + ReLU + pool2, conv5x5(32) + ReLU + pool2, padding 2, one linear layer.
 
-    28,938 parameters on 1x28x28 with 10 classes; the representation is the 1568 flattened values.
+    28,938 parameters for 1x28x28 and 10 classes. The representation has 1568 values.
     """
 
     name: ClassVar[str] = "cnn_rotated"

@@ -1,4 +1,4 @@
-"""The CNN for Digits-5 of FedBN (Li et al., ICLR 2021), which ADCOL and, with another pooling, FRAug use."""
+"""FedBN's CNN for Digits-5 (Li et al., ICLR 2021), also used by ADCOL and, with different pooling, by FRAug."""
 
 import dataclasses
 from typing import ClassVar
@@ -12,15 +12,18 @@ from rayfed.models.split_model import SplitModel
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DigitsCNN(ModelOptions):
-    """Three 5x5 convolutions (64, 64, 128), pooled after the first two, then FC 2048, FC 512, FC C.
+    """Three 5x5 convolutions (64, 64, 128) with pooling after the first two, then FC 2048, FC 512, FC C.
 
-    Batch norm and ReLU after each layer but the last. With 10 classes 14,219,210 parameters on 3x28x28 (FedBN) and
-    18,151,370 on 3x32x32 (FRAug, which sets pool=3). The representation is the 512 inputs of the last layer.
+    Every layer except the last is followed by batch norm and ReLU. For 10 classes there are 14,219,210 parameters with
+    3x28x28 (FedBN) and 18,151,370 with 3x32x32 (FRAug, pool=3). The representation has 512 values, the inputs of the
+    last layer.
     """
 
     name: ClassVar[str] = "digits_cnn"
-    width: float = option(1.0, above=0, help="multiplies every layer's width; 0.25 suits a small CPU")
-    pool: int = option(2, choices=(2, 3), help="max pooling: 2 is FedBN's 2x2, 3 is FRAug's 3x3 with padding 1")
+    width: float = option(1.0, above=0, help="multiplier of all layer widths; 0.25 suits a small CPU")
+    pool: int = option(
+        2, choices=(2, 3), help="size of the max pooling: 2 as in FedBN, or 3 with padding 1 as in FRAug"
+    )
 
     def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         channels, _, _ = self.image_shape(shape, minimum=4)

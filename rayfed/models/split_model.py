@@ -1,6 +1,7 @@
-"""A model with an explicit split point: `features` up to a representation, `head` from there to the logits."""
+"""Models with a split point: `features` computes a representation, `head` computes the logits from it."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,15 +11,18 @@ from rayfed.core.errors import UsageError
 
 
 class SplitModel(nn.Module):
-    """`forward = head ∘ features`.
+    """A model whose forward pass is `head(features(x))`.
 
-    `features` maps inputs (B, *shape) to representations (B, *feature_shape), taken after their activation and
-    pooling; `head` maps those to logits (B, C). The split decides what FedRep, FedPer and FedBABU call the body, where
-    DBE adds its bias, and which representations ADCOL, MOON, FedProto and FRAug look at.
+    The split determines the body of FedRep, FedPer and FedBABU, the position of DBE's bias, and the representations
+    that ADCOL, MOON, FedProto and FRAug use.
+
+    Args:
+        features: Maps inputs (B, *shape) to representations (B, *feature_shape), after activation and pooling.
+        head: Maps representations to logits (B, C).
+        shape: Shape of one input. If given, `feature_shape` is determined by a forward pass on zeros.
     """
 
     def __init__(self, features: nn.Module, head: nn.Module, shape: tuple[int, ...] | None = None) -> None:
-        """With `shape`, that of one input, `feature_shape` is found by a dry run on zeros."""
         super().__init__()
         self.features = features
         self.head = head
@@ -27,46 +31,52 @@ class SplitModel(nn.Module):
             self.feature_shape = tuple(dry_run(features, torch.zeros(1, *shape)).shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+        logits: Tensor = self.head(self.features(x))
+        return logits
 
 
 def dry_run(module: nn.Module, x: Tensor) -> Tensor:
-    """`module(x)` in evaluation mode, without gradients and without touching any buffer; modes are put back.
+    """Return `module(x)` in evaluation mode, without gradients. Buffers and the training mode are left unchanged.
 
     Raises:
-        UsageError: an input of this shape does not fit.
+        UsageError: The module cannot take an input of this shape.
     """
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(layer, layer.training) for layer in module.modules()]
     module.eval()
     try:
         with torch.no_grad():
             out = module(x)
     except (RuntimeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"model: an input of shape {_text(x.shape[1:])} does not fit ({reason})") from error
+        raise UsageError(f"model: an input of shape {_format_shape(x.shape[1:])} does not fit ({reason})") from error
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for layer, mode in modes:
+            layer.training = mode
     if not isinstance(out, Tensor):
         raise UsageError(f"model: the output must be one tensor of logits, got {type(out).__name__}")
     return out
 
 
 def example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Two inputs for checks, the same on every call: noise, or zeros where `dtype` is one of token numbers."""
+    """Return two fixed inputs for checks: noise, or zeros if `dtype` is an integer type (token numbers)."""
     if not dtype.is_floating_point:
         return torch.zeros(2, *shape, dtype=dtype)
     return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
 
 
 def ensure_split(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> SplitModel:
-    """`module` as a model with a split point; `shape` is that of one input.
+    """Return `module` as a model with a split point.
 
-    A module that has `features(x)` and an `nn.Module` called `head` keeps its own split, which is checked; any other
-    is split before its last linear layer.
+    A module with a method `features(x)` and an `nn.Module` called `head` keeps its own split if
+    `head(features(x)) = forward(x)`; any other module is split before its last linear layer.
+
+    Args:
+        module: The model. It may be modified.
+        shape: Shape of one input.
+        dtype: Type of the inputs.
 
     Raises:
-        UsageError: the module contradicts itself or cannot be split.
+        UsageError: The module declares a split that is wrong, or it cannot be split.
     """
     declared = getattr(module, "feature_shape", None)
     if callable(getattr(module, "features", None)) and hasattr(module, "head"):
@@ -75,35 +85,40 @@ def ensure_split(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype =
                 f"model {type(module).__name__}: head must be an nn.Module, got {type(module.head).__name__}"
             )
         x = example_inputs(shape, dtype)
-        z = dry_run(_Part(module, "features"), x)
+        z = dry_run(_SubModel(module, "features"), x)
         try:
-            agrees = torch.allclose(dry_run(_Part(module, "head"), z), dry_run(module, x), atol=1e-5)
+            agrees = torch.allclose(dry_run(_SubModel(module, "head"), z), dry_run(module, x), atol=1e-5)
         except UsageError:
             agrees = False
         if agrees:
-            found = tuple(z.shape[1:])
-            if declared and tuple(declared) != found:
+            actual = tuple(z.shape[1:])
+            if declared and tuple(declared) != actual:
                 raise UsageError(
-                    f"model {type(module).__name__}: feature_shape is {_text(declared)}, features give {_text(found)}"
+                    f"model {type(module).__name__}: feature_shape is {_format_shape(declared)}, but features(x) has "
+                    f"shape {_format_shape(actual)}"
                 )
-            module.feature_shape = found  # type: ignore[assignment]
-            return module  # type: ignore[return-value]  # a Split in all but its class
+            module.feature_shape = actual  # type: ignore[assignment]
+            return module  # type: ignore[return-value]  # it has the interface of a SplitModel
         if declared:
             raise UsageError(f"model {type(module).__name__}: forward(x) must equal head(features(x)); it does not")
     return split_last_linear(module, shape, dtype)
 
 
 def split_last_linear(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> SplitModel:
-    """`module` cut before the `nn.Linear` that is run last: that layer is the head, everything else the features.
+    """Split `module` before the `nn.Linear` that runs last: this layer becomes the head, all others the features.
+
+    The module is modified.
 
     Raises:
-        UsageError: there is no linear layer, or the module does not end in it (a softmax after it, a layer used twice).
+        UsageError: The module has no linear layer or does not end in it (a softmax follows, or it is used twice).
     """
     where = f"model {type(module).__name__}"
-    advice = "give it features(x) and a module called head"
+    advice = "give it a method features(x) and a module called head"
     calls: list[tuple[nn.Module, Tensor]] = []
-    linear: dict[nn.Module, str] = {part: name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
-    hooks = [part.register_forward_hook(lambda part, args, out: calls.append((part, args[0]))) for part in linear]
+    linear: dict[nn.Module, str] = {
+        layer: name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)
+    }
+    hooks = [layer.register_forward_hook(lambda layer, args, out: calls.append((layer, args[0]))) for layer in linear]
     x = example_inputs(shape, dtype)
     try:
         logits = dry_run(module, x)
@@ -117,16 +132,19 @@ def split_last_linear(module: nn.Module, shape: tuple[int, ...], dtype: torch.dt
     if linear[head]:
         features = module
         module.set_submodule(linear[head], nn.Identity())
-    parts = SplitModel(features, head)
-    for ours, theirs in ((dry_run(features, x), z), (dry_run(parts, x), logits)):
-        if ours.shape != theirs.shape or not torch.allclose(ours, theirs, atol=1e-5, equal_nan=True):
+    model = SplitModel(features, head)
+    for actual, expected in ((dry_run(features, x), z), (dry_run(model, x), logits)):
+        if actual.shape != expected.shape or not torch.allclose(actual, expected, atol=1e-5, equal_nan=True):
             raise UsageError(f"{where}: does not end in its last nn.Linear; {advice}")
-    parts.feature_shape = tuple(z.shape[1:])
-    return parts
+    model.feature_shape = tuple(z.shape[1:])
+    return model
 
 
 def split_after(layers: "OrderedDict[str, nn.Module]", last: str, shape: tuple[int, ...]) -> SplitModel:
-    """A chain of named layers split after the one called `last`; a head of one layer is that layer itself."""
+    """Build a model from a chain of named layers, split after the layer `last`.
+
+    A head that consists of one layer is that layer itself, not an `nn.Sequential`.
+    """
     names = list(layers)
     end = names.index(last) + 1
     features = nn.Sequential(OrderedDict((name, layers[name]) for name in names[:end]))
@@ -135,17 +153,17 @@ def split_after(layers: "OrderedDict[str, nn.Module]", last: str, shape: tuple[i
     return SplitModel(features, head, shape)
 
 
-class _Part(nn.Module):
-    """One half of a model as a module of its own, so that `functional_call` can reach it."""
+class _SubModel(nn.Module):
+    """The method or submodule `name` of a model as a module, for `dry_run`."""
 
-    def __init__(self, model: nn.Module, part: str) -> None:
+    def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
         self.model = model
-        self.part = part
+        self.name = name
 
-    def forward(self, x: Tensor) -> Tensor:
-        return getattr(self.model, self.part)(x)
+    def forward(self, x: Tensor) -> Any:
+        return getattr(self.model, self.name)(x)
 
 
-def _text(shape: Any) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     return "x".join(str(size) for size in shape) or "()"

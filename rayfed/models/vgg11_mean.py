@@ -1,4 +1,7 @@
-"""FedDebias's VGG11 (Guo et al., ICML 2023, released code): VGG11's convolutions, mean over space, a linear layer."""
+"""FedDebias's VGG11 (Guo et al., ICML 2023, released code).
+
+The convolutions of VGG11, global average pooling and a linear layer.
+"""
 
 import dataclasses
 from typing import ClassVar
@@ -14,10 +17,10 @@ _STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # max pooling end
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VGG11Mean(ModelOptions):
-    """3x3 convolutions with ReLU and without batch norm; 9.2 million parameters, a representation of 512 values."""
+    """3x3 convolutions with ReLU, without batch norm. 9.2 million parameters; the representation has 512 values."""
 
     name: ClassVar[str] = "vgg11_mean"
-    width: float = option(1.0, above=0, help="multiplies the channels of every convolution")
+    width: float = option(1.0, above=0, help="multiplier of the channels of all convolutions")
 
     def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         channels, _, _ = self.image_shape(shape, minimum=32)

@@ -1,12 +1,19 @@
-"""What must be said of a promise of privacy before a run."""
+"""Caveats about privacy guarantees, printed before a run."""
 
 SIMULATION_NOTE = (
-    "noise comes of the seed, and the tables' scores are bare: what privacy costs is measured, nobody is protected"
+    "noise is drawn from the run's seed and recorded scores are exact: this measures the cost of privacy, it protects "
+    "nobody"
 )
 
 
-def large_delta_note(delta: float, count: int, what: str) -> tuple[str, ...]:
-    """A line if δ is not below one over the `count` units that are protected, `what` they are."""
+def large_delta_note(delta: float, count: int, unit: str) -> tuple[str, ...]:
+    """Return a note if δ is not below 1/`count`, where `count` is the number of protected units.
+
+    Args:
+        delta: δ.
+        count: Number of protected units.
+        unit: Name of the unit in the plural, such as "parties".
+    """
     if delta * count < 1:
         return ()
-    return (f"δ={delta:g} is not below 1/{count}: to give away one of the {count} {what} outright would keep to it",)
+    return (f"δ={delta:g} is not below 1/{count}: publishing one of the {count} {unit} in the clear would satisfy it",)

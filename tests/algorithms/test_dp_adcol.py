@@ -278,7 +278,7 @@ def test_limits_of_the_curious_setting_are_said():
             "times in 6 rounds, which spends 10"
         )
         assert lines[2].endswith("no record-level privacy of training data")
-        assert lines[3].startswith("noise comes of the seed, and the tables' scores are bare")
+        assert lines[3].startswith("noise is drawn from the run's seed and recorded scores are exact")
 
 
 def test_a_coordinate_that_moves_the_range_moves_all_others():
@@ -316,7 +316,9 @@ def test_refusals():
 
 def test_a_budget_that_no_noise_meets_is_refused_before_anything_starts():
     people = blobs()
-    with pytest.raises(UsageError, match=r"^algorithm.epsilon=1e-06: no noise keeps 8 steps below ε=0.0125 at δ=1e-09"):
+    with pytest.raises(
+        UsageError, match=r"^algorithm.epsilon=1e-06: no amount of noise keeps 8 steps below ε=0.0125 at δ=1e-09"
+    ):
         blueprint(small(epsilon=1e-6, delta=1e-9), people).check(people)
     blueprint(small(epsilon=0.02, delta=1e-9), people).check(people)
 

@@ -102,7 +102,7 @@ def test_own_split_is_kept():
         (Tied(), "does not end in its last nn.Linear"),
         (nn.Flatten(), "no nn.Linear to split at"),
         (Contradiction(), "forward(x) must equal head(features(x))"),
-        (WrongShape(), "feature_shape is 7, features give 5"),
+        (WrongShape(), "feature_shape is 7, but features(x) has shape 5"),
         (Plain((9,)), "an input of shape 6 does not fit"),
     ],
 )
