@@ -45,15 +45,15 @@ def adjust_hue(x: Tensor, shift: Tensor) -> Tensor:
     red, green, blue = x.unbind(1)
     value, chroma = x.amax(1), x.amax(1) - x.amin(1)
     divisor = torch.where(chroma > 0, chroma, 1)
-    sixth = torch.where(
+    hue = torch.where(  # in sixths of the circle
         value == red,
         (green - blue) / divisor,
         torch.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
     )
-    sixth = sixth + 6 * shift.view(-1, 1, 1)
+    hue = hue + 6 * shift.view(-1, 1, 1)
 
     def channel(offset: float) -> Tensor:
-        position = (offset + sixth) % 6
+        position = (offset + hue) % 6
         return value - chroma * torch.minimum(position, 4 - position).clamp(0, 1)
 
     return torch.stack([channel(5), channel(3), channel(1)], 1)
