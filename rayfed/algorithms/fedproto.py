@@ -48,7 +48,7 @@ class FedProto(FedAvg):
             raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
 
     def personal(self, task: Task) -> frozenset[str]:
-        return task.personal if self.share_model else frozenset(task.initial_weights())
+        return task.personal_names if self.share_model else frozenset(task.initial_weights())
 
     def init(self, ctx: Context) -> State:
         task = ctx.task

@@ -33,7 +33,7 @@ from rayfed.experiments.unseen_clients import set_apart
 from rayfed.experiments.user_code import checked_code, code_hash, model_hash, own_name
 from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
-from rayfed.models.split import ensure_split
+from rayfed.models.split_model import ensure_split
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 MakeModel = Callable[[], nn.Module]

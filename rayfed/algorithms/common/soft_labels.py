@@ -20,7 +20,7 @@ def one_hot(y: Tensor, classes: int) -> Tensor:
 
 def check_real_inputs(problem: ProblemSpec, name: str) -> None:
     """Raise UsageError if inputs cannot be averaged."""
-    if not problem.task.inputs.real:
+    if not problem.task.inputs.continuous:
         raise UsageError(f"algorithm.name={name}: averages inputs, and the inputs of this dataset are word indices")
 
 

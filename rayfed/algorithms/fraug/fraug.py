@@ -138,7 +138,7 @@ class FRAug(FedAvg):
 
     def personal(self, task: Task) -> frozenset[str]:
         names = batch_norm_names if self.bn_mode == "all" else batch_norm_statistics
-        return task.personal | names(task.model.module)
+        return task.personal_names | names(task.model.module)
 
     def personal_generator(self, task: Task) -> frozenset[str]:
         """Return the names of the generator's weights that stay with the client."""
@@ -149,7 +149,7 @@ class FRAug(FedAvg):
         server = super().init(ctx)
         if not self.generates:
             return server
-        generator = ctx.task.modules["generator"].initial()
+        generator = ctx.task.modules["generator"].draw_weights()
         return server | {"generator": without(generator, self.personal_generator(ctx.task))}
 
     def join(self, ctx: Context) -> State:
@@ -163,7 +163,7 @@ class FRAug(FedAvg):
         if self.generates:
             state["generator"] = only(weights_of(modules["generator"].module), self.personal_generator(ctx.task))
         if self.transforms:
-            state["rtnet"] = modules["rtnet"].initial()
+            state["rtnet"] = modules["rtnet"].draw_weights()
         return super().join(ctx) | state
 
     # A round
