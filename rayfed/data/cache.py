@@ -15,7 +15,7 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.memory import memory_bytes
-from rayfed.data.mapped import CacheUnusable, made, opened
+from rayfed.data.array_cache_file import CacheUnusable, open_array, open_or_create_array
 
 Arrays = dict[str, np.ndarray]
 
@@ -23,12 +23,12 @@ Arrays = dict[str, np.ndarray]
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
-def folder() -> Path:
+def cache_folder() -> Path:
     """Where arrays are kept: the environment variable RAYFED_CACHE, else .cache/rayfed in the home folder."""
     return Path(os.environ.get("RAYFED_CACHE") or os.path.expanduser("~/.cache/rayfed"))
 
 
-def cached(name: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
+def cached_arrays(name: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
     """What `make` returns, from the cache where it is there.
 
     `key` holds everything that the arrays depend on, and a format version to raise when `make` changes. A cache that
@@ -66,13 +66,13 @@ def memory_mapped(
     text = json.dumps({**key, "shape": shape, "dtype": kind.str}, sort_keys=True)
     path = _path(name, text, "array")
     try:
-        found = opened(path, text, shape, kind)
-        return made(path, text, shape, kind, fill) if found is None else found
+        found = open_array(path, text, shape, kind)
+        return open_or_create_array(path, text, shape, kind, fill) if found is None else found
     except CacheUnusable as unusable:
         size = math.prod(shape) * kind.itemsize
         if size > memory_bytes() / 2:
             raise UsageError(
-                f"RAYFED_CACHE={folder()}: {name} needs {size / 1e9:.1f} GB there, but {unusable}; "
+                f"RAYFED_CACHE={cache_folder()}: {name} needs {size / 1e9:.1f} GB there, but {unusable}; "
                 "set the environment variable to a folder with room"
             ) from unusable
     array = np.zeros(shape, kind)
@@ -82,7 +82,7 @@ def memory_mapped(
 
 
 def _path(name: str, key: str, kind: str) -> Path:
-    return folder() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.{kind}"
+    return cache_folder() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.{kind}"
 
 
 def _write(path: Path, arrays: Arrays) -> None:
@@ -98,7 +98,7 @@ def _write(path: Path, arrays: Arrays) -> None:
         raise
 
 
-def digest(*arrays: np.ndarray) -> str:
+def array_hash(*arrays: np.ndarray) -> str:
     """A sha256 of shapes, dtypes and contents."""
     found = hashlib.sha256()
     for array in arrays:

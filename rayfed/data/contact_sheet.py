@@ -11,7 +11,7 @@ from rayfed.data.dataset import Dataset
 GAP, MARGIN = 2, 62  # pixels between images, and left of them for the domain's name
 
 
-def contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16, scale: int = 2) -> None:
+def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16, scale: int = 2) -> None:
     """Writes a PNG with a row per domain and `columns` examples in each, the classes in turn.
 
     Images must be uint8 [N, 1 or 3, height, width]; each pixel becomes `scale` x `scale`.

@@ -6,11 +6,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from rayfed.core.errors import UsageError
+from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.population import TestSet
-from rayfed.data.rows import Rows
 
 
-class Part(NamedTuple):
+class ClientRows(NamedTuple):
     """One client of a partition: its number, its domain, and the rows of the dataset in each of its three parts."""
 
     id: int
@@ -20,7 +20,7 @@ class Part(NamedTuple):
     test: np.ndarray
 
 
-class Personal(Protocol):
+class ClientView(Protocol):
     """What a dataset changes in the images of a client once it is known who that client is, each image on its own."""
 
     def domain(self, client: int) -> str:
@@ -51,7 +51,7 @@ class Dataset:
     """
 
     name: str
-    images: np.ndarray | Rows
+    images: np.ndarray | LazyRows
     labels: np.ndarray
     domain: np.ndarray
     domains: tuple[str, ...]
@@ -61,15 +61,15 @@ class Dataset:
     index: np.ndarray
     num_classes: int
     client: np.ndarray | None = None
-    original: np.ndarray | None = None
+    leakage_group: np.ndarray | None = None
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     ood: tuple[str, ...] = ()
     tests: tuple[TestSet, ...] = ()
-    personal: Personal | None = None
+    client_view: ClientView | None = None
 
     def __post_init__(self) -> None:
-        for name in ("images", "domain", "is_test", "source", "index", "client", "original"):
+        for name in ("images", "domain", "is_test", "source", "index", "client", "leakage_group"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.labels):
                 raise UsageError(f"dataset {self.name}: {len(values)} {name} but {len(self.labels)} labels")
@@ -93,7 +93,7 @@ class Dataset:
     def of(
         cls,
         name: str,
-        images: np.ndarray | Rows,
+        images: np.ndarray | LazyRows,
         labels: np.ndarray,
         *,
         is_test: np.ndarray | None = None,
@@ -136,7 +136,7 @@ class Dataset:
         return self.domains[found[0]] if len(found) == 1 else "mixed"
 
 
-def row_numbers(groups: np.ndarray) -> np.ndarray:
+def index_within_group(groups: np.ndarray) -> np.ndarray:
     """int64 [N]: the number of each row among those of its group, such as its place in its file."""
     found = np.empty(len(groups), np.int64)
     for group in np.unique(groups):

@@ -15,7 +15,7 @@ class DropClients:
 
     drop_clients: list[int] = option([], help="clients to leave out, by their numbers in the files")
 
-    def kept(self, client: np.ndarray, path: Path) -> np.ndarray:
+    def remaining_rows(self, client: np.ndarray, path: Path) -> np.ndarray:
         """The rows of all other clients, of the files at `path`.
 
         Raises:

@@ -8,12 +8,12 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.data.chosen_domains import ChosenDomains
 from rayfed.data.dataset import Dataset
+from rayfed.data.domain_selection import DomainSelection
 from rayfed.data.population import Examples, Population, TestSet
 
 
-def loaded(data: Any, domain: str | None) -> Dataset:
+def load_without_domain(data: Any, domain: str | None) -> Dataset:
     """What `data` loads, with `domain` held by nobody; None: as it is.
 
     Where the dataset has an option `held_out`, that is [domain]: so the domain is kept whole, and a published split
@@ -24,13 +24,13 @@ def loaded(data: Any, domain: str | None) -> Dataset:
     """
     if domain is None:
         return data.load()
-    if isinstance(data, ChosenDomains):
-        _check(domain, replace(data, held_out=[]).chosen(), data.name)
+    if isinstance(data, DomainSelection):
+        _check(domain, replace(data, held_out=[]).selected_domains(), data.name)
         return replace(data, held_out=[domain]).load()
-    return without_domain(data.load(), domain)
+    return dataset_without_domain(data.load(), domain)
 
 
-def without_domain(dataset: Dataset, domain: str) -> Dataset:
+def dataset_without_domain(dataset: Dataset, domain: str) -> Dataset:
     """`dataset` with `domain` held by nobody, in place of the domains that it leaves out by itself.
 
     Raises:
@@ -40,7 +40,7 @@ def without_domain(dataset: Dataset, domain: str) -> Dataset:
     return replace(dataset, ood=(domain,))
 
 
-def without_clients(population: Population, domain: str | None) -> Population:
+def population_without_domain(population: Population, domain: str | None) -> Population:
     """The same for a population of the user's own: the clients of `domain` become an "ood" test set."""
     if domain is None:
         return population

@@ -9,7 +9,7 @@ IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Colour:
+class ChannelNormalisation:
     """How three channels are normalised."""
 
     mean: list[float] = option([0.5], help="subtracted from images in [0, 1]; one number or three")

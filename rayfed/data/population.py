@@ -1,10 +1,13 @@
 """What the engine is given: the clients and their examples, and the test sets that belong to nobody."""
 
+import hashlib
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rayfed.data.rows import Rows
+from rayfed.data.lazy_rows import LazyRows
+
+BLOCK = 1024  # examples that are hashed at a time
 
 
 @dataclass(frozen=True)
@@ -12,10 +15,10 @@ class Examples:
     """Labelled examples: `x` [n, ...] and `y` [n] (class index, int64) or [n, ...] for a user's own loss.
 
     Images are uint8 [n, channels, height, width]; they become floats, normalised, a batch at a time on the device.
-    Any other dtype reaches the model as it is. `x` may be `Rows` of a file, which are read when they are needed.
+    Any other dtype reaches the model as it is. `x` may be `LazyRows` of a file, which are read when they are needed.
     """
 
-    x: np.ndarray | Rows
+    x: np.ndarray | LazyRows
     y: np.ndarray
 
     def __len__(self) -> int:
@@ -23,7 +26,7 @@ class Examples:
 
     def read(self) -> "Examples":
         """The same in memory."""
-        return replace(self, x=self.x[:]) if isinstance(self.x, Rows) else self
+        return replace(self, x=self.x[:]) if isinstance(self.x, LazyRows) else self
 
 
 @dataclass(frozen=True)
@@ -86,3 +89,25 @@ class Population:
     def participants(self) -> tuple[Client, ...]:
         """The clients that take part in training."""
         return self.clients[: len(self.clients) - self.unseen_clients]
+
+
+def population_hash(population: Population) -> str:
+    """A sha256 over everything that training and scoring see: the parts of each client in order, and the test sets."""
+    digest = hashlib.sha256()
+    head = (population.num_classes, population.shape, population.mean, population.std)
+    digest.update(repr(head).encode())
+    for client in population.clients:
+        digest.update(f"client {client.id} {client.domain}".encode())
+        for part in (client.train, client.val, client.test):
+            _update(digest, part)
+    for test in population.tests:
+        digest.update(f"test {test.domain} {test.split}".encode())
+        _update(digest, test.examples)
+    return digest.hexdigest()
+
+
+def _update(digest, examples: Examples) -> None:
+    for array in (examples.x, examples.y):
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        for start in range(0, len(array), BLOCK):  # block by block: there may be more than fits into memory
+            digest.update(np.ascontiguousarray(array[start : start + BLOCK]).data)

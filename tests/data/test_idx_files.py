@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
+from rayfed.data.loading import load
 from rayfed.data.readers import idx
 from rayfed.data.sets.mnist import FashionMnist, Mnist
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
+from rayfed.data.lazy_rows import LazyRows
+from rayfed.data.loading import load
 from rayfed.data.readers import npz_member
-from rayfed.data.rows import Rows
 from rayfed.data.sets.npz import Npz
 
 
@@ -55,15 +55,15 @@ def test_each_client_gets_its_own_rows(write):
 ])  # fmt: skip
 def test_images_are_unpacked_into_the_cache_a_piece_at_a_time(write, monkeypatch, images):
     """They may be larger than memory; a later start reads the labels only."""
-    monkeypatch.setattr(npz_member, "PIECE", 100)
+    monkeypatch.setattr(npz_member, "CHUNK_BYTES", 100)
     path = write(images=images)
     dataset = Npz(file=path).load()
     assert isinstance(dataset.images, np.memmap)
     expected = images if images.dtype == np.uint8 else images.astype(np.float32)
     np.testing.assert_array_equal(dataset.images.reshape(images.shape), expected)
-    monkeypatch.setattr(npz_member, "pieces", None)
+    monkeypatch.setattr(npz_member, "read_chunks", None)
     population = load("npz", {"file": path, "drop_clients": [1]})
-    assert all(isinstance(part.x, Rows) for client in population.clients for part in (client.train, client.test))
+    assert all(isinstance(part.x, LazyRows) for client in population.clients for part in (client.train, client.test))
     own = arrays()["client"] == 2
     found = population.clients[1].test.x[:]
     np.testing.assert_array_equal(found.reshape(-1, *images.shape[1:]), expected[own & arrays()["is_test"]])

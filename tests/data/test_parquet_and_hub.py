@@ -11,9 +11,9 @@ from PIL import Image
 from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
+from rayfed.data.lazy_rows import LazyRows
+from rayfed.data.loading import load
 from rayfed.data.readers import encoded_images
-from rayfed.data.rows import Rows
 from rayfed.data.sets.huggingface import HuggingFace
 from rayfed.data.sets.parquet import Parquet
 
@@ -100,7 +100,7 @@ class TestFeatures:
         file = write(tmp_path, image=cells, label=[0, 1] * 6, who=[0, 1, 2] * 4)
         population = load("parquet", {"file": file, "client": "who", "drop_clients": [1]})
         parts = [part for client in population.clients for part in (client.train, client.val, client.test)]
-        assert all(isinstance(part.x, Rows) for part in parts)
+        assert all(isinstance(part.x, LazyRows) for part in parts)
         values = [value for part in parts for value in part.x[:, 0, 0, 0].tolist()]
         assert sorted(values) == [value for value in range(12) if value % 3 != 1]
 
@@ -189,7 +189,7 @@ class TestRows:
     def test_a_file_that_says_it_has_rows_but_has_none(self, tmp_path):
         file = Path(write(tmp_path, image=pa.array([], pa.binary())))
         with pytest.raises(UsageError, match=r"mine.parquet: row 0: column 'image' holds no image"):
-            encoded_images.decoded("mine", [file], "image", 3, None)
+            encoded_images.decode_column("mine", [file], "image", 3, None)
 
     def test_files_that_are_not_there_or_do_not_fit(self, tmp_path):
         with pytest.raises(UsageError, match=r"none.parquet: no such file"):

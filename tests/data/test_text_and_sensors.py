@@ -8,7 +8,7 @@ import pytest
 
 from rayfed.cli.run import main
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
+from rayfed.data.loading import load
 from rayfed.data.readers.tokens import vocabulary, words
 from rayfed.data.sets.ag_news import AgNews
 from rayfed.data.sets.uci_har import SIGNALS, UciHar

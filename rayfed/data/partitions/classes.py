@@ -6,8 +6,9 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.dataset import Dataset, Part
-from rayfed.data.partition import DEAL, TEST, Partition, generator
+from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.draws import numpy_generator
+from rayfed.data.partitions.base import ASSIGNMENT, TEST, Partition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +24,11 @@ class Classes(Partition):
     per_client: int | None = option(None, low=1, help="at most so many rows per client, before validation is held out")
     test_absent: bool = option(False, help="test on the classes that the client does not hold")
 
-    def split(self, dataset: Dataset) -> list[Part]:
+    def split(self, dataset: Dataset) -> list[ClientRows]:
         if self.groups > dataset.num_classes:
             raise UsageError(f"partition.groups={self.groups}: {dataset.name} has {dataset.num_classes} classes only")
         bounds = np.array_split(np.arange(dataset.num_classes), self.groups)
-        parts: list[Part] = []
+        parts: list[ClientRows] = []
         for position, domain in enumerate(dataset.domains):
             if domain in dataset.ood:
                 continue
@@ -35,11 +36,11 @@ class Classes(Partition):
             tested = self._tested(dataset.labels[test], bounds, position)
             for group, classes in enumerate(bounds):
                 own = train[np.isin(dataset.labels[train], classes)]
-                own = generator(self.seed, DEAL, position, group).permutation(own)[: self.per_client]
+                own = numpy_generator(self.seed, ASSIGNMENT, position, group).permutation(own)[: self.per_client]
                 if not len(own):
                     held = f"{classes[0]}..{classes[-1]}"
                     raise UsageError(f"partition=classes: domain {domain} of {dataset.name} has no example of {held}")
-                parts.append(self.part(len(parts), domain, own, test[tested == group]))
+                parts.append(self.client_rows(len(parts), domain, own, test[tested == group]))
         return parts
 
     def _tested(self, labels: np.ndarray, bounds: list[np.ndarray], position: int) -> np.ndarray:
@@ -47,5 +48,5 @@ class Classes(Partition):
         holder = np.searchsorted([classes[-1] for classes in bounds], labels)
         if not self.test_absent:
             return holder
-        away = generator(self.seed, TEST, position).integers(1, self.groups, len(labels))
+        away = numpy_generator(self.seed, TEST, position).integers(1, self.groups, len(labels))
         return (holder + away) % self.groups

@@ -6,11 +6,12 @@ import numpy as np
 
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import DEAL, Pooled, by_class, check_least, generator, redrawn
+from rayfed.data.draws import numpy_generator
+from rayfed.data.partitions.base import ASSIGNMENT, PooledPartition, by_class, check_min_size, draw_until
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet(Pooled):
+class Dirichlet(PooledPartition):
     """Label skew, blind to domains. The smaller `alpha`, the fewer classes a client has.
 
     Class after class is cut in proportions ~ Dirichlet(alpha) over the clients, except that with `capped` a client
@@ -25,12 +26,12 @@ class Dirichlet(Pooled):
     )
     capped: bool = option(True, help="who has an equal share gets no more; false: the proportions as they are drawn")
 
-    def deal(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
-        random = generator(self.seed, DEAL)
+    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+        random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
         least = max(1, min(40, len(rows) // (2 * self.clients))) if self.min_size is None else self.min_size
-        check_least(least, self.clients, dataset, rows)
-        dealt = redrawn(
+        check_min_size(least, self.clients, dataset, rows)
+        dealt = draw_until(
             lambda: self._draw(stacks, len(rows), random),
             least,
             keys=f"partition.alpha={self.alpha}",

@@ -7,10 +7,11 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import DEAL, DRAWS, by_class, generator
+from rayfed.data.draws import numpy_generator
+from rayfed.data.partitions.base import ASSIGNMENT, MAX_DRAWS, by_class
 from rayfed.data.partitions.domains import Domains
 
-MIX = 1  # the purpose of the stream, beside the two that Domains draws from with DEAL
+MIX = 1  # the purpose of the stream, beside the two that Domains draws from with ASSIGNMENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +34,13 @@ class DomainMixes(Domains):
         if self.parts is not None:
             raise UsageError(f"partition.parts={self.parts}: sizes are drawn here; leave it out")
 
-    def deal(self, dataset: Dataset, rows: np.ndarray, position: int) -> list[np.ndarray]:
-        random = generator(self.seed, DEAL, position, 0, MIX)
+    def assign_rows(self, dataset: Dataset, rows: np.ndarray, position: int) -> list[np.ndarray]:
+        random = numpy_generator(self.seed, ASSIGNMENT, position, 0, MIX)
         stacks = by_class(dataset, rows)
         left = np.array([len(stack) for stack in stacks])
         present, clients = left > 0, self.clients_per_domain
         base = left[present] if self.base == "prior" else np.ones(present.sum())
-        for _ in range(DRAWS):
+        for _ in range(MAX_DRAWS):
             sizes = random.normal(len(rows) / (clients + 1), self.size_sd, clients).clip(0)
             wanted = np.zeros((clients, len(left)), int)
             wanted[:, present] = sizes[:, None] * random.dirichlet(self.alpha * base / base.sum(), clients)
@@ -51,7 +52,7 @@ class DomainMixes(Domains):
                     for first, last in zip(begins, ends, strict=True)
                 ]
         raise UsageError(
-            f"partition.clients_per_domain={clients}: in {DRAWS} draws one or more clients of domain "
+            f"partition.clients_per_domain={clients}: in {MAX_DRAWS} draws one or more clients of domain "
             f"{dataset.domains[position]} got none of its {len(rows)} rows; use fewer clients, or a smaller "
             "partition.size_sd"
         )

@@ -6,9 +6,10 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.dataset import Dataset, Part
-from rayfed.data.leakage_groups import drawn
-from rayfed.data.partition import DEAL, TEST, VALIDATION, Partition, generator, share
+from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.draws import floor_share, numpy_generator
+from rayfed.data.leakage_groups import draw_groups
+from rayfed.data.partitions.base import ASSIGNMENT, TEST, VALIDATION, Partition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +39,23 @@ class Domains(Partition):
                 f"partition.parts={self.parts}: fewer than partition.clients_per_domain={self.clients_per_domain}"
             )
 
-    def split(self, dataset: Dataset) -> list[Part]:
-        made: list[Part] = []
+    def split(self, dataset: Dataset) -> list[ClientRows]:
+        made: list[ClientRows] = []
         pools = self._pools(dataset)
         trained = np.concatenate([np.empty(0, int), *(train for train, _ in pools.values())])
-        validated = drawn(dataset, trained, generator(self.seed, VALIDATION), 1 - self.validation)
+        validated = draw_groups(dataset, trained, numpy_generator(self.seed, VALIDATION), 1 - self.validation)
         for position, (train, test) in pools.items():
             domain = dataset.domains[position]
-            for own, tests in zip(self.deal(dataset, train, position), self._equally(test), strict=True):
+            for own, tests in zip(self.assign_rows(dataset, train, position), self._equally(test), strict=True):
                 if not len(own):
                     raise UsageError(
                         f"partition.clients_per_domain={self.clients_per_domain}: "
                         f"domain {domain} of {dataset.name} has only {len(train)} training samples"
                     )
-                made.append(self.part(len(made), domain, own, tests, validated))
+                made.append(self.client_rows(len(made), domain, own, tests, validated))
         return made
 
-    def deal(self, dataset: Dataset, rows: np.ndarray, position: int) -> list[np.ndarray]:
+    def assign_rows(self, dataset: Dataset, rows: np.ndarray, position: int) -> list[np.ndarray]:
         """The training rows of each client of the domain at `position`, out of its `rows`, which are shuffled."""
         return self._equally(rows)
 
@@ -66,7 +67,7 @@ class Domains(Partition):
         held = [position for position, domain in enumerate(dataset.domains) if domain not in dataset.ood]
         if self.test is None:
             return {position: self._own(dataset, position) for position in held}
-        tested = drawn(dataset, dataset.rows(), generator(self.seed, TEST), 1 - self.test)
+        tested = draw_groups(dataset, dataset.rows(), numpy_generator(self.seed, TEST), 1 - self.test)
         return {position: self._drawn(dataset, position, 1 - self.test, tested) for position in held}
 
     def _own(self, dataset: Dataset, position: int) -> tuple[np.ndarray, np.ndarray]:
@@ -77,11 +78,11 @@ class Domains(Partition):
     def _drawn(
         self, dataset: Dataset, position: int, training: float, tested: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        rows = generator(self.seed, TEST, position).permutation(dataset.rows(domain=dataset.domains[position]))
+        rows = numpy_generator(self.seed, TEST, position).permutation(dataset.rows(domain=dataset.domains[position]))
         if tested is not None:
             return rows[~tested[rows]], rows[tested[rows]]
-        count = share(len(rows), training)
+        count = floor_share(len(rows), training)
         return rows[:count], rows[count:]
 
     def _shuffled(self, rows: np.ndarray, *purpose: int) -> np.ndarray:
-        return generator(self.seed, DEAL, *purpose).permutation(rows)
+        return numpy_generator(self.seed, ASSIGNMENT, *purpose).permutation(rows)

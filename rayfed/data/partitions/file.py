@@ -10,8 +10,8 @@ from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.dataset import Dataset, Part
-from rayfed.data.partition import Partition
+from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.partitions.base import Partition
 from rayfed.data.partitions.table import SPLITS
 
 COLUMNS = ("client", "split", "source", "index")
@@ -29,7 +29,7 @@ class File(Partition):
 
     file: str = option(help="the Parquet file")
 
-    def split(self, dataset: Dataset) -> list[Part]:
+    def split(self, dataset: Dataset) -> list[ClientRows]:
         table = self._read()
         rows = self._rows(table, dataset)
         client, split = table["client"].to_numpy(), table["split"].to_numpy()
@@ -44,7 +44,11 @@ class File(Partition):
             else:
                 domain = dataset.domain_of(np.concatenate([train, val, test]))
             as_it_is = has_val or not self.validation
-            parts.append(Part(number, domain, train, val, test) if as_it_is else self.part(number, domain, train, test))
+            parts.append(
+                ClientRows(number, domain, train, val, test)
+                if as_it_is
+                else self.client_rows(number, domain, train, test)
+            )
         return parts
 
     def _read(self) -> pandas.DataFrame:

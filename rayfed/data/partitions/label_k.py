@@ -7,11 +7,12 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import DEAL, Pooled, by_class, generator
+from rayfed.data.draws import numpy_generator
+from rayfed.data.partitions.base import ASSIGNMENT, PooledPartition, by_class
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelK(Pooled):
+class LabelK(PooledPartition):
     """NIID-Bench's #C = k (Li et al. 2022, section 4.1): every client has `classes_per_client` classes.
 
     Client i has class i mod C and others at random; the rows of a class are shared equally, at random, by the clients
@@ -20,8 +21,8 @@ class LabelK(Pooled):
 
     classes_per_client: int = option(2, low=1, help="k, the number of classes of a client")
 
-    def deal(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
-        random = generator(self.seed, DEAL)
+    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+        random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
         present = [label for label, stack in enumerate(stacks) if len(stack)]
         if self.classes_per_client > len(present):

@@ -6,11 +6,12 @@ import numpy as np
 
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import DEAL, Pooled, by_class, generator
+from rayfed.data.draws import numpy_generator
+from rayfed.data.partitions.base import ASSIGNMENT, PooledPartition, by_class
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lda(Pooled):
+class Lda(PooledPartition):
     """Latent Dirichlet allocation (Hsu, Qi and Brown 2019), without replacement as in FedDebias (Guo et al. 2023).
 
     Every client draws a class mix ~ Dirichlet(alpha x base) and takes rows by it until it has its equal share; a class
@@ -23,8 +24,8 @@ class Lda(Pooled):
     alpha: float = option(0.1, above=0, help="concentration; 0.1 is strong skew, 100 nearly none")
     base: str = option("ones", choices=("ones", "prior"), help="alpha per class, or alpha x class frequency")
 
-    def deal(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
-        random = generator(self.seed, DEAL)
+    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+        random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
         counts = np.array([len(stack) for stack in stacks])
         present = counts > 0

@@ -6,8 +6,9 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.dataset import Dataset, Part
-from rayfed.data.partition import TEST, Partition, generator, share
+from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.draws import floor_share, numpy_generator
+from rayfed.data.partitions.base import TEST, Partition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Natural(Partition):
         help="share of each client's rows that is its test part, rounded up; null: the dataset's own test examples",
     )
 
-    def split(self, dataset: Dataset) -> list[Part]:
+    def split(self, dataset: Dataset) -> list[ClientRows]:
         if dataset.client is None:
             raise UsageError(
                 f"partition=natural: {dataset.name} does not say whose its samples are; "
@@ -42,7 +43,7 @@ class Natural(Partition):
                 f"({count} test samples only); leave it out, where there is the option with data.drop_clients={drop}"
             )
         return [
-            self.part(number, self._domain(dataset, rows[owner == number], originals[number]), *pair)
+            self.client_rows(number, self._domain(dataset, rows[owner == number], originals[number]), *pair)
             for number, pair in enumerate(pairs)
         ]
 
@@ -52,6 +53,6 @@ class Natural(Partition):
     def _divide(self, dataset: Dataset, own: np.ndarray, client: int) -> tuple[np.ndarray, np.ndarray]:
         if self.test is None:
             return own[~dataset.is_test[own]], own[dataset.is_test[own]]
-        shuffled = generator(self.seed, TEST, client).permutation(own)
-        training = share(len(own), 1 - self.test)
+        shuffled = numpy_generator(self.seed, TEST, client).permutation(own)
+        training = floor_share(len(own), 1 - self.test)
         return shuffled[:training], shuffled[training:]

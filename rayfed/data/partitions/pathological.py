@@ -7,11 +7,12 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import DEAL, Pooled, by_class, generator
+from rayfed.data.draws import numpy_generator
+from rayfed.data.partitions.base import ASSIGNMENT, PooledPartition, by_class
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pathological(Pooled):
+class Pathological(PooledPartition):
     """PFLlib's "pathological" splits (Zhang et al. 2023, DBE): 20 clients, 2 classes of 10 or 10 of 100 each.
 
     Class after class goes to the first ceil(clients / C x `classes_per_client`) clients, by number, that have fewer
@@ -24,8 +25,8 @@ class Pathological(Pooled):
     classes_per_client: int = option(2, low=1, help="classes of a client")
     balanced: bool = option(False, help="equal parts of a class in place of parts drawn at random")
 
-    def deal(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
-        random = generator(self.seed, DEAL)
+    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+        random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
         quota = np.full(self.clients, self.classes_per_client)
         sharing = -(-self.clients * self.classes_per_client // len(stacks))  # rounded up

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from rayfed.core.errors import UsageError
-from rayfed.data.dataset import Dataset, Part
+from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.partitions.table import client_domain, partition_hash
 
 MOST_BUBBLES = 50  # clients, or classes; above that the picture is a heat map
@@ -18,7 +18,7 @@ MOST_BUBBLES = 50  # clients, or classes; above that the picture is a heat map
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 
 
-def counts(dataset: Dataset, parts: list[Part]) -> np.ndarray:
+def counts(dataset: Dataset, parts: list[ClientRows]) -> np.ndarray:
     """int64 [clients, classes]: how many rows of each class a client has for training and validation."""
     labels = [dataset.labels[np.concatenate([part.train, part.val])] for part in parts]
     return np.stack([np.bincount(own, minlength=dataset.num_classes) for own in labels])
@@ -30,7 +30,7 @@ def check_path(path: str | Path) -> None:
         raise UsageError(f"{path}: the picture is a PNG; give a name that ends in .png")
 
 
-def draw(dataset: Dataset, parts: list[Part], path: str | Path) -> None:
+def draw(dataset: Dataset, parts: list[ClientRows], path: str | Path) -> None:
     """Writes a PNG of clients (across) and classes (up): bubbles with areas as the counts, or a heat map of many.
 
     What is counted are examples for training and validation. Up to eight domains have a colour each; in a heat map,

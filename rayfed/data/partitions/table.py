@@ -8,12 +8,12 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
-from rayfed.data.dataset import Dataset, Part
+from rayfed.data.dataset import ClientRows, Dataset
 
 SPLITS = ("train", "val", "test")
 
 
-def save(dataset: Dataset, parts: list[Part], path: str | Path) -> None:
+def save(dataset: Dataset, parts: list[ClientRows], path: str | Path) -> None:
     """Writes client, split, source, index and domain of every row held, in the order in which clients hold them.
 
     Raises:
@@ -38,7 +38,7 @@ def save(dataset: Dataset, parts: list[Part], path: str | Path) -> None:
         raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-def partition_hash(dataset: Dataset, parts: list[Part]) -> str:
+def partition_hash(dataset: Dataset, parts: list[ClientRows]) -> str:
     """Twelve hex digits of who holds what: client, split, source and index of every row, in no particular order.
 
     It is the same for a partition and for its file, on any machine. It names rows and does not look into them: what an
@@ -53,7 +53,7 @@ def partition_hash(dataset: Dataset, parts: list[Part]) -> str:
     return found.hexdigest()
 
 
-def _columns(parts: list[Part]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _columns(parts: list[ClientRows]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The rows that clients hold, and the number of the client and of the split of each."""
     pieces = [rows for part in parts for rows in part[2:]]
     sizes = [len(rows) for rows in pieces]
@@ -62,6 +62,6 @@ def _columns(parts: list[Part]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows, client, np.repeat(np.tile(np.arange(len(SPLITS)), len(parts)), sizes)
 
 
-def client_domain(dataset: Dataset, part: Part) -> str:
+def client_domain(dataset: Dataset, part: ClientRows) -> str:
     """The domain of a client: the dataset's word, where it makes clients differ, else the partition's."""
-    return dataset.personal.domain(part.id) if dataset.personal else part.domain
+    return dataset.client_view.domain(part.id) if dataset.client_view else part.domain

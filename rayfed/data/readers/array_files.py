@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.data.cache import cached, memory_mapped
+from rayfed.data.cache import cached_arrays, memory_mapped
 from rayfed.data.readers import checksums
-from rayfed.data.readers.decoding import manifest
+from rayfed.data.readers.decoding import files_hash
 
 VERSION = 1  # raise it when the pixels or labels change
 
@@ -40,10 +40,10 @@ class ArrayFiles:
         `published` names torchvision's class of the dataset, with whose checksums the files are compared when read.
         """
         self.name = name
-        self.key = {"version": VERSION, "files": manifest(root, files), "also": also}
+        self.key = {"version": VERSION, "files": files_hash(root, files), "also": also}
         self.read = functools.cache(read)
         self._paths, self._published = [root / file for file in files], published
-        facts = cached(f"{name}-labels", self.key, lambda: dict(zip(FACTS, self._facts(), strict=True)))
+        facts = cached_arrays(f"{name}-labels", self.key, lambda: dict(zip(FACTS, self._facts(), strict=True)))
         self.labels, self.is_test = facts["labels"], facts["is_test"]
         self.shape: tuple[int, ...] = tuple(facts["shape"].tolist())
 
@@ -65,7 +65,7 @@ class ArrayFiles:
 FACTS = ("labels", "is_test", "shape")
 
 
-def checked(path: Path, images: object, labels: object, shape: tuple[int | None, ...], classes: int) -> Arrays:
+def validated_arrays(path: Path, images: object, labels: object, shape: tuple[int | None, ...], classes: int) -> Arrays:
     """`images` and `labels` of a file, none of them test examples.
 
     Raises:
@@ -91,7 +91,7 @@ def checked(path: Path, images: object, labels: object, shape: tuple[int | None,
     return Arrays(pixels, numbers.astype(np.int64), np.zeros(len(pixels), bool))
 
 
-def joined(train: Sequence[Arrays], test: Sequence[Arrays]) -> Arrays:
+def join_splits(train: Sequence[Arrays], test: Sequence[Arrays]) -> Arrays:
     """Training files, then test files."""
     images, labels = (np.concatenate([getattr(part, name) for part in (*train, *test)]) for name in Arrays._fields[:2])
     return Arrays(images, labels, np.arange(len(labels)) >= sum(len(part.labels) for part in train))

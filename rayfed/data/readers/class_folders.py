@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.data.dataset import row_numbers
+from rayfed.data.dataset import index_within_group
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 
@@ -45,7 +45,7 @@ class Listing:
         both = np.intersect1d(files[is_test], files[~is_test])
         if len(both):
             raise UsageError(f"{root / both[0]}: listed for training and for testing; expected one of them")
-        return cls(root, files, labels.astype(np.int64), domain, is_test, client, row_numbers(domain))
+        return cls(root, files, labels.astype(np.int64), domain, is_test, client, index_within_group(domain))
 
 
 def folders(path: Path) -> list[str]:

@@ -6,21 +6,21 @@ from pathlib import Path
 
 from rayfed.core.errors import UsageError
 
-ROOT = "folder of datasets; null: the environment variable RAYFED_DATA, else data"  # the help of an option `root`
+ROOT_HELP = "folder of datasets; null: the environment variable RAYFED_DATA, else data"  # the help of an option `root`
 
 
-def datasets(root: str | None) -> Path:
+def datasets_folder(root: str | None) -> Path:
     """The folder of datasets: `root`, else the environment variable RAYFED_DATA, else "data"."""
     return Path(root or os.environ.get("RAYFED_DATA") or "data").expanduser()
 
 
-def place(root: str | None, names: Sequence[str], *, expected: str, source: str) -> Path:
+def find_dataset_folder(root: str | None, names: Sequence[str], *, expected: str, source: str) -> Path:
     """The first of the folders `names` that is there.
 
     Raises:
         UsageError: none is; the line says what was `expected` in it and from what `source` it comes.
     """
-    folder = datasets(root)
+    folder = datasets_folder(root)
     for name in names:
         if (folder / name).is_dir():
             return folder / name

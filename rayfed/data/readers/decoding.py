@@ -25,7 +25,7 @@ UNREADABLE = (
 )  # fmt: skip
 
 
-def decoded(name: str, root: Path, files: Sequence[str], size: int) -> np.ndarray:
+def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.ndarray:
     """uint8 [n, 3, size, size], read-only: `files` below `root`, in colour, shrunk or enlarged to a square (bilinear).
 
     Made once for the same folder, names, sizes and times of change; later only these are looked at.
@@ -33,11 +33,11 @@ def decoded(name: str, root: Path, files: Sequence[str], size: int) -> np.ndarra
     Raises:
         UsageError: a file that is missing, empty, cut short, damaged or no image.
     """
-    key = {"version": VERSION, "files": manifest(root, files)}
+    key = {"version": VERSION, "files": files_hash(root, files)}
     return memory_mapped(name, key, (len(files), 3, size, size), "uint8", lambda out: _fill(out, name, root, files))
 
 
-def manifest(root: Path, files: Sequence[str]) -> str:
+def files_hash(root: Path, files: Sequence[str]) -> str:
     """A sha256 over `root` and the name, the size and the time of change of each file below it.
 
     The folder counts, as a copy of a folder with other pixels may have the same names, sizes and times.
@@ -54,12 +54,12 @@ def manifest(root: Path, files: Sequence[str]) -> str:
 
 def _fill(out: np.ndarray, name: str, root: Path, files: Sequence[str]) -> None:
     def one(row: int) -> None:
-        out[row] = resized(opened(root / files[row]), out.shape[-1])
+        out[row] = resize_image(open_image(root / files[row]), out.shape[-1])
 
-    in_threads(one, len(files), f"{name}: images decoded, once")
+    run_in_threads(one, len(files), f"{name}: images decoded, once")
 
 
-def in_threads(work: Callable[[int], None], count: int, what: str) -> None:
+def run_in_threads(work: Callable[[int], None], count: int, what: str) -> None:
     """`work(0)` to `work(count - 1)` in threads, with a line on the terminal; the first error in that order is raised.
 
     Threads suffice, as Pillow lets go of the interpreter while it decodes and resizes.
@@ -75,7 +75,7 @@ def in_threads(work: Callable[[int], None], count: int, what: str) -> None:
             status.show(f"{what}: {done:,} of {count:,}")
 
 
-def opened(path: Path) -> Image.Image:
+def open_image(path: Path) -> Image.Image:
     """An image file, in colour."""
     try:
         with Image.open(path) as image:
@@ -87,7 +87,7 @@ def opened(path: Path) -> Image.Image:
         ) from error
 
 
-def resized(image: Image.Image, size: int) -> np.ndarray:
+def resize_image(image: Image.Image, size: int) -> np.ndarray:
     """uint8 [3, size, size] of an RGB image, shrunk or enlarged to a square (bilinear)."""
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)

@@ -8,9 +8,9 @@ import scipy.io
 
 from rayfed.core.errors import UsageError
 from rayfed.data.readers import idx
-from rayfed.data.readers.array_files import Arrays, checked, joined
+from rayfed.data.readers.array_files import Arrays, join_splits, validated_arrays
 from rayfed.data.readers.class_folders import walk
-from rayfed.data.readers.decoding import in_threads, opened, resized
+from rayfed.data.readers.decoding import open_image, resize_image, run_in_threads
 from rayfed.data.readers.pickled import read_pickle
 
 CLASSES = tuple("0123456789")
@@ -21,14 +21,14 @@ PARTS = tuple(f"partitions/train_part{number}.pkl" for number in range(10))
 def read_idx(folder: Path, files: list[str]) -> Arrays:
     """MNIST's IDX files below `raw`; images [n, 28, 28]."""
     pairs = idx.read_pairs(folder / "raw")
-    parts = [checked(folder / "raw", *pairs[source], (28, 28), 10) for source in idx.SOURCES]
-    return joined(parts[:1], parts[1:])
+    parts = [validated_arrays(folder / "raw", *pairs[source], (28, 28), 10) for source in idx.SOURCES]
+    return join_splits(parts[:1], parts[1:])
 
 
 def read_mat(folder: Path, files: list[str]) -> Arrays:
     """The .mat files of SVHN and SynthDigits, X [32, 32, 3, n] and y [n, 1], where SVHN calls the digit zero 10."""
     parts = [_mat(folder / file) for file in files]
-    return joined(parts[:1], parts[1:])
+    return join_splits(parts[:1], parts[1:])
 
 
 def _mat(path: Path) -> Arrays:
@@ -43,13 +43,13 @@ def _mat(path: Path) -> Arrays:
     images, labels = np.moveaxis(held["X"], -1, 0), held["y"].reshape(-1)
     whole = labels.dtype.kind in "iu" or (labels.dtype.kind == "f" and (labels % 1 == 0).all())
     labels = np.where(labels == 10, 0, labels).astype(np.int64) if whole else labels
-    return checked(path, images, labels, (32, 32, 3), 10)
+    return validated_arrays(path, images, labels, (32, 32, 3), 10)
 
 
 def read_usps(folder: Path, files: list[str]) -> Arrays:
     """USPS in LIBSVM's text form, bzip2-packed: "label 1:value … 256:value", labels 1..10, values in [-1, 1]."""
     parts = [_usps(folder / file) for file in files]
-    return joined(parts[:1], parts[1:])
+    return join_splits(parts[:1], parts[1:])
 
 
 def _usps(path: Path) -> Arrays:
@@ -68,13 +68,13 @@ def _usps(path: Path) -> Arrays:
             raise UsageError(f"{path}, line {number + 1}: {line[:60]!r}…; expected {form}") from error
     if not (np.abs(images) <= 1).all():
         raise UsageError(f"{path}: values {images.min()}..{images.max()}; expected -1..1")
-    return checked(path, ((images + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16), labels, (16, 16), 10)
+    return validated_arrays(path, ((images + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16), labels, (16, 16), 10)
 
 
 def read_fedbn(folder: Path, files: list[str]) -> Arrays:
     """FedBN's pickles of (images, labels); the last is the test set, the others are training images."""
     *train, test = [_pair(folder / file) for file in files]
-    return joined(train, [test])
+    return join_splits(train, [test])
 
 
 def _pair(path: Path) -> Arrays:
@@ -83,7 +83,7 @@ def _pair(path: Path) -> Arrays:
     if not isinstance(held, (tuple, list)) or len(held) != 2:
         raise UsageError(f"{path}: holds {type(held).__name__}; expected {expected}")
     in_colour = isinstance(held[0], np.ndarray) and held[0].ndim == 4
-    return checked(path, held[0], held[1], (None, None, 3) if in_colour else (None, None), 10)
+    return validated_arrays(path, held[0], held[1], (None, None, 3) if in_colour else (None, None), 10)
 
 
 def read_folders(folder: Path, files: list[str]) -> Arrays:
@@ -100,11 +100,11 @@ def list_folders(folder: Path) -> list[str]:
 
 def read_images(folder: Path, files: list[str]) -> np.ndarray:
     """uint8 [n, side, side, 3] of image files, all as wide as the first."""
-    first = opened(folder / files[0])
+    first = open_image(folder / files[0])
     images = np.empty((len(files), first.width, first.width, 3), np.uint8)
 
     def one(row: int) -> None:
-        images[row] = resized(opened(folder / files[row]), first.width).transpose(1, 2, 0)
+        images[row] = resize_image(open_image(folder / files[row]), first.width).transpose(1, 2, 0)
 
-    in_threads(one, len(files), f"{folder.name}: images read, once")
+    run_in_threads(one, len(files), f"{folder.name}: images read, once")
     return images

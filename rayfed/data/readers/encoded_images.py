@@ -11,7 +11,7 @@ from PIL import Image
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import memory_mapped
 from rayfed.data.readers import tables
-from rayfed.data.readers.decoding import UNREADABLE, in_threads, manifest
+from rayfed.data.readers.decoding import UNREADABLE, files_hash, run_in_threads
 
 VERSION = 1  # raise it when the pixels change
 BLOCK = 1024  # rows whose bytes are in memory at a time
@@ -25,7 +25,7 @@ def is_image(kind: pa.DataType) -> bool:
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
-def decoded(name: str, files: Sequence[Path], column: str, rows: int, size: int | None) -> np.ndarray:
+def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size: int | None) -> np.ndarray:
     """uint8 [rows, channels, height, width], read-only: the images of `files`, in order.
 
     Grey or in colour, and of the height and width, of the first one; with `size` shrunk or enlarged to a square
@@ -41,7 +41,7 @@ def decoded(name: str, files: Sequence[Path], column: str, rows: int, size: int 
     width, height = (size, size) if size else image.size
     key = {
         "version": VERSION,
-        "files": manifest(Path("/"), [str(path.resolve()) for path in files]),
+        "files": files_hash(Path("/"), [str(path.resolve()) for path in files]),
         "column": column,
         "size": size,  # without it images of several sizes are refused, not resized to the first one's
         "mode": mode,
@@ -78,7 +78,7 @@ def _decode(out, path: Path, block, column: str, mode: str, *, resize: bool, nam
         pixels = np.asarray(image.convert(mode))
         out[position] = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
 
-    in_threads(one, len(block), f"{name}: images decoded, once")
+    run_in_threads(one, len(block), f"{name}: images decoded, once")
     return len(block)
 
 

@@ -24,7 +24,7 @@ class FedBnLists(DomainFolders):
         """As `DomainFolders`, or as FedBN's lists have it: of the images that they name."""
         if self.split == "random":
             return super().load()
-        domains = self.chosen()
+        domains = self.selected_domains()
         folder = self.place()
         entries = [
             Entry(file, self.classes.index(title), number, part == "test")

@@ -24,7 +24,7 @@ def inputs(name: str, files: Sequence[Path], features: Sequence[str], rows: int,
     """
     kinds = [_storage(tables.schema(files[0]).field(feature).type) for feature in features]
     if len(features) == 1 and encoded_images.is_image(kinds[0]):
-        return encoded_images.decoded(name, files, features[0], rows, size)
+        return encoded_images.decode_column(name, files, features[0], rows, size)
     if size is not None:
         raise UsageError(f"data.size={size}: column {features[0]!r} holds no encoded images")
     if len(features) == 1 and _is_list(kinds[0]):

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.data.partition import generator
-from rayfed.data.readers.array_files import Arrays, checked, joined
+from rayfed.data.draws import numpy_generator
+from rayfed.data.readers.array_files import Arrays, join_splits, validated_arrays
 from rayfed.data.readers.digit_files import SIDES, read_idx, read_images
-from rayfed.data.readers.photographs import photographs
+from rayfed.data.readers.photographs import load_photographs
 from rayfed.data.readers.pickled import read_pickle
 from rayfed.data.sets.mnist_m import SIDE, blended
 
@@ -23,14 +23,14 @@ def read_pickled(folder: Path, files: list[str]) -> Arrays:
     if not isinstance(held, dict) or any(name not in held for key in KEYS for name in (key, f"{key}_label")):
         found = ", ".join(map(str, held)) if isinstance(held, dict) else type(held).__name__
         raise UsageError(f"{path}: holds {found}; expected {expected}")
-    parts = [checked(path, held[key], held[f"{key}_label"], (None, None, 3), 10) for key in KEYS]
-    return joined(parts[:2], parts[2:])
+    parts = [validated_arrays(path, held[key], held[f"{key}_label"], (None, None, 3), 10) for key in KEYS]
+    return join_splits(parts[:2], parts[2:])
 
 
 def read_tensors(folder: Path, files: list[str]) -> Arrays:
     """mnist_m_train.pt and mnist_m_test.pt, each a pair of tensors: images [n, 28, 28, 3] and labels [n]."""
     parts = [_tensors(folder / file) for file in files]
-    return joined(parts[:1], parts[1:])
+    return join_splits(parts[:1], parts[1:])
 
 
 def _tensors(path: Path) -> Arrays:
@@ -45,7 +45,7 @@ def _tensors(path: Path) -> Arrays:
         raise UsageError(f"{path}: empty, cut short or damaged ({reason}); expected {expected}") from error
     if not isinstance(held, (tuple, list)) or len(held) != 2 or len(arrays) != 2:
         raise UsageError(f"{path}: holds {type(held).__name__}; expected {expected}")
-    return checked(path, arrays[0], arrays[1], (None, None, 3), 10)
+    return validated_arrays(path, arrays[0], arrays[1], (None, None, 3), 10)
 
 
 def list_published(folder: Path) -> list[str]:
@@ -77,7 +77,7 @@ def _labelled(folder: Path, side: str) -> list[tuple[str, int]]:
 def build(mnist: Path, folder: str) -> Arrays:
     """|photograph − digit| (Ganin et al. 2016) of MNIST's digits, in their order, on random pieces of photographs."""
     plain = read_idx(mnist, [])
-    pictures = photographs(folder, SIDE)
-    picture, top, left = generator(0).random((3, len(plain.labels)))
+    pictures = load_photographs(folder, SIDE)
+    picture, top, left = numpy_generator(0).random((3, len(plain.labels)))
     images = blended(plain.images[:, None], pictures, picture, top, left)
     return plain._replace(images=images.transpose(0, 2, 3, 1))

@@ -9,10 +9,10 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-PIECE = 1 << 24  # bytes that are read at a time
+CHUNK_BYTES = 1 << 24  # bytes that are read at a time
 
 
-class Form(NamedTuple):
+class ArrayHeader(NamedTuple):
     """What the header of an array says."""
 
     shape: tuple[int, ...]
@@ -20,13 +20,13 @@ class Form(NamedTuple):
     dtype: np.dtype
 
 
-def form(path: Path, name: str) -> Form:
+def read_header(path: Path, name: str) -> ArrayHeader:
     """The form of the array `name`; raises as `pieces`, where the file does not hold as much as its header says."""
     with _opened(path, name) as (_, found):
         return found
 
 
-def pieces(path: Path, name: str) -> Iterator[np.ndarray]:
+def read_chunks(path: Path, name: str) -> Iterator[np.ndarray]:
     """The array `name`, some rows at a time; one in Fortran's order, whose rows lie apart, comes whole.
 
     Raises:
@@ -37,18 +37,18 @@ def pieces(path: Path, name: str) -> Iterator[np.ndarray]:
             yield np.frombuffer(_exactly(file, math.prod(shape) * dtype.itemsize), dtype).reshape(shape, order="F")
             return
         width = math.prod(shape[1:]) * dtype.itemsize
-        step = max(1, PIECE // max(1, width))
+        step = max(1, CHUNK_BYTES // max(1, width))
         for start in range(0, shape[0], step):
             count = min(step, shape[0] - start)
             yield np.frombuffer(_exactly(file, count * width), dtype).reshape(count, *shape[1:])
 
 
 @contextlib.contextmanager
-def _opened(path: Path, name: str) -> Iterator[tuple[IO[bytes], Form]]:
+def _opened(path: Path, name: str) -> Iterator[tuple[IO[bytes], ArrayHeader]]:
     with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
         version = np.lib.format.read_magic(file)
         headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        found = Form(*headers[version](file))
+        found = ArrayHeader(*headers[version](file))
         if found.dtype.hasobject:
             raise ValueError("it holds Python objects")
         size = math.prod(found.shape) * found.dtype.itemsize

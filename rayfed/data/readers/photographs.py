@@ -7,10 +7,10 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.data.readers.class_folders import ENDINGS, image_files
-from rayfed.data.readers.decoding import opened
+from rayfed.data.readers.decoding import open_image
 
 
-def photographs(folder: str | None, least: int) -> list[np.ndarray]:
+def load_photographs(folder: str | None, least: int) -> list[np.ndarray]:
     """uint8 [height, width, 3] of every photograph in `folder`, in the order of names; None: scikit-learn's, halved.
 
     Halved, so that a piece of 28 pixels shows some of the photograph's structure and not only sky.
@@ -30,7 +30,7 @@ def photographs(folder: str | None, least: int) -> list[np.ndarray]:
 
 
 def _opened(path: Path, least: int) -> np.ndarray:
-    found = np.asarray(opened(path))
+    found = np.asarray(open_image(path))
     if min(found.shape[:2]) < least:
         raise UsageError(f"{path}: {found.shape[1]} x {found.shape[0]} pixels; needs {least} x {least} or more")
     return found

@@ -11,10 +11,10 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
-from rayfed.data.dataset import Dataset, row_numbers
+from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.readers import tables
-from rayfed.data.readers.dataset_paths import ROOT, place
-from rayfed.data.readers.decoding import manifest
+from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
+from rayfed.data.readers.decoding import files_hash
 from rayfed.data.readers.tokens import encode, vocabulary
 
 VERSION = 1  # raise it when the tokens change
@@ -36,7 +36,7 @@ class AgNews:
     0 for padding, 1 for a word that is not among the `vocabulary` most frequent ones of all texts.
     """
 
-    root: str | None = option(None, help=ROOT)
+    root: str | None = option(None, help=ROOT_HELP)
     vocabulary: int = option(
         98_635,
         low=3,
@@ -54,7 +54,7 @@ class AgNews:
         Raises:
             UsageError: a file that is missing, empty, cut short or damaged, or a label that is none.
         """
-        folder = place(
+        folder = find_dataset_folder(
             self.root,
             ["AG_NEWS", "ag_news"],
             expected="train.csv and test.csv, or Parquet files",
@@ -67,7 +67,7 @@ class AgNews:
         names = [str(path.relative_to(folder)) for paths in files.values() for path in paths]
         tokens = memory_mapped(
             self.name,
-            {"version": VERSION, "files": manifest(folder, names), "vocabulary": self.vocabulary},
+            {"version": VERSION, "files": files_hash(folder, names), "vocabulary": self.vocabulary},
             (len(texts), self.length),
             "int64",
             lambda out: encode(out, texts, vocabulary(texts, self.vocabulary)),
@@ -81,7 +81,7 @@ class AgNews:
             num_classes=CLASSES,
             source=source,
             sources=SIDES,
-            index=row_numbers(source),
+            index=index_within_group(source),
         )
 
 

@@ -7,7 +7,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Entry, Listing
-from rayfed.data.readers.dataset_paths import ROOT, place
+from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
 from rayfed.data.readers.wilds_metadata import read_metadata
 from rayfed.data.sets.image_domains import ImageFiles
 
@@ -31,12 +31,12 @@ class Camelyon17(ImageFiles):
 
     name: ClassVar[str] = "camelyon17"
 
-    root: str | None = option(None, help=ROOT)
+    root: str | None = option(None, help=ROOT_HELP)
     size: int = option(96, low=8, help="side of the images, to which they are shrunk or enlarged")
     held_out: list[str] = option(["hospital-1", "hospital-2"], help='hospitals that nobody holds: the "ood" test sets')
     split: str = option("published", choices=("published", "random"), help="WILDS' in-distribution split, or drawn")
 
-    def known(self) -> tuple[str, ...]:
+    def available_domains(self) -> tuple[str, ...]:
         return tuple(f"hospital-{number}" for number in range(HOSPITALS))
 
     def load(self) -> Dataset:
@@ -45,12 +45,12 @@ class Camelyon17(ImageFiles):
         Raises:
             UsageError: a table or patches that are missing or damaged, or options that do not fit.
         """
-        domains = self.chosen()
+        domains = self.selected_domains()
         free = {"hospital-1", "hospital-2"} & set(domains) - set(self.held_out)
         if self.split == "published" and free:
             raise UsageError(f"data.split=published: has no split of {min(free)}; hold it out, or data.split=random")
         expected = "metadata.csv and the folder patches"
-        folder = place(self.root, ("camelyon17_v1.0", "camelyon17"), expected=expected, source=URL)
+        folder = find_dataset_folder(self.root, ("camelyon17_v1.0", "camelyon17"), expected=expected, source=URL)
         path = folder / "metadata.csv"
         table = read_metadata(path, NUMBERS, ("patient", "node"), URL)
         for name, most in (("tumor", 1), ("center", HOSPITALS - 1)):

@@ -8,10 +8,10 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.dataset import Dataset, row_numbers
-from rayfed.data.normalisation import Colour
-from rayfed.data.readers.array_files import ArrayFiles, Arrays, checked, joined
-from rayfed.data.readers.dataset_paths import ROOT, place
+from rayfed.data.dataset import Dataset, index_within_group
+from rayfed.data.normalisation import ChannelNormalisation
+from rayfed.data.readers.array_files import ArrayFiles, Arrays, join_splits, validated_arrays
+from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
 from rayfed.data.readers.pickled import read_pickle
 
 SOURCES = ("train", "test")
@@ -19,7 +19,7 @@ SIDE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class CifarFiles(Colour):
+class CifarFiles(ChannelNormalisation):
     """`<root>/<folder>/` with the pickles of the training and of the test images."""
 
     name: ClassVar[str]
@@ -31,7 +31,7 @@ class CifarFiles(Colour):
     url: ClassVar[str]
     default_partition: ClassVar[str] = "dirichlet"
 
-    root: str | None = option(None, help=ROOT)
+    root: str | None = option(None, help=ROOT_HELP)
 
     def files(self) -> ArrayFiles:
         """All images [60000, 3, 32, 32], training images first.
@@ -41,14 +41,14 @@ class CifarFiles(Colour):
         """
         names = (*self.train, *self.test)
         places = (self.folder, f"cifar{self.classes}/{self.folder}")
-        folder = place(self.root, places, expected=", ".join(names), source=self.url)
+        folder = find_dataset_folder(self.root, places, expected=", ".join(names), source=self.url)
         for file in names:
             if not (folder / file).is_file():
                 raise UsageError(f"{folder / file}: no such file; expected {', '.join(names)}; from {self.url}")
 
         def read() -> Arrays:
             parts = [[self._read(folder / file) for file in side] for side in (self.train, self.test)]
-            return joined(*parts)
+            return join_splits(*parts)
 
         return ArrayFiles(self.folder, folder, names, read, published=f"CIFAR{self.classes}")
 
@@ -57,7 +57,7 @@ class CifarFiles(Colour):
         held = read_pickle(path, expected)
         if not isinstance(held, dict) or not {"data", self.key} <= set(held):
             raise UsageError(f"{path}: no pickle of CIFAR's; expected {expected}")
-        rows = checked(path, held["data"], held[self.key], (3 * SIDE * SIDE,), self.classes)
+        rows = validated_arrays(path, held["data"], held[self.key], (3 * SIDE * SIDE,), self.classes)
         return rows._replace(images=rows.images.reshape(-1, 3, SIDE, SIDE))
 
     def load(self) -> Dataset:
@@ -71,7 +71,7 @@ class CifarFiles(Colour):
             num_classes=self.classes,
             source=files.is_test.astype(np.int8),
             sources=SOURCES,
-            index=row_numbers(files.is_test),
+            index=index_within_group(files.is_test),
             **self.normalisation(),
         )
 

@@ -10,22 +10,22 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.cache import digest, memory_mapped
+from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
+from rayfed.data.domain_sampling import DomainSampling, SampledRows
 from rayfed.data.readers import mnist_m_files
 from rayfed.data.readers.array_files import ArrayFiles
 from rayfed.data.readers.class_folders import image_files
-from rayfed.data.readers.dataset_paths import ROOT, datasets, place
-from rayfed.data.readers.decoding import in_threads, manifest, resized
-from rayfed.data.sampling import Kept, Sampling
-from rayfed.data.sets.digit_forms import ANY, FOLDERS, FORMS, PUBLISHED, URLS, idx_files
+from rayfed.data.readers.dataset_paths import ROOT_HELP, datasets_folder, find_dataset_folder
+from rayfed.data.readers.decoding import files_hash, resize_image, run_in_threads
+from rayfed.data.sets.digit_formats import COMMON_FORMATS, FOLDERS, FORMATS, PUBLISHED, URLS, idx_files
 
 VERSION = 1  # raise it when the pixels change
 MADE = "mnist_m"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits5(Sampling):
+class Digits5(DomainSampling):
     """Digits-5: ten digits in five domains, in colour; each domain in a folder, in the first of these forms.
 
     MNIST (LeCun et al. 1998; 70,000): `MNIST/raw/` as for data.name=mnist. SVHN (Netzer et al. 2011; 99,289; for
@@ -51,13 +51,13 @@ class Digits5(Sampling):
     name: ClassVar[str] = "digits5"
     default_partition: ClassVar[str] = "domains"
 
-    root: str | None = option(None, help=ROOT)
+    root: str | None = option(None, help=ROOT_HELP)
     size: int = option(28, choices=(28, 32), help="side of the images, to which they are shrunk or enlarged")
     split: str = option("random", choices=("random", "published"), help="pooled and drawn, or that of the files")
     photographs: str | None = option(None, help="folder of photographs (.jpg, .png) to make MNIST-M from MNIST with")
 
-    def known(self) -> tuple[str, ...]:
-        return tuple(FORMS)
+    def available_domains(self) -> tuple[str, ...]:
+        return tuple(FORMATS)
 
     def load(self) -> Dataset:
         """The images that are kept, one domain after the other; `source` is the domain, `index` the row in its files.
@@ -65,11 +65,11 @@ class Digits5(Sampling):
         Raises:
             UsageError: files that are missing, empty or damaged, or an option that does not fit.
         """
-        domains = self.chosen()
+        domains = self.selected_domains()
         files = {name: self._files(name) for name in domains}
         flags = {name: found.is_test for name, found in files.items()} if self.split == "published" else None
         made_of = {MADE: "mnist"} if MADE in domains and self._makes(MADE) else {}
-        kept = self.kept({name: len(found.labels) for name, found in files.items()}, flags, made_of)
+        kept = self.sample({name: len(found.labels) for name, found in files.items()}, flags, made_of)
         code = np.repeat(np.arange(len(domains), dtype=np.int16), [len(part.rows) for part in kept.values()])
         return Dataset.of(
             self.name,
@@ -82,12 +82,12 @@ class Digits5(Sampling):
             source=code,
             sources=domains,
             index=np.concatenate([part.rows for part in kept.values()]),
-            original=_originals(kept, made_of),
+            leakage_group=_originals(kept, made_of),
             ood=tuple(self.held_out),
             **self.normalisation(),
         )
 
-    def _images(self, files: dict[str, ArrayFiles], kept: dict[str, Kept]) -> np.ndarray:
+    def _images(self, files: dict[str, ArrayFiles], kept: dict[str, SampledRows]) -> np.ndarray:
         """uint8 [n, 3, size, size]."""
 
         def fill(out: np.ndarray) -> None:
@@ -97,15 +97,15 @@ class Digits5(Sampling):
                 place = out[start : start + len(part.rows)]
 
                 def one(row: int, raw=raw, rows=part.rows, place=place) -> None:
-                    place[row] = resized(Image.fromarray(raw[rows[row]]).convert("RGB"), self.size)
+                    place[row] = resize_image(Image.fromarray(raw[rows[row]]).convert("RGB"), self.size)
 
-                in_threads(one, len(place), f"{self.name}, {name}: images resized, once")
+                run_in_threads(one, len(place), f"{self.name}, {name}: images resized, once")
                 start += len(place)
 
         key = {
             "version": VERSION,
             "files": [found.key for found in files.values()],
-            "rows": digest(*(part.rows for part in kept.values())),
+            "rows": array_hash(*(part.rows for part in kept.values())),
         }
         count = sum(len(part.rows) for part in kept.values())
         return memory_mapped(self.name, key, (count, 3, self.size, self.size), "uint8", fill)
@@ -113,9 +113,9 @@ class Digits5(Sampling):
     def _files(self, domain: str) -> ArrayFiles:
         if self.photographs and self._makes(domain):
             return self._made(self.photographs)
-        forms = (*FORMS[domain], *ANY)
+        forms = (*FORMATS[domain], *COMMON_FORMATS)
         expected = f"{' and '.join(forms[0].needs)}, or another of the forms in docs/data.md"
-        folder = place(self.root, (FOLDERS[domain],), expected=expected, source=URLS[domain])
+        folder = find_dataset_folder(self.root, (FOLDERS[domain],), expected=expected, source=URLS[domain])
         found = [form for form in forms if all((folder / file).exists() for file in form.needs)]
         if not found:
             missing = [file for file in forms[0].needs if not (folder / file).exists()]
@@ -127,18 +127,18 @@ class Digits5(Sampling):
 
     def _makes(self, domain: str) -> bool:
         """Whether the domain is made here, from MNIST."""
-        return domain == MADE and bool(self.photographs) and not (datasets(self.root) / FOLDERS[domain]).is_dir()
+        return domain == MADE and bool(self.photographs) and not (datasets_folder(self.root) / FOLDERS[domain]).is_dir()
 
     def _made(self, photographs: str) -> ArrayFiles:
         expected = "raw with the IDX files"
-        folder = place(self.root, (FOLDERS["mnist"],), expected=expected, source=URLS["mnist"])
+        folder = find_dataset_folder(self.root, (FOLDERS["mnist"],), expected=expected, source=URLS["mnist"])
         pictures = Path(photographs).expanduser()
-        known = manifest(pictures, image_files(pictures)) if pictures.is_dir() else ""
+        known = files_hash(pictures, image_files(pictures)) if pictures.is_dir() else ""
         read = functools.partial(mnist_m_files.build, folder, photographs)
         return ArrayFiles(f"{self.name}-made", folder, idx_files(folder), read, known, PUBLISHED["mnist"])
 
 
-def _originals(kept: dict[str, Kept], made_of: dict[str, str]) -> np.ndarray | None:
+def _originals(kept: dict[str, SampledRows], made_of: dict[str, str]) -> np.ndarray | None:
     """A number for each original: its row in the files of the domain that shows it first."""
     if not set(made_of.values()) <= set(kept) or not made_of:
         return None

@@ -57,7 +57,7 @@ class DomainNet(DomainNet10):
         Raises:
             UsageError: lists or images that are missing, empty or damaged, or an option that does not fit them.
         """
-        domains = self.chosen()
+        domains = self.selected_domains()
         folder = self.place()
         entries = [
             Entry(file, label, number, part == "test")

@@ -12,11 +12,11 @@ from rayfed.data.dataset import Dataset
 from rayfed.data.readers import tables
 from rayfed.data.readers.columns import TEST
 from rayfed.data.readers.hub_folders import tables_by_split
-from rayfed.data.readers.labelled_rows import LabelledRows
+from rayfed.data.readers.labelled_table import LabelledTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFace(LabelledRows):
+class HuggingFace(LabelledTable):
     """A folder with a labelled dataset of the hub, read by pyarrow; nothing is fetched.
 
     `folder` is what `datasets.Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote, a copy of the dataset's

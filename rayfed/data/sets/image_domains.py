@@ -8,14 +8,14 @@ import numpy as np
 
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
+from rayfed.data.domain_sampling import DomainSampling
 from rayfed.data.readers.class_folders import Listing, classes_of, walk
-from rayfed.data.readers.dataset_paths import ROOT, place
-from rayfed.data.readers.decoding import decoded
-from rayfed.data.sampling import Sampling
+from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
+from rayfed.data.readers.decoding import decode_images
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFiles(Sampling):
+class ImageFiles(DomainSampling):
     """Image files in domains; only those that are kept are decoded."""
 
     default_partition: ClassVar[str] = "domains"
@@ -41,11 +41,11 @@ class ImageFiles(Sampling):
         own = {name: np.flatnonzero(listing.domain == number) for number, name in enumerate(domains)}
         sizes = {name: len(rows) for name, rows in own.items()}
         flags = {name: listing.is_test[rows] for name, rows in own.items()} if published else None
-        kept = self.kept(sizes, flags)
+        kept = self.sample(sizes, flags)
         rows = np.concatenate([own[name][part.rows] for name, part in kept.items()])
         return Dataset.of(
             self.name,
-            decoded(self.name, listing.root, listing.files[rows].tolist(), self.size),
+            decode_images(self.name, listing.root, listing.files[rows].tolist(), self.size),
             listing.labels[rows],
             is_test=np.concatenate([part.is_test for part in kept.values()]),
             num_classes=num_classes,
@@ -71,9 +71,9 @@ class DomainFolders(ImageFiles):
     url: ClassVar[str]
     others: ClassVar[bool] = False  # whether folders of further classes may lie beside them
 
-    root: str | None = option(None, help=ROOT)
+    root: str | None = option(None, help=ROOT_HELP)
 
-    def known(self) -> tuple[str, ...]:
+    def available_domains(self) -> tuple[str, ...]:
         return tuple(self.folders)
 
     def load(self) -> Dataset:
@@ -82,7 +82,7 @@ class DomainFolders(ImageFiles):
         Raises:
             UsageError: folders or files that are missing, empty or damaged, or an option that does not fit them.
         """
-        domains = self.chosen()
+        domains = self.selected_domains()
         folder = self.place()
         inside = {number: self.spelling(folder, name) for number, name in enumerate(domains)}
         classes = self.classes or classes_of(folder, inside.values(), self.count)
@@ -93,7 +93,7 @@ class DomainFolders(ImageFiles):
         """The folder of the dataset."""
         names = ", ".join(found[0] for found in self.folders.values())
         expected = f"the folders {names}, each with {self.count} class folders of images"
-        return place(self.root, self.places, expected=expected, source=self.url)
+        return find_dataset_folder(self.root, self.places, expected=expected, source=self.url)
 
     def spelling(self, folder: Path, domain: str) -> str:
         """The folder of a domain: the first spelling that is there."""

@@ -24,7 +24,7 @@ class ImageFolder(ImageFiles):
 
     folder: str = option(help="the folder that holds the domains, or the classes")
 
-    def known(self) -> tuple[str, ...]:
+    def available_domains(self) -> tuple[str, ...]:
         outer, inner = self._folders()
         return tuple(outer) if inner else ("images",)
 
@@ -34,7 +34,7 @@ class ImageFolder(ImageFiles):
         Raises:
             UsageError: folders or files that are missing, empty or damaged, or an option that does not fit them.
         """
-        domains, (outer, inner) = self.chosen(), self._folders()
+        domains, (outer, inner) = self.selected_domains(), self._folders()
         root, classes = Path(self.folder).expanduser(), tuple(inner or outer)
         inside = dict(enumerate(domains if inner else ("",)))
         return self.dataset(Listing.of(root, walk(root, inside, classes)), domains, len(classes))

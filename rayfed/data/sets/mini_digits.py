@@ -6,11 +6,11 @@ from typing import ClassVar
 import numpy as np
 
 from rayfed.core.options import option
-from rayfed.data.cache import Arrays, cached
-from rayfed.data.chosen_domains import ChosenDomains
+from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import generator
-from rayfed.data.readers.photographs import photographs
+from rayfed.data.domain_selection import DomainSelection
+from rayfed.data.draws import numpy_generator
+from rayfed.data.readers.photographs import load_photographs
 from rayfed.data.sets import drawing
 
 VERSION = 2  # raise it when the pixels change
@@ -20,7 +20,7 @@ PER_DOMAIN = 449  # the 1,797 handwritten digits over four domains
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiniDigits(ChosenDomains):
+class MiniDigits(DomainSelection):
     """Digits in five domains in the manner of Digits-5, 449 colour images of 28 x 28 each, a fifth of them for testing.
 
     The digits are scikit-learn's 1,797 handwritten ones of 8 x 8 (from UCI, Alpaydin and Kaynak 1998), each used in
@@ -39,15 +39,15 @@ class MiniDigits(ChosenDomains):
     default_partition: ClassVar[str] = "domains"
 
     def __post_init__(self) -> None:
-        self.chosen()
+        self.selected_domains()
 
-    def known(self) -> tuple[str, ...]:
+    def available_domains(self) -> tuple[str, ...]:
         return DOMAINS
 
     def load(self) -> Dataset:
         """The chosen domains one after the other; within each, every prefix is about a fifth test images."""
-        domains = self.chosen()
-        made = cached(self.name, {"version": VERSION, "seed": self.seed}, lambda: make(self.seed))
+        domains = self.selected_domains()
+        made = cached_arrays(self.name, {"version": VERSION, "seed": self.seed}, lambda: make(self.seed))
         size = self.per_domain or PER_DOMAIN
         rows = np.concatenate([DOMAINS.index(name) * PER_DOMAIN + np.arange(size) for name in domains])
         return Dataset.of(
@@ -72,13 +72,13 @@ def make(seed: int) -> Arrays:
     from sklearn.datasets import load_digits  # late: a second to import, not needed with a cache
 
     digits = load_digits()
-    pictures = photographs(None, drawing.SIDE)
-    originals = deal(digits.target, generator(seed, 0))
+    pictures = load_photographs(None, drawing.SIDE)
+    originals = deal(digits.target, numpy_generator(seed, 0))
     is_test = np.arange(PER_DOMAIN) % 5 == 4
     images: list[np.ndarray] = []
     labels = []
     for position, domain in enumerate(DOMAINS):
-        random = generator(seed, 1, position)
+        random = numpy_generator(seed, 1, position)
         if domain == "font":
             faces = random.permutation(np.arange(PER_DOMAIN) % 10)
             labels.append(faces)

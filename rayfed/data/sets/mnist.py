@@ -10,10 +10,10 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
-from rayfed.data.dataset import Dataset, row_numbers
+from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import per_channel
 from rayfed.data.readers import checksums, idx
-from rayfed.data.readers.dataset_paths import ROOT, datasets
+from rayfed.data.readers.dataset_paths import ROOT_HELP, datasets_folder
 
 VERSION = 1  # raise it when the array that is kept changes
 
@@ -24,7 +24,7 @@ class IdxFiles:
 
     folder: ClassVar[str] = "MNIST"  # also the name of torchvision's class, which knows the checksums
 
-    root: str | None = option(None, help=ROOT)
+    root: str | None = option(None, help=ROOT_HELP)
     download: bool = option(False, help="fetch the files with torchvision where they are missing")
 
     def pool(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -35,7 +35,7 @@ class IdxFiles:
         Raises:
             UsageError: files that are missing, damaged, or cannot be fetched.
         """
-        root = datasets(self.root)
+        root = datasets_folder(self.root)
         raw = root / self.folder / "raw"
         missing = [file for file in idx.FILES if idx.find(raw, file) is None]
         if missing and self.download:
@@ -62,7 +62,7 @@ class IdxFiles:
         images = memory_mapped(self.folder.lower(), key, shape, "uint8", fill)
         labels = np.concatenate([idx.read(files[file], dimensions=1) for file in idx.FILES[1::2]]).astype(np.int64)
         code = np.repeat(np.arange(2, dtype=np.int8), counts)
-        return images, labels, code, row_numbers(code)
+        return images, labels, code, index_within_group(code)
 
     def _fetch(self, root: Path, raw: Path) -> None:
         from rayfed.core import torchvision_cpu  # late: only a download needs torchvision

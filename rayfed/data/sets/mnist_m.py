@@ -14,13 +14,13 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.cache import digest, memory_mapped
+from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
-from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, Colour
-from rayfed.data.partition import generator, share
+from rayfed.data.draws import floor_share, numpy_generator
+from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, ChannelNormalisation
 from rayfed.data.readers import idx
-from rayfed.data.readers.decoding import resized
-from rayfed.data.readers.photographs import photographs
+from rayfed.data.readers.decoding import resize_image
+from rayfed.data.readers.photographs import load_photographs
 from rayfed.data.sets.mnist import IdxFiles
 
 VERSION = 1  # raise it when the pixels change
@@ -32,7 +32,7 @@ HELD_OUT = 0.1  # share of the digits that are for testing
 
 
 @dataclass(frozen=True, kw_only=True)
-class MnistM(IdxFiles, Colour):
+class MnistM(IdxFiles, ChannelNormalisation):
     """Two domains in colour, MNIST and MNIST-M, with the split of FRAug's Digits (Chen et al. 2023, appendix).
 
     The 70,000 digits are shuffled. A tenth, the same in both domains, is for testing; of the others MNIST takes its
@@ -56,10 +56,10 @@ class MnistM(IdxFiles, Colour):
         digits, labels, source, index = self.pool()
         if digits.shape[1:] != (1, SIDE, SIDE):
             raise UsageError(f"data=mnist_m: images of {digits.shape[2]} x {digits.shape[3]}; expected 28 x 28")
-        order = generator(self.seed).permutation(len(labels))
-        held = order[: share(len(order), HELD_OUT)]
+        order = numpy_generator(self.seed).permutation(len(labels))
+        held = order[: floor_share(len(order), HELD_OUT)]
         free = order[len(held) :]
-        count = max(1, share(len(free), self.share))
+        count = max(1, floor_share(len(free), self.share))
         tests = held[: self.tests]
         kept = [np.concatenate([train, tests]) for train in (free[:count], free[-count:])]
         rows = np.concatenate(kept)
@@ -75,26 +75,26 @@ class MnistM(IdxFiles, Colour):
             source=source[rows] + len(idx.SOURCES) * domain,
             sources=SOURCES,
             index=index[rows],
-            original=rows,
+            leakage_group=rows,
             **self.normalisation(),
         )
 
     def _images(self, digits: np.ndarray, kept: list[np.ndarray]) -> np.ndarray:
         """uint8 [n, 3, size, size], read-only; a digit's piece of a photograph depends on its row and the seed."""
         plain, pasted = kept
-        pictures = photographs(self.photographs, SIDE)
+        pictures = load_photographs(self.photographs, SIDE)
 
         def fill(out: np.ndarray) -> None:
             for start in range(0, len(plain), BLOCK):
                 block = digits[plain[start : start + BLOCK]].repeat(3, axis=1)
                 out[start : start + len(block)] = enlarged(block, self.size)
-            places = generator(self.seed, 1).random((3, len(digits)))
+            places = numpy_generator(self.seed, 1).random((3, len(digits)))
             for start in range(0, len(pasted), BLOCK):
                 rows = pasted[start : start + BLOCK]
                 block = blended(digits[rows], pictures, *places[:, rows])
                 out[len(plain) + start :][: len(rows)] = enlarged(block, self.size)
 
-        key = {"version": VERSION, "seed": self.seed, "made of": digest(digits, *kept, *pictures)}
+        key = {"version": VERSION, "seed": self.seed, "made of": array_hash(digits, *kept, *pictures)}
         shape = (len(plain) + len(pasted), 3, self.size, self.size)
         return memory_mapped(self.name, key, shape, "uint8", fill)
 
@@ -117,4 +117,4 @@ def enlarged(images: np.ndarray, size: int) -> np.ndarray:
     """uint8 [n, 3, 28, 28] at `size`."""
     if size == images.shape[-1]:
         return images
-    return np.stack([resized(Image.fromarray(image.transpose(1, 2, 0)), size) for image in images])
+    return np.stack([resize_image(Image.fromarray(image.transpose(1, 2, 0)), size) for image in images])

@@ -9,9 +9,9 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import generator
+from rayfed.data.draws import numpy_generator
 from rayfed.data.readers import idx
-from rayfed.data.rotate import halve
+from rayfed.data.rotation import halve
 from rayfed.data.sets.mnist import IdxFiles
 
 
@@ -75,7 +75,7 @@ class MnistViews(IdxFiles):
         images, labels, source, index = self.pool()
         if images.shape[1:] != (1, 28, 28):
             raise UsageError(f"data={self.name}: images of {images.shape[2]} x {images.shape[3]}; expected 28 x 28")
-        order = generator(self.seed).permutation(len(labels))
+        order = numpy_generator(self.seed).permutation(len(labels))
         parts = [self._rows(order, source, position) for position in range(len(self.views))]
         seen = [self._seen(images[part], position) for position, part in enumerate(parts)]
         rows = np.concatenate(parts)
@@ -102,7 +102,7 @@ class MnistViews(IdxFiles):
     def _seen(self, images: np.ndarray, position: int) -> np.ndarray:
         small = images if self.size == 28 else halve(images)
         view = self.views[position]
-        made = VIEWS[view](small, generator(self.seed, 1 + list(VIEWS).index(view)))
+        made = VIEWS[view](small, numpy_generator(self.seed, 1 + list(VIEWS).index(view)))
         return np.rint(made).clip(0, 255).astype(np.uint8)
 
 

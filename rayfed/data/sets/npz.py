@@ -12,10 +12,10 @@ from rayfed.core.options import option
 from rayfed.data.cache import UNREADABLE, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.drop_clients import DropClients
+from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.normalisation import per_channel
 from rayfed.data.readers import npz_member
-from rayfed.data.readers.decoding import manifest
-from rayfed.data.rows import lazy, pick
+from rayfed.data.readers.decoding import files_hash
 
 VERSION = 1  # raise it when the array that is kept changes
 EXPECTED = {
@@ -48,11 +48,11 @@ class Npz(DropClients):
         path = Path(self.file).expanduser()
         arrays = read(path)
         images, client = arrays["images"], arrays["client"].astype(np.int64)
-        kept = self.kept(client, path)
+        kept = self.remaining_rows(client, path)
         channels = images.shape[1] if images.dtype == np.uint8 else 1
         return Dataset.of(
             path.stem,
-            images if len(kept) == len(client) else pick(lazy(images), kept),
+            images if len(kept) == len(client) else select_rows(as_lazy_rows(images), kept),
             arrays["labels"][kept].astype(np.int64),
             is_test=arrays["is_test"][kept],
             num_classes=int(arrays["labels"].max()) + 1,  # of the whole file: dropping a client keeps the classes
@@ -81,7 +81,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
             for name in ("labels", "client", "is_test"):
                 arrays[name] = stored[name]
         name = "images"
-        form = npz_member.form(path, name)
+        form = npz_member.read_header(path, name)
         _check(path, arrays, form)
         arrays[name] = _unpacked(path, form)
     except UsageError:
@@ -92,14 +92,14 @@ def read(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _unpacked(path: Path, form: npz_member.Form) -> np.ndarray:
+def _unpacked(path: Path, form: npz_member.ArrayHeader) -> np.ndarray:
     """uint8 [N, channels, height, width] or float32 [N, ...], read-only."""
     as_images = form.dtype == np.uint8
     shape = (form.shape[0], math.prod(form.shape[1:-2]), *form.shape[-2:]) if as_images else form.shape
 
     def fill(out: np.ndarray) -> None:
         start = 0
-        for piece in npz_member.pieces(path, "images"):
+        for piece in npz_member.read_chunks(path, "images"):
             if not as_images and not np.isfinite(piece).all():
                 raise UsageError(
                     f"data.file={path}: images has values that are not finite; expected {EXPECTED['images']}"
@@ -107,11 +107,11 @@ def _unpacked(path: Path, form: npz_member.Form) -> np.ndarray:
             out[start : start + len(piece)] = piece.reshape(len(piece), *shape[1:])
             start += len(piece)
 
-    key = {"version": VERSION, "files": manifest(path.parent, [path.name])}
+    key = {"version": VERSION, "files": files_hash(path.parent, [path.name])}
     return memory_mapped("npz", key, shape, "uint8" if as_images else "float32", fill)
 
 
-def _check(path: Path, arrays: dict[str, np.ndarray], images: npz_member.Form) -> None:
+def _check(path: Path, arrays: dict[str, np.ndarray], images: npz_member.ArrayHeader) -> None:
     rank = len(images.shape)
     fits = {name: arrays[name].dtype.kind in "iu" and arrays[name].ndim == 1 for name in ("labels", "client")}
     fits["is_test"] = arrays["is_test"].dtype == bool and arrays["is_test"].ndim == 1

@@ -10,11 +10,11 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers import columns, tables
-from rayfed.data.readers.labelled_rows import LabelledRows
+from rayfed.data.readers.labelled_table import LabelledTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parquet(LabelledRows):
+class Parquet(LabelledTable):
     """A Parquet file, or all those of a folder in the order of their names, as one table of labelled rows.
 
     Images are bytes of PNG, JPEG and so on, in a column of bytes or a struct with a field `bytes`. `split` names a

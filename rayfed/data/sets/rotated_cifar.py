@@ -10,18 +10,18 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import generator
+from rayfed.data.draws import numpy_generator
 from rayfed.data.population import Examples, TestSet
 from rayfed.data.readers.array_files import ArrayFiles
-from rayfed.data.rotate import rotate
+from rayfed.data.rotation import rotate
 from rayfed.data.sets.cifar import SOURCES, Cifar10, Cifar100, CifarFiles
-from rayfed.data.sets.rotated_mnist import TEN_ANGLES, name_of
+from rayfed.data.sets.rotated_mnist import TEN_ANGLES, angle_name
 
 VERSION = 1  # raise it when the pixels change
 
 
 @dataclass(frozen=True)
-class TurnedByMix:
+class RotationMix:
     """A dataset's `personal`: client i draws q ~ Dirichlet(alpha), and by q an angle for each image, once and for all.
 
     The draw is a hash of the seed, the client and the image's pixels, so that an image has its angle wherever it is.
@@ -33,10 +33,10 @@ class TurnedByMix:
 
     def mix(self, client: int) -> np.ndarray:
         """q: the share of each angle."""
-        return generator(self.seed, client).dirichlet([self.alpha] * len(self.angles))
+        return numpy_generator(self.seed, client).dirichlet([self.alpha] * len(self.angles))
 
     def domain(self, client: int) -> str:
-        return name_of(self.angles[0]) if len(self.angles) == 1 else "mixed"
+        return angle_name(self.angles[0]) if len(self.angles) == 1 else "mixed"
 
     def images(self, client: int, images: np.ndarray) -> np.ndarray:
         start = zlib.crc32(f"{self.seed} {client}".encode())
@@ -78,10 +78,10 @@ class RotatedCifar(CifarFiles):
             sources=SOURCES[:1],
             index=train,
             tests=tuple(
-                TestSet(name_of(angle), "test", Examples(turned[number], files.labels[test]))
+                TestSet(angle_name(angle), "test", Examples(turned[number], files.labels[test]))
                 for number, angle in enumerate(self.angles)
             ),
-            personal=TurnedByMix(tuple(self.angles), self.angle_alpha, self.seed),
+            client_view=RotationMix(tuple(self.angles), self.angle_alpha, self.seed),
             **self.normalisation(),
         )
 

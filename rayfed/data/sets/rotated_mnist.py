@@ -7,13 +7,13 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.cache import cached, digest
+from rayfed.data.cache import array_hash, cached_arrays
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import generator
+from rayfed.data.draws import numpy_generator
+from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.population import Examples, TestSet
 from rayfed.data.readers import idx
-from rayfed.data.rotate import halve, rotate
-from rayfed.data.rows import lazy, pick
+from rayfed.data.rotation import halve, rotate
 from rayfed.data.sets.mnist import IdxFiles
 
 VERSION = 1  # raise it when the pixels change
@@ -28,7 +28,7 @@ class Turned:
     size: int
 
     def domain(self, client: int) -> str:
-        return name_of(TEN_ANGLES[client % 10])
+        return angle_name(TEN_ANGLES[client % 10])
 
     def images(self, client: int, images: np.ndarray) -> np.ndarray:
         return turned(images, TEN_ANGLES[client % 10], self.size)
@@ -72,7 +72,7 @@ class RotatedMnist(IdxFiles):
         images, labels, source, index = self.pool()
         if images.shape[1:] != (1, 28, 28):
             raise UsageError(f"data=rotated_mnist: images of {images.shape[2]} x {images.shape[3]}; expected 28 x 28")
-        order = generator(self.seed).permutation(len(labels))
+        order = numpy_generator(self.seed).permutation(len(labels))
         if self.recipe == "feddebias":
             return self._feddebias(images, labels, source, index, order)
         return self._augmentation(images, labels, source, index, order)
@@ -80,22 +80,23 @@ class RotatedMnist(IdxFiles):
     def _feddebias(self, images, labels, source, index, order) -> Dataset:
         train = np.flatnonzero(source == 0)
         test = order[source[order] == 1][: self.per_domain]
-        common = cached(
+        common = cached_arrays(
             "rotated_mnist-tests",
-            {"version": VERSION, "size": self.size, "images": digest(images[test])},
-            lambda: {name_of(angle): turned(images[test], angle, self.size) for angle in TEN_ANGLES},
+            {"version": VERSION, "size": self.size, "images": array_hash(images[test])},
+            lambda: {angle_name(angle): turned(images[test], angle, self.size) for angle in TEN_ANGLES},
         )
         return Dataset.of(
             self.name,
-            pick(lazy(images), train),
+            select_rows(as_lazy_rows(images), train),
             labels[train],
             num_classes=10,
             sources=idx.SOURCES,
             index=index[train],
             tests=tuple(
-                TestSet(name_of(angle), "test", Examples(common[name_of(angle)], labels[test])) for angle in TEN_ANGLES
+                TestSet(angle_name(angle), "test", Examples(common[angle_name(angle)], labels[test]))
+                for angle in TEN_ANGLES
             ),
-            personal=Turned(self.size),
+            client_view=Turned(self.size),
         )
 
     def _augmentation(self, images, labels, source, index, order) -> Dataset:
@@ -107,22 +108,22 @@ class RotatedMnist(IdxFiles):
             return {"images": np.concatenate([turned(images[part], angle, self.size) for part, angle in pairs])}
 
         key = {"version": VERSION, "size": self.size, "parts": [len(part) for part in parts]}
-        made = cached("rotated_mnist-six", {**key, "images": digest(images[rows])}, make)
+        made = cached_arrays("rotated_mnist-six", {**key, "images": array_hash(images[rows])}, make)
         return Dataset.of(
             self.name,
             made["images"],
             labels[rows],
             num_classes=10,
             domain=np.repeat(np.arange(len(SIX_ANGLES), dtype=np.int16), [len(part) for part in parts]),
-            domains=tuple(name_of(angle) for angle in SIX_ANGLES),
+            domains=tuple(angle_name(angle) for angle in SIX_ANGLES),
             source=source[rows],
             sources=idx.SOURCES,
             index=index[rows],
-            ood=(name_of(self.held_out),),
+            ood=(angle_name(self.held_out),),
         )
 
 
-def name_of(angle: int) -> str:
+def angle_name(angle: int) -> str:
     """The domain of an angle, such as "75deg"."""
     return f"{angle}deg"
 

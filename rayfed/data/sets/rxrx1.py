@@ -11,7 +11,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Entry, Listing
-from rayfed.data.readers.dataset_paths import ROOT, place
+from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
 from rayfed.data.readers.wilds_metadata import read_metadata
 from rayfed.data.sets.image_domains import ImageFiles
 
@@ -37,7 +37,7 @@ class RxRx1(ImageFiles):
 
     name: ClassVar[str] = "rxrx1"
 
-    root: str | None = option(None, help=ROOT)
+    root: str | None = option(None, help=ROOT_HELP)
     size: int = option(256, low=8, help="side of the images, to which they are shrunk or enlarged")
     split: str = option("published", choices=("published", "random"), help="WILDS' experiments and sites, or drawn")
     classes: int = option(CLASSES, low=2, high=CLASSES, help="only treatments with a smaller number")
@@ -45,7 +45,7 @@ class RxRx1(ImageFiles):
         None, low=1, high=GROUPS, help="so many clients per cell type, a quarter of its experiments each; null: all"
     )
 
-    def known(self) -> tuple[str, ...]:
+    def available_domains(self) -> tuple[str, ...]:
         return CELLS
 
     def load(self) -> Dataset:
@@ -54,9 +54,9 @@ class RxRx1(ImageFiles):
         Raises:
             UsageError: a table or images that are missing or damaged, or options that do not fit.
         """
-        cells, published = self.chosen(), self.split == "published"
+        cells, published = self.selected_domains(), self.split == "published"
         names = ("rxrx1_v1.0", "rxrx1")
-        folder = place(self.root, names, expected="metadata.csv and the folder images", source=URL)
+        folder = find_dataset_folder(self.root, names, expected="metadata.csv and the folder images", source=URL)
         table = self._table(folder / "metadata.csv", cells)
         domains = (*cells, *(UNSEEN if published else ()))
         clients = self._clients(table[table.dataset == "train"] if published else table)

@@ -9,10 +9,10 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
-from rayfed.data.dataset import Dataset, row_numbers
+from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.drop_clients import DropClients
-from rayfed.data.readers.dataset_paths import ROOT, place
-from rayfed.data.readers.decoding import manifest
+from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
+from rayfed.data.readers.decoding import files_hash
 
 SIDES = ("train", "test")
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
@@ -32,7 +32,7 @@ class UciHar(DropClients):
     75 to 25 at random, as DBE does (Zhang et al. 2023); `is_test` marks the official part.
     """
 
-    root: str | None = option(None, help=ROOT)
+    root: str | None = option(None, help=ROOT_HELP)
 
     name: ClassVar[str] = "uci_har"
     default_partition: ClassVar[str] = "natural"
@@ -44,7 +44,7 @@ class UciHar(DropClients):
         Raises:
             UsageError: a file that is missing, damaged, or does not fit the others.
         """
-        folder = place(
+        folder = find_dataset_folder(
             self.root,
             ["UCI HAR Dataset", "UCI_HAR_Dataset"],
             expected="train and test with their Inertial Signals",
@@ -59,10 +59,10 @@ class UciHar(DropClients):
                 raise UsageError(f"{path}: {len(person)} lines, but y_{side}.txt has {len(label)}")
         counts = [len(label) for label in labels]
         client = np.concatenate(people)
-        kept = self.kept(client, folder)
+        kept = self.remaining_rows(client, folder)
         signals = memory_mapped(
             self.name,
-            {"files": manifest(folder, files)},
+            {"files": files_hash(folder, files)},
             (sum(counts), len(SIGNALS), 1, LENGTH),
             "float32",
             lambda out: _fill(out, folder, counts),
@@ -76,7 +76,7 @@ class UciHar(DropClients):
             num_classes=CLASSES,
             source=source[kept],
             sources=SIDES,
-            index=row_numbers(source)[kept],
+            index=index_within_group(source)[kept],
             client=client[kept],
         )
 

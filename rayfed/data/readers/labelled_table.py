@@ -9,15 +9,15 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.dataset import Dataset, row_numbers
+from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.drop_clients import DropClients
+from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.normalisation import per_channel
 from rayfed.data.readers import columns, input_columns, tables
-from rayfed.data.rows import lazy, pick
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledRows(DropClients):
+class LabelledTable(DropClients):
     """Which columns of a table are what; the options of `Parquet` and `HuggingFace`."""
 
     features: list[str] | None = option(
@@ -59,7 +59,7 @@ class LabelledRows(DropClients):
         kept = np.arange(len(labels))
         if self.client:
             client = columns.numbered(files, self.client)[0]
-            kept = self.kept(client, files[0].parent)
+            kept = self.remaining_rows(client, files[0].parent)
             extra["client"] = client
         elif self.drop_clients:
             raise UsageError(f"data.drop_clients={self.drop_clients}: data.client names no column")
@@ -71,11 +71,11 @@ class LabelledRows(DropClients):
         whole = len(kept) == len(labels)  # then nothing is copied out of a file of the cache
         return Dataset.of(
             name,
-            images if whole else pick(lazy(images), kept),
+            images if whole else select_rows(as_lazy_rows(images), kept),
             labels[kept],
             num_classes=num_classes,
             sources=sources,
-            index=row_numbers(source)[kept],
+            index=index_within_group(source)[kept],
             mean=per_channel(self.mean, channels, where="data.mean"),
             std=per_channel(self.std, channels, where="data.std"),
             **{key: value[kept] for key, value in per_row.items()},

@@ -11,7 +11,7 @@ from rayfed.core.errors import UsageError
 from rayfed.data.population import Client, Examples, Population
 
 
-def own_clients(
+def user_population(
     clients: Sequence[Client | Mapping[str, Any]], num_classes: int | None = None, *, classes: bool = True
 ) -> Population:
     """A population of the user's own clients.

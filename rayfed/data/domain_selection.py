@@ -9,7 +9,7 @@ from rayfed.data.dataset import Dataset
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChosenDomains:
+class DomainSelection:
     """The options of datasets that are made of several domains."""
 
     name: ClassVar[str]
@@ -21,18 +21,18 @@ class ChosenDomains:
         """The examples of the domains in use."""
         raise NotImplementedError
 
-    def known(self) -> tuple[str, ...]:
+    def available_domains(self) -> tuple[str, ...]:
         """All domains that there are."""
         raise NotImplementedError
 
-    def chosen(self) -> tuple[str, ...]:
+    def selected_domains(self) -> tuple[str, ...]:
         """The domains in use, those that nobody holds among them.
 
         Raises:
             UsageError: a name that is unknown or given twice; a domain that nobody holds and that is not in use, or
                 nothing but such domains.
         """
-        known = self.known()
+        known = self.available_domains()
         for key in ("domains", "held_out"):
             given = getattr(self, key)
             for name in given:

@@ -7,22 +7,13 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.dataset import Dataset, Part
-from rayfed.data.leakage_groups import capped, firsts, versions
+from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.draws import floor_share, numpy_generator
+from rayfed.data.leakage_groups import cap_rows, expand_groups, first_of_each_group
 
 # The purposes that a partition's seed serves; each has its own stream, so that one draw cannot shift another.
-DEAL, TEST, VALIDATION = range(3)
-DRAWS = 1000  # after so many draws that will not do, a partition gives up
-
-
-def generator(seed: int, *purpose: int) -> np.random.Generator:
-    """numpy's PCG64, for one seed and purpose."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *purpose])))
-
-
-def share(size: int, fraction: float) -> int:
-    """The whole part of `size` x `fraction`, not fooled by 0.29 x 100 = 28.999999999999996."""
-    return int(size * fraction + 1e-9)
+ASSIGNMENT, TEST, VALIDATION = range(3)
+MAX_DRAWS = 1000  # after so many draws that will not do, a partition gives up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,30 +25,30 @@ class Partition:
         0.1, low=0, below=1, help="share of each client's training part kept for validation, rounded down"
     )
 
-    def split(self, dataset: Dataset) -> list[Part]:
-        """One `Part` per client, ids 0..N-1 in order; no row is in two parts.
+    def split(self, dataset: Dataset) -> list[ClientRows]:
+        """One `ClientRows` per client, ids 0..N-1 in order; no row is in two parts.
 
         Raises:
             UsageError: the dataset cannot be divided in this way.
         """
         raise NotImplementedError
 
-    def part(
+    def client_rows(
         self, client: int, domain: str, train: np.ndarray, test: np.ndarray, validated: np.ndarray | None = None
-    ) -> Part:
+    ) -> ClientRows:
         """A client whose validation part is drawn from `train`; the rest comes back shuffled.
 
         `validated`, bool for each row of the dataset, says instead which rows are for validation.
         """
-        order = generator(self.seed, VALIDATION, client).permutation(train)
+        order = numpy_generator(self.seed, VALIDATION, client).permutation(train)
         if validated is not None:
-            return Part(client, domain, order[~validated[order]], order[validated[order]], test)
-        held = share(len(train), self.validation)
-        return Part(client, domain, order[held:], order[:held], test)
+            return ClientRows(client, domain, order[~validated[order]], order[validated[order]], test)
+        held = floor_share(len(train), self.validation)
+        return ClientRows(client, domain, order[held:], order[:held], test)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pooled(Partition):
+class PooledPartition(Partition):
     """All rows, the dataset's own test examples among them, dealt to clients; each splits its share by itself.
 
     Of rows that show the same original one is dealt and split, and the others go where it goes.
@@ -71,30 +62,30 @@ class Pooled(Partition):
     per_client: int | None = option(None, low=1, help="at most so many rows per client, before they are split")
     common_test: bool = option(False, help="test on shares of the dataset's own test examples, in place of `test`")
 
-    def deal(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
         """The rows of each client, in an order that may be cut anywhere."""
         raise NotImplementedError
 
-    def split(self, dataset: Dataset) -> list[Part]:
+    def split(self, dataset: Dataset) -> list[ClientRows]:
         rows = dataset.rows(is_test=False if self.common_test else None)
         if self.clients > len(rows):
             raise UsageError(f"partition.clients={self.clients}: more than the {len(rows)} samples of {dataset.name}")
         shares = self._common(dataset) if self.common_test else None
         parts = []
-        for client, dealt in enumerate(self.deal(dataset, firsts(dataset, rows))):
-            own = generator(self.seed, TEST, client).permutation(capped(dataset, dealt, rows, self.per_client))
-            domain = dataset.domain_of(versions(dataset, own, rows))
+        for client, dealt in enumerate(self.assign_rows(dataset, first_of_each_group(dataset, rows))):
+            own = numpy_generator(self.seed, TEST, client).permutation(cap_rows(dataset, dealt, rows, self.per_client))
+            domain = dataset.domain_of(expand_groups(dataset, own, rows))
             if shares is not None:
-                part = self.part(client, domain, own, own[:0])
+                part = self.client_rows(client, domain, own, own[:0])
                 parts.append(_whole(dataset, part, rows)._replace(test=shares[client]))
                 continue
-            training = share(len(own), 1 - self.test)
+            training = floor_share(len(own), 1 - self.test)
             if training == 0:
                 raise UsageError(
                     f"partition.clients={self.clients}: client {client} gets {len(own)} samples of {dataset.name}, "
                     f"none to train on after partition.test={self.test}; fewer clients or a smaller test share"
                 )
-            parts.append(_whole(dataset, self.part(client, domain, own[:training], own[training:]), rows))
+            parts.append(_whole(dataset, self.client_rows(client, domain, own[:training], own[training:]), rows))
         return parts
 
     def _common(self, dataset: Dataset) -> list[np.ndarray]:
@@ -104,12 +95,12 @@ class Pooled(Partition):
                 f"partition.common_test=true: {dataset.name} has {len(tests)} test samples of its own for "
                 f"{self.clients} clients"
             )
-        return np.array_split(generator(self.seed, TEST).permutation(tests), self.clients)
+        return np.array_split(numpy_generator(self.seed, TEST).permutation(tests), self.clients)
 
 
-def _whole(dataset: Dataset, part: Part, rows: np.ndarray) -> Part:
+def _whole(dataset: Dataset, part: ClientRows, rows: np.ndarray) -> ClientRows:
     """`part` with all versions, among `rows`, of the originals that it holds."""
-    return Part(part.id, part.domain, *(versions(dataset, own, rows) for own in part[2:]))
+    return ClientRows(part.id, part.domain, *(expand_groups(dataset, own, rows) for own in part[2:]))
 
 
 def by_class(dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
@@ -118,21 +109,21 @@ def by_class(dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
     return [rows[labels == label] for label in range(dataset.num_classes)]
 
 
-def redrawn(draw: Callable[[], list[np.ndarray]], least: int, *, keys: str, remedy: str) -> list[np.ndarray]:
+def draw_until(draw: Callable[[], list[np.ndarray]], least: int, *, keys: str, remedy: str) -> list[np.ndarray]:
     """The first draw in which every client has `least` rows; `keys` and `remedy` are for the message if none has."""
     best = 0
-    for _ in range(DRAWS):
+    for _ in range(MAX_DRAWS):
         dealt = draw()
         if (smallest := min(map(len, dealt))) >= least:
             return dealt
         best = max(best, smallest)
     raise UsageError(
-        f"{keys}: in {DRAWS} draws for {len(dealt)} clients the smallest had at most {best} samples, "
+        f"{keys}: in {MAX_DRAWS} draws for {len(dealt)} clients the smallest had at most {best} samples, "
         f"fewer than min_size={least}; {remedy}"
     )
 
 
-def check_least(least: int, clients: int, dataset: Dataset, rows: np.ndarray) -> None:
+def check_min_size(least: int, clients: int, dataset: Dataset, rows: np.ndarray) -> None:
     """Refuses a `partition.min_size` that no division of `rows` can give."""
     if least * clients > len(rows):
         raise UsageError(

@@ -8,7 +8,7 @@ from rayfed.data.readers import digit_files, idx, mnist_m_files
 from rayfed.data.readers.array_files import Arrays
 
 
-class Form(NamedTuple):
+class FileFormat(NamedTuple):
     """A form that a domain comes in: what must be in its folder, how it is read, and, where that is more, its files."""
 
     needs: tuple[str, ...]
@@ -22,24 +22,24 @@ def idx_files(folder: Path) -> list[str]:
     return [f"raw/{path.name}" for path in found if path]
 
 
-ANY = (
-    Form(("train.pkl", "test.pkl"), digit_files.read_fedbn),
-    Form((*digit_files.PARTS, "test.pkl"), digit_files.read_fedbn),
-    Form(("train", "test"), digit_files.read_folders, digit_files.list_folders),
+COMMON_FORMATS = (
+    FileFormat(("train.pkl", "test.pkl"), digit_files.read_fedbn),
+    FileFormat((*digit_files.PARTS, "test.pkl"), digit_files.read_fedbn),
+    FileFormat(("train", "test"), digit_files.read_folders, digit_files.list_folders),
 )
-FORMS = {
-    "mnist": (Form(("raw",), digit_files.read_idx, idx_files),),
-    "svhn": (Form(("train_32x32.mat", "test_32x32.mat"), digit_files.read_mat),),
-    "usps": (Form(("usps.bz2", "usps.t.bz2"), digit_files.read_usps),),
-    "synthdigits": (Form(("synth_train_32x32.mat", "synth_test_32x32.mat"), digit_files.read_mat),),
+FORMATS = {
+    "mnist": (FileFormat(("raw",), digit_files.read_idx, idx_files),),
+    "svhn": (FileFormat(("train_32x32.mat", "test_32x32.mat"), digit_files.read_mat),),
+    "usps": (FileFormat(("usps.bz2", "usps.t.bz2"), digit_files.read_usps),),
+    "synthdigits": (FileFormat(("synth_train_32x32.mat", "synth_test_32x32.mat"), digit_files.read_mat),),
     "mnist_m": (
-        Form(("mnist_m_train.pt", "mnist_m_test.pt"), mnist_m_files.read_tensors),
-        Form(
+        FileFormat(("mnist_m_train.pt", "mnist_m_test.pt"), mnist_m_files.read_tensors),
+        FileFormat(
             tuple(f"mnist_m_{side}{end}" for side in digit_files.SIDES for end in ("_labels.txt", "")),
             mnist_m_files.read_published,
             mnist_m_files.list_published,
         ),
-        Form(("mnistm_data.pkl",), mnist_m_files.read_pickled),
+        FileFormat(("mnistm_data.pkl",), mnist_m_files.read_pickled),
     ),
 }
 FOLDERS = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS", "synthdigits": "SynthDigits", "mnist_m": "MNIST_M"}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.data.mapped import checksum
+from rayfed.data.array_cache_file import checksum
 
 View = Callable[[np.ndarray], np.ndarray]
 
@@ -79,7 +79,7 @@ class ArrayFile:
 _REMEDY = "set RAYFED_CACHE to a folder that all machines share, or start the run once on each of them"
 
 
-class Rows:
+class LazyRows:
     """Some rows of an `ArrayFile`, in an order: what code that reads numpy arrays asks of one, and nothing kept.
 
     An index or a slice reads what it selects, `np.asarray` reads all. `view`, where given, is applied to what was read;
@@ -114,13 +114,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def pick(self, rows: Any) -> "Rows":
+    def select(self, rows: Any) -> "LazyRows":
         """Some of these rows, still unread."""
-        return Rows(self.file, self.rows[rows], self.view)
+        return LazyRows(self.file, self.rows[rows], self.view)
 
-    def seen(self, view: View) -> "Rows":
+    def with_view(self, view: View) -> "LazyRows":
         """The same rows through `view`, still unread."""
-        return Rows(self.file, self.rows, view)
+        return LazyRows(self.file, self.rows, view)
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Fills `out` [n, ...], contiguous, with these of the rows."""
@@ -146,17 +146,17 @@ class Rows:
         return found if dtype is None else found.astype(dtype)
 
 
-def lazy(array: Any) -> Any:
-    """A read-only `np.memmap` of contiguous rows as `Rows` of its file; anything else as it is."""
+def as_lazy_rows(array: Any) -> Any:
+    """A read-only `np.memmap` of contiguous rows as `LazyRows` of its file; anything else as it is."""
     mapping = getattr(array, "_mmap", None) if isinstance(array, np.memmap) else None
     if mapping is None or array.mode != "r" or not array.filename or not array.ndim or not array.flags.c_contiguous:
         return array
     start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY  # where in the file the mapping begins
     inside = array.__array_interface__["data"][0] - np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
     file = ArrayFile(Path(array.filename).absolute(), start + inside, array.shape, array.dtype)
-    return Rows(file, np.arange(len(array)))
+    return LazyRows(file, np.arange(len(array)))
 
 
-def pick(array: Any, rows: Any) -> Any:
-    """`array[rows]`, unread where the array is `Rows`."""
-    return array.pick(rows) if isinstance(array, Rows) else array[rows]
+def select_rows(array: Any, rows: Any) -> Any:
+    """`array[rows]`, unread where the array is `LazyRows`."""
+    return array.select(rows) if isinstance(array, LazyRows) else array[rows]

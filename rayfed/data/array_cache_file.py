@@ -21,7 +21,7 @@ class CacheUnusable(Exception):
     """The folder cannot be written, or has no room."""
 
 
-def opened(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap | None:
+def open_array(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap | None:
     """The array in `path`, read-only; None where the file is missing, cut short, damaged, or of another key.
 
     The array's bytes come first, so that they begin on a page; after them, as JSON, the key and a checksum. Of more
@@ -40,17 +40,17 @@ def opened(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype) -> np.
         return None
 
 
-def made(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.memmap:
+def open_or_create_array(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.memmap:
     """As `opened`, filling the array first if need be; meanwhile, others that want the same file wait.
 
     Raises:
         CacheUnusable: the folder cannot be written, or has no room for the array.
     """
     with _alone(path):
-        found = opened(path, key, shape, dtype)
+        found = open_array(path, key, shape, dtype)
         if found is None:
             _write(path, key, shape, dtype, fill)
-            found = opened(path, key, shape, dtype)
+            found = open_array(path, key, shape, dtype)
     if found is None:
         raise CacheUnusable(f"{path} cannot be read back")
     return found

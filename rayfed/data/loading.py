@@ -10,17 +10,17 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import build
 from rayfed.core.registry import resolve
-from rayfed.data import leakage_groups as originals
-from rayfed.data.dataset import Dataset, Part
-from rayfed.data.leave_out import check_rows, loaded
+from rayfed.data import leakage_groups
+from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.lazy_rows import LazyRows, as_lazy_rows, select_rows
+from rayfed.data.leave_out import check_rows, load_without_domain
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.table import client_domain, partition_hash
 from rayfed.data.population import Client, Examples, Population, TestSet
-from rayfed.data.rows import Rows, lazy, pick
 from rayfed.data.sets import DATASETS
 
 
-def check(
+def build_data(
     data_name: str,
     data_options: Mapping[str, Any] | None = None,
     partition_name: str | None = None,
@@ -29,7 +29,7 @@ def check(
     """The dataset and the partition, built from their options but with nothing loaded.
 
     A name is an entry of `DATASETS` or `PARTITIONS`, or a user's own "module:Class": a dataclass whose fields are its
-    options, with `load() -> Dataset` for a dataset or `split(dataset) -> list[Part]` for a partition. A dataset may say
+    options, with `load() -> Dataset` for a dataset or `split(dataset) -> list[ClientRows]` for a partition. A dataset may say
     its `default_partition` (else "domains") and `partition_defaults`, options for that partition that are not given.
 
     Raises:
@@ -56,8 +56,8 @@ def load(
     Raises:
         UsageError: as `check`; files that are missing or damaged; a dataset that cannot be divided as asked.
     """
-    dataset, parts = divided(data_name, data_options, partition_name, partition_options, leave_out)
-    dataset = dataclasses.replace(dataset, images=lazy(dataset.images))
+    dataset, parts = load_partitioned(data_name, data_options, partition_name, partition_options, leave_out)
+    dataset = dataclasses.replace(dataset, images=as_lazy_rows(dataset.images))
     clients = tuple(_client(dataset, part) for part in parts)
     return Population(
         name=dataset.name,
@@ -71,17 +71,17 @@ def load(
     )
 
 
-def divided(
+def load_partitioned(
     data_name: str,
     data_options: Mapping[str, Any] | None = None,
     partition_name: str | None = None,
     partition_options: Mapping[str, Any] | None = None,
     leave_out: str | None = None,
-) -> tuple[Dataset, list[Part]]:
+) -> tuple[Dataset, list[ClientRows]]:
     """The dataset, and which of its rows each client holds; arguments and errors are those of `load`."""
-    data, partition = check(data_name, data_options, partition_name, partition_options)
-    dataset = loaded(data, leave_out)
-    parts = [Part(*part) for part in partition.split(dataset)]
+    data, partition = build_data(data_name, data_options, partition_name, partition_options)
+    dataset = load_without_domain(data, leave_out)
+    parts = [ClientRows(*part) for part in partition.split(dataset)]
     _check_parts(dataset, parts)
     return dataset, parts
 
@@ -94,7 +94,7 @@ def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type
     return found
 
 
-def _check_parts(dataset: Dataset, parts: list[Part]) -> None:
+def _check_parts(dataset: Dataset, parts: list[ClientRows]) -> None:
     """Holds for every partition, a user's own too: ids in order, something to train on, no row in two parts."""
     if [part.id for part in parts] != list(range(len(parts))) or not parts:
         first = [part.id for part in parts][:5]
@@ -108,26 +108,26 @@ def _check_parts(dataset: Dataset, parts: list[Part]) -> None:
     if counts.max() > 1:
         row = values[counts.argmax()]
         raise UsageError(f"partition: row {row} of {dataset.name} is in {counts.max()} parts; expected each row in one")
-    originals.check(dataset, parts)
+    leakage_groups.check_no_leakage(dataset, parts)
 
 
-def _client(dataset: Dataset, part: Part) -> Client:
-    personal = dataset.personal
+def _client(dataset: Dataset, part: ClientRows) -> Client:
+    personal = dataset.client_view
     examples = []
     for rows in part[2:]:
-        images = pick(dataset.images, rows)
+        images = select_rows(dataset.images, rows)
         if personal:
             view = functools.partial(personal.images, part.id)
-            images = images.seen(view) if isinstance(images, Rows) else view(images)
+            images = images.with_view(view) if isinstance(images, LazyRows) else view(images)
         examples.append(Examples(images, dataset.labels[rows]))
     return Client(part.id, client_domain(dataset, part), *examples)
 
 
 def _unread(test: TestSet) -> TestSet:
     examples = test.examples
-    return dataclasses.replace(test, examples=dataclasses.replace(examples, x=lazy(examples.x)))
+    return dataclasses.replace(test, examples=dataclasses.replace(examples, x=as_lazy_rows(examples.x)))
 
 
-def _unheld(dataset: Dataset, parts: list[Part], name: str) -> TestSet:
-    rows = originals.unheld(dataset, parts, name)
-    return TestSet(name, "ood", Examples(pick(dataset.images, rows), dataset.labels[rows]))
+def _unheld(dataset: Dataset, parts: list[ClientRows], name: str) -> TestSet:
+    rows = leakage_groups.unheld_rows(dataset, parts, name)
+    return TestSet(name, "ood", Examples(select_rows(dataset.images, rows), dataset.labels[rows]))

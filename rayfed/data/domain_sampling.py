@@ -8,15 +8,15 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.chosen_domains import ChosenDomains
-from rayfed.data.normalisation import Colour
-from rayfed.data.partition import generator, share
+from rayfed.data.domain_selection import DomainSelection
+from rayfed.data.draws import floor_share, numpy_generator
+from rayfed.data.normalisation import ChannelNormalisation
 
 SMALLEST = "smallest"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling(ChosenDomains, Colour):
+class DomainSampling(DomainSelection, ChannelNormalisation):
     """The options of image datasets with several domains.
 
     ADCOL (section 5.1): test=0.2, per_party=smallest. FRAug (section 4): test=0.1, and share=0.01 for digits or 0.1 for
@@ -37,12 +37,12 @@ class Sampling(ChosenDomains, Colour):
         if isinstance(self.per_party, str) and self.per_party != SMALLEST:
             raise UsageError(f"data.per_party={self.per_party!r}: expected a whole number, {SMALLEST!r} or null")
 
-    def kept(
+    def sample(
         self,
         sizes: Mapping[str, int],
         published: Mapping[str, np.ndarray] | None = None,
         made_of: Mapping[str, str] | None = None,
-    ) -> dict[str, "Kept"]:
+    ) -> dict[str, "SampledRows"]:
         """Of each domain of so many examples, those that are kept, training examples first.
 
         `published` gives the domains' own test examples, bool [n]; without it they are drawn. A domain that nobody
@@ -60,16 +60,16 @@ class Sampling(ChosenDomains, Colour):
         for name, (train, test) in dealt.items():
             part = np.sort(train if name in self.held_out else train[:most])
             rows = np.concatenate([part, np.sort(test)])
-            kept[name] = Kept(rows, np.arange(len(rows)) >= len(part))
+            kept[name] = SampledRows(rows, np.arange(len(rows)) >= len(part))
         return kept
 
     def _dealt(
         self, name: str, drawn_as: str, size: int, is_test: np.ndarray | None, *, from_the_end: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """Training rows in random order, cut to their share, and test rows; the same for one seed and `drawn_as`."""
-        order = generator(self.seed, zlib.crc32(drawn_as.encode())).permutation(size)
+        order = numpy_generator(self.seed, zlib.crc32(drawn_as.encode())).permutation(size)
         if is_test is None:
-            count = share(size, 1 - self.test)
+            count = floor_share(size, 1 - self.test)
             train, test = order[:count], order[count:]
         else:
             train, test = order[~is_test[order]], order[is_test[order]]
@@ -77,11 +77,11 @@ class Sampling(ChosenDomains, Colour):
             train = train[::-1]
         if name in self.held_out:
             return train, test
-        return train[: max(1, share(len(train), self.share))], test
+        return train[: max(1, floor_share(len(train), self.share))], test
 
 
 @dataclass(frozen=True)
-class Kept:
+class SampledRows:
     """Rows of a domain, and which of them are test examples."""
 
     rows: np.ndarray
