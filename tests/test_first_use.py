@@ -133,10 +133,10 @@ class TestOwnClients:
     @pytest.mark.parametrize(
         ("part", "words"),
         [
-            (_part(y=np.array([0, 0.5, 1, 1])), "label 0.5; a class is a whole number from 0"),
-            (_part(y=np.array([0, np.nan, 1, 1])), "label nan; a class is a whole number from 0"),
-            (_part(y=np.array([0, -1, 1, 1])), "label -1; a class is a whole number from 0"),
-            (_part(y=np.array(["cat", "dog", "cat", "dog"])), "label 'cat' is no number; number the classes of all"),
+            (_part(y=np.array([0, 0.5, 1, 1])), "label 0.5; a class is an integer from 0"),
+            (_part(y=np.array([0, np.nan, 1, 1])), "label nan; a class is an integer from 0"),
+            (_part(y=np.array([0, -1, 1, 1])), "label -1; a class is an integer from 0"),
+            (_part(y=np.array(["cat", "dog", "cat", "dog"])), "label 'cat' is not a number; number the classes of all"),
             (_part(y=np.eye(4)), r"y has the shape \(4, 4\); expected one class"),
             (_part(x=np.zeros((4, 2), np.float32)), r"an input is \(2,\) of float32, but in clients\[0\].train \(3,\)"),
             (_part(x=np.zeros((4, 3), np.int64)), r"an input is \(3,\) of int64, but"),

@@ -1,4 +1,4 @@
-"""Which domains of a dataset are used, and which of them nobody holds."""
+"""The options that select the domains of a dataset and hold some of them out."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,39 +10,38 @@ from rayfed.data.dataset import Dataset
 
 @dataclass(frozen=True, kw_only=True)
 class DomainSelection:
-    """The options of datasets that are made of several domains."""
+    """Options of datasets with several domains."""
 
     name: ClassVar[str]
 
-    domains: list[str] = option([], help="which domains, in this order; empty: all")
-    held_out: list[str] = option([], help='domains that nobody holds: the "ood" test sets')
+    domains: list[str] = option([], help="domains to use, in this order; empty: all")
+    held_out: list[str] = option([], help='domains that no client holds: the "ood" test sets')
 
     def load(self) -> Dataset:
-        """The examples of the domains in use."""
+        """Return the examples of the selected domains."""
         raise NotImplementedError
 
     def available_domains(self) -> tuple[str, ...]:
-        """All domains that there are."""
+        """Return the names of all domains of the dataset."""
         raise NotImplementedError
 
     def selected_domains(self) -> tuple[str, ...]:
-        """The domains in use, those that nobody holds among them.
+        """Return the domains in use, including those that are held out.
 
         Raises:
-            UsageError: a name that is unknown or given twice; a domain that nobody holds and that is not in use, or
-                nothing but such domains.
+            UsageError: A name is unknown or repeated, a held-out domain is not in use, or all domains are held out.
         """
-        known = self.available_domains()
+        available = self.available_domains()
         for key in ("domains", "held_out"):
-            given = getattr(self, key)
-            for name in given:
-                if name not in known:
-                    raise UsageError(f"data.{key}={name}: no such domain; {suggestion(name, known)}")
-            if len(set(given)) < len(given):
-                raise UsageError(f"data.{key}={given}: a domain is named twice")
-        used = tuple(self.domains) or known
-        if not set(self.held_out) <= set(used):
-            raise UsageError(f"data.held_out={self.held_out}: not all of them are in data.domains={list(used)}")
-        if set(self.held_out) == set(used):
+            names = getattr(self, key)
+            for name in names:
+                if name not in available:
+                    raise UsageError(f"data.{key}={name}: no such domain; {suggestion(name, available)}")
+            if len(set(names)) < len(names):
+                raise UsageError(f"data.{key}={names}: a domain is named twice")
+        selected = tuple(self.domains) or available
+        if not set(self.held_out) <= set(selected):
+            raise UsageError(f"data.held_out={self.held_out}: not all of them are in data.domains={list(selected)}")
+        if set(self.held_out) == set(selected):
             raise UsageError(f"data.held_out={self.held_out}: leaves no domain of data.domains to train on")
-        return used
+        return selected

@@ -125,7 +125,7 @@ def test_a_receiver_with_another_file_of_that_name_is_told(tmp_path):
     np.save(tmp_path / "own.npy", WHOLE)
     sent = pickle.dumps(as_lazy_rows(np.load(tmp_path / "own.npy", mmap_mode="r")))
     np.save(tmp_path / "own.npy", WHOLE ^ 1)
-    with pytest.raises(UsageError, match="differs on this machine from where the run began"):
+    with pytest.raises(UsageError, match="differs on this machine from the machine that started the run"):
         pickle.loads(sent)[:]
 
 
