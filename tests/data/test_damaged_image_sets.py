@@ -211,7 +211,7 @@ ARRAYS = [
         (lambda p: image_sets.pickled(p, {"data": BATCH["data"]}), ["no pickle of CIFAR's"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "data": BATCH["data"][:, :768]}), ["uint8 [4, 768]", "[n, 3072]"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "data": BATCH["data"] / 255}), ["float64 [4, 3072]", "uint8"]),
-        (lambda p: image_sets.pickled(p, {**BATCH, "labels": [0, 1, 2, 10]}), ["0..10; expected whole numbers 0..9"]),
+        (lambda p: image_sets.pickled(p, {**BATCH, "labels": [0, 1, 2, 10]}), ["0..10; expected integers 0..9"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "labels": [0, 1, 2]}), ["3 labels for 4 images"]),
         (lambda p: image_sets.pickled(p, {"data": BATCH["data"][:0], "labels": []}), ["0 labels for 0 images"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "labels": list("0123")}), ["labels are <U1; expected whole"]),
@@ -222,9 +222,9 @@ ARRAYS = [
     *(("digits5", "SVHN/train_32x32.mat", *case) for case in [
         (lambda p: matlab(p, Y=LABELS), ["has Y; expected X [32, 32, 3, n] and y"]),
         (lambda p: matlab(p, X=IMAGE[:28], y=LABELS), ["uint8 [4, 28, 32, 3]; expected uint8 [n, 32, 32, 3]"]),
-        (lambda p: matlab(p, X=IMAGE, y=LABELS + 8), ["0..11; expected whole numbers 0..9"]),
+        (lambda p: matlab(p, X=IMAGE, y=LABELS + 8), ["0..11; expected integers 0..9"]),
         (lambda p: matlab(p, X=IMAGE, y=LABELS[:3]), ["3 labels for 4 images"]),
-        (lambda p: matlab(p, X=IMAGE, y=LABELS + 0.5), ["labels are float64; expected whole numbers 0..9"]),
+        (lambda p: matlab(p, X=IMAGE, y=LABELS + 0.5), ["labels are float64; expected integers 0..9"]),
     ]),
     *(("digits5", "USPS/usps.t.bz2", *case) for case in [
         (lambda p: p.write_bytes(bz2.compress(b"")), ["0 labels for 0 images"]),

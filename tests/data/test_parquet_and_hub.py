@@ -135,7 +135,7 @@ class TestRows:
             ({"label": [0, -1]}, {}, r"mine.parquet: row 1: label -1: not labelled"),
             ({"label": [0, 3]}, {"num_classes": 3}, r"row 1: label 3, but there are 3 classes \(0\.\.2\)"),
             ({"label": [0, None]}, {}, r"mine.parquet: row 1: column 'label' is empty"),
-            ({"label": [0.5, 1.0]}, {}, r"column 'label' is double; expected whole numbers or texts"),
+            ({"label": [0.5, 1.0]}, {}, r"column 'label' is double; expected integers or texts"),
             ({"target": [0, 1]}, {}, r"mine.parquet: no column 'label'; it has x, target"),
             ({"label": [0, 1]}, {"client": "who"}, r"no column 'who'"),
             ({"label": [0, 1]}, {"split": "label"}, r"column 'label' has '0'; expected test, train"),

@@ -86,7 +86,7 @@ def test_wrong_files(write, tmp_path):
         File(file=write(table().head(0))).split(dataset())
     text = tmp_path / "text.parquet"
     text.write_text("client,split,source,index\n")
-    with pytest.raises(UsageError, match=r"text.parquet: cut short, damaged or no Parquet file \("):
+    with pytest.raises(UsageError, match=r"text.parquet: truncated, damaged or not a Parquet file \("):
         File(file=str(text)).split(dataset())
     with pytest.raises(UsageError, match=r"none.parquet: no such file; expected a Parquet file of client, split"):
         File(file=str(tmp_path / "none.parquet")).split(dataset())

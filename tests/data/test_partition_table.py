@@ -149,7 +149,7 @@ class TestPicture:
         dataset = dataclasses.replace(toy(20), labels=np.arange(20) % 3 + 1, num_classes=5)
         parts = split("domains", dataset, validation=0.25)
         # LazyRows 0..9 without 0 and 5 have classes 2 3 1 2 / 1 2 3 1; rows 10..19 without 10 and 15 3 1 2 3 / 2 3 1 2.
-        assert picture.counts(dataset, parts).tolist() == [[0, 3, 3, 2, 0], [0, 2, 3, 3, 0]]
+        assert picture.class_counts(dataset, parts).tolist() == [[0, 3, 3, 2, 0], [0, 2, 3, 3, 0]]
 
     @pytest.mark.parametrize("clients", [4, 70])
     def test_shows_something_for_few_clients_and_for_many(self, clients):
@@ -193,8 +193,8 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("given", "words"),
         [
-            (["--plot", "p.pdf"], "p.pdf: the picture is a PNG"),
-            (["--examples", "e.jpg"], "e.jpg: the picture is a PNG"),
+            (["--plot", "p.pdf"], "p.pdf: the plot is a PNG"),
+            (["--examples", "e.jpg"], "e.jpg: the plot is a PNG"),
             (["partition.name=shard"], "did you mean shards?"),
             (["--sav", "x", "--wrong"], "--wrong"),
             (["none.yaml"], "none.yaml: no such file"),

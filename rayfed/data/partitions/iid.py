@@ -1,4 +1,4 @@
-"""Equal random shares."""
+"""IID clients: equal random shares."""
 
 from dataclasses import dataclass
 
