@@ -135,7 +135,7 @@ def test_another_folder_of_the_same_names_sizes_and_times_is_decoded_by_itself(t
 def test_folders_named_as_splits_are_not_taken_for_domains(tmp_path, names):
     image_sets.tree(tmp_path / "own", names, ("cat", "dog"))
     with pytest.raises(
-        UsageError, match=r"would be domains, but named as a split; expected .*data\.test is the"
+        UsageError, match=r"would be domains, but have the names of splits; expected .*data\.test is the"
     ) as caught:
         load("imagefolder", {"folder": str(tmp_path / "own")})
     assert "\n" not in str(caught.value)
@@ -260,11 +260,11 @@ def test_fedbns_lists_name_the_images_and_their_split(tmp_path):
 @pytest.mark.parametrize(
     ("held", "words"),
     [
-        ((["a.jpg"], ["cup"]), "'a.jpg' is of class 'cup'; expected one of back_pack, "),
+        ((["a.jpg"], ["cup"]), "'a.jpg' has the class 'cup'; expected one of back_pack, "),
         ((["a.jpg", "b.jpg"], ["mug"]), "1 class names for 2 paths"),
-        (["a.jpg"], "holds something else; expected a pickled pair"),
-        (5, "holds something else; expected a pickled pair"),
-        (([], []), "holds something else; expected a pickled pair"),
+        (["a.jpg"], "contains something else; expected a pickled pair"),
+        (5, "contains something else; expected a pickled pair"),
+        (([], []), "contains something else; expected a pickled pair"),
         ((["office_caltech_10/none.jpg"], ["mug"]), "none.jpg: cannot be opened"),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_published_split_must_not_train_on_test_images(tmp_path):
     image_sets.office_caltech10(tmp_path)
     pairs = [(f"office_caltech_10/amazon/mug/{number}.jpg", "mug") for number in range(3)]
     fedbn_lists(tmp_path, (pairs[:2], pairs[1:]))
-    with pytest.raises(UsageError, match=r"amazon/mug/1.jpg: listed for training and for testing; expected one of"):
+    with pytest.raises(UsageError, match=r"amazon/mug/1.jpg: listed for both training and testing; expected one of"):
         made("office_caltech10", tmp_path, domains=["amazon"], split="published")
 
 
@@ -331,7 +331,7 @@ class TestWilds:
     def test_all_hospitals_may_be_held_where_the_split_is_drawn(self, roots):
         root = {"root": str(roots("camelyon17")), "held_out": []}
         assert len(load("camelyon17", {**root, "split": "random"}).clients) == 5
-        with pytest.raises(UsageError, match="split=published: has no split of hospital-1"):
+        with pytest.raises(UsageError, match="split=published: hospital-1 has no split"):
             load("camelyon17", root)
 
     def test_rxrx1_trains_on_site_1_of_the_training_experiments(self, roots):
@@ -355,7 +355,7 @@ class TestWilds:
 
     def test_camelyon17s_published_split_leaves_out_its_own_two_hospitals(self, roots):
         given = {"root": str(roots("camelyon17")), "size": 8}
-        with pytest.raises(UsageError, match=r"^data.split=published: has no split of hospital-[12]; hold it out, or"):
+        with pytest.raises(UsageError, match=r"^data.split=published: hospital-[12] has no split; hold it out, or"):
             load("camelyon17", given, leave_out="hospital-0")
         population = load("camelyon17", {**given, "split": "random"}, leave_out="hospital-0")
         assert [test.domain for test in population.tests] == ["hospital-0"]

@@ -78,11 +78,11 @@ def test_held_out_domains_become_ood_test_sets():
 
 
 def test_same_bits_with_a_cache_without_one_and_with_a_damaged_one(tmp_path, monkeypatch):
-    expected = cache.array_hash(*mini_digits.make(0).values())
+    expected = cache.array_hash(*mini_digits.generate(0).values())
 
     def found():
         made = cache.cached_arrays(
-            "mini_digits", {"version": mini_digits.VERSION, "seed": 0}, lambda: mini_digits.make(0)
+            "mini_digits", {"version": mini_digits.VERSION, "seed": 0}, lambda: mini_digits.generate(0)
         )
         return cache.array_hash(*made.values())
 

@@ -139,7 +139,7 @@ def test_folders_without_good_photographs_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"data\.photographs=.*no \.jpg"):
         MnistM(photographs=str(tmp_path)).load()
     (tmp_path / "a.jpg").write_bytes(b"no picture")
-    with pytest.raises(UsageError, match=r"a\.jpg: missing, empty, cut short, damaged or no image"):
+    with pytest.raises(UsageError, match=r"a\.jpg: missing, empty, truncated, damaged or not an image"):
         MnistM(photographs=str(tmp_path)).load()
     Image.new("RGB", (27, 100)).save(tmp_path / "a.jpg")
     with pytest.raises(UsageError, match=r"a\.jpg: 27 x 100 pixels"):

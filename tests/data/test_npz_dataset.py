@@ -93,8 +93,8 @@ def test_clients_that_cannot_be_dropped(write, dropped, facts):
     [
         ({"client": None}, ["no array 'client'", "found: images, labels, is_test"]),
         ({"labels": np.zeros(23, int)}, ["images 24", "labels 23", "one length"]),
-        ({"labels": np.zeros(24)}, ["labels is float64 [24]", "whole numbers"]),
-        ({"is_test": np.zeros(24, int)}, ["is_test is int64 [24]", "true or false"]),
+        ({"labels": np.zeros(24)}, ["labels is float64 [24]", "integers"]),
+        ({"is_test": np.zeros(24, int)}, ["is_test is int64 [24]", "booleans"]),
         ({"client": np.full(24, -1)}, ["client has -1", "from 0"]),
         ({"images": np.zeros((24, 4), np.uint8)}, ["images is uint8 [24, 4]", "[N, height, width]"]),
         ({"images": np.zeros((24, 4, 4), int)}, ["images is int64 [24, 4, 4]", "uint8"]),
@@ -120,13 +120,13 @@ def test_a_file_cut_short_is_one_line(write, tmp_path, size):
     short = tmp_path / "short.npz"
     with open(path, "rb") as whole:
         short.write_bytes(whole.read()[:size])
-    with pytest.raises(UsageError, match=r"short.npz: cannot read .*: cut short, damaged or no .npz"):
+    with pytest.raises(UsageError, match=r"short.npz: cannot read .*: truncated, damaged or not an .npz"):
         load("npz", {"file": str(short)})
 
 
 def test_other_files(tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(3))
-    with pytest.raises(UsageError, match=r"one.npy: a single array; expected an .npz with images, labels"):
+    with pytest.raises(UsageError, match=r"one.npy: a single array; expected an .npz file with images, labels"):
         load("npz", {"file": str(tmp_path / "one.npy")})
     with pytest.raises(UsageError, match=r"none.npz: no such file"):
         load("npz", {"file": str(tmp_path / "none.npz")})

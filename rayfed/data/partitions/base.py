@@ -91,8 +91,8 @@ class PooledPartition(Partition):
             if count == 0:
                 raise UsageError(
                     f"partition.clients={self.clients}: client {client} gets {len(shuffled)} samples of "
-                    f"{dataset.name}, none to train on after partition.test={self.test}; use fewer clients or a smaller "
-                    "test share"
+                    f"{dataset.name}, none to train on after partition.test={self.test}; use fewer clients "
+                    "or a smaller test share"
                 )
             held = self.client_rows(client, domain, shuffled[:count], shuffled[count:])
             clients.append(_with_groups(dataset, held, rows))

@@ -1,4 +1,4 @@
-"""Where each domain of Digits-5 comes from, and the forms that it comes in."""
+"""Sources and file formats of each domain of Digits-5."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,17 +9,17 @@ from rayfed.data.readers.array_files import Arrays
 
 
 class FileFormat(NamedTuple):
-    """A form that a domain comes in: what must be in its folder, how it is read, and, where that is more, its files."""
+    """A file format of a domain: required files, reader, and a function that lists all files if there are more."""
 
-    needs: tuple[str, ...]
+    required: tuple[str, ...]
     read: Callable[[Path, list[str]], Arrays]
     files: Callable[[Path], list[str]] | None = None
 
 
 def idx_files(folder: Path) -> list[str]:
-    """The IDX files that are there."""
-    found = [idx.find(folder / "raw", file) for file in idx.FILES]
-    return [f"raw/{path.name}" for path in found if path]
+    """Return the IDX files that exist."""
+    paths = [idx.find(folder / "raw", file) for file in idx.FILES]
+    return [f"raw/{path.name}" for path in paths if path]
 
 
 COMMON_FORMATS = (
@@ -43,7 +43,7 @@ FORMATS = {
     ),
 }
 FOLDERS = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS", "synthdigits": "SynthDigits", "mnist_m": "MNIST_M"}
-PUBLISHED = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS"}  # torchvision's classes, which know the checksums
+PUBLISHED = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS"}  # torchvision's classes, which list the checksums
 URLS = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "svhn": "http://ufldl.stanford.edu/housenumbers/",

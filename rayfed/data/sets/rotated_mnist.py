@@ -1,4 +1,4 @@
-"""Rotated MNIST by two published recipes: FedDebias (an angle per client) and FL augmentation (six angles)."""
+"""Rotated MNIST by two published recipes: FedDebias (one angle per client) and FL augmentation (six angles)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,8 +22,8 @@ SIX_ANGLES = tuple(range(0, 90, 15))
 
 
 @dataclass(frozen=True)
-class Turned:
-    """A dataset's `personal`: client i sees its images turned by 15 (i mod 10) degrees."""
+class RotationByClient:
+    """The client view in which client i sees its images rotated by 15 (i mod 10) degrees."""
 
     size: int
 
@@ -31,29 +31,29 @@ class Turned:
         return angle_name(TEN_ANGLES[client % 10])
 
     def images(self, client: int, images: np.ndarray) -> np.ndarray:
-        return turned(images, TEN_ANGLES[client % 10], self.size)
+        return rotated(images, TEN_ANGLES[client % 10], self.size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RotatedMnist(IdxFiles):
-    """MNIST turned counter-clockwise: bilinear, zero outside, [0, 1] without further normalisation.
+    """MNIST rotated counter-clockwise, bilinearly and with zeros outside of the image, in [0, 1] without normalisation.
 
-    "feddebias": clients share the 60,000 training images, by default by the recipe of its authors (10 clients, equal
-    sizes, class mix ~ Dirichlet(0.1 x class prior), 20 % held out for validation); client i sees its own turned by
-    15 i degrees. The t10k images, turned by each of the ten angles, are ten common test sets (split "test").
+    "feddebias": clients share the 60,000 training images, by default as in the paper (10 clients of equal size, class
+    mix ~ Dirichlet(0.1 x class prior), 20 % held out for validation); client i sees its images rotated by 15 i degrees.
+    The t10k images, rotated by each of the ten angles, are ten common test sets (split "test").
 
-    "augmentation": all 70,000 images are shuffled, image j goes to angle j mod 6 of 0..75 degrees; one client per
-    angle, but nobody holds `held_out`, which is the "ood" test set. A tenth of each client is its validation part.
+    "augmentation": all 70,000 images are shuffled, and image j gets angle j mod 6 of 0..75 degrees. There is one client
+    per angle except `held_out`, which is the "ood" test set. A tenth of each client's images is for validation.
 
-    In both, the clients' own test parts are empty: FedDebias is scored on the common sets, and the in-distribution
-    score of FL augmentation is the unweighted mean of the five validation accuracies.
+    With both recipes, the clients' own test parts are empty: FedDebias is scored on the common test sets, and the
+    in-distribution score of FL augmentation is the unweighted mean of the five validation accuracies.
     """
 
-    recipe: str = option("augmentation", choices=("feddebias", "augmentation"), help="whose Rotated MNIST")
-    held_out: int = option(75, choices=SIX_ANGLES, help="augmentation: the angle nobody holds")
-    per_domain: int | None = option(None, low=10, help="at most so many images per angle, or per common test set")
-    size: int = option(28, choices=(28, 14), help="side of the images; 14: 2 x 2 means, taken after turning")
-    seed: int = option(0, low=0, help="augmentation: which image gets which angle; both: which ones are kept")
+    recipe: str = option("augmentation", choices=("feddebias", "augmentation"), help="which paper's Rotated MNIST")
+    held_out: int = option(75, choices=SIX_ANGLES, help="augmentation: the angle that no client holds")
+    per_domain: int | None = option(None, low=10, help="maximum of images per angle, or per common test set")
+    size: int = option(28, choices=(28, 14), help="side of the images; 14: means of 2 x 2, computed after rotation")
+    seed: int = option(0, low=0, help="seed of the images' angles (augmentation) and of the choice of images to keep")
 
     name: ClassVar[str] = "rotated_mnist"
 
@@ -68,7 +68,7 @@ class RotatedMnist(IdxFiles):
         return {"clients": 10, "alpha": 0.1, "base": "prior", "validation": 0.2, "test": 0.0}
 
     def load(self) -> Dataset:
-        """The pool of the recipe; in "augmentation" already turned, in "feddebias" turned once clients are known."""
+        """Return the images: already rotated for "augmentation", rotated by the client view for "feddebias"."""
         images, labels, source, index = self.pool()
         if images.shape[1:] != (1, 28, 28):
             raise UsageError(f"data=rotated_mnist: images of {images.shape[2]} x {images.shape[3]}; expected 28 x 28")
@@ -83,7 +83,7 @@ class RotatedMnist(IdxFiles):
         common = cached_arrays(
             "rotated_mnist-tests",
             {"version": VERSION, "size": self.size, "images": array_hash(images[test])},
-            lambda: {angle_name(angle): turned(images[test], angle, self.size) for angle in TEN_ANGLES},
+            lambda: {angle_name(angle): rotated(images[test], angle, self.size) for angle in TEN_ANGLES},
         )
         return Dataset.of(
             self.name,
@@ -96,7 +96,7 @@ class RotatedMnist(IdxFiles):
                 TestSet(angle_name(angle), "test", Examples(common[angle_name(angle)], labels[test]))
                 for angle in TEN_ANGLES
             ),
-            client_view=Turned(self.size),
+            client_view=RotationByClient(self.size),
         )
 
     def _augmentation(self, images, labels, source, index, order) -> Dataset:
@@ -105,13 +105,13 @@ class RotatedMnist(IdxFiles):
 
         def make() -> dict[str, np.ndarray]:
             pairs = zip(parts, SIX_ANGLES, strict=True)
-            return {"images": np.concatenate([turned(images[part], angle, self.size) for part, angle in pairs])}
+            return {"images": np.concatenate([rotated(images[part], angle, self.size) for part, angle in pairs])}
 
         key = {"version": VERSION, "size": self.size, "parts": [len(part) for part in parts]}
-        made = cached_arrays("rotated_mnist-six", {**key, "images": array_hash(images[rows])}, make)
+        stored = cached_arrays("rotated_mnist-six", {**key, "images": array_hash(images[rows])}, make)
         return Dataset.of(
             self.name,
-            made["images"],
+            stored["images"],
             labels[rows],
             num_classes=10,
             domain=np.repeat(np.arange(len(SIX_ANGLES), dtype=np.int16), [len(part) for part in parts]),
@@ -124,11 +124,11 @@ class RotatedMnist(IdxFiles):
 
 
 def angle_name(angle: int) -> str:
-    """The domain of an angle, such as "75deg"."""
+    """Return the name of an angle's domain, such as "75deg"."""
     return f"{angle}deg"
 
 
-def turned(images: np.ndarray, angle: int, size: int) -> np.ndarray:
-    """`images` [n, 1, 28, 28] turned counter-clockwise by `angle` degrees, of the given side."""
-    found = rotate(images, angle) if angle else images
-    return found if size == 28 else halve(found)
+def rotated(images: np.ndarray, angle: int, size: int) -> np.ndarray:
+    """Rotate `images` [n, 1, 28, 28] counter-clockwise by `angle` degrees and resize them to `size`."""
+    full_size = rotate(images, angle) if angle else images
+    return full_size if size == 28 else halve(full_size)

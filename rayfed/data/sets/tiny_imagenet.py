@@ -28,21 +28,21 @@ class TinyImageNet(ChannelNormalisation):
     ImageNet's terms: non-commercial research and education.
 
     Classes are numbered as in wnids.txt. `is_test` marks the validation images; `source` is train or val, `index` the
-    place in its listing. DBE pools the training images alone: parts=[train].
+    position in its listing. DBE uses only the training images: parts=[train].
     """
 
     name: ClassVar[str] = "tiny_imagenet"
     default_partition: ClassVar[str] = "dirichlet"
 
     root: str | None = option(None, help=ROOT_HELP)
-    parts: list[str] = option(list(PARTS), choices=PARTS, help="which of the published parts")
-    size: int = option(64, low=8, help="side of the images, to which they are shrunk or enlarged")
+    parts: list[str] = option(list(PARTS), choices=PARTS, help="published splits to use")
+    size: int = option(64, low=8, help="side to which images are resized")
 
     def load(self) -> Dataset:
-        """The images of the chosen parts.
+        """Return the images of the selected splits.
 
         Raises:
-            UsageError: files that are missing, empty or damaged.
+            UsageError: Files are missing, empty or damaged.
         """
         names = ("tiny-imagenet-200", "tiny_imagenet")
         folder = find_dataset_folder(self.root, names, expected="wnids.txt, train and val", source=URL)
@@ -75,14 +75,14 @@ def _train(folder: Path, wnids: Sequence[str]) -> list[Entry]:
         images = folder / "train" / wnid / "images"
         files = image_files(images) if images.is_dir() else []
         if not files:
-            raise UsageError(f"{images}: no image in it; expected the training images of {wnid}; from {URL}")
+            raise UsageError(f"{images}: contains no image; expected the training images of {wnid}; from {URL}")
         entries += [Entry(f"train/{wnid}/images/{file}", label, 0) for file in files]
     return entries
 
 
 def _val(folder: Path, labels: Mapping[str, int]) -> list[Entry]:
     path, entries = folder / "val" / "val_annotations.txt", []
-    for number, line in enumerate(_lines(path, "a line per image: file, class and box"), start=1):
+    for number, line in enumerate(_lines(path, "one line per image: file, class and box"), start=1):
         file, _, rest = line.partition("\t")
         wnid = rest.split("\t")[0]
         if wnid not in labels:
