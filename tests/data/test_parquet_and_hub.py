@@ -147,7 +147,7 @@ class TestRows:
             ({"label": [0, 1], "x": [[1.0], [float("nan")]]}, {}, r"x: has values that are not finite"),
             ({"label": [0, 1], "x": ["a", "b"]}, {}, r"column 'x' is string; expected numbers"),
             ({"label": [0, 1], "x": [b"no image", b"at all"]}, {}, r"row 0: column 'x' is truncated, damaged"),
-            ({"label": [0, 1], "x": [png(3), png(3)[:50]]}, {}, r"row 1: column 'x' is truncated, damaged or not an image"),
+            ({"label": [0, 1], "x": [png(3), png(3)[:50]]}, {}, r"row 1: column 'x' is truncated, damaged or not"),
             ({"label": [0, 1], "x": [png(3), None]}, {}, r"row 1: column 'x' has no image"),
             ({"label": pa.array([], pa.int64()), "x": pa.array([], pa.list_(pa.float32()))}, {}, r"has no rows"),
         ],
@@ -305,7 +305,7 @@ class TestHub:
             HuggingFace(folder=dataset_dict(tmp_path / "pets"), splits=["dev"]).load()
         for config in ("plain", "fine"):
             write(tmp_path / "two" / config, "train-0.parquet", x=[[1.0]], label=[0])
-        with pytest.raises(UsageError, match=r"train files in 2 folders, fine and plain"):
+        with pytest.raises(UsageError, match=r"train files in 2 folders, including fine and plain"):
             HuggingFace(folder=str(tmp_path / "two"), features=["x"]).load()
 
     def test_an_arrow_file_cut_in_the_middle(self, tmp_path):
