@@ -1,4 +1,4 @@
-"""Everything that the server and the hosts need to know alike, as one value that can be sent to other processes."""
+"""What server and hosts need to know about a simulation, as one value that can be sent to other processes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,21 +11,33 @@ from torch import Tensor, nn
 from rayfed.algorithm import Algorithm, Context, Phase, ProblemSpec
 from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError
+from rayfed.core.ids import ClientId, ClientIndex
+from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import Inputs, Task
 from rayfed.data.population import Population
-from rayfed.engine.single_example_batchnorm import comes_to_one, remedy, trains_on_one
+from rayfed.models.single_example_batchnorm import (
+    batch_size_advice,
+    leaves_single_example,
+    trains_on_single_examples,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """One simulation before it is placed: what is learned, by which algorithm, with which local training.
+    """One simulation, independent of where it runs.
 
-    `model` fixes the initial weights. `cohort` is the number of clients in a round. `vmap_clients` clients train at once on a
-    host. `threads` is torch's thread count on a CPU host: it changes the last bits of results, so it belongs here.
-    `augment` changes training batches. `data_on_device` says whether clients' inputs lie on their host's device (None: where
-    they fit); it changes no result.
+    Attributes:
+        model: The model; its weights are the initial weights.
+        loss: (logits, y) -> scalar mean over the batch.
+        local: The local training of a round.
+        cohort: The number of clients in a round.
+        vmap_clients: The number of clients that a host trains at once. Values above 1 change rounding.
+        threads: torch threads of a host on a CPU. Values above 1 change rounding.
+        augment: The augmentation of training batches.
+        data_on_device: Whether the clients' inputs are kept on their host's device; by default if they fit. It changes
+            no result.
     """
 
     algorithm: Algorithm
@@ -45,7 +57,7 @@ class Blueprint:
     data_on_device: bool | None = None
 
     def context(self, population: Population, device: str | torch.device) -> Context:
-        """The context of all hooks on `device`. The model is copied there."""
+        """Return the context of all hooks on `device`, with a copy of the model there."""
         task = Task(
             self.model,
             self.loss,
@@ -66,7 +78,7 @@ class Blueprint:
         return ctx.at(task=ctx.task.equip(self.algorithm.modules(ctx.task)))
 
     def check(self, population: Population) -> None:
-        """Raises UsageError for what cannot work: it is called before anything starts."""
+        """Raise UsageError for what cannot work, before anything starts."""
         if self.augment is not None:
             self.augment.check(population.shape, population.clients[0].train.x.dtype)
         sizes = {client.id: len(client.train) for client in population.clients}
@@ -89,52 +101,58 @@ class Blueprint:
             ]
             if ragged:
                 raise UsageError(
-                    f"placement.vmap_clients={self.vmap_clients}: clients that train together need batches of one size, and client "
-                    f"{ragged[0]}'s last batch is smaller; use local.drop_last=true or placement.vmap_clients=1"
+                    f"placement.vmap_clients={self.vmap_clients}: clients that train at once need batches of one size, "
+                    f"and the last batch of client {ragged[0]} is smaller; use local.drop_last=true or "
+                    "placement.vmap_clients=1"
                 )
         ctx = self.context(population, "cpu")
         problem = self.problem(population, ctx.task)
         self.algorithm.check(problem)
-        self._refuse_lone_rows(ctx, problem)
+        self._refuse_single_examples(ctx, problem)
 
-    def _refuse_lone_rows(self, ctx: Context, problem: ProblemSpec) -> None:
-        """Raises UsageError if a client is left with a batch of one example that the network cannot train on."""
+    def _refuse_single_examples(self, ctx: Context, problem: ProblemSpec) -> None:
+        """Raise UsageError if a client has a training batch of one example and the network cannot train on it."""
         size = self.batch_size
         if self.drop_last and size > 1:
             return
-        if trains_on_one(ctx.task, problem.shape, tokens=problem.tokens):
+        if trains_on_single_examples(ctx.task, problem.shape, tokens=problem.tokens):
             return
         for place, (client, n) in enumerate(problem.examples.items()):
-            if self._has_lone_row(ctx.at(client=place, examples=n)):
+            if self._trains_on_single_example(ctx.at(client=place, examples=n)):
                 raise UsageError(
-                    f"local.batch_size={size}: of client {client}'s {n} training examples a batch has one alone, on "
-                    f"which the model's batch norm cannot train; {remedy(size, enough=n > 1)}"
+                    f"local.batch_size={size}: client {client} has {n} training examples, which leave a batch of one "
+                    f"example, on which the model's batch norm cannot train; {batch_size_advice(size, enough=n > 1)}"
                 )
 
-    def _has_lone_row(self, ctx: Context) -> bool:
-        """Whether any local training of the client of `ctx` comes to a batch of one example."""
-        algorithm = self.algorithm
-        exchanges = (
-            ("setup", 0, algorithm.setup_exchanges),
-            ("round", 1, algorithm.trips),
-            ("final", self.rounds + 1, algorithm.final_exchanges),
-        )
+    def _trains_on_single_example(self, ctx: Context) -> bool:
+        """Return whether any local training of the client of `ctx` has a batch of one example."""
+        stages: tuple[tuple[Stage, int], ...] = (("setup", 0), ("round", 1), ("final", self.rounds + 1))
+        phases = [
+            phase
+            for stage, number in stages
+            for place, exchange in enumerate(self.algorithm.exchanges(stage))
+            for phase in exchange.phases(ctx.at(Moment(stage, number, place)))
+        ]
         return any(
-            comes_to_one(phase, ctx.examples, self.batch_size, drop_last=self.drop_last)
-            for stage, number, trips in exchanges
-            for trip in range(trips)
-            for phase in algorithm.phases(ctx.at(stage=stage, round=number, trip=trip))
+            leaves_single_example(
+                ctx.examples,
+                phase.batch_size or self.batch_size,
+                epochs=phase.epochs,
+                steps=phase.steps,
+                drop_last=self.drop_last,
+            )
+            for phase in phases
         )
 
     def global_model(self, population: Population) -> tuple[Any, bool]:
-        """(the server's model before the first round, or None; whether it is the network with all its weights)."""
+        """Return the server's model before the first round, or None, and whether it has all weights of the network."""
         with torch_state_kept():
             ctx = self.context(population, "cpu")
             model = self.algorithm.global_model(ctx, self.algorithm.init(ctx))
         return model, isinstance(model, dict) and {*ctx.task.trainable, *ctx.task.model.buffers} <= set(model)
 
     def problem(self, population: Population, task: Task) -> ProblemSpec:
-        """What the algorithm is told before anything starts; `task` is that of the blueprint's context."""
+        """Return what the algorithm is told in `check`; `task` is that of the blueprint's context."""
         kind = population.clients[0].train.x.dtype
         return ProblemSpec(
             task=task,
@@ -143,8 +161,8 @@ class Blueprint:
             full_participation=self.cohort == len(population.participants),
             cohort=self.cohort,
             rounds=self.rounds,
-            examples={client.id: len(client.train) for client in population.clients},
-            validation={client.id: len(client.val) for client in population.clients},
+            examples={ClientId(client.id): len(client.train) for client in population.clients},
+            validation={ClientId(client.id): len(client.val) for client in population.clients},
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             optimizer=self.optimizer,
@@ -157,19 +175,22 @@ def _real(population: Population) -> bool:
     return dtype == np.uint8 or dtype.kind == "f"
 
 
-def homes_of(population: Population, hosts: int) -> list[list[int]]:
-    """The clients of each host: participants and unseen clients, each dealt out by their training examples."""
-    sizes, trained = [len(client.train) for client in population.clients], len(population.participants)
-    late = [[trained + place for place in some] for some in deal(sizes[trained:], hosts)]
-    return [first + then for first, then in zip(deal(sizes[:trained], hosts), late, strict=True)]
+def homes_of(population: Population, hosts: int) -> list[list[ClientIndex]]:
+    """Return the clients of each host; participants and unseen clients are dealt separately, by training examples."""
+    sizes, participants = [len(client.train) for client in population.clients], len(population.participants)
+    unseen = [[ClientIndex(participants + i) for i in home] for home in deal(sizes[participants:], hosts)]
+    return [first + second for first, second in zip(deal(sizes[:participants], hosts), unseen, strict=True)]
 
 
-def deal(sizes: Sequence[int], hosts: int) -> list[list[int]]:
-    """Clients dealt out to hosts, the largest first and each to the host with least so far; ids ascending per host."""
+def deal(sizes: Sequence[int], hosts: int) -> list[list[ClientIndex]]:
+    """Return the clients of each host, in ascending order.
+
+    Clients are dealt from the largest to the smallest, each to the host with the fewest examples so far.
+    """
     loads = [0] * hosts
-    homes: list[list[int]] = [[] for _ in range(hosts)]
+    homes: list[list[ClientIndex]] = [[] for _ in range(hosts)]
     for client in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         host = min(range(hosts), key=lambda h: (loads[h], h))
         loads[host] += max(1, sizes[client])
-        homes[host].append(client)
+        homes[host].append(ClientIndex(client))
     return [sorted(home) for home in homes]

@@ -78,7 +78,7 @@ def test_two_steps_by_hand(model, momentum, width):
     for client in range(width):
         own = ctx.at(client=client)
         work = algorithm.start(own, algorithm.join(own), down)
-        jobs.append(Job(client, fleet.host.holding.parts[client]["train"], work, own))
+        jobs.append(Job(client, fleet.host.data.parts[client]["train"], work, own))
     before = clone(down)
     done = train(algorithm, jobs, down, [Phase("train", steps=2)], seed=0, drop_last=True)
     assert equal(before["discriminator"], down["discriminator"])
@@ -199,7 +199,7 @@ def test_models_stay_apart_and_no_weight_is_sent():
 
 def test_looped_and_vmapped_agree():
     population = blobs()
-    servers = [simulate(blueprint(small(), population, width=width), population)[0] for width in (1, 4)]
+    servers = [simulate(blueprint(small(), population, vmap_clients=width), population)[0] for width in (1, 4)]
     for client in range(4):
         one, other = (weights_by_client(server)[client] for server in servers)
         for name in one:
@@ -449,7 +449,7 @@ def test_the_divergence_is_the_mean_over_the_last_discriminators():
     torch.manual_seed(0)
     drawn = [weights_of(mlp([8, 16, 4])) for _ in range(4)]
     client, z = algorithm.join(ctx.at(client=0)), torch.randn(5, 8)
-    parts = simulate(blueprint(small(), people), people)[0].fleet.host.holding.parts
+    parts = simulate(blueprint(small(), people), people)[0].fleet.host.data.parts
     for round, weights in enumerate(drawn, 1):
         now, down = ctx.at(round=round, client=0), {"weights": {}, "discriminator": weights}
         work = algorithm.start(now, client, down)
@@ -547,6 +547,6 @@ def test_the_discriminators_steps_are_said():
         algorithm = small(**options)
         plan = blueprint(algorithm, people, cohort=cohort)
         ctx = plan.context(people, "cpu")
-        (said,) = algorithm.remarks(ctx, plan.setting(people, ctx.task))
+        (said,) = algorithm.notes(ctx, plan.problem(people, ctx.task))
         assert said.startswith(f"the discriminator takes about {steps} steps a round")
         assert f"log {outputs} = {math.log(outputs):.2f}" in said

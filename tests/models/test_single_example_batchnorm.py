@@ -10,7 +10,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.per_fedavg import PerFedAvg
 from rayfed.core.errors import UsageError
-from rayfed.engine.single_example_batchnorm import comes_to_one
+from rayfed.models.single_example_batchnorm import leaves_single_example
 
 SIZES = (20, 26)  # batches of 5 leave one of the latter
 
@@ -32,19 +32,19 @@ def maps_and_vectors():
         (
             SIZES,
             {},
-            "local.batch_size=5: of client 1's 26 training examples a batch has one alone, on which the model's ",
+            "local.batch_size=5: client 1 has 26 training examples, which leave a batch of one example, ",
         ),
-        (SIZES, {"batch_size": 25}, "local.batch_size=25: of client 1's 26 training examples"),
+        (SIZES, {"batch_size": 25}, "local.batch_size=25: client 1 has 26 training examples"),
         (
             SIZES,
             {"batch_size": 1},
-            "local.batch_size=1: of client 0's 20 training .* batch norm cannot train; use at le",
+            "local.batch_size=1: client 0 has 20 training .* batch norm cannot train; use at le",
         ),
-        (SIZES, {"batch_size": 1, "drop_last": True}, "local.batch_size=1: of client 0's 20 training examples"),
+        (SIZES, {"batch_size": 1, "drop_last": True}, "local.batch_size=1: client 0 has 20 training examples"),
         (
             (20, 1),
             {},
-            r"local.batch_size=5: of client 1's 1 training .* cannot train; partition\.\* must give it more$",
+            r"local.batch_size=5: client 1 has 1 training .* cannot train; partition\.\* must give it more$",
         ),
     ],
 )
@@ -78,7 +78,7 @@ def test_batch_norm_over_maps_trains_on_one(size):
 
 def test_every_phase_counts():
     people, few = blobs(2, sizes=SIZES), Phase("train", steps=5)
-    with pytest.raises(UsageError, match=r"^local.batch_size=5: of client 1's 26 training examples"):
+    with pytest.raises(UsageError, match=r"^local.batch_size=5: client 1 has 26 training examples"):
         check(FedRep(), people, local=few)  # its head trains for an epoch
     check(FedRep(), people, batch_size=4)
     check(ERM(), people)  # one batch in a round
@@ -108,11 +108,10 @@ def test_other_parts_are_not():
         simulate(blueprint(PerFedAvg(**options), people, batch_size=size, drop_last=False), people)
 
 
-def test_a_phase_comes_to_one_if_it_reaches_the_last_batch():
-    epoch, steps = Phase("train", epochs=1), Phase("train", steps=6)
-    assert comes_to_one(epoch, 26, 5, drop_last=False)
-    assert not comes_to_one(epoch, 26, 5, drop_last=True)
-    assert comes_to_one(steps, 26, 5, drop_last=False)
-    assert not comes_to_one(steps._replace(steps=5), 26, 5, drop_last=False)
-    assert not comes_to_one(epoch._replace(batch_size=10), 26, 5, drop_last=False)
-    assert comes_to_one(epoch._replace(batch_size=1), 26, 5, drop_last=True)
+def test_a_phase_leaves_a_single_example_if_it_reaches_the_last_batch():
+    assert leaves_single_example(26, 5, epochs=1, steps=None, drop_last=False)
+    assert not leaves_single_example(26, 5, epochs=1, steps=None, drop_last=True)
+    assert leaves_single_example(26, 5, epochs=None, steps=6, drop_last=False)
+    assert not leaves_single_example(26, 5, epochs=None, steps=5, drop_last=False)
+    assert not leaves_single_example(26, 10, epochs=1, steps=None, drop_last=False)
+    assert leaves_single_example(26, 1, epochs=1, steps=None, drop_last=True)
