@@ -63,9 +63,9 @@ def _patches(sides: tuple[int, ...]) -> np.ndarray:
 
 
 def _dataset(name: str):  # type: ignore[no-untyped-def]
-    from rayfed.data.load import check  # late: only where a data set is asked for
+    from rayfed.data.loading import build_data  # late: only where a data set is asked for
 
     try:
-        return check(name)[0]
+        return build_data(name)[0]
     except UsageError as error:
         raise UsageError(f"algorithm.proxy={name}: photographs, noise, or a data set; {error}") from error
