@@ -13,6 +13,7 @@ from rayfed.engine import scoring
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
 from rayfed.engine.scoring import batch_size, predictions, score
+from rayfed.metrics.base import Value
 from rayfed.models.split import ensure_split
 
 
@@ -47,15 +48,15 @@ def test_parts_share_batches_and_get_back_what_is_theirs(seen):
     values = score(host.algorithm, host.ctx, weights, parts)
     for part, logits, (accuracy, loss) in zip(parts, found, values, strict=True):
         right = sum(int(row.argmax()) == int(y) for row, y in zip(logits, part.y, strict=True))
-        assert accuracy == ("accuracy", right / len(part), len(part))
-        assert loss[1] == pytest.approx(torch.nn.functional.cross_entropy(logits, part.y).item())
+        assert accuracy == Value("accuracy", right / len(part), len(part), higher_is_better=True)
+        assert loss.value == pytest.approx(torch.nn.functional.cross_entropy(logits, part.y).item())
 
 
 def test_values_of_a_users_own_loss_have_no_accuracy():
     host = hosted(quadratics((2.0, 1.0), (1.0, 4.0)), model=Point(), loss=quadratic, batch_size=1)
     parts = [host.holding.parts[i]["test"] for i in range(2)]
     model = {"w": torch.tensor([2.0])}
-    assert score(host.algorithm, host.ctx, model, parts) == [[("loss", 1.0, 1)], [("loss", 2.0, 1)]]
+    assert score(host.algorithm, host.ctx, model, parts) == [[Value("loss", value, 1, False)] for value in (1.0, 2.0)]
     assert score(host.algorithm, host.ctx, model, []) == []
 
 
@@ -84,7 +85,7 @@ def test_scores_are_the_same_bits_whoever_shares_a_host():
     model = ensure_split(torch.nn.Sequential(torch.nn.Linear(6, 257), torch.nn.ReLU(), torch.nn.Linear(257, 3)), (6,))
     plan = blueprint(FedAvg(), people, model=model)
     ctx = plan.context(people, "cpu")
-    how = {"width": 1, "drop_last": True, "seed": 0}
+    how = {"vmap_clients": 1, "drop_last": True, "seed": 0}
     weights = ctx.task.initial_weights()
     found = []
     for homes in ([range(7)], [[0, 2, 4, 6], [1, 3, 5]], [[i] for i in range(7)]):

@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.results.metric_names import is_share
+from rayfed.results.metric_names import is_fraction
 
 Rule = Mapping[str, Any]
 
@@ -86,7 +86,7 @@ def _possible(rule: Rule) -> bool:
 
 def in_points(rule: Rule) -> bool:
     """Whether the column holds accuracies."""
-    return "split" in rule and is_share(_metrics(rule)[0])
+    return "split" in rule and is_fraction(_metrics(rule)[0])
 
 
 def _metrics(rule: Rule) -> Sequence[str]:
@@ -145,7 +145,7 @@ def series(trial: Trial, rule: Rule) -> pd.Series:
         found = by_round.apply(lambda part: np.average(part["value"], weights=part["n"]), include_groups=False)
     else:
         found = by_round["value"].min() if over == "worst" else by_round["value"].mean()
-    return found * (100 if is_share(metric) else 1)
+    return found * (100 if is_fraction(metric) else 1)
 
 
 def _target(rule: Rule, target: float | Sequence[str], trials: Mapping[Key, Trial]) -> float | None:

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 from rayfed.algorithm import Algorithm, Context, State
 from rayfed.core.errors import UsageError
+from rayfed.core.records import RepresentationMap, Score
 from rayfed.core.rng import seed_of, seed_torch
 from rayfed.data.population import Population
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.host_data import Scored
-from rayfed.engine.metric_collection import NOTHING, Measures, gradient_scores
-from rayfed.engine.scoring import Score
+from rayfed.engine.metric_collection import NO_METRICS, DueMetrics, gradient_scores
 from rayfed.metrics.base import Metric, OfPredictions
-from rayfed.metrics.tsne import Map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class Evaluated(NamedTuple):
     """Scores in an order that does not depend on where clients live, and maps of representations."""
 
     scores: list[Score]
-    maps: list[Map]
+    maps: list[RepresentationMap]
 
 
 def sent(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, dict[int, State]]:
@@ -84,20 +83,20 @@ class Evaluator:
         more = self.completed(Scored.together(found), measures, round)
         return Evaluated(in_order([*scores, *more.scores]), more.maps)
 
-    def measures(self, round: int, ids: Sequence[int], last: int) -> Measures:
+    def measures(self, round: int, ids: Sequence[int], last: int) -> DueMetrics:
         """The metrics that are due in a round in which the clients `ids` are scored; `last` is the last such round."""
         if not self.evaluation.metrics:
-            return NOTHING
+            return NO_METRICS
         due = {name: metric for name, metric in self.evaluation.metrics.items() if metric.due(round, last)}
         groups = Counter(test.split for test in self.people.tests)
         for split in ("train", "val", "test"):
             groups[split] += sum(len(getattr(self.people.clients[i], split)) > 0 for i in ids)
-        return Measures(due, groups)
+        return DueMetrics(due, groups)
 
-    def completed(self, found: Scored, measures: Measures, round: int) -> Evaluated:
+    def completed(self, found: Scored, measures: DueMetrics, round: int) -> Evaluated:
         """What hosts scored, and what the metrics make of the representations that hosts caught."""
-        scores, maps = measures.represented(
-            found.caught, self.people.num_classes, seed_of(self.seed, "metrics", round) % 2**31, self.ctx.task.device
+        scores, maps = measures.representation_scores(
+            found.collected, self.people.num_classes, seed_of(self.seed, "metrics", round) % 2**31, self.ctx.task.device
         )
         return Evaluated([*found.scores, *scores], maps)
 
@@ -110,14 +109,14 @@ class Evaluator:
             seed_torch(self.seed, "broadcast", *now.values())
             down, own = sent(self.algorithm, self.ctx.at(**now), state)
             weights = dict.fromkeys(self.unseen_clients, 1 / len(self.unseen_clients))
-            self.fleet.exchange(self.unseen_clients, down, own, weights, now, (), NOTHING)
+            self.fleet.exchange(self.unseen_clients, down, own, weights, now, (), NO_METRICS)
         seed_torch(self.seed, "evaluate", "unseen_clients")
         now = self._now(self.ctx.rounds, self.unseen_clients)
-        measures = Measures(self.evaluation.metrics).only(OfPredictions)
+        measures = DueMetrics(self.evaluation.metrics).only(OfPredictions)
         return in_order(self._downloads(state, self.unseen_clients, now, ("downloaded", "adapted"), measures).scores)
 
     def _downloads(
-        self, state: State, ids: Sequence[int], now: Mapping[str, Any], points: Sequence[str], measures: Measures
+        self, state: State, ids: Sequence[int], now: Mapping[str, Any], points: Sequence[str], measures: DueMetrics
     ) -> Scored:
         down, own = sent(self.algorithm, self.ctx.at(**now), state)
         mine = {i: own[i] for i in ids if i in own}

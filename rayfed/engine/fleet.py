@@ -11,7 +11,7 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Answer, Host
 from rayfed.engine.host_data import Scored
-from rayfed.engine.metric_collection import Gradients, Measures
+from rayfed.engine.metric_collection import DueMetrics, Gradients
 
 
 class Fleet(Protocol):
@@ -25,7 +25,7 @@ class Fleet(Protocol):
         weights: Mapping[int, float],
         now: Mapping[str, Any],
         score_trained: Sequence[str],
-        measures: Measures,
+        measures: DueMetrics,
     ) -> list[Answer]: ...
 
     def weigh(self, weights: Mapping[int, float]) -> list[ExactSum]: ...
@@ -39,11 +39,11 @@ class Fleet(Protocol):
         points: Sequence[str],
         splits: Sequence[str],
         adapt: int,
-        measures: Measures,
+        measures: DueMetrics,
     ) -> Scored: ...
 
     def score_global(
-        self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Sequence[str], measures: Measures
+        self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Sequence[str], measures: DueMetrics
     ) -> Scored: ...
 
     def gradients(

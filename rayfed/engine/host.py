@@ -10,6 +10,7 @@ import torch
 from rayfed.algorithm import Algorithm, ClientData, Context, Reply, State
 from rayfed.augment.base import Augment
 from rayfed.core.errors import Diverged
+from rayfed.core.records import Score
 from rayfed.core.rng import seed_torch
 from rayfed.data.population import Population
 from rayfed.engine.allocator import keep_freed_memory
@@ -17,12 +18,13 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device_data import Augmented
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host_data import Holding, Scored
-from rayfed.engine.metric_collection import NOTHING, Caught, Gradients, Measures
+from rayfed.engine.metric_collection import NO_METRICS, CollectedRepresentations, DueMetrics, Gradients
 from rayfed.engine.purity import untouched
-from rayfed.engine.scoring import Score
+from rayfed.engine.scoring import ScoredPart
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.streamed import room_for
 from rayfed.engine.training import Job, Trained, train
+from rayfed.metrics.base import Value
 
 
 class Answer(NamedTuple):
@@ -31,10 +33,10 @@ class Answer(NamedTuple):
 
     total: Any
     replies: list[Reply]
-    metrics: list[tuple[int, str, float, int]]  # client, name, mean over its steps, training examples
+    metrics: list[Score]  # of training: metrics of it, and means over steps of what the algorithm reports
     bytes_up: dict[str, int]
     scores: list[Score]
-    caught: list[Caught]
+    collected: list[CollectedRepresentations]
     seconds: float  # in all
     seconds_scoring: float  # of them, on scores and metrics
 
@@ -115,7 +117,7 @@ class Host:
         weights: Mapping[int, float],
         now: Mapping[str, Any],
         score_trained: Sequence[str] = (),
-        measures: Measures = NOTHING,
+        measures: DueMetrics = NO_METRICS,
     ) -> Answer:
         """Trains the clients `ids` and returns their replies, with the averaged fields already summed by `weights`.
 
@@ -140,8 +142,8 @@ class Host:
                 model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
                 scored.append(self.holding.scored(ctx, client, model, "trained", score_trained, measures))
                 if measures.training:
-                    moved = measures.moved(ctx, self._before.pop(client), model)
-                    metrics += [(client, name, value, ctx.examples) for name, value in moved]
+                    values = measures.training_values(ctx, self._before.pop(client), model)
+                    metrics += [self._training_part(client).score(value) for value in values]
                 scoring += time.perf_counter() - since
             for field, size in bytes_by_field(up).items():
                 sizes[field] = sizes.get(field, 0) + size
@@ -152,7 +154,8 @@ class Host:
                 total.add(summed, weights[client])
             sent = {name: value for name, value in up.items() if name not in summed}
             replies.append(Reply(client, ctx.examples, sent))
-            metrics += [(client, name, value, ctx.examples) for name, value in trained.metrics.items()]
+            values = [Value(name, value, ctx.examples) for name, value in trained.metrics.items()]
+            metrics += [self._training_part(client).score(value) for value in values]
         self._synchronise()
         seconds = time.perf_counter() - began
         return Answer(total, replies, metrics, sizes, *Scored.together(scored), seconds, scoring)
@@ -174,7 +177,7 @@ class Host:
         points: Sequence[str],
         splits: Sequence[str],
         adapt: int,
-        measures: Measures = NOTHING,
+        measures: DueMetrics = NO_METRICS,
     ) -> Scored:
         """Scores the clients' models on their own data: as downloaded, or adapted by `adapt` epochs more."""
         down, scored = self.ctx.task.layout(down), []
@@ -195,7 +198,7 @@ class Host:
         model: Any,
         now: Mapping[str, Any],
         splits: Sequence[str],
-        measures: Measures = NOTHING,
+        measures: DueMetrics = NO_METRICS,
     ) -> Scored:
         """Scores the server's model on the clients' data, and on the test sets that nobody holds."""
         ctx, model = self.ctx.at(**now), self.ctx.task.layout(model)
@@ -232,6 +235,11 @@ class Host:
             for job, mine, trained in zip(jobs, received, done, strict=True):
                 self._finite(job, trained)
                 yield job.ctx, job.client, mine, trained
+
+    def _training_part(self, client: int) -> ScoredPart:
+        """Return the training data of a client, with its trained model."""
+        number, domain = self.holding.numbers[client], self.holding.domains[client]
+        return ScoredPart(client=number, domain=domain, split="train", point="trained")
 
     def _finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():

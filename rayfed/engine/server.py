@@ -4,13 +4,14 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from rayfed.algorithm import Context, Replies, Reply, State
 from rayfed.core.errors import BadHook, Diverged
+from rayfed.core.records import Record, Score
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.trees import tensors
 from rayfed.data.population import Population
@@ -19,40 +20,11 @@ from rayfed.engine.evaluation import Evaluation, Evaluator, sent
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.host_data import Scored
-from rayfed.engine.metric_collection import NOTHING, Measures
+from rayfed.engine.metric_collection import NO_METRICS, DueMetrics
 from rayfed.engine.purity import untouched
-from rayfed.engine.scoring import Score
+from rayfed.engine.scoring import ScoredPart
 from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, fingerprint
-from rayfed.metrics.base import OfTraining
-from rayfed.metrics.tsne import Map
-
-
-@dataclass
-class Record:
-    """What one round left: its scores, its seconds by part, and the bytes of every field down and up."""
-
-    stage: str
-    round: int
-    cohort: int
-    scores: list[Score] = field(default_factory=list)
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("broadcast", "train", "upload", "aggregate", "evaluate", "total"), 0.0)
-    )
-    bytes_down: dict[str, int] = field(default_factory=dict)
-    bytes_up: dict[str, int] = field(default_factory=dict)
-    bytes_formula: float | None = None  # both ways, by the paper's formula
-    epsilon: float | None = None  # of differential privacy, spent so far
-    privacy_unit: str | None = None  # whose
-    maps: list[Map] = field(default_factory=list)
-
-    def accuracy(self, point: str) -> dict[str, float]:
-        """By split, the mean accuracy over participants at `point`; over test sets where no client has the split."""
-        found: dict[tuple[str, bool], list[float]] = {}
-        for s in self.scores:
-            if s.metric == "accuracy" and s.point == point and not s.unseen:
-                found.setdefault((s.split, s.client >= 0), []).append(s.value)
-        means = {key: sum(values) / len(values) for key, values in sorted(found.items())}
-        return {split: mean for (split, _), mean in means.items()}  # clients' come last, so they win
+from rayfed.metrics.base import OfTraining, Value
 
 
 class Server:
@@ -77,8 +49,6 @@ class Server:
         self.evaluator = Evaluator(evaluation, self.algorithm, self.ctx, fleet, population, self.seed)
         self.everyone = self.evaluator.everyone
         self.examples = [len(client.train) for client in population.clients]
-        self.numbers = [client.id for client in population.clients]
-        self.domains = [client.domain for client in population.clients]
         self.round = 0  # the last round that is over
         seed_torch(self.seed, "init")
         self.state: State = self.algorithm.init(self.ctx)
@@ -124,7 +94,7 @@ class Server:
 
     def _exchanges(self, stage: str, round: int, cohort: tuple[int, ...], trips: Sequence[int]) -> Record:
         began = time.perf_counter()
-        record = Record(stage, round, len(cohort))
+        record = Record(stage=stage, round=round, cohort=len(cohort))
         for trip in trips:
             last = trip == trips[-1]
             self._exchange(self.ctx.at(stage=stage, round=round, trip=trip, cohort=cohort), record, last)
@@ -139,8 +109,9 @@ class Server:
 
     def _watched(self, cohort: tuple[int, ...]) -> list[Score]:
         n = sum(self.examples[i] for i in cohort)
-        found = [(name, self.state[name]) for name in self.algorithm.logged_scalars if name in self.state]
-        return [Score(-1, "", "train", "global", name, float(value), n) for name, value in found]
+        logged = [name for name in self.algorithm.logged_scalars if name in self.state]
+        server = ScoredPart(split="train", point="global")
+        return [server.score(Value(name, float(self.state[name]), n)) for name in logged]
 
     def _exchange(self, ctx: Context, record: Record, last: bool) -> None:
         """Broadcast, train, average, aggregate."""
@@ -173,7 +144,7 @@ class Server:
 
         self._note(record, times, answers, down, own, replies)
         began = time.perf_counter()
-        scored = Scored.together([Scored(answer.scores, answer.caught) for answer in answers])
+        scored = Scored.together([Scored(answer.scores, answer.collected) for answer in answers])
         scores, maps = self.evaluator.completed(scored, measures, ctx.round)
         record.scores, record.maps = [*scores, *record.scores], maps
         record.seconds["evaluate"] += time.perf_counter() - began
@@ -191,10 +162,10 @@ class Server:
             raise BadHook(f"{name}.aggregate returned {type(state).__name__}, not the server's next state, a dict")
         return state
 
-    def _measures(self, ctx: Context, last: bool, scored: bool) -> Measures:
+    def _measures(self, ctx: Context, last: bool, scored: bool) -> DueMetrics:
         """The metrics to take in this exchange: those of training need no scored models, the others do."""
         if ctx.stage != "round":
-            return NOTHING
+            return NO_METRICS
         due = self.evaluator.measures(ctx.round, ctx.cohort, ctx.rounds)  # nobody trains for scores in a final stage
         return due if scored and last else replace(due.only(OfTraining), last=last)
 
@@ -228,10 +199,7 @@ class Server:
         for answer in answers:
             for name, size in answer.bytes_up.items():
                 record.bytes_up[name] = record.bytes_up.get(name, 0) + size
-            record.scores += [
-                Score(self.numbers[client], self.domains[client], "train", "trained", name, value, n)
-                for client, name, value, n in answer.metrics
-            ]
+            record.scores += answer.metrics
 
     def _evaluated(self, record: Record, cohort: Sequence[int], *, over: bool = False) -> Record:
         """Adds the scores of the state as it is now, and those of the unseen clients where training is `over`."""
