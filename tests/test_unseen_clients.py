@@ -8,7 +8,7 @@ from support import Point, blobs, blueprint, quadratic, quadratics
 
 from rayfed.algorithm import Phase
 from rayfed.algorithms.apfl import APFL
-from rayfed.algorithms.common.dbe_model import BIAS, CONSENSUS
+from rayfed.algorithms.dbe.model import BIAS, CONSENSUS
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg

@@ -19,8 +19,8 @@ PARTS = ("train", "val", "test")
 class Scored(NamedTuple):
     """The scores of one host, or of all, and the representations collected for the metrics that the server computes."""
 
-    scores: list[Score]
-    collected: list[CollectedRepresentations]
+    scores: Sequence[Score]
+    collected: Sequence[CollectedRepresentations]
 
     @classmethod
     def together(cls, parts: Sequence["Scored"]) -> "Scored":
@@ -30,7 +30,7 @@ class Scored(NamedTuple):
         )
 
 
-class Holding:
+class HostData:
     """The parts of clients' data by client and split, and test sets, on one device.
 
     The arguments are those of `Host`; `room` is the number of bytes that the inputs may take on the device.
@@ -63,7 +63,7 @@ class Holding:
         self.tests = [(test, make_part(test.examples)) for test in test_sets]
 
     def scored(
-        self, ctx: Context, client: int, model: Any, point: str, splits: Sequence[str], measures: DueMetrics
+        self, ctx: Context, client: int, model: Any, point: str, splits: Sequence[str], due: DueMetrics
     ) -> Scored:
         """Score one model on those `splits` of a client that have examples.
 
@@ -71,8 +71,8 @@ class Holding:
         rounding of a row depends on the size of its batch, and which clients share a host is a matter of placement.
         """
         parts = self._client_parts(client, splits, point)
-        fitted = self._client_parts(client, sorted(measures.fitted - set(splits)), point) if parts else {}
-        return self._scored(ctx, model, parts, measures, fitted, unseen=client >= ctx.task.num_clients)
+        fitted = self._client_parts(client, sorted(due.fitted - set(splits)), point) if parts else {}
+        return self._scored(ctx, model, parts, due, fitted, unseen=client >= ctx.task.num_clients)
 
     def _client_parts(self, client: int, splits: Sequence[str], point: str) -> dict[ScoredPart, Part]:
         parts = {split: self.parts[client][split] for split in splits if len(self.parts[client][split])}
@@ -81,10 +81,10 @@ class Holding:
             ScoredPart(client=number, domain=domain, split=split, point=point): part for split, part in parts.items()
         }
 
-    def scored_tests(self, ctx: Context, model: Any, measures: DueMetrics) -> list[Scored]:
+    def scored_tests(self, ctx: Context, model: Any, due: DueMetrics) -> list[Scored]:
         """Score the server's model on each test set that belongs to no client."""
         parts = [{ScoredPart(domain=test.domain, split=test.split, point="global"): part} for test, part in self.tests]
-        return [self._scored(ctx, model, part, measures) for part in parts]
+        return [self._scored(ctx, model, part, due) for part in parts]
 
     def gradients(self, ctx: Context, ids: Sequence[int], model: Any, splits: Collection[str]) -> list[Gradients]:
         """Return the gradients of a model on these splits of the clients `ids` and of the test sets, by domain."""
@@ -97,7 +97,7 @@ class Holding:
         ctx: Context,
         model: Any,
         parts: Mapping[ScoredPart, Part],
-        measures: DueMetrics,
+        due: DueMetrics,
         fitted: Mapping[ScoredPart, Part] | None = None,
         *,
         unseen: bool = False,
@@ -106,11 +106,11 @@ class Holding:
 
         From `fitted` only representations are collected: scoring it would change the batches of the others.
         """
-        values = score(self.algorithm, ctx, model, list(parts.values()), measures.predictions)
+        values = score(self.algorithm, ctx, model, list(parts.values()), due.predictions)
         scores, collected = [], []
         for (scored, part), of_part in zip(parts.items(), values, strict=True):
             scores += [scored.score(value, unseen=unseen) for value in of_part]
-            collected += measures.collect(self.algorithm, ctx, model, part, self.seed, scored)
+            collected += due.collect(self.algorithm, ctx, model, part, self.seed, scored)
         for scored, part in (fitted or {}).items():
-            collected += measures.collect(self.algorithm, ctx, model, part, self.seed, scored)
+            collected += due.collect(self.algorithm, ctx, model, part, self.seed, scored)
         return Scored(scores, collected)
