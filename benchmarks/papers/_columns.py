@@ -11,7 +11,7 @@ Each column has one of these rules. Where the table has `settings`, `setting` sa
         rounds                 last; best: the best round (on this very split, as some papers do); best5: the mean of
                                the five best rounds
         point                  the model that is scored (see evaluate.points), where it is not the method's own choice
-        newcomers              true: of clients that took no part in training
+        unseen_clients         true: of clients that took no part in training
     {reach, target, unit}      when the column `reach` comes to `target` points: the first such round, or the GB or MB
                                sent until then; a list of rows as target is the lowest of their last rounds
     {fewer, than}              the row `than` in the column `fewer`, divided by the row at hand: a speed-up
