@@ -123,7 +123,7 @@ class Host:
                 self._synchronise()
                 since = time.perf_counter()
                 model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
-                scored.append(self.data.scored(ctx, client, model, "trained", request.score_splits, due))
+                scored.append(self.data.score_client(ctx, client, model, "trained", request.score_splits, due))
                 if due.training:
                     values = due.training_values(ctx, self._models_before.pop(client), model)
                     metrics += [self._training_part(client).score(value) for value in values]
@@ -167,21 +167,21 @@ class Host:
             ctx = self._context(client, request)
             fields = received | self.ctx.task.layout(unicast.get(client, {}))
             model = self.algorithm.downloaded_model(ctx, self._state(ctx), fields)
-            scored.append(self.data.scored(ctx, client, model, "downloaded", request.splits, request.metrics))
+            scored.append(self.data.score_client(ctx, client, model, "downloaded", request.splits, request.metrics))
         if "adapted" in request.points:
             epochs = self.ctx.local._replace(epochs=request.adapt_epochs, steps=None)
             adapting = self._trained(self.algorithm.adaptation, request, down, unicast, stage="final", local=epochs)
             for ctx, client, fields, trained in adapting:
                 model = self.algorithm.trained_model(ctx, trained.work, self.states[client], fields)
-                scored.append(self.data.scored(ctx, client, model, "adapted", request.splits, request.metrics))
+                scored.append(self.data.score_client(ctx, client, model, "adapted", request.splits, request.metrics))
         return Scored.together(scored)
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
         """Score the server's model on the clients' data, and on the server's test sets of this host."""
         ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.layout(model)
         splits, due = request.splits, request.metrics
-        scored = [self.data.scored(ctx, client, model, "global", splits, due) for client in request.clients]
-        return Scored.together([*scored, *self.data.scored_tests(ctx, model, due)])
+        scored = [self.data.score_client(ctx, client, model, "global", splits, due) for client in request.clients]
+        return Scored.together([*scored, *self.data.score_tests(ctx, model, due)])
 
     def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Gradients]:
         """Return the gradients of the server's model on `splits` of the clients' data and test sets, by domain."""

@@ -62,7 +62,7 @@ class HostData:
         self.parts = {i: {name: make_part(part) for name, part in parts.items()} for i, parts in by_client.items()}
         self.tests = [(test, make_part(test.examples)) for test in test_sets]
 
-    def scored(
+    def score_client(
         self, ctx: Context, client: int, model: Any, point: str, splits: Sequence[str], due: DueMetrics
     ) -> Scored:
         """Score one model on those `splits` of a client that have examples.
@@ -72,7 +72,7 @@ class HostData:
         """
         parts = self._client_parts(client, splits, point)
         fitted = self._client_parts(client, sorted(due.fitted - set(splits)), point) if parts else {}
-        return self._scored(ctx, model, parts, due, fitted, unseen=client >= ctx.task.num_clients)
+        return self._score(ctx, model, parts, due, fitted, unseen=client >= ctx.task.num_clients)
 
     def _client_parts(self, client: int, splits: Sequence[str], point: str) -> dict[ScoredPart, Part]:
         parts = {split: self.parts[client][split] for split in splits if len(self.parts[client][split])}
@@ -81,10 +81,10 @@ class HostData:
             ScoredPart(client=number, domain=domain, split=split, point=point): part for split, part in parts.items()
         }
 
-    def scored_tests(self, ctx: Context, model: Any, due: DueMetrics) -> list[Scored]:
+    def score_tests(self, ctx: Context, model: Any, due: DueMetrics) -> list[Scored]:
         """Score the server's model on each test set that belongs to no client."""
         parts = [{ScoredPart(domain=test.domain, split=test.split, point="global"): part} for test, part in self.tests]
-        return [self._scored(ctx, model, part, due) for part in parts]
+        return [self._score(ctx, model, part, due) for part in parts]
 
     def gradients(self, ctx: Context, ids: Sequence[int], model: Any, splits: Collection[str]) -> list[Gradients]:
         """Return the gradients of a model on these splits of the clients `ids` and of the test sets, by domain."""
@@ -92,7 +92,7 @@ class HostData:
         of_tests = [(test.domain, test.split, part) for test, part in self.tests]
         return domain_gradients(ctx, model, [item for item in (*of_clients, *of_tests) if item[1] in splits])
 
-    def _scored(
+    def _score(
         self,
         ctx: Context,
         model: Any,
