@@ -4,8 +4,8 @@ Each column has one of these rules. Where the table has `settings`, `setting` sa
 `small` holds the keys that are otherwise in the small form (or false: not in it).
 
     {split, over, rounds}      accuracy in points, or with `metric` another one as it is (shares in points; of several
-                               the first that a row has); with `unseen_clients: true` that of clients that training did not
-                               see
+                               the first that a row has); with `unseen_clients: true` that of clients that took no
+                               part in training
         over                   mean: over clients, or over test sets; weighted: by their examples; worst: the lowest of
                                them; or {domain: NAME}
         rounds                 last; best: the best round (on this very split, as some papers do); best5: the mean of
