@@ -13,10 +13,10 @@ import ray
 from _bare import BareLoop, largest_difference
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from rayfed.core.records import Record
 from rayfed.data.population import Client, Examples, Population
 from rayfed.distributed import cluster
 from rayfed.distributed.capacity import bundles
-from rayfed.engine.server import Record
 from rayfed.experiments.plan import Plan
 from rayfed.results.read import read
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     "results": folder,
                 }
             )
-            curves[label] = curve(result.metrics, result.trials.scored[0])
+            curves[label] = curve(result.metrics, result.trials.default_eval_point[0])
             print(f"{label}: {result.trials.seconds[0]:.0f} s", file=sys.stderr, flush=True)
     print(pd.concat(curves, axis=1).to_string(float_format="{:.4f}".format))
 

@@ -4,14 +4,14 @@ Each column has one of these rules. Where the table has `settings`, `setting` sa
 `small` holds the keys that are otherwise in the small form (or false: not in it).
 
     {split, over, rounds}      accuracy in points, or with `metric` another one as it is (shares in points; of several
-                               the first that a row has); with `unseen_clients: true` that of clients that training did not
-                               see
+                               the first that a row has); with `unseen_clients: true` that of clients that took no
+                               part in training
         over                   mean: over clients, or over test sets; weighted: by their examples; worst: the lowest of
                                them; or {domain: NAME}
         rounds                 last; best: the best round (on this very split, as some papers do); best5: the mean of
                                the five best rounds
         point                  the model that is scored (see evaluate.points), where it is not the method's own choice
-        newcomers              true: of clients that took no part in training
+        unseen_clients         true: of clients that took no part in training
     {reach, target, unit}      when the column `reach` comes to `target` points: the first such round, or the GB or MB
                                sent until then; a list of rows as target is the lowest of their last rounds
     {fewer, than}              the row `than` in the column `fewer`, divided by the row at hand: a speed-up
@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.results.metric_names import is_share
+from rayfed.results.metric_names import is_fraction
 
 Rule = Mapping[str, Any]
 
@@ -86,7 +86,7 @@ def _possible(rule: Rule) -> bool:
 
 def in_points(rule: Rule) -> bool:
     """Whether the column holds accuracies."""
-    return "split" in rule and is_share(_metrics(rule)[0])
+    return "split" in rule and is_fraction(_metrics(rule)[0])
 
 
 def _metrics(rule: Rule) -> Sequence[str]:
@@ -145,7 +145,7 @@ def series(trial: Trial, rule: Rule) -> pd.Series:
         found = by_round.apply(lambda part: np.average(part["value"], weights=part["n"]), include_groups=False)
     else:
         found = by_round["value"].min() if over == "worst" else by_round["value"].mean()
-    return found * (100 if is_share(metric) else 1)
+    return found * (100 if is_fraction(metric) else 1)
 
 
 def _target(rule: Rule, target: float | Sequence[str], trials: Mapping[Key, Trial]) -> float | None:
