@@ -75,7 +75,9 @@ def test_commands_are_valid(line, monkeypatch):
 
 @pytest.mark.parametrize("page", ["README.md", "docs/running.md"])
 def test_search_spaces_are_valid(page):
-    spaces = [code for code in re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL) if "arms:" in code]
+    spaces = [
+        code for code in re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL) if "arms:" in code
+    ]
     assert spaces
     for code in spaces:
         space = read_space(yaml.safe_load(code))
