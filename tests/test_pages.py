@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from rayfed.core.errors import UsageError
@@ -91,6 +92,26 @@ def test_the_python_example_runs(tmp_path, monkeypatch):
     exec(code, namespace)
     assert set(namespace["result"].metrics["domain"]) == {"0", "1", "3"}
     assert set(namespace["tables"].trials["trial"]) == {namespace["result"].trial}
+
+
+def test_the_algorithm_with_a_setup_exchange_runs(tmp_path, monkeypatch):
+    import rayfed
+
+    (code,) = re.findall(r"```python\n# adjusted.py\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
+    (tmp_path / "adjusted.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    clients = [{"train": (torch.randn(20, 4), y), "test": (torch.randn(6, 4), y[:6])} for y in LABELS]
+    config = {
+        "algorithm": {"name": "adjusted:Adjusted", "tau": 0.5},
+        "rounds": 1,
+        "model": {"name": "mlp", "hidden": [4]},
+    }
+    result = rayfed.run(config, clients=clients)
+    assert result.server["counts"].tolist() == [30, 10]
+    assert result.rounds["stage"].tolist() == ["setup", "round"]
+
+
+LABELS = (torch.tensor([0, 1] * 10), torch.zeros(20, dtype=torch.long))
 
 
 def test_the_licence_is_the_unmodified_apache_license():
