@@ -74,7 +74,7 @@ def render(table: PaperTable, scale: str, measured: pd.DataFrame, command: str, 
     counted = ", ".join(map(str, seeds)) or "none"
     plural = "" if len(seeds) == 1 else "s"
     head = [
-        f"{'## ' if markdown else ''}{table.content['title']} ({table.content['paper']})",
+        f"## {table.content['title']}" if markdown else f"{table.content['title']} ({table.content['paper']})",
         f"Published: {table.content['setting']}",
         f"Here: {table.content[scale]['note']} Seed{plural} {counted}; ± is the sd over seeds.",
     ]
