@@ -56,7 +56,7 @@ def test_the_index_lists_every_page():
 
 def commands() -> list[str]:
     lines = [line for page in PAGES for line in re.findall(r"^    (rayfed .*)$", page.read_text(), re.MULTILINE)]
-    return list(dict.fromkeys(lines))
+    return list(dict.fromkeys(re.sub(r"\s+#.*$", "", line) for line in lines))
 
 
 @pytest.mark.parametrize("line", commands())
@@ -135,6 +135,14 @@ def test_fidelity_commands_name_tables_that_exist(page):
     assert {table for table in tables if not (ROOT / "benchmarks" / "papers" / f"{table}.yaml").exists()} == set()
     for script in re.findall(r"python (benchmarks/\w+\.py)", text):
         assert (ROOT / script).exists()
+
+
+@pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")], ids=relative)
+def test_source_files_named_in_a_page_exist(page):
+    names = re.findall(r"`((?:\w+/)+\w+\.py|(?:\w+/)+)`", page.read_text())
+    folders = [ROOT, ROOT / "rayfed", ROOT / "rayfed" / "algorithms"]
+    ours = [name for name in names if any((folder / name.split("/")[0]).exists() for folder in folders)]
+    assert [name for name in ours if not any((folder / name).exists() for folder in folders)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
