@@ -5,7 +5,7 @@ import re
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.distributed.capacity import bundles, check_fits
+from rayfed.distributed.placement import bundles, check_fits
 from rayfed.experiments.config import Config, Placement
 
 

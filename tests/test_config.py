@@ -10,7 +10,8 @@ from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan, trial_name
+from rayfed.experiments.naming import trial_name
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import from_arguments, from_file, merged
 
 MINE = """

@@ -13,7 +13,7 @@ from rayfed.cli.run import main
 from rayfed.core.registry import resolve
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
-from rayfed.experiments.config import _GROUPS, Config
+from rayfed.experiments.config import GROUPS, Config
 from rayfed.metrics.base import METRICS
 from rayfed.models.build import MODELS
 
@@ -41,7 +41,7 @@ class TestHelp:
         out = capsys.readouterr().out
         keys = [f"{key}.name" for key in ("algorithm", "data", "partition", "model")]
         keys += [field.name for field in dataclasses.fields(Config) if field.metadata]
-        keys += [f"{group}.{field.name}" for group, kind in _GROUPS.items() for field in dataclasses.fields(kind)]
+        keys += [f"{group}.{field.name}" for group, kind in GROUPS.items() for field in dataclasses.fields(kind)]
         missing = [key for key in keys if not re.search(rf"^ +{re.escape(key)}( |$)", out, re.MULTILINE)]
         assert not missing
         assert len(keys) > 30
