@@ -41,7 +41,7 @@ class TestShares:
         with pytest.raises(UsageError) as caught:
             Config.read({"placement": {"hosts": 12, key: share}})
         assert str(caught.value) == (
-            f"placement.{key}={share:g}: must be a whole number or 1/k for a whole k, as {better}"
+            f"placement.{key}={share:g}: must be an integer or 1/k for an integer k, such as {better}"
         )
 
 
@@ -135,5 +135,5 @@ class TestMessage:
 
     def test_of_one_process(self):
         text = refusal([node(2)], gpus=1)
-        assert text.startswith("placement.gpus=1: the one process needs 1 CPU and 1 GPU")
+        assert text.startswith("placement.gpus=1: the process needs 1 CPU and 1 GPU")
         assert "fewer hosts" not in text

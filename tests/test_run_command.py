@@ -144,7 +144,7 @@ class TestRun:
         config = ["try.yaml", "rounds=1", "data.held_out=[font]", "model={name: digits_cnn, width: 0.1}"]
         assert main([*config, "algorithm={name: fedbn}"]) == 0
         words = (
-            "not scored: the test sets that nobody holds (font; split ood), because fedbn has no global model here; an"
+            "not scored: the server's test sets (font; split ood), because fedbn has no global model here; use an"
         )
         assert words in capsys.readouterr().err
         assert main([*config, "algorithm={name: fedavg}"]) == 0
@@ -156,7 +156,7 @@ class TestRun:
         monkeypatch.setattr(rayfed.core.status_line, "LINE_SECONDS", 0.0)
         assert main(["try.yaml"]) == 0
         err = capsys.readouterr().err
-        assert re.search(r"round 2/3 · .* s a round · .* left · .* clients/s · val ", err)
+        assert re.search(r"round 2/3 · .* s per round · .* left · .* clients/s · val ", err)
 
 
 class TestExitCodes:

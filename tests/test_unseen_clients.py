@@ -50,7 +50,7 @@ class TestWho:
         assert [c.id for c in with_unseen_clients(again, 0, seed=1).clients] == list(range(10))
 
     def test_somebody_must_train(self):
-        with pytest.raises(UsageError, match=r"^unseen_clients=4: there are 4 clients, and one at least must train$"):
+        with pytest.raises(UsageError, match=r"^unseen_clients=4: there are 4 clients, and at least one must train$"):
             with_unseen_clients(blobs(4), 4, seed=0)
 
     def test_hosts_share_participants_and_unseens_evenly(self):

@@ -276,7 +276,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
             return None
         path = list(above.submodule_search_locations)
     try:
-        return importlib.machinery.PathFinder.find_spec(name, path)
+        return next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
     except (ImportError, ValueError):
         return None
 
@@ -294,11 +294,12 @@ def _source(name: str, spec: importlib.machinery.ModuleSpec) -> ModuleSource | N
             text = spec.loader.get_source(name)
         elif file.endswith(".py"):  # pytest's loader
             text = importlib.util.decode_source(Path(file).read_bytes())
-        source = text and ModuleSource(name, file, spec.submodule_search_locations is not None, text)
     except (ImportError, OSError):
-        source = None
-    _SOURCES[name] = spec, source or None
-    return source or None
+        pass
+    is_package = spec.submodule_search_locations is not None
+    source = None if text is None else ModuleSource(name, file, is_package, text)
+    _SOURCES[name] = spec, source
+    return source
 
 
 def _definition(code: types.CodeType, module: str) -> ast.AST | None:
@@ -452,11 +453,13 @@ class _Walk:
             self.feed(constant)
 
     def _function(self, function: types.FunctionType) -> None:
-        if not self._meets(function.__module__):
-            self.put(function.__module__, function.__qualname__)
+        # A function that `exec` made in an empty namespace says that it is of builtins, which has none in Python.
+        module = "__main__" if function.__module__ in (None, "builtins") else function.__module__
+        if not self._meets(module):
+            self.put(module, function.__qualname__)
             return
         code = function.__code__
-        node = _definition(code, function.__module__ or "")
+        node = _definition(code, module)
         if node is None:
             self._bytecode(code)
         else:
