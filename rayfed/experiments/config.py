@@ -264,7 +264,7 @@ def build_algorithm(values: Mapping[str, Any] | str, *, where: str) -> Algorithm
     cls = resolve(name, ALGORITHMS, where=f"{where}.name")
     if not (isinstance(cls, type) and issubclass(cls, Algorithm) and dataclasses.is_dataclass(cls)):
         raise UsageError(f"{where}.name={name}: must be a dataclass that derives from rayfed.algorithm.Algorithm")
-    required = ("init", "start", "step", "finish", "aggregate", *(("weights",) if cls.server_side_weighting else ()))
+    required = ("init", "start", "step", "finish", "aggregate")
     if missing := [hook for hook in required if getattr(cls, hook) is getattr(Algorithm, hook)]:
         hooks = f"{', '.join(missing)}; derive from FedAvg, or see rayfed/algorithm.py"
         raise UsageError(f"{where}.name={name}: {cls.__name__} has no hook {hooks}")

@@ -24,7 +24,7 @@ from rayfed.data.partition import share
 from rayfed.data.population import Client, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.metric_checks import check_metrics
-from rayfed.engine.serialization import fingerprint as state_fingerprint
+from rayfed.engine.serialization import state_hash
 from rayfed.engine.server import Evaluation
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
@@ -153,7 +153,7 @@ def make_plan(
         _check_loss(blueprint, population)
     model_label = None if model is None else display_name(model, model_hash(model, blueprint.model))
     loss_label = None if loss is None else display_name(loss, object_hash(loss))
-    weights_hash = "" if model is None else state_fingerprint(weights_of(blueprint.model))
+    weights_hash = "" if model is None else state_hash(weights_of(blueprint.model))
     trial = trial_name(config, f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}")
     objects = named_objects(config) | given_objects(model, loss, clients)
     return Plan(

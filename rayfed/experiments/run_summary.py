@@ -55,10 +55,10 @@ def run_summary(plan: Plan) -> str:
 
 
 def notes(plan: Plan) -> Sequence[str]:
-    """Return what will not be scored, and what the algorithm remarks on this configuration, one line each."""
+    """Return what will not be scored, and the notes of the algorithm on this configuration, one line each."""
     ctx = plan.blueprint.context(plan.population, "cpu").at(cohort=tuple(range(plan.blueprint.cohort)))
     problem = plan.blueprint.problem(plan.population, ctx.task)
-    return (*_unscored(plan), *plan.blueprint.algorithm.remarks(ctx, problem))
+    return (*_unscored(plan), *plan.blueprint.algorithm.notes(ctx, problem))
 
 
 def _unscored(plan: Plan) -> Sequence[str]:

@@ -47,7 +47,7 @@ import rayfed
 from rayfed.algorithm import Algorithm
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
-from rayfed.engine.serialization import fingerprint as state_fingerprint
+from rayfed.engine.serialization import state_hash
 from rayfed.experiments.config import Config
 from rayfed.results.trials import recorded
 
@@ -445,7 +445,7 @@ class _Walk:
     def _tensor(self, tensor: torch.Tensor) -> None:
         self.put("tensor", str(tensor.dtype), tuple(tensor.shape))
         if self._weights or not isinstance(tensor, nn.Parameter):
-            self.put(state_fingerprint({"": tensor}))
+            self.put(state_hash({"": tensor}))
 
     def _bytecode(self, code: types.CodeType) -> None:
         self.put(code.co_code, code.co_names, code.co_freevars, code.co_exceptiontable)
