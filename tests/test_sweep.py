@@ -4,6 +4,7 @@ A trial takes seconds to start (a process, the import of torch), so one sweep se
 """
 
 import contextlib
+import importlib
 import io
 import logging
 import os
@@ -174,6 +175,54 @@ class TestSweep:
         (new,) = after.drop(before.index).to_dict("records")
         alone = single("scaffold", 0)
         assert (new["status"], new["weights_hash"], new["placement.hosts"]) == ("done", alone.weights_hash, 2)
+
+
+HELPED = """
+from dataclasses import dataclass
+import sweep_helper
+from rayfed.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Helped(FedAvg):
+    def finish(self, ctx, work, client, down, data):
+        client, up = super().finish(ctx, work, client, down, data)
+        return client, {"weights": sweep_helper.halved(up["weights"])}
+"""
+HELPER = """
+from rayfed.core.trees import scale
+
+def halved(weights):
+    return scale(weights, 0.5)
+"""
+
+
+def test_trials_and_their_hosts_need_no_file_of_the_users(here, capsys, monkeypatch):
+    """As on another machine: the modules are gone when the trials start, and a host imports nothing by name."""
+    files = {"sweep_helped.py": HELPED, "sweep_helper.py": HELPER}
+    for name, text in files.items():
+        (here / name).write_text(text)
+    alone = rayfed.run(
+        {**yaml.safe_load(COMMON), "algorithm.name": "sweep_helped:Helped", "results": "alone"}, rounds=1
+    )
+
+    def and_remove(sources):
+        carried = tune_driver_sources(sources)
+        for name in files:
+            (here / name).unlink()
+        return carried
+
+    tune_driver = importlib.import_module("rayfed.distributed.tune_driver")
+    tune_driver_sources = tune_driver.without_caches
+    monkeypatch.setattr(tune_driver, "without_caches", and_remove)
+    arguments = ("arms=[{algorithm.name: sweep_helped:Helped}]", "seeds=[0]", "rounds=1", "experiment=helped")
+    swept = ran(capsys, "space.yaml", *arguments, "placement={hosts: 1, cpus: 0.5}", experiment="helped")
+    assert swept.code == 0, swept.out
+    (row,) = swept.trials.to_dict("records")
+    assert (row["status"], row["weights_hash"], row["code_hash"]) == (
+        "done",
+        alone.weights_hash,
+        alone.trials["code_hash"].iloc[0],
+    )
 
 
 class TestEarlyStopping:
