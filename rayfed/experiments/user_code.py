@@ -270,14 +270,15 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
     if name in sys.modules:
         return getattr(sys.modules[name], "__spec__", None)
     path: Sequence[str] | None = None
-    if parent := name.rpartition(".")[0]:
-        above = _spec(parent)
-        if above is None or above.submodule_search_locations is None:
-            return None
-        path = list(above.submodule_search_locations)
     try:
-        return next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
-    except (ImportError, ValueError):
+        if parent := name.rpartition(".")[0]:
+            above = _spec(parent)
+            if above is None or above.submodule_search_locations is None:
+                return None
+            path = list(above.submodule_search_locations)
+        finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        return next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+    except (ImportError, ValueError, KeyError):  # the last one from namespace packages that are not loaded
         return None
 
 
