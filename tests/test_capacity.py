@@ -1,9 +1,11 @@
 """Whether a trial can be placed: pure arithmetic, before Ray starts."""
 
 import re
+from pathlib import Path
 
 import pytest
 
+import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.distributed.placement import bundles, check_fits
 from rayfed.experiments.config import Config, Placement
@@ -137,3 +139,9 @@ class TestMessage:
         text = refusal([node(2)], gpus=1)
         assert text.startswith("placement.gpus=1: the process needs 1 CPU and 1 GPU")
         assert "fewer hosts" not in text
+
+
+def test_only_the_placement_module_asks_whether_there_are_hosts():
+    root = Path(rayfed.__path__[0])
+    files = {str(p.relative_to(root)) for p in root.rglob("*.py") if re.search(r"\.hosts\b", p.read_text())}
+    assert files == {"distributed/placement.py", "distributed/ray_fleet.py", "experiments/config.py"}
