@@ -202,6 +202,10 @@ class ModuleSource:
         return hashlib.blake2b(_normalised(self.tree).encode(), digest_size=16).hexdigest()
 
     @cached_property
+    def imports(self) -> frozenset[str]:
+        return frozenset(_imports(self.tree, self.name if self.is_package else self.name.rpartition(".")[0]))
+
+    @cached_property
     def definitions(self) -> dict[tuple[str, int], list[ast.AST]]:
         return _definitions(self.tree)
 
@@ -237,8 +241,7 @@ def _reachable(modules: Iterable[str], named: Set[str] = frozenset()) -> dict[st
         if name in seen:
             continue
         seen.add(name)
-        parent = name.rpartition(".")[0]
-        pending.append(parent)
+        pending.append(name.rpartition(".")[0])
         spec = _spec(name)
         if spec is None or spec.origin is None:
             continue
@@ -246,7 +249,7 @@ def _reachable(modules: Iterable[str], named: Set[str] = frozenset()) -> dict[st
             source = _source(name, spec)
             if source is not None:
                 sources[name] = source
-                pending += _imports(source.tree, name if source.is_package else parent)
+                pending += source.imports
     return dict(sorted(sources.items()))
 
 
