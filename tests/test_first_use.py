@@ -77,16 +77,16 @@ class TestNamesLikeNumbers:
         assert line("data.domains=[2010]").startswith("data.domains=2010: no such domain")
 
     def test_what_is_wrong_in_a_list_is_said(self, line):
-        assert line("data.domains=[[1]]") == "data.domains=[[1]]: expected a list of texts, got [1] in it"
+        assert line("data.domains=[[1]]") == "data.domains=[[1]]: expected a list of strings, got [1] in it"
 
 
 class TestSpacesThatAreNone:
     @pytest.mark.parametrize(
         ("value", "words"),
         [
-            ("[0, 1]", "got list; a sweep searches over values written {grid: [0, 1]}"),
+            ("[0, 1]", "got list; to search over values in a sweep, write {grid: [0, 1]}"),
             ("{gird: [0, 1]}", "got {gird: …}; did you mean {grid: …}?"),
-            ("{grid: [0, 1]}", "got a space, {grid: …}; rayfed.sweep searches one, a single run takes one value"),
+            ("{grid: [0, 1]}", "got a search space, {grid: …}; rayfed.sweep searches it, a single run takes one value"),
         ],
     )
     def test_says_how_to_write_one(self, line, value, words):

@@ -86,7 +86,7 @@ def divided(
     return dataset, parts
 
 
-def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type:
+def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type[Any]:
     where = f"{where}.name"
     found = resolve(name, table, where=where)
     if not (isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, method)):

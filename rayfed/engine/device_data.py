@@ -30,12 +30,12 @@ class Normalise:
 
     def augmented(self, x: Tensor, augment: Augment) -> Tensor:
         """Normalise and augment a batch; `augment` is applied to pixels in [0, 1] or after normalisation."""
-        if not augment.normalised:
+        if not augment.after_normalisation:
             pixels = x.dtype == torch.uint8
             x = augment(x.float().div_(255) if pixels else x)
             x = x.mul(self.scale * 255).add_(self.shift) if pixels else x
         x = self(x)
-        return augment(x) if augment.normalised else x
+        return augment(x) if augment.after_normalisation else x
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:

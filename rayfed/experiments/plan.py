@@ -39,7 +39,7 @@ from rayfed.experiments.user_code import (
 )
 from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
-from rayfed.models.split import ensure_split
+from rayfed.models.split_model import ensure_split
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 ModelFactory = Callable[[], nn.Module]

@@ -99,7 +99,7 @@ def test_own_partitions_are_held_to_the_rules(own, what, words):
         (("mini_digits", {}, "dirichle"), "partition.name=dirichle: did you mean dirichlet"),
         (("mini_digits", {}, "dirichlet", {"alpha": -1}), "partition.alpha=-1.*more than 0"),
         (("mini_digits", {}, None, {"alpha": 1}), "partition.alpha: no such key"),
-        (("mini_digits", {}, "file"), "partition.file: needed, but not given"),
+        (("mini_digits", {}, "file"), "partition.file: required"),
         (("my_lines:function",), "expected a dataclass with a method load"),
         (("my_lines:Chosen",), "expected a dataclass with a method load"),
         (("mnist", {"mean": [0.1, 0.2]}), r"data.mean=\[0.1, 0.2\]: 2 numbers for 1 channels"),

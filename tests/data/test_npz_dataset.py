@@ -130,7 +130,7 @@ def test_other_files(tmp_path):
         load("npz", {"file": str(tmp_path / "one.npy")})
     with pytest.raises(UsageError, match=r"none.npz: no such file"):
         load("npz", {"file": str(tmp_path / "none.npz")})
-    with pytest.raises(UsageError, match=r"data.file: needed, but not given"):
+    with pytest.raises(UsageError, match=r"data.file: required"):
         load("npz")
 
 
