@@ -175,7 +175,7 @@ def small(tmp_path, **more):
 
 
 def test_a_loss_for_each_example_is_refused(tmp_path):
-    with pytest.raises(rayfed.UsageError, match=r"loss: must give the mean over a batch, .* shape \(2,\)"):
+    with pytest.raises(rayfed.UsageError, match=r"loss: must return the mean over the batch, .* shape \(2,\)"):
         small(tmp_path, loss=nn.CrossEntropyLoss(reduction="none"))
     assert not (tmp_path / "results").exists()
 
@@ -242,9 +242,9 @@ def test_the_introduction_says_what_goes_in_and_counts_one_as_one(here, capsys):
     assert main([*QUICK, *one]) == 0
     said = capsys.readouterr().err
     assert "mini_digits: 1 client, " in said
-    assert "; 10 classes, an input 3 x 28 x 28; augmented by noise" in said
-    assert "kept by each at the start: " in said
-    assert "1 round, 1 client each, 1 epoch of" in said
+    assert "; 10 classes, input shape 3 x 28 x 28; augmented by noise" in said
+    assert "initial state per client: " in said
+    assert "1 round, 1 client per round, 1 epoch with" in said
 
 
 def test_names_are_suggested_once():
@@ -280,7 +280,7 @@ class TestInterrupts:
         assert "Traceback" not in err
         last = err.splitlines()[-1]
         assert last.startswith("rayfed: interrupted after round ")
-        assert last.endswith("; the same command with resume=true goes on")
+        assert last.endswith("; the same command with resume=true continues")
         (row,) = pd.read_parquet(here / "results/run/trials").to_dict("records")
         assert (row["status"], pd.isna(row["error"])) == ("interrupted", True)
 
@@ -295,7 +295,7 @@ class TestInterrupts:
         assert code == 130, err
         assert "Traceback" not in err
         assert err.splitlines()[-1] == (
-            "rayfed: interrupted after 1 of 6 trials; the same command with resume=true goes on"
+            "rayfed: interrupted after 1 of 6 trials; the same command with resume=true continues"
         )
         assert "1 interrupted" in out
         assert sorted(pd.read_parquet(here / "results/run/trials")["status"]) == ["done", "interrupted"]

@@ -190,7 +190,7 @@ class TestChangedCode:
             code, lines = self.ended(here, HALVING.replace(old, new), "resume=true")
             assert code == 2, lines
             assert re.fullmatch(
-                r"rayfed: resume=true: resume_halving:Halving: its code .*changed since Halving-seed0-\w+ ran; give "
+                r"rayfed: resume=true: resume_halving:Halving: its code changed since Halving-seed0-\w+ ran; give "
                 "another experiment, or resume=false",
                 lines[-1],
             )
@@ -248,7 +248,7 @@ def test_it_says_what_resume_did(here, capsys):
     (path,) = here.glob("results/run/checkpoints/*.pt")
     content = torch.load(path, weights_only=True)
     torch.save({**content, "round": 1}, path)
-    assert said(*saved) == ["    resume  goes on after round 1"]
+    assert said(*saved) == ["    resume  continues after round 1"]
 
 
 def test_a_new_start_leaves_no_old_checkpoint_to_resume_from(here):

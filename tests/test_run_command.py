@@ -13,7 +13,7 @@ from rayfed.cli.run import main
 from rayfed.core.registry import resolve
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
-from rayfed.experiments.config import _GROUPS, Config
+from rayfed.experiments.config import GROUPS, Config
 from rayfed.metrics.base import METRICS
 from rayfed.models.build import MODELS
 
@@ -41,7 +41,7 @@ class TestHelp:
         out = capsys.readouterr().out
         keys = [f"{key}.name" for key in ("algorithm", "data", "partition", "model")]
         keys += [field.name for field in dataclasses.fields(Config) if field.metadata]
-        keys += [f"{group}.{field.name}" for group, kind in _GROUPS.items() for field in dataclasses.fields(kind)]
+        keys += [f"{group}.{field.name}" for group, kind in GROUPS.items() for field in dataclasses.fields(kind)]
         missing = [key for key in keys if not re.search(rf"^ +{re.escape(key)}( |$)", out, re.MULTILINE)]
         assert not missing
         assert len(keys) > 30
@@ -143,9 +143,7 @@ class TestRun:
         """FedBN keeps batch norm with the clients, so that the server has no whole model."""
         config = ["try.yaml", "rounds=1", "data.held_out=[font]", "model={name: digits_cnn, width: 0.1}"]
         assert main([*config, "algorithm={name: fedbn}"]) == 0
-        words = (
-            "not scored: the test sets that nobody holds (font; split ood), because fedbn has no global model here; an"
-        )
+        words = "not scored: the server's test sets (font; split ood), because fedbn has no global model here; use an"
         assert words in capsys.readouterr().err
         assert main([*config, "algorithm={name: fedavg}"]) == 0
         assert "not scored" not in capsys.readouterr().err
@@ -156,7 +154,7 @@ class TestRun:
         monkeypatch.setattr(rayfed.core.status_line, "LINE_SECONDS", 0.0)
         assert main(["try.yaml"]) == 0
         err = capsys.readouterr().err
-        assert re.search(r"round 2/3 · .* s a round · .* left · .* clients/s · val ", err)
+        assert re.search(r"round 2/3 · .* s per round · .* left · .* clients/s · val ", err)
 
 
 class TestExitCodes:

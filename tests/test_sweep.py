@@ -4,6 +4,7 @@ A trial takes seconds to start (a process, the import of torch), so one sweep se
 """
 
 import contextlib
+import importlib
 import io
 import logging
 import os
@@ -18,7 +19,8 @@ import ray
 import yaml
 
 import rayfed
-from rayfed.cli.sweep import NOTES, _shortened, main
+from rayfed.cli.sweep import main
+from rayfed.experiments.sweep import MAX_NOTES, _shortened
 
 pytestmark = pytest.mark.ray
 
@@ -166,13 +168,61 @@ class TestSweep:
         place = ("placement.hosts=2", "placement.cpus=0.5")
         again = ran(capsys, "space.yaml", "resume=true", "seeds=[0]", scaffold, *place)
         assert again.code == 0
-        assert "2 trials: configurations fedavg 1, scaffold 1; each with 1 seed; 1 are done already" in again.err
+        assert "2 trials: configurations fedavg 1, scaffold 1; each with 1 seed; 1 already done" in again.err
         before, after = (r.trials.set_index("trial") for r in (swept, again))
         assert len(after) == len(before) + 1
         pd.testing.assert_series_equal(after["started"][before.index], before["started"])
         (new,) = after.drop(before.index).to_dict("records")
         alone = single("scaffold", 0)
         assert (new["status"], new["weights_hash"], new["placement.hosts"]) == ("done", alone.weights_hash, 2)
+
+
+HELPED = """
+from dataclasses import dataclass
+import sweep_helper
+from rayfed.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Helped(FedAvg):
+    def finish(self, ctx, work, client, down, data):
+        client, up = super().finish(ctx, work, client, down, data)
+        return client, {"weights": sweep_helper.halved(up["weights"])}
+"""
+HELPER = """
+from rayfed.core.trees import scale
+
+def halved(weights):
+    return scale(weights, 0.5)
+"""
+
+
+def test_trials_and_their_hosts_need_no_file_of_the_users(here, capsys, monkeypatch):
+    """As on another machine: the modules are gone when the trials start, and a host imports nothing by name."""
+    files = {"sweep_helped.py": HELPED, "sweep_helper.py": HELPER}
+    for name, text in files.items():
+        (here / name).write_text(text)
+    alone = rayfed.run(
+        {**yaml.safe_load(COMMON), "algorithm.name": "sweep_helped:Helped", "results": "alone"}, rounds=1
+    )
+
+    def and_remove(sources):
+        carried = tune_driver_sources(sources)
+        for name in files:
+            (here / name).unlink()
+        return carried
+
+    tune_driver = importlib.import_module("rayfed.distributed.tune_driver")
+    tune_driver_sources = tune_driver.without_caches
+    monkeypatch.setattr(tune_driver, "without_caches", and_remove)
+    arguments = ("arms=[{algorithm.name: sweep_helped:Helped}]", "seeds=[0]", "rounds=1", "experiment=helped")
+    swept = ran(capsys, "space.yaml", *arguments, "placement={hosts: 1, cpus: 0.5}", experiment="helped")
+    assert swept.code == 0, swept.out
+    (row,) = swept.trials.to_dict("records")
+    assert (row["status"], row["weights_hash"], row["code_hash"]) == (
+        "done",
+        alone.weights_hash,
+        alone.trials["code_hash"].iloc[0],
+    )
 
 
 class TestEarlyStopping:
@@ -218,14 +268,14 @@ class TestRefused:
             (["space.yaml", "local.lr={grid: []}"], "local.lr: grid needs a list"),
             (["space.yaml", "seeds=3"], "seeds=3: expected a list"),
             (["space.yaml", "cohort=3"], "cohort=3: there are 2 clients"),
-            (["space.yaml", "arms=[{}, {}]"], "arms: two trials are the same configuration"),
+            (["space.yaml", "arms=[{}, {}]"], "arms: two trials have the same configuration"),
             (
                 ["space.yaml", "arms=[{experiment: a}, {experiment: b, rounds: 2}]"],
-                "results and experiment: one for the whole",
+                "results and experiment: all arms of a sweep share",
             ),
             (
                 ["space.yaml", "search.scheduler=asha", "partition.validation=0"],
-                "search.scheduler=asha: compares valid",
+                "search.scheduler=asha: needs valid",
             ),
             (["space.yaml", "placement.hosts=3"], "placement.hosts=3: 3 hosts of 1 CPU and 0 GPU need 3 CPU"),
         ],
@@ -241,7 +291,7 @@ class TestRefused:
             for more in ("placement.gpus=0.6", "placement.hosts=1000"):
                 began = time.monotonic()
                 with contextlib.redirect_stderr(io.StringIO()) as err:
-                    code = rayfed.sweep.main(["space.yaml", "placement.hosts=12", more])
+                    code = rayfed.cli.sweep.main(["space.yaml", "placement.hosts=12", more])
                 print(code, time.monotonic() - began < 1, "ray" in sys.modules, err.getvalue().strip())
         """
         done = subprocess.run(
@@ -252,16 +302,16 @@ class TestRefused:
             env={**os.environ, "RAY_TMPDIR": str(tmp_path)},
         )
         first, second = done.stdout.splitlines()
-        assert first.startswith("2 True False rayfed: placement.gpus=0.6: must be a whole number or 1/k")
+        assert first.startswith("2 True False rayfed: placement.gpus=0.6: must be an integer or 1/k")
         assert second.startswith(
             "2 True False rayfed: placement.hosts=1000: 1000 hosts of 1 CPU and 0 GPU need 1000 CPU"
         )
 
 
 def test_many_notes_are_cut_short():
-    notes = [f"note: a: {k}" for k in range(NOTES + 3)]
-    assert _shortened(notes[:NOTES]) == notes[:NOTES]
-    assert _shortened(notes)[:-1] == notes[:NOTES]
+    notes = [f"note: a: {k}" for k in range(MAX_NOTES + 3)]
+    assert _shortened(notes[:MAX_NOTES]) == notes[:MAX_NOTES]
+    assert _shortened(notes)[:-1] == notes[:MAX_NOTES]
     assert _shortened(notes)[-1].startswith("3 more notes")
 
 
@@ -277,7 +327,7 @@ class TestTableAfterwards:
                 rayfed.run(values)
             return wrong
 
-        monkeypatch.setattr("rayfed.sweep.sweep", in_process)
+        monkeypatch.setattr("rayfed.cli.sweep.sweep", in_process)
         code = main(["space.yaml"])
         out, err = capsys.readouterr()
         assert err == ""

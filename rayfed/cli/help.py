@@ -11,7 +11,7 @@ from rayfed.augment import AUGMENTS
 from rayfed.core.registry import resolve
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
-from rayfed.experiments.config import _GROUPS, Config
+from rayfed.experiments.config import GROUPS, Config
 from rayfed.experiments.space import Search
 from rayfed.metrics.base import METRICS
 from rayfed.models.build import MODELS
@@ -38,7 +38,7 @@ def usage() -> str:
     for field in dataclasses.fields(Config):
         if field.metadata:
             lines.append(_line(field.name, _default(field), field.metadata["help"]))
-    for name, kind in _GROUPS.items():
+    for name, kind in GROUPS.items():
         lines += _lines(kind, f"{name}.")
     lines.append(_line("metrics.NAME", "", f"measure also {', '.join(METRICS)}; true, or options (see --list)"))
     lines += ["", "In a sweep's file, or after it:"]
