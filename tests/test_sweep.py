@@ -16,9 +16,12 @@ import pandas as pd
 import pytest
 import ray
 import yaml
+from support import command
 
 import rayfed
-from rayfed.cli.sweep import NOTES, _shortened, main
+from rayfed.distributed.tune import MAX_NOTES, _shortened
+
+main = command("sweep")
 
 pytestmark = pytest.mark.ray
 
@@ -237,11 +240,11 @@ class TestRefused:
         """In a process of its own, which has no Ray: 12 × 0.6 GPUs and 1,000 hosts."""
         code = """
             import contextlib, io, sys, time
-            import rayfed.cli.sweep
+            from rayfed.cli.main import main
             for more in ("placement.gpus=0.6", "placement.hosts=1000"):
                 began = time.monotonic()
                 with contextlib.redirect_stderr(io.StringIO()) as err:
-                    code = rayfed.sweep.main(["space.yaml", "placement.hosts=12", more])
+                    code = main(["sweep", "space.yaml", "placement.hosts=12", more])
                 print(code, time.monotonic() - began < 1, "ray" in sys.modules, err.getvalue().strip())
         """
         done = subprocess.run(
@@ -259,9 +262,9 @@ class TestRefused:
 
 
 def test_many_notes_are_cut_short():
-    notes = [f"note: a: {k}" for k in range(NOTES + 3)]
-    assert _shortened(notes[:NOTES]) == notes[:NOTES]
-    assert _shortened(notes)[:-1] == notes[:NOTES]
+    notes = [f"note: a: {k}" for k in range(MAX_NOTES + 3)]
+    assert _shortened(notes[:MAX_NOTES]) == notes[:MAX_NOTES]
+    assert _shortened(notes)[:-1] == notes[:MAX_NOTES]
     assert _shortened(notes)[-1].startswith("3 more notes")
 
 
@@ -277,7 +280,7 @@ class TestTableAfterwards:
                 rayfed.run(values)
             return wrong
 
-        monkeypatch.setattr("rayfed.sweep.sweep", in_process)
+        monkeypatch.setattr("rayfed.cli.sweep.sweep", in_process)
         code = main(["space.yaml"])
         out, err = capsys.readouterr()
         assert err == ""

@@ -1,17 +1,14 @@
-"""`python -m rayfed.report RESULTS`: the table of a run or a sweep, also while it runs, and a plot of its curves."""
+"""`rayfed report`: print the results of a run or a sweep as a table, plot its curves, compare algorithms."""
 
 import argparse
 import shlex
 import shutil
-import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pandas as pd
 
-from rayfed.cli.interrupts import command
 from rayfed.core.errors import UsageError
 from rayfed.results.common_rounds import clients_differ
 from rayfed.results.metric_names import is_share
@@ -121,7 +118,7 @@ def _also(rows: pd.DataFrame, metric: str, split: str, folder: str | Path) -> It
     held = rows[(rows["split"] == "ood") & (rows["metric"] == metric)]
     if split != "ood" and not held.empty:
         name = shlex.join([str(folder), "--experiment", str(rows["experiment"].iloc[0])])
-        yield f"Scored, too, on a domain that nobody holds: python -m rayfed.report {name} --split ood"
+        yield f"Scored, too, on a domain that nobody holds: rayfed report {name} --split ood"
 
 
 def _missing(rows: pd.DataFrame, shown: pd.DataFrame, what: str) -> list[str]:
@@ -176,52 +173,52 @@ def _where(folder: str | Path, tables: Tables) -> list[str]:
     return [f"Parquet: pandas.read_parquet({path!r}), and likewise rounds and trials"]  # a name may hold a quote
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit code: 0, or 2 after one line on what was wrong with the request."""
-    parser = _Parser(prog="python -m rayfed.report", description=__doc__)
-    parser.add_argument("folder", metavar="RESULTS", help="the folder that runs wrote to")
-    parser.add_argument("--experiment", metavar="NAME", help="one experiment of the folder; all of them if not given")
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Print the results of a run or a sweep as a table, also while it runs. By default, each trial is reported at "
+        "the round with the best validation accuracy."
+    )
+    parser.add_argument("folder", metavar="RESULTS", help="folder of the results (the key `results` of the runs)")
+    parser.add_argument("--experiment", metavar="NAME", help="one experiment of the folder (default: all of them)")
     parser.add_argument("--metric", default="accuracy", help="accuracy, loss, ... (default: accuracy)")
-    parser.add_argument("--point", choices=POINTS, help="which model; by default what each algorithm's paper scores")
-    parser.add_argument("--split", choices=SPLITS, help="default: test, or where there are no such values ood or val")
-    parser.add_argument("--rule", choices=RULES, help="which round; default: selected, or final without validation")
-    parser.add_argument("--target", type=float, metavar="VALUE", help="rounds and gigabytes to this value, such as 0.8")
+    parser.add_argument(
+        "--point", choices=POINTS, help="model scored (default: the one scored in the method's paper)"
+    )
+    parser.add_argument("--split", choices=SPLITS, help="data scored (default: test; without test values, ood or val)")
+    parser.add_argument("--rule", choices=RULES, help="choice of the round (default: selected; final if not validated)")
+    parser.add_argument(
+        "--target", type=float, metavar="VALUE", help="report rounds and gigabytes to reach VALUE"
+    )
     parser.add_argument(
         "--compare",
         nargs=2,
         metavar=("A", "B"),
-        help='B minus A in pairs: an algorithm each, or "algorithm setting" as the table names it',
+        help='paired difference B minus A; each is an algorithm, or "algorithm setting" as in the table',
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="write the curves over rounds")
-    parser.add_argument("--csv", metavar="FILE", help="write means, sds and numbers of seeds, under every rule")
-    try:
-        given = parser.parse_args(arguments)
-        scored = {"metric": given.metric, "point": given.point, "split": given.split}
-        answers = [render(given.folder, given.experiment, rule=given.rule, **scored)]
-        if given.plot or given.csv or given.compare or given.target is not None:
-            tables = read(given.folder, given.experiment)
-            wide = {**scored, "width": shutil.get_terminal_size((100, 24)).columns}
-            if given.target is not None:
-                answers.append(target_text(tables, given.target, **wide))
-            if given.compare:
-                names = (given.compare[0], given.compare[1])
-                answers.append(comparison_text(tables, names, rule=given.rule, rule_words=RULE_WORDS, **wide))
-            if given.plot:
-                plot(tables, given.plot, **scored)
-                answers.append(f"Plot: {given.plot}")
-            if given.csv:
-                _write_csv(wanted(summarise(tables).rows, tables, **scored), given.csv)
-                answers.append(f"CSV: {given.csv}")
-        print("\n\n".join(answers))
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    parser.add_argument("--plot", metavar="FILE.png", help="plot the curves over rounds")
+    parser.add_argument(
+        "--csv", metavar="FILE", help="write means, standard deviations and seed counts, all rules"
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    scored = {"metric": options.metric, "point": options.point, "split": options.split}
+    answers = [render(options.folder, options.experiment, rule=options.rule, **scored)]
+    if options.plot or options.csv or options.compare or options.target is not None:
+        tables = read(options.folder, options.experiment)
+        wide = {**scored, "width": shutil.get_terminal_size((100, 24)).columns}
+        if options.target is not None:
+            answers.append(target_text(tables, options.target, **wide))
+        if options.compare:
+            names = (options.compare[0], options.compare[1])
+            answers.append(comparison_text(tables, names, rule=options.rule, rule_words=RULE_WORDS, **wide))
+        if options.plot:
+            plot(tables, options.plot, **scored)
+            answers.append(f"Plot: {options.plot}")
+        if options.csv:
+            _write_csv(wanted(summarise(tables).rows, tables, **scored), options.csv)
+            answers.append(f"CSV: {options.csv}")
+    print("\n\n".join(answers))
     return 0
 
 
@@ -230,7 +227,3 @@ def _write_csv(rows: pd.DataFrame, path: str) -> None:
         rows.drop(columns="order").to_csv(path, index=False)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support import command
 
-from rayfed.cli import report
 from rayfed.core.errors import UsageError
 from rayfed.results.comparison import check_paired, compare, find
 from rayfed.results.read import read
@@ -15,6 +15,8 @@ from rayfed.results.tables import SERVER, MetricRow, RoundRow
 from rayfed.results.target import reached
 from rayfed.results.trials import record_trial
 from rayfed.results.writer import TrialWriter
+
+main = command("report")
 
 
 def add(folder: Path, name: str, rows: list[MetricRow], *, algorithm: str = "fedavg", seed: int = 0, **config) -> None:
@@ -39,12 +41,12 @@ def curve(means: list[float], *, spread: float = 0.1) -> list[MetricRow]:
 
 
 def told(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert report.main([str(folder), *arguments]) == 0
+    assert main([str(folder), *arguments]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
 def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert report.main([str(folder), *arguments]) == 2
+    assert main([str(folder), *arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     return error

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support import command
 
 from rayfed.cli import report
 from rayfed.core.errors import UsageError
@@ -18,6 +19,8 @@ from rayfed.results.summary import summarise
 from rayfed.results.tables import SERVER, MetricRow
 from rayfed.results.trials import record_trial
 from rayfed.results.writer import TrialWriter
+
+main = command("report")
 
 Curve = list[tuple[float, float]]  # a (validation, test) pair a round, from round 1; NaN: not evaluated
 NAN = float("nan")
@@ -125,7 +128,7 @@ class TestSplitThatIsThere:
         add_trial(tmp_path, "t", [(0.25, NAN)])
         assert "e: val accuracy, %" in report.render(tmp_path)
         assert "25.00" in report.render(tmp_path)
-        assert report.main([str(tmp_path), "--plot", str(tmp_path / "p.png"), "--target", "0.2"]) == 0
+        assert main([str(tmp_path), "--plot", str(tmp_path / "p.png"), "--target", "0.2"]) == 0
 
     def test_not_a_test_set_that_another_model_was_scored_on(self, tmp_path: Path) -> None:
         add_trial(tmp_path, "t", [(0.25, NAN)], scored="downloaded")
@@ -347,7 +350,7 @@ def test_the_plot_and_the_csv_are_written(tmp_path: Path, capsys: pytest.Capture
     for number in range(9):
         add_trial(tmp_path, f"t{number}", [(0.5, 0.5), (0.6, 0.6)], algorithm__mu=float(number))
     png, csv = tmp_path / "curves.png", tmp_path / "table.csv"
-    assert report.main([str(tmp_path), "--plot", str(png), "--csv", str(csv)]) == 0
+    assert main([str(tmp_path), "--plot", str(png), "--csv", str(csv)]) == 0
     assert png.read_bytes().startswith(b"\x89PNG")
     assert {"setting", "algorithm.mu", "mean", "sd", "seeds", "chosen"} <= set(pd.read_csv(csv).columns)
     assert "Plot: " in capsys.readouterr().out
@@ -367,15 +370,15 @@ def test_bad_input_is_one_line_and_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     add_trial(tmp_path, "t", [(0.5, 0.5)])
-    assert report.main([str(tmp_path), *arguments]) == 2
+    assert main([str(tmp_path), *arguments]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ")
+    assert error.startswith("rayfed: ")
     assert words in error
     assert error.count("\n") == 1
 
 
 def test_the_report_starts_without_torch_ray_or_matplotlib() -> None:
-    code = "import sys, rayfed.report; print({'torch', 'ray', 'matplotlib'} & set(sys.modules))"
+    code = "import sys, rayfed.cli.report; print({'torch', 'ray', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -24,7 +24,7 @@ class File(Partition):
     `split` is train, val or test; without any val row, the validation share is drawn from each training part. `source`
     and `index` name the example as the dataset does (MNIST: train or t10k, and the row in that IDX file). Clients are
     numbered anew from 0 in the order of their numbers in the file. A further column `domain`, where it is there, says
-    the domain of each client. `python -m rayfed.partition … --save FILE` writes such a file for any partition.
+    the domain of each client. `rayfed partition … --save FILE` writes such a file for any partition.
     """
 
     file: str = option(help="the Parquet file")

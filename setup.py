@@ -1,0 +1,13 @@
+"""The packages of the distribution; everything else is declared in pyproject.toml.
+
+The search spaces and the documentation are at the top of the repository, and in the package of a wheel.
+"""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["rayfed", "rayfed.*"]), "rayfed.tune_spaces", "rayfed.docs"],
+    package_dir={"rayfed.tune_spaces": "tune_spaces", "rayfed.docs": "docs"},
+    package_data={"rayfed": ["py.typed"], "rayfed.tune_spaces": ["*.yaml"], "rayfed.docs": ["*.md", "images/*"]},
+    exclude_package_data={"rayfed.docs": ["fidelity*"]},
+)
