@@ -1,6 +1,6 @@
 """Small federations for tests: quadratics with known solutions, and blobs with a small network."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import Algorithm, Phase
-from rayfed.cli.main import main
 from rayfed.core.optim import SGD, Optimizer
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
@@ -140,8 +139,3 @@ def simulate(
     points = tuple(points) or (plan.algorithm.default_eval_point,)
     server = Server(plan, population, LocalFleet(plan, population), Evaluation(every=every, points=points))
     return server, list(server.run())
-
-
-def command(name: str) -> Callable[[Sequence[str]], int]:
-    """Return the command `rayfed NAME` as a function from its arguments to its exit code."""
-    return lambda arguments: main([name, *arguments])

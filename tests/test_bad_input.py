@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support import command
+from helpers.commands import command
 
 main = command("run")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from support import command
+from helpers.commands import command
 
 from rayfed.cli.algorithm_pages import after_a_round, algorithms_page
 from rayfed.experiments.config import build_algorithm

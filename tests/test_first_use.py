@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support import command
+from helpers.commands import command
 from torch import nn
 
 import rayfed

@@ -10,7 +10,7 @@ import time
 import pandas as pd
 import pytest
 import torch
-from support import command
+from helpers.commands import command
 
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan

@@ -7,7 +7,7 @@ import sys
 
 import pandas as pd
 import pytest
-from support import command
+from helpers.commands import command
 
 from rayfed.algorithms import ALGORITHMS
 from rayfed.core.registry import resolve

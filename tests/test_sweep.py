@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import ray
 import yaml
-from support import command
+from helpers.commands import command
 
 import rayfed
 from rayfed.distributed.tune import MAX_NOTES, _shortened

@@ -181,14 +181,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="RESULTS", help="folder of the results (the key `results` of the runs)")
     parser.add_argument("--experiment", metavar="NAME", help="one experiment of the folder (default: all of them)")
     parser.add_argument("--metric", default="accuracy", help="accuracy, loss, ... (default: accuracy)")
-    parser.add_argument(
-        "--point", choices=POINTS, help="model scored (default: the one scored in the method's paper)"
-    )
+    parser.add_argument("--point", choices=POINTS, help="model scored (default: the one scored in the method's paper)")
     parser.add_argument("--split", choices=SPLITS, help="data scored (default: test; without test values, ood or val)")
     parser.add_argument("--rule", choices=RULES, help="choice of the round (default: selected; final if not validated)")
-    parser.add_argument(
-        "--target", type=float, metavar="VALUE", help="report rounds and gigabytes to reach VALUE"
-    )
+    parser.add_argument("--target", type=float, metavar="VALUE", help="report rounds and gigabytes to reach VALUE")
     parser.add_argument(
         "--compare",
         nargs=2,
@@ -196,9 +192,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help='paired difference B minus A; each is an algorithm, or "algorithm setting" as in the table',
     )
     parser.add_argument("--plot", metavar="FILE.png", help="plot the curves over rounds")
-    parser.add_argument(
-        "--csv", metavar="FILE", help="write means, standard deviations and seed counts, all rules"
-    )
+    parser.add_argument("--csv", metavar="FILE", help="write means, standard deviations and seed counts, all rules")
 
 
 def execute(options: argparse.Namespace) -> int:

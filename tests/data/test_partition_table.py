@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pandas
 import pytest
+from helpers.commands import command
 from PIL import Image
-from support import command
 from test_partitions import OWNED, split, toy
 from test_published_data import SPLIT, needs
 

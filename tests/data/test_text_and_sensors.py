@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pandas
 import pytest
-from support import command
+from helpers.commands import command
 
 from rayfed.core.errors import UsageError
 from rayfed.data.load import load

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support import command
+from helpers.commands import command
 
 from rayfed.core.errors import UsageError
 from rayfed.results.comparison import check_paired, compare, find

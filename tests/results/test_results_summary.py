@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support import command
+from helpers.commands import command
 
 from rayfed.cli import report
 from rayfed.core.errors import UsageError
