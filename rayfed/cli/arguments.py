@@ -15,9 +15,9 @@ class _Moved(argparse.Action):
         raise UsageError("--list: is a command of its own; use rayfed list")
 
 
-def add_values(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add the positional arguments `values`."""
-    parser.add_argument("values", nargs="*", metavar="FILE.yaml | KEY=VALUE", help=help)
+def add_values(parser: argparse.ArgumentParser, file: str, help: str) -> None:
+    """Add the positional arguments `values`: any number of `file` and KEY=VALUE."""
+    parser.add_argument("values", nargs="*", metavar=f"{file} | KEY=VALUE", help=help)
     parser.add_argument("--list", nargs=0, action=_Moved, help=argparse.SUPPRESS)
 
 

@@ -36,6 +36,14 @@ KINDS: Mapping[str, Mapping[str, str]] = {
 }
 """The keys under which something is chosen by name, each with its registry."""
 
+_MEANINGS = {
+    "algorithm": "algorithm",
+    "data": "dataset",
+    "partition": "how the data are divided among clients; by default the dataset's own clients or domains",
+    "model": "model",
+    "augment": "augmentation of the training data",
+}
+
 
 def config_keys() -> str:
     """Return one entry per key of the configuration, with its default and its meaning."""
@@ -96,7 +104,9 @@ def _names(*kinds: str) -> Iterator[str]:
     defaults = Config.read({})
     for kind in kinds or [kind for kind in KINDS if kind != "metrics"]:
         name = defaults.algorithm_name if kind == "algorithm" else getattr(defaults, kind).name or ""
-        yield _entry(f"{kind}.name", name, f"see rayfed list {kind}, which also lists the keys {kind}.KEY of each name")
+        yield _entry(
+            f"{kind}.name", name, f"{_MEANINGS[kind]}; rayfed list {kind} shows all, with their keys {kind}.KEY"
+        )
 
 
 def _first_line(piece: Any) -> str:

@@ -70,7 +70,7 @@ def _execute(name: str, arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise UsageError(_no_command(name))
     module = importlib.import_module(f"rayfed.cli.{name}")
-    parser = Parser(prog=f"rayfed {name}", formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog=f"rayfed {name}")
     module.configure(parser)
     options, unknown = parser.parse_known_intermixed_args(arguments)
     _refuse_unknown(parser, unknown)
@@ -99,5 +99,6 @@ def _refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
         raise UsageError(f"{first}: unexpected argument; see {parser.prog} --help")
     if "=" in key:
         raise UsageError(f"{first}: a key is written without dashes: {key}")
-    options = [option for action in parser._actions for option in action.option_strings]
+    shown = [action for action in parser._actions if action.help is not argparse.SUPPRESS]
+    options = [option for action in shown for option in action.option_strings]
     raise UsageError(f"{first}: no such option of {parser.prog}; {suggestion(first, options)}")

@@ -18,9 +18,10 @@ The partition can be saved as a table that partition.name=file reads, and drawn.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
     parser.epilog = f"{VALUES}\n{partition_keys()}"
-    add_values(parser, "configuration as for rayfed run; only the keys below have an effect")
+    add_values(parser, "FILE.yaml", "configuration as for rayfed run; only the keys below have an effect")
     parser.add_argument("--save", metavar="FILE", help="write the partition as Parquet, one row per example")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the number of examples by client and class")
     parser.add_argument("--examples", metavar="FILE.png", help="draw sample images, one row per domain")

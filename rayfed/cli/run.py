@@ -17,9 +17,10 @@ A summary of the plan and the progress are printed to stderr.
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [FILE.yaml ...] [KEY=VALUE ...]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
     parser.epilog = f"{VALUES}\n{config_keys()}"
-    add_values(parser, "YAML files and single values of the configuration")
+    add_values(parser, "FILE.yaml", "YAML files and single values of the configuration")
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -25,10 +25,12 @@ results. The exit code is 1 if a trial failed or diverged. Tune's files are in R
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} SPACE [KEY=VALUE ...]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
     parser.epilog = f"{VALUES}\n{space_keys()}\n\n{config_keys()}"
     add_values(
         parser,
+        "SPACE",
         "one search space, a YAML file or the name of a packaged space (rayfed list spaces), and values that override "
         "it in all arms",
     )
