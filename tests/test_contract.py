@@ -47,9 +47,18 @@ class Mine(FedAvg):
 
     name: ClassVar[str] = "mine"
     reference: ClassVar[str] = "nobody, 2024"
-    trips: ClassVar[int] = 2
-    setup_exchanges: ClassVar[int] = 1
-    final_exchanges: ClassVar[int] = 1
+
+    @property
+    def round_exchanges(self):
+        return (self,) * 2
+
+    @property
+    def setup_exchanges(self):
+        return (self,) * 1
+
+    @property
+    def final_exchanges(self):
+        return (self,) * 1
 
     momentum: float = option(0.5, low=0, help="of the server")
 
@@ -353,14 +362,16 @@ def test_the_watch_catches_what_it_should(hook, caught):
 
 @EVERY
 def test_equal_seeds_give_equal_bits_and_others_do_not(case):
-    first, again, other = (finished(plan_of(case, seed=seed)).fingerprint() for seed in (3, 3, 4))
+    first, again, other = (finished(plan_of(case, seed=seed)).state_hash() for seed in (3, 3, 4))
     assert first == again
     assert first != other
 
 
 @EVERY
 def test_any_width_gives_the_same_result(case):
-    alone, together = (everything(finished(plan_of(case, vmap_clients=w))) for w in (1, 3))  # a block of three and one of one
+    alone, together = (
+        everything(finished(plan_of(case, vmap_clients=w))) for w in (1, 3)
+    )  # a block of three and one of one
     for (path, a), (other, b) in zip(tensors(alone), tensors(together), strict=True):
         assert (path, a.dtype, a.shape) == (other, b.dtype, b.shape)
         assert bool(torch.isfinite(b.double()).all()), path
@@ -372,7 +383,7 @@ def saved_after_two(plan) -> tuple[str, str, bytes]:
     """Fingerprints after four rounds and after two, and the checkpoint after two."""
     server = server_of(plan)
     next(record for record in server.run() if record.stage == "round" and record.round == 2)
-    return finished(plan).fingerprint(), server.fingerprint(), checkpoint.dump(server)
+    return finished(plan).state_hash(), server.state_hash(), checkpoint.dump(server)
 
 
 @pytest.mark.parametrize(
@@ -391,9 +402,9 @@ def test_state_survives_save_and_load(case, cohort):
     resumed.state, resumed.round = content["server"], content["round"]
     resumed.fleet.load(content["clients"])
     assert resumed.round == 2
-    assert resumed.fingerprint() == half != whole
+    assert resumed.state_hash() == half != whole
     list(resumed.run())
-    assert resumed.fingerprint() == whole
+    assert resumed.state_hash() == whole
 
 
 @EVERY
@@ -402,9 +413,9 @@ def test_the_engines_checkpoints_can_be_resumed(case):
     whole, half, saved = saved_after_two(plan)
     resumed = server_of(plan)
     checkpoint.load(resumed, io.BytesIO(saved), "saved")
-    assert resumed.fingerprint() == half
+    assert resumed.state_hash() == half
     list(resumed.run())
-    assert resumed.fingerprint() == whole
+    assert resumed.state_hash() == whole
 
 
 @EVERY
@@ -515,10 +526,10 @@ def test_every_point_can_be_scored(case):
 )
 def test_momentum_and_adam_work(case, optimizer, width):
     server = server_of(plan_of(case, optimizer=optimizer, vmap_clients=width))
-    start = server.fingerprint()
+    start = server.state_hash()
     list(server.run())
     assert_finite(server)
-    assert server.fingerprint() != start
+    assert server.state_hash() != start
 
 
 # Metrics

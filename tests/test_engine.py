@@ -24,7 +24,7 @@ from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.purity import ImpureHook
 from rayfed.engine.scoring import Score
-from rayfed.engine.serialization import bytes_by_field, fingerprint, pack, unpack
+from rayfed.engine.serialization import bytes_by_field, pack, state_hash, unpack
 from rayfed.engine.server import Evaluation, Record, Server
 from rayfed.models.build import build_model
 
@@ -124,7 +124,7 @@ class TestPayload:
 
     def test_there_and_back(self):
         back = unpack(pack(self.TREE), torch.device("cpu"))
-        assert fingerprint(back) == fingerprint(self.TREE)
+        assert state_hash(back) == state_hash(self.TREE)
         assert back["flags"][1] is None
 
     def test_tensors_without_elements(self):
@@ -142,7 +142,7 @@ class TestPayload:
 
     def test_fingerprint_sees_names_types_shapes_and_bits(self):
         hashes = {
-            fingerprint(tree)
+            state_hash(tree)
             for tree in (
                 {"a": torch.zeros(4)},
                 {"b": torch.zeros(4)},
@@ -153,7 +153,7 @@ class TestPayload:
             )
         }
         assert len(hashes) == 6
-        assert fingerprint({"a": torch.zeros(1), "b": torch.ones(1)}) == fingerprint(
+        assert state_hash({"a": torch.zeros(1), "b": torch.ones(1)}) == state_hash(
             {"b": torch.ones(1), "a": torch.zeros(1)}
         )
 
@@ -239,12 +239,20 @@ log: list[tuple] = []
 class Recording(FedAvg):
     """FedAvg that notes its hooks and talks to single clients, with two exchanges everywhere."""
 
-    trips: ClassVar[int] = 2
-    setup_exchanges: ClassVar[int] = 2
-    final_exchanges: ClassVar[int] = 1
+    @property
+    def round_exchanges(self):
+        return (self,) * 2
+
+    @property
+    def setup_exchanges(self):
+        return (self,) * 2
+
+    @property
+    def final_exchanges(self):
+        return (self,) * 1
 
     def note(self, hook, ctx):
-        log.append((hook, ctx.stage, ctx.round, ctx.trip, ctx.client, ctx.cohort))
+        log.append((hook, ctx.stage, ctx.round, ctx.exchange, ctx.client, ctx.cohort))
 
     def broadcast(self, ctx, server):
         self.note("broadcast", ctx)
@@ -419,10 +427,10 @@ class TestPurity:
         population = blobs(2)
         plan = blueprint(FedAvg(), population, rounds=1)
         server = Server(plan, population, LocalFleet(plan, population), Evaluation())
-        before = fingerprint(server.state)
+        before = state_hash(server.state)
         kept = server.state
         list(server.run())
-        assert fingerprint(kept) == before
+        assert state_hash(kept) == before
 
 
 BN = {f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
@@ -502,7 +510,7 @@ class TestEvaluation:
         """Local batch norm, one epoch: `adapted` trains from the download, and changes no client's state."""
         plain, _ = self.run(["downloaded"], batch_norm="local")
         adapted, _ = self.run(["downloaded", "adapted"], batch_norm="local")
-        assert plain.fingerprint() == adapted.fingerprint()
+        assert plain.state_hash() == adapted.state_hash()
 
     def test_only_due_rounds_are_scored_and_always_the_last(self):
         _, records = self.run(["global", "trained"], rounds=5, every=2)
@@ -528,12 +536,12 @@ class TestEvaluation:
         points = ["downloaded", "trained", "adapted"]
         often, _ = self.run(points, rounds=4, every=1, cohort=2, batch_norm=policy)
         seldom, _ = self.run(["downloaded"], rounds=4, every=4, cohort=2, batch_norm=policy)
-        assert often.fingerprint() == seldom.fingerprint()
+        assert often.state_hash() == seldom.state_hash()
 
     def test_not_even_where_hooks_draw_random_numbers(self):
         often, _ = self.run(("downloaded", "adapted"), rounds=3, algorithm=Noisy())
         seldom, _ = self.run(("downloaded",), rounds=3, every=3, algorithm=Noisy())
-        assert often.fingerprint() == seldom.fingerprint()
+        assert often.state_hash() == seldom.state_hash()
 
     def test_scores_are_right(self):
         population = blobs(4)
@@ -586,7 +594,7 @@ class TestRandomness:
         torch.manual_seed(5)
         first = run(0)
         torch.manual_seed(6)
-        assert run(0).fingerprint() == first.fingerprint()
+        assert run(0).state_hash() == first.state_hash()
         assert not torch.equal(run(1).state["noise"], first.state["noise"])
 
     def test_clients_draw_their_own(self):
@@ -600,14 +608,14 @@ class TestWidth:
     def test_clients_together_train_as_they_do_alone(self, width):
         population = blobs(4)
         alone, _ = simulate(blueprint(FedAvg(), population), population)
-        plan = blueprint(FedAvg(), population, width=width)
+        plan = blueprint(FedAvg(), population, vmap_clients=width)
         together, _ = simulate(plan, population)
         tree_map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6), alone.state, together.state)
 
     def test_with_fewer_steps_for_some(self):
         """Clients of 4, 5, 6 and 8 steps: those that are done must not move on."""
         population = blobs(4)
-        plan = blueprint(FedAvg(), population, width=4, rounds=1, batch_norm="local")
+        plan = blueprint(FedAvg(), population, vmap_clients=4, rounds=1, batch_norm="local")
         server, _ = simulate(plan, population, points=POINT)
         counts = [int(s["weights"]["body.1.num_batches_tracked"]) for s in server.fleet.save().values()]
         assert counts == [4, 5, 6, 8]
@@ -639,7 +647,7 @@ class TestChecks:
 
     def test_width_needs_equal_batches(self):
         with pytest.raises(UsageError, match=r"placement.vmap_clients=2: .*client 1"):
-            simulate(blueprint(FedAvg(), blobs(4), width=2, drop_last=False), blobs(4))
+            simulate(blueprint(FedAvg(), blobs(4), vmap_clients=2, drop_last=False), blobs(4))
 
     def test_phases_of_steps(self):
         population = blobs(4)

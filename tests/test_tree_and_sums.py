@@ -22,7 +22,7 @@ from rayfed.core.trees import (
     zeros_like,
 )
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.serialization import Packed, bytes_by_field, fingerprint, pack, unpack
+from rayfed.engine.serialization import Packed, bytes_by_field, pack, state_hash, unpack
 
 TERMS = 3000
 
@@ -58,7 +58,7 @@ def test_order_and_grouping_do_not_change_a_bit():
         merged = ExactSum()
         for part in [parts[k] for k in rng.permutation(groups)]:
             merged.merge(part)
-        assert fingerprint(merged.value) == fingerprint(whole)
+        assert state_hash(merged.value) == state_hash(whole)
 
 
 def test_naive_sums_do_depend_on_it():
@@ -137,7 +137,7 @@ PAYLOAD = {
 
 def test_pack_and_unpack_give_back_every_bit():
     back = unpack(pack(PAYLOAD), torch.device("cpu"))
-    assert fingerprint(back) == fingerprint(PAYLOAD)
+    assert state_hash(back) == state_hash(PAYLOAD)
     for (path, sent), (other, found) in zip(tensors(PAYLOAD), tensors(back), strict=True):
         assert (path, sent.dtype, sent.shape) == (other, found.dtype, found.shape)
         assert torch.equal(sent, found)
@@ -176,7 +176,7 @@ def test_bytes_are_those_of_the_tensors():
 def test_fingerprints_notice_names_types_shapes_and_single_bits():
     tree = {"a": torch.tensor([1.0, 2.0]), "b": {"c": torch.tensor(3)}}
     same = {"b": {"c": torch.tensor(3)}, "a": torch.tensor([1.0, 2.0])}
-    assert fingerprint(tree) == fingerprint(same) == fingerprint(clone(tree))
+    assert state_hash(tree) == state_hash(same) == state_hash(clone(tree))
     different = [
         {"a": torch.tensor([1.0, 2.0]), "b": {"d": torch.tensor(3)}},
         {"a": torch.tensor([1.0, 2.0]), "b": {"c": torch.tensor(4)}},
@@ -187,19 +187,19 @@ def test_fingerprints_notice_names_types_shapes_and_single_bits():
         {"a": torch.tensor([1.0, 2.0])},
         {"a": tree["a"].view(torch.int32), "b": {"c": torch.tensor(3)}},
     ]
-    assert len({fingerprint(other) for other in [tree, *different]}) == 1 + len(different)
-    assert fingerprint({"z": torch.tensor(0.0)}) != fingerprint({"z": torch.tensor(-0.0)})
+    assert len({state_hash(other) for other in [tree, *different]}) == 1 + len(different)
+    assert state_hash({"z": torch.tensor(0.0)}) != state_hash({"z": torch.tensor(-0.0)})
 
 
 def test_fingerprints_see_values_and_not_their_layout():
     image = torch.randn(2, 3, 4, 5)
-    assert fingerprint([image]) == fingerprint([image.contiguous(memory_format=torch.channels_last)])
+    assert state_hash([image]) == state_hash([image.contiguous(memory_format=torch.channels_last)])
 
 
 def test_tree_arithmetic_returns_new_trees():
     a = {"x": torch.tensor([1.0, 2.0]), "y": [torch.tensor(3.0)]}
     b = {"x": torch.tensor([10.0, 20.0]), "y": [torch.tensor(30.0)]}
-    before = fingerprint([a, b])
+    before = state_hash([a, b])
     assert add(a, b, alpha=0.5)["x"].tolist() == [6, 12]
     assert sub(b, a)["y"][0].item() == 27
     assert scale(a, 2)["x"].tolist() == [2, 4]
@@ -207,7 +207,7 @@ def test_tree_arithmetic_returns_new_trees():
     copied = clone(a)
     copied["x"].add_(1)
     assert tree_map(torch.neg, a)["x"].tolist() == [-1, -2]
-    assert fingerprint([a, b]) == before
+    assert state_hash([a, b]) == before
 
 
 def test_stack_and_unstack_are_inverse_and_the_parts_are_their_own():
@@ -216,7 +216,7 @@ def test_stack_and_unstack_are_inverse_and_the_parts_are_their_own():
     assert stacked["w"].shape == (3, 2)
     assert stacked["n"].tolist() == [0, 1, 2]
     parts = unstack(stacked, 3)
-    assert fingerprint(parts) == fingerprint(trees)
+    assert state_hash(parts) == state_hash(trees)
     parts[0]["w"].fill_(9)
     assert stacked["w"][0].tolist() == [0, 0]
 

@@ -10,13 +10,15 @@ from torch import nn
 from rayfed.algorithm import Algorithm, Phase, State
 from rayfed.algorithms import ALGORITHMS
 from rayfed.cli.help import default_text
+from rayfed.core.ids import ClientIndex
+from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.registry import resolve
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import tensors
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.evaluation import Evaluation, sent
+from rayfed.engine.evaluation import Evaluation, downloads
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.models.build import build_model
@@ -65,12 +67,12 @@ def _section(name: str) -> str:
 
 
 def _exchanges(algorithm: Algorithm) -> str:
-    counts = {
+    exchanges = {
         "before round 1": algorithm.setup_exchanges,
-        "per round": algorithm.trips,
+        "per round": algorithm.round_exchanges,
         "after the last round": algorithm.final_exchanges,
     }
-    return ", ".join(f"{count} {when}" for when, count in counts.items() if count)
+    return ", ".join(f"{len(group)} {when}" for when, group in exchanges.items() if group)
 
 
 def after_a_round(algorithm: Algorithm) -> tuple[dict[str, int], dict[str, int]]:
@@ -83,9 +85,10 @@ def after_a_round(algorithm: Algorithm) -> tuple[dict[str, int], dict[str, int]]
         fleet = LocalFleet(plan, population)
         server = Server(plan, population, fleet, Evaluation(every=plan.rounds))
         next(record for record in server.run() if record.stage == "round")
-        ctx = server.ctx.at(stage="round", round=2, cohort=server.everyone)
-        common, by_client = sent(server.algorithm, ctx, server.state)
-    return _numbers(common | by_client.get(0, {})), _numbers(fleet.host.states[0])
+        ctx = server.ctx.at(Moment("round", 2), cohort=server.participants)
+        down, unicast = downloads(server.algorithm.round_exchanges[0], ctx, server.state)
+    first = ClientIndex(0)
+    return _numbers(down | unicast.get(first, {})), _numbers(fleet.host.states[first])
 
 
 def _numbers(state: State) -> dict[str, int]:

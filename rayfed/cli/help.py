@@ -39,7 +39,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
 _MEANINGS = {
     "algorithm": "algorithm",
     "data": "dataset",
-    "partition": "how the data are divided among clients; by default the dataset's own clients or domains",
+    "partition": "division of the data among clients; null: by domain, or as the dataset prescribes",
     "model": "model",
     "augment": "augmentation of the training data",
 }
@@ -103,10 +103,9 @@ def _names(*kinds: str) -> Iterator[str]:
     """Yield the entries of the keys that choose something by name: of `kinds`, or of all."""
     defaults = Config.read({})
     for kind in kinds or [kind for kind in KINDS if kind != "metrics"]:
-        name = defaults.algorithm_name if kind == "algorithm" else getattr(defaults, kind).name or ""
-        yield _entry(
-            f"{kind}.name", name, f"{_MEANINGS[kind]}; rayfed list {kind} shows all, with their keys {kind}.KEY"
-        )
+        name = defaults.algorithm_name if kind == "algorithm" else getattr(defaults, kind).name or "null"
+        words = f"{_MEANINGS[kind]}; rayfed list {kind} shows all, with their keys {kind}.KEY"
+        yield _entry(f"{kind}.name", name, words)
 
 
 def _first_line(piece: Any) -> str:
