@@ -214,8 +214,8 @@ class TestRefused:
         ("arguments", "beginning"),
         [
             (["nowhere.yaml"], "nowhere.yaml: no such file"),
-            ([], "expected one space file"),
-            (["space.yaml", "space.yaml"], "expected one space file, such as tune_spaces/adcol.yaml, got 2"),
+            ([], "expected one search space"),
+            (["space.yaml", "space.yaml"], "expected one search space, such as tune_spaces/adcol.yaml, got 2"),
             (["space.yaml", "local.lr=-1"], "local.lr=-1.0: must be more than 0"),
             (["space.yaml", "local.lrr=1"], "local.lrr: no such key"),
             (["space.yaml", "local.lr={grid: []}"], "local.lr: grid needs a list"),
