@@ -215,7 +215,7 @@ class TestRefused:
         [
             (["nowhere.yaml"], "nowhere.yaml: no such file"),
             ([], "expected one search space"),
-            (["space.yaml", "space.yaml"], "expected one search space, such as tune_spaces/adcol.yaml, got 2"),
+            (["space.yaml", "space.yaml"], "expected one search space, such as demo or my_space.yaml, got 2"),
             (["space.yaml", "local.lr=-1"], "local.lr=-1.0: must be more than 0"),
             (["space.yaml", "local.lrr=1"], "local.lrr: no such key"),
             (["space.yaml", "local.lr={grid: []}"], "local.lr: grid needs a list"),
@@ -240,6 +240,7 @@ class TestRefused:
         """In a process of its own, which has no Ray: 12 × 0.6 GPUs and 1,000 hosts."""
         code = """
             import contextlib, io, sys, time
+            import rayfed.cli.sweep
             from rayfed.cli.main import main
             for more in ("placement.gpus=0.6", "placement.hosts=1000"):
                 began = time.monotonic()
