@@ -38,7 +38,7 @@ def test_parts_share_batches_and_get_back_what_is_theirs(seen):
     host = hosted(blobs(4), model=net())
     task = host.ctx.task
     weights = task.initial_weights()
-    parts = [host.holding.parts[i][split] for i in range(3) for split in ("val", "test")]  # 9 and 15 rows each
+    parts = [host.data.parts[i][split] for i in range(3) for split in ("val", "test")]  # 9 and 15 rows each
     found = list(predictions(host.algorithm, host.ctx, weights, parts))
     assert [len(logits) for logits in found] == [9, 15] * 3
     assert seen == [5] * 14 + [2]
@@ -53,7 +53,7 @@ def test_parts_share_batches_and_get_back_what_is_theirs(seen):
 
 def test_values_of_a_users_own_loss_have_no_accuracy():
     host = hosted(quadratics((2.0, 1.0), (1.0, 4.0)), model=Point(), loss=quadratic, batch_size=1)
-    parts = [host.holding.parts[i]["test"] for i in range(2)]
+    parts = [host.data.parts[i]["test"] for i in range(2)]
     model = {"w": torch.tensor([2.0])}
     assert score(host.algorithm, host.ctx, model, parts) == [[("loss", 1.0, 1)], [("loss", 2.0, 1)]]
     assert score(host.algorithm, host.ctx, model, []) == []
@@ -72,7 +72,7 @@ def test_clients_without_a_split_have_no_row():
 def test_the_batch_goes_by_the_size_of_an_input(shape, rows):
     people = blobs(1)
     host = hosted(people)
-    part = host.holding.parts[0]["test"]
+    part = host.data.parts[0]["test"]
     part.x = torch.zeros((1, *shape))
     assert batch_size(part) == rows
 
