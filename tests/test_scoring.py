@@ -8,10 +8,12 @@ import torch
 from support import Point, blobs, blueprint, net, quadratic, quadratics, simulate
 
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.moment import Moment
 from rayfed.data.population import Examples
 from rayfed.engine import scoring
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
+from rayfed.engine.requests import ScoreRequest
 from rayfed.engine.scoring import batch_size, predictions, score
 from rayfed.models.split import ensure_split
 
@@ -84,12 +86,16 @@ def test_scores_are_the_same_bits_whoever_shares_a_host():
     model = ensure_split(torch.nn.Sequential(torch.nn.Linear(6, 257), torch.nn.ReLU(), torch.nn.Linear(257, 3)), (6,))
     plan = blueprint(FedAvg(), people, model=model)
     ctx = plan.context(people, "cpu")
-    how = {"width": 1, "drop_last": True, "seed": 0}
+    how = {"vmap_clients": 1, "drop_last": True, "seed": 0}
     weights = ctx.task.initial_weights()
     found = []
     for homes in ([range(7)], [[0, 2, 4, 6], [1, 3, 5]], [[i] for i in range(7)]):
         hosts = [(Host(plan.algorithm, ctx, people, home, [], **how), home) for home in homes]
-        scored = [host.score_global(home, weights, {"round": 1}, ("train", "test")) for host, home in hosts]
+        moment, splits = Moment("round", 1), ("train", "test")
+        scored = [
+            host.score_global(ScoreRequest(moment=moment, cohort=(), clients=tuple(home), splits=splits), weights)
+            for host, home in hosts
+        ]
         found.append(sorted(score for one in scored for score in one.scores))
     assert len(found[0]) == 28
     assert found[0] == found[1] == found[2]

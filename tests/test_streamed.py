@@ -76,7 +76,7 @@ FORMS = {"floats": (lambda people: people, net), "pixels": (as_pixels, convoluti
 CASES = {
     "plain": {},
     "augmented": {"augment": build_augment("noise", {})},
-    "vectorised": {"width": 2},
+    "vectorised": {"vmap_clients": 2},
     "ragged": {"drop_last": False, "batch_size": 6},
     "dbe": {"algorithm": DBE()},
 }
