@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from helpers.commands import command
 
-from rayfed.cli.run import main
+main = command("run")
 
 MINE = """
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`python -m rayfed.run`: help, listing, a file with overrides, what is printed, and exit codes."""
+"""`rayfed run` and `rayfed list`: help, a file with overrides, what is printed, and exit codes."""
 
 import dataclasses
 import re
@@ -7,15 +7,18 @@ import sys
 
 import pandas as pd
 import pytest
+from helpers.commands import command
 
 from rayfed.algorithms import ALGORITHMS
-from rayfed.cli.run import main
 from rayfed.core.registry import resolve
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
 from rayfed.experiments.config import GROUPS, Config
 from rayfed.metrics.base import METRICS
 from rayfed.models.build import MODELS
+
+main = command("run")
+list_names = command("list")
 
 YAML = """
 experiment: try
@@ -70,7 +73,7 @@ class TestHelp:
 class TestList:
     @pytest.fixture
     def out(self, capsys):
-        assert main(["--list"]) == 0
+        assert list_names([]) == 0
         return capsys.readouterr().out
 
     @pytest.mark.parametrize("name", [*ALGORITHMS, *DATASETS, *PARTITIONS, *MODELS, *METRICS])
@@ -162,7 +165,7 @@ class TestExitCodes:
 
     def command(self, *arguments, cwd):
         return subprocess.run(
-            [sys.executable, "-m", "rayfed.run", *arguments], cwd=cwd, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "rayfed", "run", *arguments], cwd=cwd, capture_output=True, text=True, check=False
         )
 
     def test_usage(self, here):

@@ -4,7 +4,6 @@ A trial takes seconds to start (a process, the import of torch), so one sweep se
 """
 
 import contextlib
-import importlib
 import io
 import logging
 import os
@@ -17,10 +16,12 @@ import pandas as pd
 import pytest
 import ray
 import yaml
+from helpers.commands import command
 
 import rayfed
-from rayfed.cli.sweep import main
 from rayfed.experiments.sweep import MAX_NOTES, _shortened
+
+main = command("sweep")
 
 pytestmark = pytest.mark.ray
 
@@ -177,54 +178,6 @@ class TestSweep:
         assert (new["status"], new["weights_hash"], new["placement.hosts"]) == ("done", alone.weights_hash, 2)
 
 
-HELPED = """
-from dataclasses import dataclass
-import sweep_helper
-from rayfed.algorithms.fedavg import FedAvg
-
-@dataclass(frozen=True, kw_only=True)
-class Helped(FedAvg):
-    def finish(self, ctx, work, client, down, data):
-        client, up = super().finish(ctx, work, client, down, data)
-        return client, {"weights": sweep_helper.halved(up["weights"])}
-"""
-HELPER = """
-from rayfed.core.trees import scale
-
-def halved(weights):
-    return scale(weights, 0.5)
-"""
-
-
-def test_trials_and_their_hosts_need_no_file_of_the_users(here, capsys, monkeypatch):
-    """As on another machine: the modules are gone when the trials start, and a host imports nothing by name."""
-    files = {"sweep_helped.py": HELPED, "sweep_helper.py": HELPER}
-    for name, text in files.items():
-        (here / name).write_text(text)
-    alone = rayfed.run(
-        {**yaml.safe_load(COMMON), "algorithm.name": "sweep_helped:Helped", "results": "alone"}, rounds=1
-    )
-
-    def and_remove(sources):
-        carried = tune_driver_sources(sources)
-        for name in files:
-            (here / name).unlink()
-        return carried
-
-    tune_driver = importlib.import_module("rayfed.distributed.tune_driver")
-    tune_driver_sources = tune_driver.without_caches
-    monkeypatch.setattr(tune_driver, "without_caches", and_remove)
-    arguments = ("arms=[{algorithm.name: sweep_helped:Helped}]", "seeds=[0]", "rounds=1", "experiment=helped")
-    swept = ran(capsys, "space.yaml", *arguments, "placement={hosts: 1, cpus: 0.5}", experiment="helped")
-    assert swept.code == 0, swept.out
-    (row,) = swept.trials.to_dict("records")
-    assert (row["status"], row["weights_hash"], row["code_hash"]) == (
-        "done",
-        alone.weights_hash,
-        alone.trials["code_hash"].iloc[0],
-    )
-
-
 class TestEarlyStopping:
     def test_asha_stops_some_and_finishes_the_best(self, swept, capsys):
         """Three learning rates one after the other, the best first: the others do not pass the first rung."""
@@ -261,8 +214,8 @@ class TestRefused:
         ("arguments", "beginning"),
         [
             (["nowhere.yaml"], "nowhere.yaml: no such file"),
-            ([], "expected one space file"),
-            (["space.yaml", "space.yaml"], "expected one space file, such as tune_spaces/adcol.yaml, got 2"),
+            ([], "expected one search space"),
+            (["space.yaml", "space.yaml"], "expected one search space, such as demo or my_space.yaml, got 2"),
             (["space.yaml", "local.lr=-1"], "local.lr=-1.0: must be more than 0"),
             (["space.yaml", "local.lrr=1"], "local.lrr: no such key"),
             (["space.yaml", "local.lr={grid: []}"], "local.lr: grid needs a list"),
@@ -288,10 +241,11 @@ class TestRefused:
         code = """
             import contextlib, io, sys, time
             import rayfed.cli.sweep
+            from rayfed.cli.main import main
             for more in ("placement.gpus=0.6", "placement.hosts=1000"):
                 began = time.monotonic()
                 with contextlib.redirect_stderr(io.StringIO()) as err:
-                    code = rayfed.cli.sweep.main(["space.yaml", "placement.hosts=12", more])
+                    code = main(["sweep", "space.yaml", "placement.hosts=12", more])
                 print(code, time.monotonic() - began < 1, "ray" in sys.modules, err.getvalue().strip())
         """
         done = subprocess.run(

@@ -1,37 +1,48 @@
-"""Run a sweep on Ray Tune: `python -m rayfed.sweep space.yaml [key=value …]`."""
+"""`rayfed sweep`: run a search space on Ray Tune."""
 
+import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from rayfed.api import sweep
-from rayfed.cli.help import usage
-from rayfed.cli.interrupts import INTERRUPTED, command
+from rayfed.cli.arguments import add_values, files_of, pairs_of
+from rayfed.cli.help import VALUES, config_keys, space_keys
+from rayfed.cli.interrupts import INTERRUPTED
+from rayfed.cli.packaged import packaged_spaces
 from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
 from rayfed.experiments.config import Config
-from rayfed.experiments.sources import from_arguments, from_file
+from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import read_space
 from rayfed.results.read import read
 from rayfed.results.report import plot, render
 
+_DESCRIPTION = """\
+Run every configuration of a search space with every seed, as many trials at once as fit, and print a table of the
+results. The exit code is 1 if a trial failed or diverged. Tune's files are in RESULTS/EXPERIMENT/tune.
+"""
 
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0 done, 1 some trials went wrong, 2 it could not be started,
-    130 it was interrupted."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(arguments) or not arguments:
-        print(usage())
-        return 0 if arguments else 2
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"{parser.prog} SPACE [KEY=VALUE ...]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = _DESCRIPTION
+    parser.epilog = f"{VALUES}\n{space_keys()}\n\n{config_keys()}"
+    add_values(
+        parser,
+        "SPACE",
+        "one search space, a YAML file or the name of a packaged space (rayfed list spaces), and values that override "
+        "it in all arms",
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    files = files_of(options.values)
+    if len(files) != 1:
+        raise UsageError(f"expected one search space, such as demo or my_space.yaml, got {len(files)}")
+    space = read_space(from_file(_space_file(files[0])), pairs_of(options.values))
     try:
-        files = [argument for argument in arguments if "=" not in argument]
-        if len(files) != 1:
-            raise UsageError(f"expected one space file, such as tune_spaces/adcol.yaml, got {len(files)}")
-        space = read_space(from_file(files[0]), from_arguments([a for a in arguments if "=" in a]))
         code = 1 if sweep(space) else 0
-    except UsageError as error:
-        print(f"rayfed: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt as error:
         if not error.args:
             raise  # nothing was started
@@ -39,14 +50,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = INTERRUPTED
     config = Config.read(next(space.trials()))
     try:
-        print(_shown(config))
-    except UsageError as error:  # the trials are over: what they are worth is for the exit code to say, not this
+        print(_results(config))
+    except UsageError as error:  # the trials are over, and the exit code says how they went
         print(f"no table: {error}")
     return code
 
 
-def _shown(config: Config) -> str:
-    """The report on the sweep, and a plot of it beside the tables."""
+def _space_file(given: str) -> Path:
+    """Return the file of a search space that is given as a path or as the name of a packaged space."""
+    path = Path(given)
+    if path.is_file() or path.name != given:
+        return path
+    spaces = packaged_spaces()
+    name = given.removesuffix(".yaml")
+    if name not in spaces:
+        raise UsageError(f"{given}: no such file or packaged space; {suggestion(name, spaces)}")
+    print(f"space: {spaces[name]}", file=sys.stderr)
+    return spaces[name]
+
+
+def _results(config: Config) -> str:
+    """Return the report on the sweep, and plot its curves beside the tables."""
     text = render(config.results, config.experiment)
     tables = read(config.results, config.experiment)
     if not (tables.trials["status"] == "done").any():
@@ -57,7 +81,3 @@ def _shown(config: Config) -> str:
     except UsageError as error:
         return f"{text}\nno plot: {error}"
     return f"{text}\nPlot: {picture}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,13 +5,15 @@ import csv
 import numpy as np
 import pandas
 import pytest
+from helpers.commands import command
 
-from rayfed.cli.run import main
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.readers.tokens import vocabulary, words
 from rayfed.data.sets.ag_news import AgNews
 from rayfed.data.sets.uci_har import SIGNALS, UciHar
+
+main = command("run")
 
 NEWS = {
     "train": [
