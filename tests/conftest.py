@@ -1,9 +1,5 @@
-"""Makes `support` importable from every test folder, and keeps torch on one thread as the hosts do."""
-
-import sys
-from pathlib import Path
+"""Keeps torch on one thread, as the hosts do."""
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, population, run
-from support import Point, blueprint, net, quadratic, quadratics, simulate
 
+from helpers.federations import Point, blueprint, net, quadratic, quadratics, simulate
+from helpers.reference import CLIENTS, assert_weights, cross_entropy, data, descend, mean, population, run
 from rayfed.algorithm import Phase
 from rayfed.algorithms.feddyn import FedDyn
 from rayfed.core.optim import SGD

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy import stats
-from support import Net, blobs, blueprint, net, simulate
 from torch import nn
 
+from helpers.comparison import equal
+from helpers.federations import Net, blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.common.fraug_networks import Generator, RTNet, cycled, entropy
 from rayfed.algorithms.common.mmd import mmd
@@ -23,10 +24,6 @@ from rayfed.core.task import Batch
 from rayfed.core.trees import clone, nbytes
 
 LR, B, LATENT = 0.05, 6, 4
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def small(**options):

@@ -8,9 +8,9 @@ import numpy as np
 import pandas
 import pytest
 from PIL import Image
-from test_partitions import OWNED, split, toy
-from test_published_data import SPLIT, needs
 
+from helpers.partitions import OWNED, split, toy
+from helpers.published_data import SPLIT, needs
 from rayfed.cli.partition import main
 from rayfed.core.errors import UsageError
 from rayfed.data.describe import describe

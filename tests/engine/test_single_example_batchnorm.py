@@ -1,0 +1,118 @@
+"""Batches of one example: refused in a line where batch norm cannot train on them, and only there."""
+
+import pytest
+from torch import nn
+
+from helpers.federations import Net, blobs, blueprint, net, on_pictures, reshaped, simulate
+from rayfed.algorithm import Phase
+from rayfed.algorithms.erm import ERM
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedrep import FedRep
+from rayfed.algorithms.per_fedavg import PerFedAvg
+from rayfed.core.errors import UsageError
+from rayfed.engine.single_example_batchnorm import comes_to_one
+
+SIZES = (20, 26)  # batches of 5 leave one of the latter
+
+
+def check(algorithm, people, **changes):
+    blueprint(algorithm, people, **{"drop_last": False, **changes}).check(people)
+
+
+def maps_and_vectors():
+    """Batch norm over maps of 2 x 3, for inputs of as many values."""
+    model = on_pictures(Net(batch_norm=False))
+    model.body = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), *model.body)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "message"),
+    [
+        (
+            SIZES,
+            {},
+            "local.batch_size=5: of client 1's 26 training examples a batch has one alone, on which the model's ",
+        ),
+        (SIZES, {"batch_size": 25}, "local.batch_size=25: of client 1's 26 training examples"),
+        (
+            SIZES,
+            {"batch_size": 1},
+            "local.batch_size=1: of client 0's 20 training .* batch norm cannot train; use at le",
+        ),
+        (SIZES, {"batch_size": 1, "drop_last": True}, "local.batch_size=1: of client 0's 20 training examples"),
+        (
+            (20, 1),
+            {},
+            r"local.batch_size=5: of client 1's 1 training .* cannot train; partition\.\* must give it more$",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(sizes, changes, message):
+    with pytest.raises(UsageError, match=f"^{message}"):
+        check(FedAvg(), blobs(2, sizes=sizes), **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"drop_last": True},
+        {"batch_size": 4},
+        {"batch_norm": "frozen"},
+        {"model": net(batch_norm=False)},
+        {"local": Phase("train", steps=5)},  # of six batches, so that the last one never comes
+    ],
+)
+def test_what_can_be_is_not(changes):
+    people = blobs(2, sizes=SIZES)
+    simulate(blueprint(FedAvg(), people, **{"drop_last": False, **changes}), people, points=("trained",))
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_batch_norm_over_maps_trains_on_one(size):
+    people = reshaped(blobs(2, sizes=SIZES), (1, 2, 3))
+    for algorithm in (FedAvg(), PerFedAvg()):
+        plan = blueprint(algorithm, people, model=maps_and_vectors(), batch_size=size, drop_last=False)
+        simulate(plan, people, points=("trained",))
+
+
+def test_every_phase_counts():
+    people, few = blobs(2, sizes=SIZES), Phase("train", steps=5)
+    with pytest.raises(UsageError, match=r"^local.batch_size=5: of client 1's 26 training examples"):
+        check(FedRep(), people, local=few)  # its head trains for an epoch
+    check(FedRep(), people, batch_size=4)
+    check(ERM(), people)  # one batch in a round
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({}, 5),  # 26 = 2 x 10 + 6, parts of three; but the adaptation takes batches of 5
+        ({}, 12),  # 26 = 24 + 2
+        ({"variant": "hf"}, 8),
+        ({}, 1),
+    ],
+)
+def test_parts_of_one_are_refused(options, size):
+    people = blobs(2, sizes=SIZES)
+    client = 0 if size == 1 else 1
+    message = f"^local.batch_size={size}: algorithm.name=per_fedavg cuts batches into .*, and of client {client}'s 2"
+    with pytest.raises(UsageError, match=message):
+        check(PerFedAvg(**options), people, batch_size=size)
+    check(PerFedAvg(**options), people, batch_size=size, model=net(batch_norm=False))
+
+
+def test_other_parts_are_not():
+    people = blobs(2, sizes=SIZES)
+    for options, size in (({}, 7), ({"finetune_steps": 5}, 5)):  # 5 of 6 batches
+        simulate(blueprint(PerFedAvg(**options), people, batch_size=size, drop_last=False), people)
+
+
+def test_a_phase_comes_to_one_if_it_reaches_the_last_batch():
+    epoch, steps = Phase("train", epochs=1), Phase("train", steps=6)
+    assert comes_to_one(epoch, 26, 5, drop_last=False)
+    assert not comes_to_one(epoch, 26, 5, drop_last=True)
+    assert comes_to_one(steps, 26, 5, drop_last=False)
+    assert not comes_to_one(steps._replace(steps=5), 26, 5, drop_last=False)
+    assert not comes_to_one(epoch._replace(batch_size=10), 26, 5, drop_last=False)
+    assert comes_to_one(epoch._replace(batch_size=1), 26, 5, drop_last=True)
