@@ -1,6 +1,7 @@
 """Every algorithm with small options, and some variants: the cases of the contract that all algorithms keep."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from rayfed.core.options import option
 from rayfed.core.task import Batch, Output
 from rayfed.core.trees import Weights, add, scale, sub, zeros_like
 from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Evaluation, Server
+from rayfed.engine.server import Evaluation, Record, Server
 from rayfed.experiments.config import build_algorithm
 
 POINTS = ("global", "downloaded", "trained", "adapted")
@@ -75,7 +76,7 @@ class Mine(FedAvg):
         return server | {"notes": notes, "velocity": velocity, "weights": add(server["weights"], velocity)}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity, so that runs can be cached
 class Case:
     """An algorithm with its options, and what it allows."""
 
@@ -207,8 +208,28 @@ def everything(server: Server) -> dict[str, Any]:
     return {"server": server.state, "clients": server.fleet.save()}
 
 
-def scored_points(case: Case) -> list[str]:
-    """The points at which there is a model: all, or all but the global one."""
+@dataclasses.dataclass
+class Run:
+    """A finished simulation: the server, its records, and the server's logged scalars after each record."""
+
+    server: Server
+    records: list[Record]
+    scalars: list[dict[str, float]]
+
+
+@functools.cache
+def default_run(case: Case) -> Run:
+    """Run `case` with the defaults of `blueprint`, once for all tests that compare against it."""
     server = server_of(plan_of(case))
+    records, scalars = [], []
+    for record in server.run():
+        records.append(record)
+        scalars.append({name: float(server.state[name]) for name in server.algorithm.logged_scalars})
+    return Run(server, records, scalars)
+
+
+def scored_points(case: Case) -> list[str]:
+    """Return the evaluation points at which there is a model: all, or all but the global one."""
+    server = default_run(case).server
     algorithm = server.algorithm
     return list(POINTS if algorithm.global_model(server.ctx, server.state) is not None else POINTS[1:])
