@@ -29,6 +29,7 @@ from helpers.algorithm_cases import (
 )
 from helpers.comparison import facts
 from helpers.federations import blobs, blueprint
+from helpers.final_weights import assert_as_recorded
 from helpers.hooks import Impure, intercepted, pure
 from rayfed.algorithm import Algorithm, State
 from rayfed.algorithms import ALGORITHMS
@@ -117,6 +118,11 @@ def test_modified_inputs_are_noticed(hook, caught):
 
 
 # Results
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_final_weights_are_those_recorded(name):
+    assert_as_recorded("cases", name, everything(default_run(CASES[name]).server))
 
 
 @EVERY

@@ -259,6 +259,9 @@ def start(here, *arguments):
         text=True,
         cwd=here,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # ignored where the tests run in the background
     )
 
 
@@ -268,7 +271,10 @@ def interrupted(process, ready):
             break
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
     return process.returncode, out, err
 
 

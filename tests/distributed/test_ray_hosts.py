@@ -17,8 +17,10 @@ import torch
 from torch import nn
 
 import rayfed
-from helpers import federations
-from helpers.federations import Net, blobs, blueprint, net, on_pictures, reshaped
+from helpers import algorithm_cases, federations
+from helpers.algorithm_cases import SIX, everything, sampled_plan
+from helpers.federations import Net, blobs, blueprint
+from helpers.final_weights import assert_as_recorded
 from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import Diverged, HostLost, UsageError
 from rayfed.core.registry import resolve
@@ -28,9 +30,6 @@ from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 
 pytestmark = pytest.mark.ray
-
-POPULATION = blobs(6)
-PICTURES = reshaped(POPULATION, (1, 2, 3))
 
 
 class Stage(RayHost):
@@ -57,7 +56,11 @@ class SharedFleet(RayFleet):
 
 @pytest.fixture(scope="module", autouse=True)
 def session():
-    for module in (sys.modules[__name__], federations):  # workers cannot import from the folder of tests
+    for module in (
+        sys.modules[__name__],
+        federations,
+        algorithm_cases,
+    ):  # workers cannot import from the folder of tests
         ray.cloudpickle.register_pickle_by_value(module)
     ray.shutdown()  # another file's session, if there is one
     ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
@@ -73,23 +76,6 @@ def actors(session):
         ray.kill(actor)
 
 
-PICTORIAL = (4, True, PICTURES)
-
-
-def plans(name):
-    """What the algorithm can do, and with whom, most demanding first: two thirds of the clients, batch norm."""
-    algorithm = resolve(ALGORITHMS[name], {}, where="algorithm.name")()
-    for cohort, batch_norm, people in ((4, True, POPULATION), (6, True, POPULATION), (6, False, POPULATION), PICTORIAL):
-        model = net(batch_norm) if people is POPULATION else on_pictures(net(batch_norm))
-        plan = blueprint(algorithm, people, model=model, cohort=cohort, rounds=3)
-        try:
-            plan.check(people)
-        except UsageError:
-            continue
-        return plan, people
-    raise AssertionError(f"{name} refuses everything")
-
-
 def outcome(plan, people, fleet):
     points = (
         (plan.algorithm.default_eval_point, "trained")
@@ -99,26 +85,27 @@ def outcome(plan, people, fleet):
     server = Server(plan, people, fleet, Evaluation(every=2, points=points))
     records = list(server.run())
     told = [(r.round, r.cohort, dict(sorted(r.bytes_down.items())), dict(sorted(r.bytes_up.items()))) for r in records]
-    return server.fingerprint(), told, [sorted(r.scores) for r in records]
+    return server, (server.fingerprint(), told, [sorted(r.scores) for r in records])
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_any_number_of_hosts_computes_the_same(name, actors):
-    plan, people = plans(name)
-    alone = outcome(plan, people, LocalFleet(plan, people))
-    for hosts in (2, 4):
-        digest, told, scores = outcome(plan, people, SharedFleet(plan, people, actors[:hosts]))
+    plan, people = sampled_plan(name)
+    server, alone = outcome(plan, people, LocalFleet(plan, people))
+    for hosts in (1, 2, 4):
+        _, (digest, told, scores) = outcome(plan, people, SharedFleet(plan, people, actors[:hosts]))
         assert digest == alone[0], f"{hosts} hosts end with other bits"
         assert told == alone[1]  # rounds, cohorts, bytes of every field
         assert scores == alone[2]
+    assert_as_recorded("sampled", name, everything(server))
 
 
 @pytest.mark.parametrize("policy", ["local", "local_statistics", "frozen"])
 def test_with_every_batch_norm_policy(policy, actors):
-    plan = blueprint(resolve("fedavg", ALGORITHMS, where="")(), POPULATION, batch_norm=policy, cohort=3)
+    plan = blueprint(resolve("fedavg", ALGORITHMS, where="")(), SIX, batch_norm=policy, cohort=3)
     results = []
-    for fleet in (LocalFleet(plan, POPULATION), SharedFleet(plan, POPULATION, actors[:3])):
-        server = Server(plan, POPULATION, fleet, Evaluation(points=("downloaded", "adapted")))
+    for fleet in (LocalFleet(plan, SIX), SharedFleet(plan, SIX, actors[:3])):
+        server = Server(plan, SIX, fleet, Evaluation(points=("downloaded", "adapted")))
         records = list(server.run())
         results.append((server.fingerprint(), [sorted(r.scores) for r in records]))
     assert results[0] == results[1]
@@ -149,7 +136,7 @@ class TestThroughTheApi:
                 "placement": {"hosts": hosts, "cpus": 0.25},
                 "results": str(tmp_path / "results"),
             }
-            return rayfed.run({**config, **more}, clients=list(POPULATION.clients), model=model, loss=loss)
+            return rayfed.run({**config, **more}, clients=list(SIX.clients), model=model, loss=loss)
 
         return run
 

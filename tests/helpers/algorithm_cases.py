@@ -13,10 +13,13 @@ from rayfed.algorithm import Algorithm, ClientData, Context, Phase, Replies, Sta
 from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.common.wrapper import innermost
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output
 from rayfed.core.trees import Weights, add, scale, sub, zeros_like
+from rayfed.data.population import Population
+from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Record, Server
 from rayfed.experiments.config import build_algorithm
@@ -224,7 +227,8 @@ def default_run(case: Case) -> Run:
     records, scalars = [], []
     for record in server.run():
         records.append(record)
-        scalars.append({name: float(server.state[name]) for name in server.algorithm.logged_scalars})
+        state, names = server.state, server.algorithm.logged_scalars
+        scalars.append({name: float(state[name]) for name in names if name in state})
     return Run(server, records, scalars)
 
 
@@ -233,3 +237,29 @@ def scored_points(case: Case) -> list[str]:
     server = default_run(case).server
     algorithm = server.algorithm
     return list(POINTS if algorithm.global_model(server.ctx, server.state) is not None else POINTS[1:])
+
+
+SIX = blobs(6)
+SIX_WITH_PICTURES = reshaped(SIX, (1, 2, 3))
+
+
+def sampled_plan(name: str) -> tuple[Blueprint, Population]:
+    """Return the most demanding plan that `name` accepts: two thirds of six clients a round, with batch norm."""
+    algorithm = build_algorithm({"name": name}, where="algorithm")
+    for cohort, batch_norm, people in ((4, True, SIX), (6, True, SIX), (6, False, SIX), (4, True, SIX_WITH_PICTURES)):
+        model = net(batch_norm) if people is SIX else on_pictures(net(batch_norm))
+        plan = blueprint(algorithm, people, model=model, cohort=cohort, rounds=3)
+        try:
+            plan.check(people)
+        except UsageError:
+            continue
+        return plan, people
+    raise AssertionError(f"{name} refuses everything")
+
+
+def finished_alone(name: str) -> Server:
+    """Run `sampled_plan` in this process."""
+    plan, people = sampled_plan(name)
+    server = Server(plan, people, LocalFleet(plan, people), Evaluation())
+    list(server.run())
+    return server
