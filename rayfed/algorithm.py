@@ -1,22 +1,29 @@
-"""The one interface that an algorithm implements.
+"""The interface that every algorithm implements.
 
-State lives in four places and nowhere else; each is a dict of named trees of tensors:
+State lives in five places and nowhere else. Each is a dictionary of nested dictionaries of tensors:
 
-  server    one, kept between rounds by the server
-  client    one per client, kept between rounds where the client lives; never sent
-  down, up  what crosses the network; the bytes of every field are counted
-  work      scratch of one client for one exchange, then gone
+    server    the server's state; kept between rounds
+    client    the state of one client; kept between rounds and never sent
+    down      what the server sends to the clients; every field is counted in bytes
+    up        what a client sends back; every field is counted in bytes
+    work      scratch space of one client during one exchange
 
-Hooks take state and return new state. They change nothing that they are given, with one exception: `work` is the
-engine's private copy for that client, and `step` and `finish` may change it in place. An algorithm object holds
-hyperparameters only: it is a frozen dataclass whose fields are declared with `rayfed.core.options.option`.
+Hooks take state and return new state. They must not modify their inputs, with one exception: `work` is the engine's
+private copy for that client, and `step` and `finish` may change it in place. An algorithm object holds hyperparameters
+only: it is a frozen dataclass whose fields are declared with `rayfed.option`.
 
-A round is one exchange (or `trips` of them): broadcast → start → step, step, … → finish → aggregate. All sampled
-clients take part; before the first round and after the last, `setup_exchanges` and `final_exchanges` reach everyone.
+One `Exchange` between the server and the clients of a cohort calls, in this order,
 
-Unseen clients, clients that took no part, may join when all is over. Each of them `join`s, goes through the setup exchanges
-as the server's last state broadcasts them (what it sends is dropped), downloads, and is scored before and after local
-training. Its number is not below `task.num_clients`, so tables by client have no place for it.
+    broadcast, unicast  →  start  →  step, step, …  →  finish  →  aggregate
+    (on the server)        (with every client of the cohort)      (on the server)
+
+An `Algorithm` is itself the one exchange of each of its rounds, in which the sampled clients take part. Methods that
+need more list them: `round_exchanges` for each round, and `setup_exchanges` and `final_exchanges`, in which all
+clients take part, for the time before the first round and after the last.
+
+Unseen clients take no part in training and may join when it is over. Each of them calls `join`, goes through the setup
+exchanges with the server's final state (its replies are dropped), downloads the model, and is scored before and after
+local training. Its index is at least `task.num_clients`, so tables indexed by client have no row for it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +33,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rayfed.core.ids import ClientId, ClientIndex
+from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
 from rayfed.core.task import Batch, Task
 
@@ -33,41 +42,48 @@ State = dict[str, Any]
 
 
 class Phase(NamedTuple):
-    """A stretch of local training inside an exchange: so many epochs, or so many steps, of batches of client data."""
+    """A stretch of local training: a number of epochs or of steps over batches of the client's training data.
+
+    `steps` overrides `epochs`. `batch_size` is the configured one by default.
+    """
 
     name: str
     epochs: int | None = None
     steps: int | None = None
-    batch_size: int | None = None  # by default what the configuration says
+    batch_size: int | None = None
 
 
 class Reply(NamedTuple):
-    """What one client sent: its number, its training examples, and the fields that are not averaged."""
+    """The fields of one client's `up` that are not averaged, and the number of its training examples."""
 
-    client: int
+    client: ClientIndex
     examples: int
     up: State
 
 
 class Replies(NamedTuple):
-    """All that came back in an exchange: `mean` of every averaged field, and each client's reply in client order."""
+    """All replies of an exchange: the weighted `mean` of every averaged field, and `each` reply in client order."""
 
     mean: State
     each: Sequence[Reply]
 
 
 class ClientData(NamedTuple):
-    """A client's own data; each part has `len()`, `y` and `batches(size, rows=None) -> Batch, Batch, …`."""
+    """The data of one client.
+
+    Each part has a length, labels `y`, and `batches(size, rows=None)`, which yields `Batch`es. `augmented` is the
+    training part with augmented inputs, or None where training batches are not augmented.
+    """
 
     train: Any
     val: Any
-    augmented: Any = None  # the training part with its inputs augmented, where training batches are
+    augmented: Any = None
 
     @property
     def as_trained(self) -> Any:
-        """The training part as local training sees it: augmented where that is on, by draws of this exchange's own.
+        """The training part as local training sees it, augmented with random draws of this exchange.
 
-        What `prepare` makes of training batches is not in it.
+        Changes that `prepare` makes to training batches are not included.
         """
         return self.train if self.augmented is None else self.augmented
 
@@ -76,7 +92,7 @@ NO_DATA = ClientData(None, None)
 
 
 class Privacy(NamedTuple):
-    """ε of differential privacy, and of what: it hides one `unit` of the data, say a record or all of a client's."""
+    """The ε of differential privacy, and the `unit` of data that it protects, such as a record or a client."""
 
     epsilon: float
     unit: str
@@ -84,215 +100,354 @@ class Privacy(NamedTuple):
 
 @dataclass
 class Context:
-    """What a hook may know besides state; the engine's to write, the hooks' to read.
+    """What a hook may read besides state. The engine writes it; hooks must not.
 
-    `client`, `examples` and `data` are those of the client at hand, where there is one: `step` may run many clients at
-    once, so what it needs to know of its client belongs into `work`.
+    `client`, `examples` and `data` belong to the client that the hook runs for, where there is one. `step` may run for
+    many clients at once, so it finds what it needs to know about its client in `work`.
+
+    Attributes:
+        local: The local training that the configuration asks for.
+        rounds: The number of communication rounds.
+        stage: "setup", "round" or "final".
+        round: The round, from 1; 0 in the setup and `rounds + 1` in the final stage.
+        exchange: The position of the exchange in its stage or round, from 0.
+        phase: The name of the phase, during local training.
+        step: The position of the step in its phase, from 0.
+        client: The client's index, or -1.
+        cohort: The clients of this exchange, in ascending order.
     """
 
     task: Task
     optimizer: Optimizer
     batch_size: int
-    local: Phase  # the local training that the configuration asks for
+    local: Phase
     rounds: int
-    stage: str = "round"  # setup | round | final
-    round: int = 0  # from 1; 0 in the setup
-    trip: int = 0  # exchange within the round
+    stage: Stage = "round"
+    round: int = 0
+    exchange: int = 0
     phase: str = ""
-    step: int = 0  # within the phase
+    step: int = 0
     client: int = -1
     examples: int = 0
-    data: ClientData = NO_DATA  # the client's own; not in `step`
-    cohort: tuple[int, ...] = ()  # the clients of this exchange, in order
+    data: ClientData = NO_DATA
+    cohort: tuple[ClientIndex, ...] = ()
 
     @property
     def unseen(self) -> bool:
-        """Whether the client at hand took no part in training: its number is `task.num_clients` or greater."""
+        """Whether the client took no part in training."""
         return self.client >= self.task.num_clients
 
-    def at(self, **changes: Any) -> "Context":
+    @property
+    def moment(self) -> Moment:
+        """Stage, round and exchange."""
+        return Moment(self.stage, self.round, self.exchange)
+
+    def at(self, moment: Moment | None = None, **changes: Any) -> "Context":
+        """Return a copy with `changes`, at another `moment` if one is given."""
+        if moment is not None:
+            changes = {"stage": moment.stage, "round": moment.round, "exchange": moment.exchange} | changes
         return replace(self, **changes)
 
 
 @dataclass(frozen=True)
 class ProblemSpec:
-    """What an algorithm may refuse: the task, the share of clients in a round, their sizes, and how they train.
+    """What an algorithm may refuse in `check`: the task, the sizes of the clients, and how they train.
 
-    `shape` is that of one input; `tokens` says that inputs are whole numbers that stand for words, and no pixels.
+    Attributes:
+        shape: The shape of one input.
+        tokens: Whether inputs are integers that stand for words.
+        full_participation: Whether every client takes part in every round.
+        cohort: The number of clients in a round.
+        examples: The number of training examples of each client, unseen clients included.
+        validation: The number of validation examples of each client.
+        vmap_clients: The number of clients that a host trains at once.
     """
 
     task: Task
     shape: tuple[int, ...]
     tokens: bool
-    full_participation: bool  # every client takes part in every round
+    full_participation: bool
     cohort: int
     rounds: int
-    examples: Mapping[int, int]  # each client's training examples, unseen clients among them, by the partition's number
-    validation: Mapping[int, int]  # and those of its validation part
+    examples: Mapping[ClientId, int]
+    validation: Mapping[ClientId, int]
     batch_size: int
     drop_last: bool
     optimizer: Optimizer
     vmap_clients: int
 
 
-class Algorithm:
-    """Base of all algorithms; see the module's text for the rules. Most override a few hooks of `FedAvg` instead."""
+class Exchange:
+    """One exchange between the server and the clients of a cohort.
 
-    name: ClassVar[str] = ""
-    reference: ClassVar[str] = ""  # paper and equations
-    averaged: ClassVar[tuple[str, ...]] = ()  # fields of `up` of which only the weighted mean is needed
-    server_side_weighting: ClassVar[bool] = False  # `weights` needs the other fields of the replies first
-    prepares: ClassVar[bool] = False  # `prepare` changes training batches
-    supports_loss_terms: ClassVar[bool] = (
-        False  # it trains one model by `Task.objective`, to which a wrapper may add terms
-    )
-    requires_hard_labels: ClassVar[bool] = False  # training needs classes as labels: probabilities (Mixup) will not do
-    sample_without_replacement: ClassVar[bool] = (
-        False  # sample clients without replacement across rounds, until all have had a turn
-    )
-    refuses_unseen_clients: ClassVar[str] = ""  # why a client that took no part cannot join at the end; "" where it can
-    default_eval_point: ClassVar[str] = (
-        "global"  # the point at which the paper scores: global | downloaded | trained | adapted
-    )
-    logged_scalars: ClassVar[
-        tuple[str, ...]
-    ] = ()  # scalars of the server's state to record after each round, once there
+    By default nothing is sent, nobody trains and no state changes, so that an exchange of its own overrides only what
+    it needs. `Delegate` is the base of exchanges that do what another one does, with changes.
+    """
 
-    # How many exchanges there are; a subclass may write a class attribute (`trips: ClassVar[int] = 2`) or, where it
-    # depends on hyperparameters, a property
-
-    @property
-    def trips(self) -> int:
-        """Exchanges in a round."""
-        return 1
-
-    @property
-    def setup_exchanges(self) -> int:
-        """Exchanges before round 1, with everyone."""
-        return 0
-
-    @property
-    def final_exchanges(self) -> int:
-        """Exchanges after the last round, with everyone."""
-        return 0
-
-    # Before anything runs
-
-    def check(self, problem: ProblemSpec) -> None:
-        """Raises UsageError if the algorithm cannot do what is asked."""
-
-    def modules(self, task: Task) -> dict[str, nn.Module]:
-        """Templates of further networks, found at `task.modules`; their weights belong into the state."""
-        return {}
-
-    def adapt(self, ctx: Context) -> Context:
-        """The context with which all hooks are called: a wrapper's place to change the task or the optimiser."""
-        return ctx
-
-    def remarks(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
-        """What a user must know of this configuration, a line each: printed when a simulation starts."""
-        return ()
+    averaged: ClassVar[tuple[str, ...]] = ()
+    """Fields of `up` of which the server needs the weighted mean only."""
 
     # On the server
 
-    def init(self, ctx: Context) -> State:
-        """The server's state before anything was sent."""
-        raise NotImplementedError
-
     def broadcast(self, ctx: Context, server: State) -> State:
-        """`down`: what every client of the exchange receives."""
-        return server
+        """Return `down`: what every client of the exchange receives."""
+        return {}
 
     def unicast(self, ctx: Context, server: State) -> State:
-        """Fields of `down` for the client `ctx.client` alone, added to the broadcast."""
+        """Return further fields of `down` for the client `ctx.client` alone."""
         return {}
 
     def weight(self, ctx: Context, examples: int) -> float:
-        """A client's weight in the mean before normalisation: by default its number of training examples."""
+        """Return a client's weight in the mean before normalisation; by default its number of training examples."""
         return float(examples)
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        """With `server_side_weighting`: the clients' weights, taken as they are, in the order of `replies`."""
+        """Return the weight of each of `replies`, used without normalisation.
+
+        Override it where weights depend on what clients send; `weight` is not called then.
+        """
         raise NotImplementedError
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        """The server's next state."""
-        raise NotImplementedError
+        """Return the server's next state."""
+        return server
 
-    def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
-        """What all rounds so far have spent; None where there is no such promise."""
-        return None
-
-    def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
-        """Bytes down and up in a round by the paper's own formula, to stand beside the bytes that were counted.
-
-        `examples` are the training examples of each client of the cohort. Papers count numbers of four bytes. This is
-        the one hook that is never inherited: a subclass may send something else, so it has a formula only where its
-        own class says so, be it by `bytes_formula = FedAvg.bytes_formula`.
-        """
-        return None
-
-    # With the client
-
-    def join(self, ctx: Context) -> State:
-        """A client's state before its first exchange."""
-        return {}
+    # With a client
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
-        """The local training of this exchange: by default what the configuration asks for."""
-        return (ctx.local,)
+        """Return the local training of this exchange."""
+        return ()
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        """`work` before the first step. The engine copies it, so that it may share tensors with its arguments."""
-        raise NotImplementedError
+        """Return `work` before the first step. The engine copies it, so it may share tensors with the arguments."""
+        return {}
 
     def prepare(self, ctx: Context, batch: Batch) -> Batch:
-        """With `prepares`: the training batch that `step` is given in place of `batch`, for each client on its own.
+        """Return the training batch that `step` receives in place of `batch`.
 
-        Never under `torch.vmap`, and seeded for each batch, so what is drawn here is the same at any width.
+        Called for each client separately, never under `torch.vmap`, and with a random state of its own for each batch,
+        so that its draws are the same for any `vmap_clients`.
         """
         return batch
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        """One step on one batch: (work, metrics), each metric a scalar tensor. Must run under `torch.vmap`."""
+        """Train on one batch and return (work, metrics), each metric a scalar tensor. Must run under `torch.vmap`."""
         raise NotImplementedError
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        """(the client's next state, up) after the last step."""
+        """Return (the client's next state, `up`) after the last step."""
+        return client, {}
+
+    # Derived from the hooks that a class overrides
+
+    @property
+    def server_side_weighting(self) -> bool:
+        """Whether the server computes the weights from the replies, with `weights`."""
+        return type(self).weights is not Exchange.weights
+
+    @property
+    def prepares_batches(self) -> bool:
+        """Whether `prepare` changes training batches."""
+        return type(self).prepare is not Exchange.prepare
+
+
+@dataclass(frozen=True)
+class Delegate(Exchange):
+    """An exchange that does what `base` does, except for the hooks that a subclass overrides."""
+
+    base: Exchange
+
+    @property
+    def averaged(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.base.averaged
+
+    @property
+    def server_side_weighting(self) -> bool:
+        return type(self).weights is not Delegate.weights or self.base.server_side_weighting
+
+    @property
+    def prepares_batches(self) -> bool:
+        return type(self).prepare is not Delegate.prepare or self.base.prepares_batches
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return self.base.broadcast(ctx, server)
+
+    def unicast(self, ctx: Context, server: State) -> State:
+        return self.base.unicast(ctx, server)
+
+    def weight(self, ctx: Context, examples: int) -> float:
+        return self.base.weight(ctx, examples)
+
+    def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
+        return self.base.weights(ctx, server, replies)
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return self.base.aggregate(ctx, server, replies)
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        return self.base.phases(ctx)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        return self.base.start(ctx, client, down)
+
+    def prepare(self, ctx: Context, batch: Batch) -> Batch:
+        return self.base.prepare(ctx, batch)
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        return self.base.step(ctx, work, down, batch)
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return self.base.finish(ctx, work, client, down, data)
+
+
+class Algorithm(Exchange):
+    """Base class of all algorithms, and the exchange of their rounds.
+
+    Most algorithms override a few hooks of `rayfed.algorithms.fedavg.FedAvg` instead of deriving from this class.
+    """
+
+    name: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
+    """The paper, with the algorithm or equations implemented."""
+    supports_loss_terms: ClassVar[bool] = False
+    """Whether it trains one model by `Task.objective`, to which a wrapper may add terms."""
+    requires_hard_labels: ClassVar[bool] = False
+    """Whether training needs classes as labels, and cannot use class probabilities (as Mixup makes them)."""
+    sample_without_replacement: ClassVar[bool] = False
+    """Whether clients are sampled without replacement across rounds, until all have taken part."""
+    refuses_unseen_clients: ClassVar[str] = ""
+    """Why unseen clients cannot join after training; empty if they can."""
+    default_eval_point: ClassVar[str] = "global"
+    """The point at which the paper scores models: "global", "downloaded", "trained" or "adapted"."""
+    logged_scalars: ClassVar[tuple[str, ...]] = ()
+    """Scalars of the server's state that are recorded after each round, once they exist."""
+
+    # Exchanges
+
+    @property
+    def setup_exchanges(self) -> Sequence[Exchange]:
+        """The exchanges with all clients before the first round."""
+        return ()
+
+    @property
+    def round_exchanges(self) -> Sequence[Exchange]:
+        """The exchanges of every round with its cohort: by default one, whose hooks are the algorithm's own."""
+        return (self,)
+
+    @property
+    def final_exchanges(self) -> Sequence[Exchange]:
+        """The exchanges with all clients after the last round."""
+        return ()
+
+    @property
+    def adaptation(self) -> Exchange:
+        """The local training of a downloaded model before it is scored at the point `adapted`.
+
+        Only its `phases`, `start`, `prepare` and `step` are called; `ctx.local` has `evaluate.adapt_epochs` epochs.
+        """
+        return self.round_exchanges[0]
+
+    def exchanges(self, stage: Stage) -> Sequence[Exchange]:
+        """Return the exchanges of a stage; those of "round" are repeated in each round."""
+        if stage == "setup":
+            return self.setup_exchanges
+        return self.round_exchanges if stage == "round" else self.final_exchanges
+
+    # Before a run
+
+    def check(self, problem: ProblemSpec) -> None:
+        """Raise UsageError if the algorithm cannot do what is asked."""
+
+    def modules(self, task: Task) -> dict[str, nn.Module]:
+        """Return templates of further networks, found at `task.modules`; their weights belong to the state."""
+        return {}
+
+    def adapt(self, ctx: Context) -> Context:
+        """Return the context for all hooks. A wrapper may change the task or the optimiser here."""
+        return ctx
+
+    def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
+        """Return what a user should know about this configuration, one line each. Printed before a run."""
+        return ()
+
+    # State
+
+    def init(self, ctx: Context) -> State:
+        """Return the server's state before anything was sent."""
         raise NotImplementedError
+
+    def join(self, ctx: Context) -> State:
+        """Return a client's state before its first exchange."""
+        return {}
+
+    # Hooks of the exchange that every algorithm needs
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return server
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        """Return the local training that the configuration asks for."""
+        return (ctx.local,)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        raise NotImplementedError
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        raise NotImplementedError
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        raise NotImplementedError
+
+    # After a round
+
+    def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
+        """Return the privacy spent by all rounds so far, or None without a guarantee."""
+        return None
+
+    def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
+        """Return the bytes of a round in both directions by the paper's formula, to compare with the bytes counted.
+
+        Papers count four bytes per number. This is the one hook that is never inherited: a subclass may send something
+        else, so it has a formula only where its own class defines one, if only by
+        `bytes_formula = FedAvg.bytes_formula`.
+
+        Args:
+            examples: The number of training examples of each client of the cohort.
+        """
+        return None
 
     # Scored models. A "model" is whatever `predict` takes.
 
     def global_model(self, ctx: Context, server: State) -> Any:
-        """The server's model, or None where there is none."""
+        """Return the server's model, or None if there is none."""
         return None
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        """What the client would use after a download, before training."""
+        """Return the model that the client uses after a download, before training."""
         raise NotImplementedError
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
-        """What the client has after local training, before aggregation; `client` is its new state."""
+        """Return the client's model after local training, before aggregation; `client` is its new state."""
         raise NotImplementedError
 
     def predict(self, ctx: Context, model: Any, x: Tensor) -> Tensor:
-        """Logits [batch, classes] in evaluation mode."""
+        """Return logits of shape [batch, classes], computed in evaluation mode."""
         return ctx.task.predict(model, x)
 
 
 @torch.no_grad()
 def represent(ctx: Context, weights: Any, part: Any, rows: Tensor | None = None) -> Tensor:
-    """Features [n, *feature_shape] of `part` of a client's data (or of its `rows`), in evaluation mode."""
+    """Return the features [n, *feature_shape] of a part of a client's data, or of its `rows`, in evaluation mode."""
     return torch.cat([ctx.task.represent(weights, batch.x) for batch in part.batches(512, rows)])
 
 
 @torch.no_grad()
 def mean_loss(ctx: Context, weights: Any, part: Any) -> Tensor:
-    """Mean loss, a scalar, of `weights` over `part` of a client's data, in evaluation mode."""
-    sums = [ctx.task.loss(ctx.task.predict(weights, batch.x), batch.y) * len(batch.y) for batch in part.batches(512)]
-    return torch.stack(sums).sum() / len(part)
+    """Return the mean loss of `weights` over a part of a client's data, a scalar, in evaluation mode."""
+    losses = [ctx.task.loss(ctx.task.predict(weights, batch.x), batch.y) * len(batch.y) for batch in part.batches(512)]
+    return torch.stack(losses).sum() / len(part)
 
 
 def server_batches(count: int, size: int, device: torch.device) -> Iterator[Tensor]:
-    """Shuffled row numbers of `count` items in batches of `size`, the last one smaller; torch's generator."""
+    """Yield shuffled row numbers of `count` items in batches of `size`, the last one smaller."""
     yield from torch.randperm(count).to(device).split(size)

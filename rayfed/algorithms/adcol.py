@@ -67,7 +67,7 @@ class Adcol(DiscriminatorMemory):
                 "representation; use 2 or more"
             )
 
-    def remarks(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
+    def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         sizes = list(problem.examples.values())[: problem.task.num_clients]
         vectors = sum(self.count(n) for n in sizes) * problem.cohort / len(sizes)
         steps = self.passes * math.ceil(vectors / self.server_batch_size)
@@ -99,9 +99,7 @@ class Adcol(DiscriminatorMemory):
         return work | {"weights": weights | buffers}, metrics | {"loss": loss}
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept, up = super().finish(ctx, work, client, down, data)
-        if self.fixed_size and ctx.trip == 1:
-            return kept, up
+        kept, up = self.keep(ctx, work, client, down, data)
         more, rows = self.chosen(ctx, client, len(data.train))
         z = represent(ctx, work["weights"], data.train, rows).flatten(1)
         return kept | more, up | {"representations": self.protected(self.prepared(z))}

@@ -10,13 +10,14 @@ and need not sum to 1, batch-norm statistics cannot be mixed so: all buffers sta
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
 from rayfed.algorithms.common.full_participation import refuse_sampling
 from rayfed.algorithms.common.relations import mixture, slopes
 from rayfed.algorithms.fedavg import FedAvg
@@ -39,7 +40,6 @@ class APPLE(FedAvg):
     refuses_unseen_clients: ClassVar[str] = (
         "mixes the core models of all clients, and an unseen client has none among them"
     )
-    setup_exchanges: ClassVar[int] = 1  # tells the server n_j
 
     relation_lr: float = option(1e-3, low=0, help="η₂, step of the relations p_ij; 0 keeps them at 1/clients")
     mu: float = option(0.1, low=0, help="μ, pull of the relations towards the clients' shares of all examples")
@@ -47,6 +47,10 @@ class APPLE(FedAvg):
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_sampling(problem, self.name, "mixes the models of all clients of the last round")
+
+    @property
+    def setup_exchanges(self) -> Sequence[Exchange]:
+        return (CollectSizes(),)
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal | frozenset(task.model.buffers)
@@ -61,16 +65,9 @@ class APPLE(FedAvg):
         return super().join(ctx) | {"p": p, "shares": torch.zeros_like(p)}
 
     def broadcast(self, ctx: Context, server: State) -> State:
-        if ctx.stage == "setup":
-            return {}
         return server if ctx.round <= 1 else {"cores": server["cores"]}
 
-    def phases(self, ctx: Context) -> tuple[Phase, ...]:
-        return () if ctx.stage == "setup" else (ctx.local,)
-
     def start(self, ctx: Context, client: State, down: State) -> State:
-        if ctx.stage == "setup":
-            return {}
         own = torch.arange(ctx.task.num_clients, device=ctx.task.device) == ctx.client
         core = {name: value[ctx.client] for name, value in down["cores"].items()}
         return super().start(ctx, client, {"weights": core}) | {
@@ -93,15 +90,10 @@ class APPLE(FedAvg):
         return (1 + math.cos(math.pi * r / last)) / 2 if r < last else 0.0
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        if ctx.stage == "setup":
-            return client, {}
         kept, up = super().finish(ctx, work, client, down, data)
         return kept | {"p": work["p"], "shares": work["shares"]}, up
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        if ctx.stage == "setup":
-            sizes = torch.tensor([float(reply.examples) for reply in replies.each], device=ctx.task.device)
-            return server | {"shares": sizes / sizes.sum()}
         return server | {"cores": stack([reply.up["weights"] for reply in replies.each])}
 
     def global_model(self, ctx: Context, server: State) -> Any:
@@ -112,3 +104,11 @@ class APPLE(FedAvg):
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
         return work["weights"] | mixture(down["cores"], work["weights"], work["p"], work["own"])
+
+
+class CollectSizes(Exchange):
+    """Setup: the server learns every client's number of training examples."""
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        sizes = torch.tensor([float(reply.examples) for reply in replies.each], device=ctx.task.device)
+        return server | {"shares": sizes / sizes.sum()}

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, State
+from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import pulled
 from rayfed.core.options import option
@@ -22,6 +22,14 @@ from rayfed.core.task import Batch
 from rayfed.core.trees import Weights, only
 
 PERSONAL = "personal"
+
+
+@dataclass(frozen=True)
+class PersonalTraining(Delegate):
+    """Local training of the personal model alone."""
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        return (ctx.local._replace(name=PERSONAL),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +41,11 @@ class Ditto(FedAvg):
     mu: float = option(0.1, low=0, help="μ (λ in the paper), pull of the personal model towards the weights received")
     personal_epochs: int = option(1, low=1, help="epochs of the personal model in a round")
 
+    @property
+    def adaptation(self) -> Exchange:
+        return PersonalTraining(self)
+
     def phases(self, ctx: Context) -> Sequence[Phase]:
-        if ctx.stage == "final":  # adaptation: the personal model is all that it is about
-            return (ctx.local._replace(name=PERSONAL),)
         return Phase(PERSONAL, epochs=self.personal_epochs), ctx.local
 
     def correct(self, ctx: Context, grads: Weights, work: State, down: State) -> Weights:

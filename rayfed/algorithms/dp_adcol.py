@@ -66,12 +66,12 @@ class DPAdcol(PrivateDiscriminator):
                     "has none; leave it out, or use setting=trusted"
                 )
 
-    def remarks(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
+    def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         width = math.prod(ctx.task.feature_shape)
         limits = (
             "a representation depends on other records through the network: no record-level privacy of training data",
             SIMULATED,
-            *super().remarks(ctx, problem),
+            *super().notes(ctx, problem),
         )
         if not self.curious:
             said = f"ε={self.epsilon:g} at δ={self.delta:g} protects what the server sends; uploads are bare"

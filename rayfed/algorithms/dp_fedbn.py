@@ -31,7 +31,7 @@ class DPFedBN(PrivateUpdates):
         """ε_round."""
         return self.epsilon / self.turns(ctx, ctx.rounds)
 
-    def remarks(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
+    def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         share = self.share(ctx)
         scale = 2 * self.clip / share
         noise = f"ε={self.epsilon:g} a party, {share:.4g} a turn: Laplace noise of scale {scale:.4g} on every weight"

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, Reply, State
+from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, ProblemSpec, Replies, Reply, State
 from rayfed.algorithms.common.loss_weighted import LossWeighted, reported
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
@@ -59,7 +59,11 @@ class ERM(LossWeighted):
         return server | {"optimizer": ctx.optimizer.init(only(server["weights"], ctx.task.trainable))}
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
-        return super().phases(ctx) if ctx.stage == "final" else (Phase("gradient", steps=1),)
+        return (Phase("gradient", steps=1),)
+
+    @property
+    def adaptation(self) -> Exchange:
+        return LocalTraining(self)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
@@ -91,3 +95,11 @@ class ERM(LossWeighted):
             moments = tree_map(torch.zeros_like, moments)
         ctx.optimizer.update_(weights, replies.mean["gradient"], moments)
         return server | {"weights": weights | replies.mean["buffers"], "optimizer": moments}
+
+
+@dataclass(frozen=True)
+class LocalTraining(Delegate):
+    """Adaptation: the local training that the configuration asks for."""
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        return (ctx.local,)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State, represent
+from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, represent
 from rayfed.algorithms.common.domain_pairs import SOURCE, TARGET, DomainPairs
 from rayfed.algorithms.common.full_participation import refuse_sampling
 from rayfed.algorithms.common.target_clusters import spread
@@ -42,7 +42,6 @@ class FADA(DomainPairs):
     averaged: ClassVar[tuple[str, ...]] = ()
     supports_loss_terms: ClassVar[bool] = False
     refuses_unseen_clients: ClassVar[str] = "has one target and its sources, and an unseen client is neither"
-    trips: ClassVar[int] = 2  # type: ignore[assignment]
 
     weight_adversary: float = option(0.1, low=0, help="a, weight of confusing the discriminators")
 
@@ -54,28 +53,22 @@ class FADA(DomainPairs):
         if not problem.task.feature_shape:
             raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
 
-    def remarks(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
+    def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         return (f"algorithm.target={self.target}: the model is for this client; the scores of others are no result",)
 
     def init(self, ctx: Context) -> State:
         return super().init(ctx) | {"discriminators": self.drawn(ctx)}
 
-    def broadcast(self, ctx: Context, server: State) -> State:
-        return super().broadcast(ctx, server) if ctx.trip == 0 else {}
+    @property
+    def round_exchanges(self) -> Sequence[Exchange]:
+        return self, WeighSources(self)
 
     def unicast(self, ctx: Context, server: State) -> State:
         own = ctx.client == self.target
-        if ctx.trip:
-            return {"models": server["models"]} if own else {}
         place = slice(None) if own else [self.sources(ctx).index(ctx.client)]
         return {"discriminators": tree_map(lambda leaf: leaf[place], server["discriminators"])}
 
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        return () if ctx.trip else super().phases(ctx)
-
     def start(self, ctx: Context, client: State, down: State) -> State:
-        if ctx.trip:
-            return {"weights": client["trained"]}
         own, pairs = ctx.client == self.target, len(self.sources(ctx))
         return super().start(ctx, client, down) | {
             # of a source as many copies as the target has discriminators, so that all work has one shape
@@ -93,22 +86,37 @@ class FADA(DomainPairs):
         return work["labelled"] * loss + self.weight_adversary * confused, output
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        if ctx.trip == 0:
-            kept, up = super().finish(ctx, work, client, down, data)
-            z = represent(ctx, work["weights"], data.train).flatten(1)
-            return kept | {"trained": work["weights"]}, up | {"representations": z}
-        if ctx.client != self.target:
+        kept, up = super().finish(ctx, work, client, down, data)
+        z = represent(ctx, work["weights"], data.train).flatten(1)
+        return kept | {"trained": work["weights"]}, up | {"representations": z}
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return self.gathered(ctx, server, replies)
+
+
+@dataclass(frozen=True)
+class WeighSources(Exchange):
+    """Second exchange of a round: the target judges the sources' models, and the server weighs them accordingly."""
+
+    method: FADA
+
+    def unicast(self, ctx: Context, server: State) -> State:
+        return {"models": server["models"]} if ctx.client == self.method.target else {}
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        return {"weights": client["trained"]}  # to be scored as the trained model
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        if ctx.client != self.method.target:
             return client, {}
         spreads = []
-        for place in range(len(self.sources(ctx))):
+        for place in range(len(self.method.sources(ctx))):
             model = tree_map(lambda leaf, place=place: leaf[place], down["models"]) | client["weights"]
             seed = int(torch.randint(2**31 - 1, ()))
             spreads.append(spread(represent(ctx, model, data.train).flatten(1), ctx.task.num_classes, seed))
         return client, {"spreads": torch.tensor(spreads, device=ctx.task.device)}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        if ctx.trip == 0:
-            return self.gathered(ctx, server, replies)
         (spreads,) = [reply.up["spreads"] for reply in replies.each if "spreads" in reply.up]
         alpha = (-spreads.to(ctx.task.device)).softmax(0)
         weights = {

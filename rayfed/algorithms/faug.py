@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
 from rayfed.algorithms.common.conditional_vae import Decoder, Encoder, trained_decoder
 from rayfed.algorithms.common.seed_inputs import drawn_seeds, levelled
 from rayfed.algorithms.fedavg import FedAvg
@@ -38,7 +38,6 @@ class FAug(FedAvg):
 
     name: ClassVar[str] = "faug"
     reference: ClassVar[str] = "Jeong et al. 2018, section 3 (FAug), with a VAE for its GAN"
-    setup_exchanges: ClassVar[int] = 2
 
     seeds: int = option(5, low=1, help="examples of each class that a client sends to the server")
     made: int = option(200, low=1, high=1_000_000, help="m, generated examples that a client adds to its own")
@@ -61,17 +60,11 @@ class FAug(FedAvg):
         none = torch.zeros(ctx.task.num_classes, dtype=torch.bool, device=ctx.task.device)
         return super().init(ctx) | {"generator": ctx.task.modules["decoder"].initial(), "seeded": none}
 
-    def broadcast(self, ctx: Context, server: State) -> State:
-        if ctx.stage != "setup":
-            return super().broadcast(ctx, server)
-        return only(server, ("generator", "seeded")) if ctx.trip else {}
-
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        return () if ctx.stage == "setup" else super().phases(ctx)
+    @property
+    def setup_exchanges(self) -> Sequence[Exchange]:
+        return TrainGenerator(self), SendGenerator(self)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        if ctx.stage == "setup":
-            return {}
         share = torch.tensor(self.made / (ctx.examples + self.made), device=ctx.task.device)
         order = torch.randperm(self.made).to(ctx.task.device)
         return super().start(ctx, client, down) | {"made": client["made"], "order": order, "share": share}
@@ -84,34 +77,48 @@ class FAug(FedAvg):
         made = ctx.task.loss(output.logits[count:], work["made"]["y"][rows])
         return ctx.task.completed((1 - work["share"]) * own + work["share"] * made, weights, output)
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        if ctx.stage != "setup":
-            return super().finish(ctx, work, client, down, data)
-        if ctx.trip == 0:
-            return client, {"seeds": drawn_seeds(data.train, self.seeds)}
-        y = levelled(torch.bincount(data.train.y, minlength=ctx.task.num_classes), self.made, down["seeded"])
-        noise = torch.randn(self.made, self.noise, device=y.device)
-        with torch.no_grad():
-            x = ctx.task.modules["decoder"](down["generator"], noise, y)[0]
-        return client | {"made": {"x": x, "y": y}}, {}
-
     def weight(self, ctx: Context, examples: int) -> float:
         return float(examples + self.made)
 
+
+@dataclass(frozen=True)
+class TrainGenerator(Exchange):
+    """Setup: every client sends examples of each class, and the server trains the generator on them."""
+
+    method: FAug
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return client, {"seeds": drawn_seeds(data.train, self.method.seeds)}
+
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        if ctx.stage != "setup":
-            return super().aggregate(ctx, server, replies)
-        if ctx.trip:
-            return server
+        method = self.method
         x, y = (torch.cat([r.up["seeds"][name] for r in replies.each]).to(ctx.task.device) for name in ("x", "y"))
         generator = trained_decoder(
             ctx,
             server["generator"],
             x,
             y,
-            noise=self.noise,
-            lr=self.server_lr,
-            steps=self.server_steps,
-            batch_size=self.server_batch_size,
+            noise=method.noise,
+            lr=method.server_lr,
+            steps=method.server_steps,
+            batch_size=method.server_batch_size,
         )
         return server | {"generator": generator, "seeded": torch.bincount(y, minlength=ctx.task.num_classes) > 0}
+
+
+@dataclass(frozen=True)
+class SendGenerator(Exchange):
+    """Setup: every client receives the generator, balances its classes with generated examples and keeps them."""
+
+    method: FAug
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return only(server, ("generator", "seeded"))
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        method = self.method
+        y = levelled(torch.bincount(data.train.y, minlength=ctx.task.num_classes), method.made, down["seeded"])
+        noise = torch.randn(method.made, method.noise, device=y.device)
+        with torch.no_grad():
+            x = ctx.task.modules["decoder"](down["generator"], noise, y)[0]
+        return client | {"made": {"x": x, "y": y}}, {}

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, ProblemSpec, Replies, State
 from rayfed.algorithms.common.split import body, refuse_without
-from rayfed.algorithms.ditto import PERSONAL
+from rayfed.algorithms.ditto import PERSONAL, PersonalTraining
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
 from rayfed.core.task import Task
@@ -31,7 +31,6 @@ class FedBABU(FedAvg):
     name: ClassVar[str] = "fedbabu"
     reference: ClassVar[str] = "Oh, Kim and Yun 2022, Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"
-    final_exchanges: ClassVar[int] = 1
 
     finetune_epochs: int = option(10, low=1, help="epochs of the whole model with every client after the last round")
 
@@ -41,22 +40,16 @@ class FedBABU(FedAvg):
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal | task.head_names
 
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        if ctx.stage != "final":
-            return (ctx.local,)
-        # the end itself comes after all rounds; adapted models are scored in one of them, the last one's included
-        return (Phase(PERSONAL, self.finetune_epochs) if ctx.round > ctx.rounds else ctx.local._replace(name=PERSONAL),)
+    @property
+    def final_exchanges(self) -> Sequence[Exchange]:
+        return (FineTune(self),)
+
+    @property
+    def adaptation(self) -> Exchange:
+        return PersonalTraining(self)
 
     def trained(self, ctx: Context) -> Sequence[str]:
         return ctx.task.trainable if ctx.phase == PERSONAL else body(ctx.task)
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        if ctx.stage == "final":
-            return client | {"model": work["weights"]}, {}
-        return super().finish(ctx, work, client, down, data)
-
-    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        return server if ctx.stage == "final" else super().aggregate(ctx, server, replies)
 
     def global_model(self, ctx: Context, server: State) -> Any:
         head = only(ctx.task.initial_weights(), ctx.task.head_names)
@@ -64,3 +57,19 @@ class FedBABU(FedAvg):
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
         return client["model"] if "model" in client else super().downloaded_model(ctx, client, down)
+
+
+@dataclass(frozen=True)
+class FineTune(Delegate):
+    """Final exchange: every client fine-tunes the whole model, keeps it, and sends nothing."""
+
+    base: FedBABU
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        return (Phase(PERSONAL, self.base.finetune_epochs),)
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return client | {"model": work["weights"]}, {}
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return server

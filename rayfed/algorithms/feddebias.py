@@ -41,7 +41,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output
 from rayfed.core.trees import Weights, only
-from rayfed.engine.single_example_batchnorm import trains_on_one
+from rayfed.models.single_example_batchnorm import trains_on_single_examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class FedDebias(ProjectedContrast, PseudoDataExchange):
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)
         lone = self.used and self.pseudo_samples == 1
-        if lone and not trains_on_one(problem.task, problem.shape, tokens=problem.tokens):
+        if lone and not trains_on_single_examples(problem.task, problem.shape, tokens=problem.tokens):
             raise UsageError("algorithm.pseudo_samples=1: the model's batch norm cannot train on one; use at least 2")
 
     def start(self, ctx: Context, client: State, down: State) -> State:

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
 from rayfed.algorithms.common.feature_generator import GeneratorServer
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import Adam
@@ -32,7 +32,6 @@ class FedGen(GeneratorServer):
 
     name: ClassVar[str] = "fedgen"
     reference: ClassVar[str] = "Zhu, Hong and Zhou 2021, Alg. 1, in PFLlib's form"
-    setup_exchanges: ClassVar[int] = 1  # type: ignore[assignment]
     logged_scalars: ClassVar[tuple[str, ...]] = ("generator_loss",)
 
     def check(self, problem: ProblemSpec) -> None:
@@ -51,16 +50,12 @@ class FedGen(GeneratorServer):
         }
 
     def broadcast(self, ctx: Context, server: State) -> State:
-        if ctx.stage == "setup":
-            return {}
         down = super().broadcast(ctx, server)
         return down | only(server, ("generator", "counts")) if int(server["rounds"]) else down
 
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        return () if ctx.stage == "setup" else super().phases(ctx)
-
-    def start(self, ctx: Context, client: State, down: State) -> State:
-        return {} if ctx.stage == "setup" else super().start(ctx, client, down)
+    @property
+    def setup_exchanges(self) -> Sequence[Exchange]:
+        return (CollectClassCounts(),)
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         value, output = super().loss(ctx, weights, work, down, batch)
@@ -71,16 +66,12 @@ class FedGen(GeneratorServer):
         return value + ctx.task.loss(ctx.task.head(weights | self.as_sent(ctx.task), features), y), output
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        if ctx.stage == "setup":
-            return client, {"counts": torch.bincount(data.train.y, minlength=ctx.task.num_classes).float()}
         kept, up = super().finish(ctx, work, client, down, data)
         names = self.head(ctx.task)
         return kept, {"weights": without(up["weights"], names), "head": only(up["weights"], names)}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         device = ctx.task.device
-        if ctx.stage == "setup":
-            return server | {"counts": torch.stack([reply.up["counts"].to(device) for reply in replies.each]).sum(0)}
         heads = stack([tree_map(lambda leaf: leaf.to(device), reply.up["head"]) for reply in replies.each])
         shares = torch.tensor([float(self.weight(ctx, reply.examples)) for reply in replies.each], device=device)
         shares = shares / shares.sum()
@@ -93,6 +84,17 @@ class FedGen(GeneratorServer):
             "generator_loss": loss,
             "rounds": server["rounds"] + 1,
         }
+
+
+class CollectClassCounts(Exchange):
+    """Setup: the server adds up the clients' class counts."""
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return client, {"counts": torch.bincount(data.train.y, minlength=ctx.task.num_classes).float()}
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        counts = torch.stack([reply.up["counts"].to(ctx.task.device) for reply in replies.each])
+        return server | {"counts": counts.sum(0)}
 
 
 def _mean(values: Tensor, shares: Tensor) -> Tensor:

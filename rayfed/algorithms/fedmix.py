@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
 from rayfed.algorithms.common.pseudo_data import labelled_means
 from rayfed.algorithms.common.soft_labels import check_real_inputs, check_soft_labels
 from rayfed.algorithms.fedavg import FedAvg
@@ -35,7 +35,6 @@ class FedMix(FedAvg):
 
     name: ClassVar[str] = "fedmix"
     reference: ClassVar[str] = "Yoon et al. 2021, Alg. 2 and Eq. 3"
-    setup_exchanges: ClassVar[int] = 2
 
     lam: float = option(0.1, low=0, high=1, help="λ, share of the mean in the mixture; 0 is FedAvg")
     mean_examples: int = option(10, low=1, help="M, examples in a mean")
@@ -55,17 +54,11 @@ class FedMix(FedAvg):
         empty = torch.zeros(0, device=ctx.task.device)
         return super().init(ctx) | {"means": {"x": empty, "y": empty}}
 
-    def broadcast(self, ctx: Context, server: State) -> State:
-        if ctx.stage == "setup":
-            return {} if ctx.trip == 0 else {"means": server["means"]}
-        return super().broadcast(ctx, server)
-
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        return () if ctx.stage == "setup" else super().phases(ctx)
+    @property
+    def setup_exchanges(self) -> Sequence[Exchange]:
+        return CollectMeans(self), SendMeans()
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        if ctx.stage == "setup":
-            return {}
         order = torch.randperm(len(client["means"]["x"])).to(ctx.task.device)
         return super().start(ctx, client, down) | {"means": client["means"], "order": order}
 
@@ -85,18 +78,27 @@ class FedMix(FedAvg):
         loss = loss + self.lam * (slopes["u"] * x).sum()  # slopes are of the mean: 1/batch is in them
         return ctx.task.completed(loss, weights, output)
 
+
+@dataclass(frozen=True)
+class CollectMeans(Exchange):
+    """Setup: every client sends the means of its inputs and labels."""
+
+    method: FedMix
+
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        if ctx.stage != "setup":
-            return super().finish(ctx, work, client, down, data)
-        if ctx.trip == 1:
-            return client | {"means": down["means"]}, {}
-        x, y = labelled_means(data.train, self.mean_examples, ctx.task.num_classes)
+        x, y = labelled_means(data.train, self.method.mean_examples, ctx.task.num_classes)
         return client, {"means": {"x": x, "y": y}}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        if ctx.stage != "setup":
-            return super().aggregate(ctx, server, replies)
-        sent = [reply.up["means"] for reply in replies.each if "means" in reply.up]
-        if not sent:
-            return server
+        sent = [reply.up["means"] for reply in replies.each]
         return server | {"means": {name: torch.cat([means[name] for means in sent]) for name in ("x", "y")}}
+
+
+class SendMeans(Exchange):
+    """Setup: every client receives the means of all clients and keeps them."""
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return {"means": server["means"]}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return client | {"means": down["means"]}, {}

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import Context, Phase, ProblemSpec, State
+from rayfed.algorithm import Context, Delegate, Exchange, Phase, ProblemSpec, State
 from rayfed.algorithms.common.split import body, head, refuse_without
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
@@ -44,13 +44,12 @@ class FedRep(FedAvg):
         return task.personal | task.head_names
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
-        adapts = ctx.stage == "final"
-        if adapts and self.adapted == "head":
-            return (ctx.local._replace(name="head"),)
-        last = ctx.local._replace(name="body")
-        if self.body_epochs and not adapts:  # to adapt, as long as evaluate.adapt_epochs says
-            last = Phase("body", epochs=self.body_epochs)
-        return Phase("head", epochs=self.head_epochs), last
+        body = Phase("body", epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name="body")
+        return Phase("head", epochs=self.head_epochs), body
+
+    @property
+    def adaptation(self) -> Exchange:
+        return Adaptation(self)
 
     def trained(self, ctx: Context) -> Sequence[str]:
         return PARTS[ctx.phase](ctx.task)
@@ -64,3 +63,15 @@ class FedRep(FedAvg):
         optimizers = work["optimizer"]  # the step changes the one of its phase in place
         work, metrics = super().step(ctx, work | {"optimizer": optimizers[ctx.phase]}, down, batch)
         return work | {"optimizer": optimizers}, metrics
+
+
+@dataclass(frozen=True)
+class Adaptation(Delegate):
+    """Training of the head alone, or of head and body, for `evaluate.adapt_epochs`."""
+
+    base: FedRep
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        if self.base.adapted == "head":
+            return (ctx.local._replace(name="head"),)
+        return Phase("head", epochs=self.base.head_epochs), ctx.local._replace(name="body")

@@ -42,7 +42,7 @@ class GaussianDPFedBN(PrivateUpdates):
         """The noise's standard deviation over what one party can move."""
         return noise_multiplier(self.epsilon, self.delta, rate=1.0, steps=self.turns(ctx, ctx.rounds))
 
-    def remarks(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
+    def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         turns = self.turns(ctx, ctx.rounds)
         noise = f"Gaussian noise of σ={self.sigma(ctx):.4g} times what a party can move, over its {turns} turns"
         said = f"ε={self.epsilon:g} at δ={self.delta:g} a party protects what the server sends; uploads are bare"

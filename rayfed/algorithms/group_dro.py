@@ -27,7 +27,6 @@ class GroupDRO(FedAvg):
 
     name: ClassVar[str] = "group_dro"
     reference: ClassVar[str] = "Sagawa et al. 2020, Alg. 1; Guo, Tang and Lin 2022, appendix A"
-    server_side_weighting: ClassVar[bool] = True
 
     q_lr: float = option(0.01, low=0, help="η, step of log q along the losses; 0: plain mean of the clients")
 

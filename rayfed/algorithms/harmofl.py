@@ -12,13 +12,14 @@ round 1 and then frozen. The running statistics of batch norm are those of the p
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
 from rayfed.algorithms.common.amplitude_normalisation import AMPLITUDE, Harmonised, amplitude
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -35,8 +36,6 @@ class HarmoFL(FedAvg):
 
     name: ClassVar[str] = "harmofl"
     reference: ClassVar[str] = "Jiang, Wang and Dou 2022, Alg. 1"
-    averaged: ClassVar[tuple[str, ...]] = ("weights", "amplitude")
-    setup_exchanges: ClassVar[int] = 2  # type: ignore[assignment]
 
     alpha: float = option(0.05, low=0, help="α_h, length of the step to where the gradient is taken; 0: plain SGD")
     amplitude_momentum: float = option(0.1, above=0, high=1, help="m of a client's running mean amplitude")
@@ -57,16 +56,9 @@ class HarmoFL(FedAvg):
     def init(self, ctx: Context) -> State:
         return super().init(ctx) | {"amplitude": ctx.task.initial_weights()[AMPLITUDE]}
 
-    def broadcast(self, ctx: Context, server: State) -> State:
-        if ctx.stage != "setup":
-            return super().broadcast(ctx, server)
-        return {"amplitude": server["amplitude"]} if ctx.trip else {}
-
-    def phases(self, ctx: Context) -> tuple[Phase, ...]:
-        return () if ctx.stage == "setup" else (ctx.local,)
-
-    def start(self, ctx: Context, client: State, down: State) -> State:
-        return {} if ctx.stage == "setup" else super().start(ctx, client, down)
+    @property
+    def setup_exchanges(self) -> Sequence[Exchange]:
+        return CollectAmplitudes(self), SendAmplitude()
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         weights = work["weights"]
@@ -84,25 +76,43 @@ class HarmoFL(FedAvg):
         ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
         return work | {"weights": weights | buffers}, {"loss": loss}
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        if ctx.stage != "setup":
-            return super().finish(ctx, work, client, down, data)
-        if ctx.trip:
-            return client | {"weights": client["weights"] | {AMPLITUDE: down["amplitude"]}}, {}
-        means = [amplitude(batch.x) for batch in data.train.batches(ctx.batch_size)]
-        running = means[0]
-        for mean in means[1:]:
-            running = torch.lerp(running, mean, self.amplitude_momentum)
-        return client, {"amplitude": running}
-
     def weight(self, ctx: Context, examples: int) -> float:
         return 1.0 if self.uniform else super().weight(ctx, examples)
-
-    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        return server | replies.mean
 
     def global_model(self, ctx: Context, server: State) -> Any:
         task = copy.copy(ctx.task)
         task.personal -= {AMPLITUDE}
         weights = super().global_model(ctx.at(task=task), server)
         return None if weights is None else weights | {AMPLITUDE: server["amplitude"]}
+
+
+@dataclass(frozen=True)
+class CollectAmplitudes(Exchange):
+    """Setup: the server averages the clients' running mean amplitudes."""
+
+    averaged = ("amplitude",)
+
+    method: HarmoFL
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        means = [amplitude(batch.x) for batch in data.train.batches(ctx.batch_size)]
+        running = means[0]
+        for mean in means[1:]:
+            running = torch.lerp(running, mean, self.method.amplitude_momentum)
+        return client, {"amplitude": running}
+
+    def weight(self, ctx: Context, examples: int) -> float:
+        return self.method.weight(ctx, examples)
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return server | {"amplitude": replies.mean["amplitude"]}
+
+
+class SendAmplitude(Exchange):
+    """Setup: every client receives the common amplitude and keeps it."""
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return {"amplitude": server["amplitude"]}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return client | {"weights": client["weights"] | {AMPLITUDE: down["amplitude"]}}, {}

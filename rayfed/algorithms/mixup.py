@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import torch
 
-from rayfed.algorithm import Context, ProblemSpec
+from rayfed.algorithm import Context, Delegate, Exchange, ProblemSpec
 from rayfed.algorithms.common.soft_labels import check_real_inputs, check_soft_labels, soft
-from rayfed.algorithms.common.wrapper import Wrapper, derived, innermost
+from rayfed.algorithms.common.wrapper import Wrapper, innermost
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.task import Batch
@@ -29,7 +29,8 @@ class Mixup(Wrapper):
 
     alpha: float = option(0.2, low=1e-6, high=1e6, help="α of the Beta distribution of λ; 1: uniform")
 
-    prepares = derived(lambda self: True)
+    def wrapped(self, exchange: Exchange) -> Exchange:
+        return MixedBatches(exchange, self.alpha)
 
     def check(self, problem: ProblemSpec) -> None:
         base = innermost(self.base)
@@ -38,6 +39,13 @@ class Mixup(Wrapper):
         check_soft_labels(problem, self.name)
         check_real_inputs(problem, self.name)
         super().check(problem)
+
+
+@dataclass(frozen=True)
+class MixedBatches(Delegate):
+    """An exchange whose training batches are mixed."""
+
+    alpha: float
 
     def prepare(self, ctx: Context, batch: Batch) -> Batch:
         x, y = self.base.prepare(ctx, batch)

@@ -18,13 +18,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rayfed.algorithm import Context, Phase, ProblemSpec, State
+from rayfed.algorithm import Context, Delegate, Exchange, Phase, ProblemSpec, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.task import Batch
 from rayfed.core.trees import add, only, sub
-from rayfed.engine.single_example_batchnorm import remedy, trains_on_one
+from rayfed.models.single_example_batchnorm import batch_size_advice, trains_on_single_examples
 
 ADAPT = "adapt"
 
@@ -64,18 +64,18 @@ class PerFedAvg(FedAvg):
                     f"placement.vmap_clients={problem.vmap_clients}: algorithm.name={self.name} takes {self.parts} batches a step, "
                     f"and client {client}'s last ones are shorter; use local.drop_last=true or placement.vmap_clients=1"
                 )
-        self._refuse_lone_rows(problem)
+        self._refuse_single_examples(problem)
 
-    def _refuse_lone_rows(self, problem: ProblemSpec) -> None:
+    def _refuse_single_examples(self, problem: ProblemSpec) -> None:
         """Raises UsageError if the network cannot train on one example, and a part of a batch has no more."""
         size = problem.batch_size
         lone = [client for client, n in problem.examples.items() if size == 1 or self._leaves_one(n, problem)]
-        if lone and not trains_on_one(problem.task, problem.shape, tokens=problem.tokens):
+        if lone and not trains_on_single_examples(problem.task, problem.shape, tokens=problem.tokens):
             n = problem.examples[lone[0]]
             raise UsageError(
                 f"local.batch_size={size}: algorithm.name={self.name} cuts batches into {self.parts}, and of client "
                 f"{lone[0]}'s {n} training examples a part has one alone, on which batch norm cannot train; "
-                f"{remedy(size, enough=n > self.parts)}"
+                f"{batch_size_advice(size, enough=n > self.parts)}"
             )
 
     def _leaves_one(self, n: int, problem: ProblemSpec) -> bool:
@@ -84,9 +84,11 @@ class PerFedAvg(FedAvg):
         return not problem.drop_last and (in_parts or (adapted and n % problem.batch_size == 1))
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
-        if ctx.stage != "final":
-            return (ctx.local._replace(batch_size=self.parts * ctx.batch_size),)
-        return (Phase(ADAPT, steps=self.finetune_steps) if self.finetune_steps else ctx.local._replace(name=ADAPT),)
+        return (ctx.local._replace(batch_size=self.parts * ctx.batch_size),)
+
+    @property
+    def adaptation(self) -> Exchange:
+        return Adaptation(self)
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         task, weights, alpha = ctx.task, work["weights"], self.alpha or ctx.optimizer.lr
@@ -105,6 +107,17 @@ class PerFedAvg(FedAvg):
         optimizer = replace(ctx.optimizer, lr=self.beta or ctx.optimizer.lr)
         optimizer.update_(weights, grads, work["optimizer"])
         return work | {"weights": weights | buffers}, {"loss": loss}
+
+
+@dataclass(frozen=True)
+class Adaptation(Delegate):
+    """Steps of w ← w − α ∇f(w) on the client's own data."""
+
+    base: PerFedAvg
+
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        steps = self.base.finetune_steps
+        return (Phase(ADAPT, steps=steps) if steps else ctx.local._replace(name=ADAPT),)
 
 
 def divided(batch: Batch, parts: int) -> list[Batch]:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, State
 from rayfed.algorithms.common.virtual_data import virtual_data
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -48,7 +48,6 @@ class VHL(FedAvg):
     name: ClassVar[str] = "vhl"
     reference: ClassVar[str] = "Tang et al. 2022, Eq. 5, with a random network in place of StyleGAN2"
     requires_hard_labels: ClassVar[bool] = True
-    setup_exchanges: ClassVar[int] = 1
 
     alpha: float = option(1.0, low=0, help="α, weight of the virtual data's cross-entropy")
     align: float = option(1.0, low=0, help="weight of both contrastive terms; 0: virtual data without alignment")
@@ -70,15 +69,11 @@ class VHL(FedAvg):
         x, y = virtual_data(ctx.task.inputs.shape, ctx.task.num_classes, self.virtual)
         return super().init(ctx) | {"virtual": {"x": x.to(ctx.task.device), "y": y.to(ctx.task.device)}}
 
-    def broadcast(self, ctx: Context, server: State) -> State:
-        return {"virtual": server["virtual"]} if ctx.stage == "setup" else super().broadcast(ctx, server)
-
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        return () if ctx.stage == "setup" else super().phases(ctx)
+    @property
+    def setup_exchanges(self) -> Sequence[Exchange]:
+        return (SendVirtualData(),)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        if ctx.stage == "setup":
-            return {}
         order = torch.randperm(self.virtual).to(ctx.task.device)
         return super().start(ctx, client, down) | {"virtual": client["virtual"], "order": order}
 
@@ -95,10 +90,12 @@ class VHL(FedAvg):
         together = contrast(torch.cat([own, other.detach()]), torch.cat([batch.y, y]), self.temperature)
         return loss + self.align * (together + 0.1 * contrast(other, y, self.temperature)), output
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        if ctx.stage == "setup":
-            return client | {"virtual": down["virtual"]}, {}
-        return super().finish(ctx, work, client, down, data)
 
-    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        return server if ctx.stage == "setup" else super().aggregate(ctx, server, replies)
+class SendVirtualData(Exchange):
+    """Setup: every client receives the virtual data and keeps it."""
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return {"virtual": server["virtual"]}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return client | {"virtual": down["virtual"]}, {}

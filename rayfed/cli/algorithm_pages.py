@@ -10,13 +10,15 @@ from torch import nn
 from rayfed.algorithm import Algorithm, Phase, State
 from rayfed.algorithms import ALGORITHMS
 from rayfed.cli.help import _default
+from rayfed.core.ids import ClientIndex
+from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.registry import resolve
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import tensors
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.evaluation import Evaluation, sent
+from rayfed.engine.evaluation import Evaluation, downloads
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.models.build import build_model
@@ -61,9 +63,9 @@ def _page(name: str) -> str:
 
 
 def _exchanges(algorithm: Algorithm) -> str:
-    parts = [(algorithm.setup_exchanges, "before round 1"), (algorithm.trips, "in a round")]
+    parts = [(algorithm.setup_exchanges, "before round 1"), (algorithm.round_exchanges, "in a round")]
     parts.append((algorithm.final_exchanges, "after the last round"))
-    return ", ".join(f"{count} {when}" for count, when in parts if count)
+    return ", ".join(f"{len(exchanges)} {when}" for exchanges, when in parts if exchanges)
 
 
 def after_a_round(algorithm: Algorithm) -> tuple[dict[str, int], dict[str, int]]:
@@ -73,8 +75,10 @@ def after_a_round(algorithm: Algorithm) -> tuple[dict[str, int], dict[str, int]]
         fleet = LocalFleet(plan, population)
         server = Server(plan, population, fleet, Evaluation(every=plan.rounds))
         next(record for record in server.run() if record.stage == "round")
-        down, own = sent(server.algorithm, server.ctx.at(stage="round", round=2, cohort=server.everyone), server.state)
-    return _numbers(down | own.get(0, {})), _numbers(fleet.host.states[0])
+        ctx = server.ctx.at(Moment("round", 2), cohort=server.participants)
+        down, unicast = downloads(server.algorithm.round_exchanges[0], ctx, server.state)
+    first = ClientIndex(0)
+    return _numbers(down | unicast.get(first, {})), _numbers(fleet.host.states[first])
 
 
 def _numbers(state: State) -> dict[str, int]:

@@ -3,8 +3,9 @@
 A down payload goes into the object store once for all hosts; clients' data and state stay on their host.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import ray
 import torch
@@ -13,15 +14,19 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.algorithm import State
 from rayfed.core.errors import HostLost, UsageError
+from rayfed.core.ids import ClientIndex
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint, homes_of
 from rayfed.engine.device import device_for
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.host import Answer, Host
+from rayfed.engine.host import Host
 from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import Gradients
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest
 from rayfed.engine.serialization import pack, unpack
 from rayfed.engine.streamed import fits, room_for
+
+AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 START_SECONDS = 120  # more than an actor ever took to import torch; after that it is waiting for what never comes
 
@@ -33,7 +38,7 @@ class RayHost:
         self,
         blueprint: Blueprint,
         population: Population,
-        clients: Sequence[int],
+        clients: Sequence[ClientIndex],
         tests: Sequence[int],
         gpus: float,
         share: float = 1.0,
@@ -49,23 +54,23 @@ class RayHost:
             raise self._refused
         return True
 
-    def exchange(self, ids: Sequence[int], down: Any, own: Any, *rest: Any) -> Any:
-        answer = self.host.exchange(ids, unpack(down, self.device), unpack(own, self.device), *rest)
-        replies = [reply._replace(up=pack(reply.up)) for reply in answer.replies]
-        return answer._replace(total=_packed(answer.total), replies=replies)
+    def exchange(self, request: ExchangeRequest, down: Any, unicast: Any) -> Any:
+        result = self.host.exchange(request, unpack(down, self.device), unpack(unicast, self.device))
+        replies = [reply._replace(up=pack(reply.up)) for reply in result.replies]
+        return dataclasses.replace(result, total=_packed(result.total), replies=replies)
 
-    def weigh(self, weights: Mapping[int, float]) -> Any:
+    def weigh(self, weights: Mapping[ClientIndex, float]) -> Any:
         return _packed(self.host.weigh(weights))
 
-    def score_downloads(self, ids: Sequence[int], down: Any, own: Any, *rest: Any) -> Scored:
-        return self.host.score_downloads(ids, unpack(down, self.device), unpack(own, self.device), *rest)
+    def score_downloads(self, request: ScoreRequest, down: Any, unicast: Any) -> Scored:
+        return self.host.score_downloads(request, unpack(down, self.device), unpack(unicast, self.device))
 
-    def score_global(self, ids: Sequence[int], model: Any, *rest: Any) -> Scored:
-        return self.host.score_global(ids, unpack(model, self.device), *rest)
+    def score_global(self, request: ScoreRequest, model: Any) -> Scored:
+        return self.host.score_global(request, unpack(model, self.device))
 
-    def gradients(self, ids: Sequence[int], model: Any, *rest: Any) -> list[Any]:
-        found = self.host.gradients(ids, unpack(model, self.device), *rest)
-        return [(*one[:2], _packed(one.total), one.n) for one in found]
+    def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Any]:
+        gradients = self.host.gradients(request, unpack(model, self.device), splits)
+        return [one._replace(total=_packed(one.total)) for one in gradients]
 
     def save(self) -> Any:
         return pack(self.host.save())
@@ -117,55 +122,57 @@ class RayFleet:
         self._get(waiting)
 
     def exchange(
-        self, ids: Sequence[int], down: State, own: Mapping[int, State], weights: Mapping[int, float], *rest: Any
-    ) -> list[Answer]:
+        self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]
+    ) -> list[ExchangeResult]:
         sent = ray.put(pack(down))
         calls = [
-            self.hosts[h].exchange.remote(
-                some, sent, {i: pack(own[i]) for i in some if i in own}, {i: weights[i] for i in some}, *rest
-            )
-            for h, some in self._groups(ids).items()
+            self.hosts[h].exchange.remote(part, sent, _packed_fields(unicast, part.clients))
+            for h, part in self._parts(request)
         ]
-        answers = self._get(calls)
         return [
-            answer._replace(
-                total=self._unpacked(answer.total),
-                replies=[reply._replace(up=unpack(reply.up, self.device)) for reply in answer.replies],
+            dataclasses.replace(
+                result,
+                total=self._unpacked(result.total),
+                replies=[reply._replace(up=unpack(reply.up, self.device)) for reply in result.replies],
             )
-            for answer in answers
+            for result in self._get(calls)
         ]
 
-    def weigh(self, weights: Mapping[int, float]) -> list[ExactSum]:
+    def weigh(self, weights: Mapping[ClientIndex, float]) -> list[ExactSum]:
         calls = [
-            self.hosts[h].weigh.remote({i: weights[i] for i in some}) for h, some in self._groups(list(weights)).items()
+            self.hosts[h].weigh.remote({i: weights[i] for i in clients})
+            for h, clients in self._groups(list(weights)).items()
         ]
         return [self._unpacked(total) for total in self._get(calls)]
 
-    def score_downloads(self, ids: Sequence[int], down: State, own: Mapping[int, State], *rest: Any) -> Scored:
+    def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
         sent = ray.put(pack(down))
         calls = [
-            self.hosts[h].score_downloads.remote(some, sent, {i: pack(own[i]) for i in some if i in own}, *rest)
-            for h, some in self._groups(ids).items()
+            self.hosts[h].score_downloads.remote(part, sent, _packed_fields(unicast, part.clients))
+            for h, part in self._parts(request)
         ]
         return Scored.together(self._get(calls))
 
-    def score_global(self, ids: Sequence[int], model: Any, *rest: Any) -> Scored:
-        sent, groups = ray.put(pack(model)), self._groups(ids)
-        calls = [host.score_global.remote(groups.get(h, []), sent, *rest) for h, host in enumerate(self.hosts)]
+    def score_global(self, request: ScoreRequest, model: Any) -> Scored:
+        sent = ray.put(pack(model))  # also to hosts without clients of the request: they may hold test sets
+        calls = [self.hosts[h].score_global.remote(part, sent) for h, part in self._parts(request, every_host=True)]
         return Scored.together(self._get(calls))
 
-    def gradients(self, ids: Sequence[int], model: Any, *rest: Any) -> list[Gradients]:
-        sent, groups = ray.put(pack(model)), self._groups(ids)
-        calls = [host.gradients.remote(groups.get(h, []), sent, *rest) for h, host in enumerate(self.hosts)]
+    def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Gradients]:
+        sent = ray.put(pack(model))
+        parts = self._parts(request, every_host=True)
+        calls = [self.hosts[h].gradients.remote(part, sent, splits) for h, part in parts]
         return [
-            Gradients(one[0], one[1], self._unpacked(one[2]), one[3]) for found in self._get(calls) for one in found
+            gradients._replace(total=self._unpacked(gradients.total))
+            for result in self._get(calls)
+            for gradients in result
         ]
 
-    def save(self) -> dict[int, State]:
+    def save(self) -> dict[ClientIndex, State]:
         parts = self._get([host.save.remote() for host in self.hosts])
         return {i: state for part in parts for i, state in unpack(part, self.device).items()}
 
-    def load(self, states: Mapping[int, State]) -> None:
+    def load(self, states: Mapping[ClientIndex, State]) -> None:
         sent = ray.put(pack(dict(states)))
         self._get([host.load.remote(sent) for host in self.hosts])
 
@@ -173,11 +180,18 @@ class RayFleet:
         for host in self.hosts:
             ray.kill(host)
 
-    def _groups(self, ids: Sequence[int]) -> dict[int, list[int]]:
-        groups: dict[int, list[int]] = {}
-        for i in ids:
+    def _groups(self, clients: Sequence[ClientIndex]) -> dict[int, list[ClientIndex]]:
+        """Return the clients of each host that has any."""
+        groups: dict[int, list[ClientIndex]] = {}
+        for i in clients:
             groups.setdefault(self.home[i], []).append(i)
         return dict(sorted(groups.items()))
+
+    def _parts(self, request: AnyRequest, *, every_host: bool = False) -> list[tuple[int, AnyRequest]]:
+        """Return the request of each host for its own clients; of hosts without any only with `every_host`."""
+        groups = self._groups(request.clients)
+        hosts = range(len(self.hosts)) if every_host else groups
+        return [(h, request.for_clients(groups.get(h, []))) for h in hosts]
 
     def _unpacked(self, total: Any) -> ExactSum:
         return ExactSum(unpack(total[0], self.device), total[1])
@@ -196,6 +210,10 @@ def sendable(population: Population) -> Population:
     take more than a quarter of the memory: then each machine must have the files."""
     several = len([node for node in ray.nodes() if node["Alive"]]) > 1
     return population.read() if several and fits(population.examples(), room_for(None, "cpu")) else population
+
+
+def _packed_fields(unicast: Mapping[ClientIndex, State], clients: Sequence[ClientIndex]) -> dict[ClientIndex, Any]:
+    return {i: pack(unicast[i]) for i in clients if i in unicast}
 
 
 def _packed(total: ExactSum) -> tuple[Any, Any]:

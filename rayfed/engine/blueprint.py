@@ -11,11 +11,17 @@ from torch import Tensor, nn
 from rayfed.algorithm import Algorithm, Context, Phase, ProblemSpec
 from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError
+from rayfed.core.ids import ClientId, ClientIndex
+from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import Inputs, Task
 from rayfed.data.population import Population
-from rayfed.engine.single_example_batchnorm import comes_to_one, remedy, trains_on_one
+from rayfed.models.single_example_batchnorm import (
+    batch_size_advice,
+    leaves_single_example,
+    trains_on_single_examples,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,35 +101,40 @@ class Blueprint:
         ctx = self.context(population, "cpu")
         problem = self.problem(population, ctx.task)
         self.algorithm.check(problem)
-        self._refuse_lone_rows(ctx, problem)
+        self._refuse_single_examples(ctx, problem)
 
-    def _refuse_lone_rows(self, ctx: Context, problem: ProblemSpec) -> None:
+    def _refuse_single_examples(self, ctx: Context, problem: ProblemSpec) -> None:
         """Raises UsageError if a client is left with a batch of one example that the network cannot train on."""
         size = self.batch_size
         if self.drop_last and size > 1:
             return
-        if trains_on_one(ctx.task, problem.shape, tokens=problem.tokens):
+        if trains_on_single_examples(ctx.task, problem.shape, tokens=problem.tokens):
             return
         for place, (client, n) in enumerate(problem.examples.items()):
-            if self._has_lone_row(ctx.at(client=place, examples=n)):
+            if self._trains_on_single_example(ctx.at(client=place, examples=n)):
                 raise UsageError(
                     f"local.batch_size={size}: of client {client}'s {n} training examples a batch has one alone, on "
-                    f"which the model's batch norm cannot train; {remedy(size, enough=n > 1)}"
+                    f"which the model's batch norm cannot train; {batch_size_advice(size, enough=n > 1)}"
                 )
 
-    def _has_lone_row(self, ctx: Context) -> bool:
-        """Whether any local training of the client of `ctx` comes to a batch of one example."""
-        algorithm = self.algorithm
-        exchanges = (
-            ("setup", 0, algorithm.setup_exchanges),
-            ("round", 1, algorithm.trips),
-            ("final", self.rounds + 1, algorithm.final_exchanges),
-        )
+    def _trains_on_single_example(self, ctx: Context) -> bool:
+        """Return whether any local training of the client of `ctx` has a batch of one example."""
+        stages: tuple[tuple[Stage, int], ...] = (("setup", 0), ("round", 1), ("final", self.rounds + 1))
+        phases = [
+            phase
+            for stage, number in stages
+            for place, exchange in enumerate(self.algorithm.exchanges(stage))
+            for phase in exchange.phases(ctx.at(Moment(stage, number, place)))
+        ]
         return any(
-            comes_to_one(phase, ctx.examples, self.batch_size, drop_last=self.drop_last)
-            for stage, number, trips in exchanges
-            for trip in range(trips)
-            for phase in algorithm.phases(ctx.at(stage=stage, round=number, trip=trip))
+            leaves_single_example(
+                ctx.examples,
+                phase.batch_size or self.batch_size,
+                epochs=phase.epochs,
+                steps=phase.steps,
+                drop_last=self.drop_last,
+            )
+            for phase in phases
         )
 
     def global_model(self, population: Population) -> tuple[Any, bool]:
@@ -143,8 +154,8 @@ class Blueprint:
             full_participation=self.cohort == len(population.participants),
             cohort=self.cohort,
             rounds=self.rounds,
-            examples={client.id: len(client.train) for client in population.clients},
-            validation={client.id: len(client.val) for client in population.clients},
+            examples={ClientId(client.id): len(client.train) for client in population.clients},
+            validation={ClientId(client.id): len(client.val) for client in population.clients},
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             optimizer=self.optimizer,
@@ -157,19 +168,22 @@ def _real(population: Population) -> bool:
     return dtype == np.uint8 or dtype.kind == "f"
 
 
-def homes_of(population: Population, hosts: int) -> list[list[int]]:
-    """The clients of each host: participants and unseen clients, each dealt out by their training examples."""
-    sizes, trained = [len(client.train) for client in population.clients], len(population.participants)
-    late = [[trained + place for place in some] for some in deal(sizes[trained:], hosts)]
-    return [first + then for first, then in zip(deal(sizes[:trained], hosts), late, strict=True)]
+def homes_of(population: Population, hosts: int) -> list[list[ClientIndex]]:
+    """Return the clients of each host; participants and unseen clients are dealt separately, by training examples."""
+    sizes, participants = [len(client.train) for client in population.clients], len(population.participants)
+    unseen = [[ClientIndex(participants + i) for i in home] for home in deal(sizes[participants:], hosts)]
+    return [first + second for first, second in zip(deal(sizes[:participants], hosts), unseen, strict=True)]
 
 
-def deal(sizes: Sequence[int], hosts: int) -> list[list[int]]:
-    """Clients dealt out to hosts, the largest first and each to the host with least so far; ids ascending per host."""
+def deal(sizes: Sequence[int], hosts: int) -> list[list[ClientIndex]]:
+    """Return the clients of each host, in ascending order.
+
+    Clients are dealt from the largest to the smallest, each to the host with the fewest examples so far.
+    """
     loads = [0] * hosts
-    homes: list[list[int]] = [[] for _ in range(hosts)]
+    homes: list[list[ClientIndex]] = [[] for _ in range(hosts)]
     for client in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         host = min(range(hosts), key=lambda h: (loads[h], h))
         loads[host] += max(1, sizes[client])
-        homes[host].append(client)
+        homes[host].append(ClientIndex(client))
     return [sorted(home) for home in homes]

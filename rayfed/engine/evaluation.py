@@ -3,15 +3,18 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rayfed.algorithm import Algorithm, Context, State
+from rayfed.algorithm import Algorithm, Context, Exchange, State
 from rayfed.core.errors import UsageError
+from rayfed.core.ids import ClientIndex
+from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_of, seed_torch
 from rayfed.data.population import Population
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import NOTHING, Measures, gradient_scores
+from rayfed.engine.requests import ExchangeRequest, ScoreRequest
 from rayfed.engine.scoring import Score
 from rayfed.metrics.base import Metric, OfPredictions
 from rayfed.metrics.tsne import Map
@@ -41,93 +44,117 @@ class Evaluated(NamedTuple):
     maps: list[Map]
 
 
-def sent(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, dict[int, State]]:
-    """(what everyone of the context's cohort is sent, the further fields of those who are sent some)."""
-    down = algorithm.broadcast(ctx, state)
-    own = {i: algorithm.unicast(ctx.at(client=i), state) for i in ctx.cohort}
-    return down, {i: fields for i, fields in own.items() if fields}
+def downloads(exchange: Exchange, ctx: Context, state: State) -> tuple[State, dict[ClientIndex, State]]:
+    """Return (what every client of the cohort receives, the further fields of the clients that receive some)."""
+    down = exchange.broadcast(ctx, state)
+    unicast = {i: exchange.unicast(ctx.at(client=i), state) for i in ctx.cohort}
+    return down, {i: fields for i, fields in unicast.items() if fields}
 
 
 class Evaluator:
     """Scores what a server's state is worth to its clients."""
 
     def __init__(
-        self, evaluation: Evaluation, algorithm: Algorithm, ctx: Context, fleet: Fleet, people: Population, seed: int
+        self,
+        evaluation: Evaluation,
+        algorithm: Algorithm,
+        ctx: Context,
+        fleet: Fleet,
+        population: Population,
+        seed: int,
     ):
         self.evaluation, self.algorithm, self.ctx, self.fleet, self.seed = evaluation, algorithm, ctx, fleet, seed
-        trained = len(people.participants)
-        self.everyone = tuple(range(trained))
-        self.unseen_clients = tuple(range(trained, len(people.clients)))
-        self.people = people
-        self._ends_later = bool(algorithm.final_exchanges)  # a round R + 1 is scored, too
+        clients = tuple(ClientIndex(i) for i in range(len(population.clients)))
+        participants = len(population.participants)
+        self.participants, self.unseen_clients = clients[:participants], clients[participants:]
+        self.population = population
+        self._last_round = ctx.rounds + bool(algorithm.final_exchanges)  # the final stage is scored as a round, too
 
-    def evaluated(self, state: State, round: int, cohort: Sequence[int]) -> Evaluated:
-        """Of the global model on clients' data and the server's test sets, and of what clients download."""
-        ids = tuple(cohort) if self.evaluation.clients == "selected" else self.everyone
-        now = self._now(min(round, self.ctx.rounds), self.everyone)  # the final exchange ends no round of its own
-        ctx, points, splits = self.ctx.at(**now), self.evaluation.points, self.evaluation.splits
-        # metrics that come once look at the models that are left in the end, after the final exchange
-        measures, found, scores = self.measures(round, ids, self.ctx.rounds + self._ends_later), [], []
+    def evaluated(self, state: State, round: int, cohort: Sequence[ClientIndex]) -> Evaluated:
+        """Score the global model on the clients' data and the server's test sets, and what clients download."""
+        clients = tuple(cohort) if self.evaluation.clients == "selected" else self.participants
+        points, splits = self.evaluation.points, self.evaluation.splits
+        # Metrics that are taken once look at the final models, after the final stage.
+        metrics = self.measures(round, clients, self._last_round)
+        request = ScoreRequest(
+            moment=Moment("round", min(round, self.ctx.rounds)),  # the final stage ends no round of its own
+            cohort=self.participants,
+            clients=clients,
+            splits=splits,
+            points=points,
+            adapt_epochs=self.evaluation.adapt_epochs,
+            metrics=metrics,
+        )
+        ctx = self.ctx.at(request.moment, cohort=request.cohort)
+        scored: list[Scored] = []
+        scores: list[Score] = []
         seed_torch(self.seed, "evaluate", round)
-        if "global" in points or self.people.tests or measures.gradients:
+        if "global" in points or self.population.tests or metrics.gradients:
             model = self.algorithm.global_model(ctx, state)
             if model is not None:
-                mine = ids if "global" in points else ()
-                found.append(self.fleet.score_global(mine, model, now, splits, measures))
-                if measures.gradients:
-                    on = {split for metric in measures.gradients for split in metric.splits}
-                    scores += gradient_scores(measures.gradients, self.fleet.gradients(ids, model, now, on))
+                scored.append(
+                    self.fleet.score_global(request.for_clients(clients if "global" in points else ()), model)
+                )
+                if metrics.gradients:
+                    on = {split for metric in metrics.gradients for split in metric.splits}
+                    scores += gradient_scores(metrics.gradients, self.fleet.gradients(request, model, on))
             elif "global" in points:
                 raise UsageError("evaluate.points=[global]: parts of the model stay with the clients; use downloaded")
         if {"downloaded", "adapted"} & set(points):
-            found.append(self._downloads(state, ids, now, points, measures))
-        more = self.completed(Scored.together(found), measures, round)
-        return Evaluated(in_order([*scores, *more.scores]), more.maps)
+            scored.append(self._score_downloads(state, request))
+        completed = self.completed(Scored.together(scored), metrics, round)
+        return Evaluated(in_order([*scores, *completed.scores]), completed.maps)
 
-    def measures(self, round: int, ids: Sequence[int], last: int) -> Measures:
-        """The metrics that are due in a round in which the clients `ids` are scored; `last` is the last such round."""
+    def measures(self, round: int, clients: Sequence[ClientIndex], last: int) -> Measures:
+        """Return the metrics that are due in `round`, in which `clients` are scored; `last` is the last such round."""
         if not self.evaluation.metrics:
             return NOTHING
         due = {name: metric for name, metric in self.evaluation.metrics.items() if metric.due(round, last)}
-        groups = Counter(test.split for test in self.people.tests)
+        groups = Counter(test.split for test in self.population.tests)
         for split in ("train", "val", "test"):
-            groups[split] += sum(len(getattr(self.people.clients[i], split)) > 0 for i in ids)
+            groups[split] += sum(len(getattr(self.population.clients[i], split)) > 0 for i in clients)
         return Measures(due, groups)
 
-    def completed(self, found: Scored, measures: Measures, round: int) -> Evaluated:
-        """What hosts scored, and what the metrics make of the representations that hosts caught."""
-        scores, maps = measures.represented(
-            found.caught, self.people.num_classes, seed_of(self.seed, "metrics", round) % 2**31, self.ctx.task.device
-        )
-        return Evaluated([*found.scores, *scores], maps)
+    def completed(self, scored: Scored, measures: Measures, round: int) -> Evaluated:
+        """Add what the metrics make of the representations that hosts collected."""
+        seed = seed_of(self.seed, "metrics", round) % 2**31
+        scores, maps = measures.represented(scored.caught, self.population.num_classes, seed, self.ctx.task.device)
+        return Evaluated([*scored.scores, *scores], maps)
 
     def unseen_scores(self, state: State) -> list[Score]:
-        """Of the unseen clients, who catch up on the setup (what they send is dropped), download, and adapt."""
-        if not self.unseen_clients:
+        """Score the unseen clients after they caught up on the setup, as they download the model and adapted.
+
+        What they send in the setup exchanges is dropped.
+        """
+        cohort = self.unseen_clients
+        if not cohort:
             return []
-        for trip in range(self.algorithm.setup_exchanges):
-            now = {"stage": "setup", "round": 0, "trip": trip, "cohort": self.unseen_clients}
-            seed_torch(self.seed, "broadcast", *now.values())
-            down, own = sent(self.algorithm, self.ctx.at(**now), state)
-            weights = dict.fromkeys(self.unseen_clients, 1 / len(self.unseen_clients))
-            self.fleet.exchange(self.unseen_clients, down, own, weights, now, (), NOTHING)
+        for number, exchange in enumerate(self.algorithm.setup_exchanges):
+            moment = Moment("setup", 0, number)
+            seed_torch(self.seed, "broadcast", *moment, cohort)
+            down, unicast = downloads(exchange, self.ctx.at(moment, cohort=cohort), state)
+            weights = dict.fromkeys(cohort, 1 / len(cohort))
+            self.fleet.exchange(
+                ExchangeRequest(moment=moment, cohort=cohort, clients=cohort, weights=weights), down, unicast
+            )
         seed_torch(self.seed, "evaluate", "unseen_clients")
-        now = self._now(self.ctx.rounds, self.unseen_clients)
-        measures = Measures(self.evaluation.metrics).only(OfPredictions)
-        return in_order(self._downloads(state, self.unseen_clients, now, ("downloaded", "adapted"), measures).scores)
+        request = ScoreRequest(
+            moment=Moment("round", self.ctx.rounds),
+            cohort=cohort,
+            clients=cohort,
+            splits=self.evaluation.splits,
+            points=("downloaded", "adapted"),
+            adapt_epochs=self.evaluation.adapt_epochs,
+            metrics=Measures(self.evaluation.metrics).only(OfPredictions),
+        )
+        return in_order(self._score_downloads(state, request).scores)
 
-    def _downloads(
-        self, state: State, ids: Sequence[int], now: Mapping[str, Any], points: Sequence[str], measures: Measures
-    ) -> Scored:
-        down, own = sent(self.algorithm, self.ctx.at(**now), state)
-        mine = {i: own[i] for i in ids if i in own}
-        how = self.evaluation.splits, self.evaluation.adapt_epochs
-        return self.fleet.score_downloads(ids, down, mine, now, points, *how, measures)
-
-    def _now(self, round: int, cohort: tuple[int, ...]) -> dict[str, Any]:
-        return {"stage": "round", "round": round, "trip": 0, "cohort": cohort}
+    def _score_downloads(self, state: State, request: ScoreRequest) -> Scored:
+        exchange = self.algorithm.round_exchanges[0]
+        down, unicast = downloads(exchange, self.ctx.at(request.moment, cohort=request.cohort), state)
+        return self.fleet.score_downloads(request, down, {i: unicast[i] for i in request.clients if i in unicast})
 
 
 def in_order(scores: Sequence[Score]) -> list[Score]:
-    """Alike wherever the clients live."""
+    """Return `scores` in an order that does not depend on where the clients live."""
     return sorted(scores, key=lambda s: (s.point, s.client, s.split, s.domain, s.metric))

@@ -1,94 +1,79 @@
-"""All hosts behind one face: the server's calls are the same wherever the clients live. This one is in-process."""
+"""All hosts behind one interface: the server makes the same calls wherever the clients live."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from rayfed.algorithm import State
+from rayfed.core.ids import ClientIndex
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.host import Answer, Host
+from rayfed.engine.host import Host
 from rayfed.engine.host_data import Scored
-from rayfed.engine.metric_collection import Gradients, Measures
+from rayfed.engine.metric_collection import Gradients
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest
 
 
 class Fleet(Protocol):
-    """What the server asks of its hosts; the arguments are those of `Host`."""
+    """What the server asks of its hosts; see `Host` for the methods."""
 
     def exchange(
-        self,
-        ids: Sequence[int],
-        down: State,
-        own: Mapping[int, State],
-        weights: Mapping[int, float],
-        now: Mapping[str, Any],
-        score_trained: Sequence[str],
-        measures: Measures,
-    ) -> list[Answer]: ...
+        self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]
+    ) -> list[ExchangeResult]: ...
 
-    def weigh(self, weights: Mapping[int, float]) -> list[ExactSum]: ...
+    def weigh(self, weights: Mapping[ClientIndex, float]) -> list[ExactSum]: ...
 
-    def score_downloads(
-        self,
-        ids: Sequence[int],
-        down: State,
-        own: Mapping[int, State],
-        now: Mapping[str, Any],
-        points: Sequence[str],
-        splits: Sequence[str],
-        adapt: int,
-        measures: Measures,
-    ) -> Scored: ...
+    def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored: ...
 
-    def score_global(
-        self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Sequence[str], measures: Measures
-    ) -> Scored: ...
+    def score_global(self, request: ScoreRequest, model: Any) -> Scored: ...
 
-    def gradients(
-        self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Collection[str]
-    ) -> list[Gradients]: ...
+    def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Gradients]: ...
 
-    def save(self) -> dict[int, State]: ...
+    def save(self) -> dict[ClientIndex, State]: ...
 
-    def load(self, states: Mapping[int, State]) -> None: ...
+    def load(self, states: Mapping[ClientIndex, State]) -> None: ...
 
     def close(self) -> None: ...
 
 
 class LocalFleet:
-    """hosts=0: one host in this process. A debugger works, and Ray is not even imported.
+    """One host in this process, without Ray, so that a debugger works.
 
-    `gpus` is what the process reserved: below 1 it keeps to that share of the GPU's memory.
+    Args:
+        gpus: The GPUs that the process reserved; a share below 1 limits the memory that the host's data may take.
     """
 
     def __init__(
         self, blueprint: Blueprint, population: Population, device: str | torch.device = "cpu", *, gpus: float = 0.0
     ):
-        everyone, tests = range(len(population.clients)), range(len(population.tests))
-        self.host = Host.of(blueprint, population, device, everyone, tests, share=min(gpus, 1.0) or 1.0)
+        clients = [ClientIndex(i) for i in range(len(population.clients))]
+        share = min(gpus, 1.0) or 1.0
+        self.host = Host.of(blueprint, population, device, clients, range(len(population.tests)), share=share)
 
-    def exchange(self, *args: Any) -> list[Answer]:
-        return [self.host.exchange(*args)]
+    def exchange(
+        self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]
+    ) -> list[ExchangeResult]:
+        return [self.host.exchange(request, down, unicast)]
 
-    def weigh(self, weights: Mapping[int, float]) -> list[ExactSum]:
+    def weigh(self, weights: Mapping[ClientIndex, float]) -> list[ExactSum]:
         return [self.host.weigh(weights)]
 
-    def score_downloads(self, *args: Any) -> Scored:
-        return self.host.score_downloads(*args)
+    def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
+        return self.host.score_downloads(request, down, unicast)
 
-    def score_global(self, *args: Any) -> Scored:
-        return self.host.score_global(*args)
+    def score_global(self, request: ScoreRequest, model: Any) -> Scored:
+        return self.host.score_global(request, model)
 
-    def gradients(self, *args: Any) -> list[Gradients]:
-        return self.host.gradients(*args)
+    def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Gradients]:
+        return self.host.gradients(request, model, splits)
 
-    def save(self) -> dict[int, State]:
+    def save(self) -> dict[ClientIndex, State]:
         return self.host.save()
 
-    def load(self, states: Mapping[int, State]) -> None:
+    def load(self, states: Mapping[ClientIndex, State]) -> None:
         self.host.load(states)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Release nothing."""

@@ -1,4 +1,4 @@
-"""A host: holds some of the clients, their data and their state, and runs them. Knows neither Ray nor any method."""
+"""A host: holds some of the clients, with their data and state, and runs them. It knows neither Ray nor any method."""
 
 import math
 import time
@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rayfed.algorithm import Algorithm, ClientData, Context, Reply, State
+from rayfed.algorithm import Algorithm, ClientData, Context, Exchange, Reply, State
 from rayfed.augment.base import Augment
 from rayfed.core.errors import Diverged
+from rayfed.core.ids import ClientIndex
 from rayfed.core.rng import seed_torch
 from rayfed.data.population import Population
 from rayfed.engine.allocator import keep_freed_memory
@@ -17,40 +18,35 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device_data import Augmented
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host_data import Holding, Scored
-from rayfed.engine.metric_collection import NOTHING, Caught, Gradients, Measures
+from rayfed.engine.metric_collection import Gradients
 from rayfed.engine.purity import untouched
-from rayfed.engine.scoring import Score
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest, TrainingMetric
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.streamed import room_for
 from rayfed.engine.training import Job, Trained, train
 
 
-class Answer(NamedTuple):
-    """What a host returns from an exchange. `total` is the `ExactSum` of the averaged fields, empty where
-    the server weighs the replies first."""
+class TrainedClient(NamedTuple):
+    """A client after local training: its context, what it received, and what training left."""
 
-    total: Any
-    replies: list[Reply]
-    metrics: list[tuple[int, str, float, int]]  # client, name, mean over its steps, training examples
-    bytes_up: dict[str, int]
-    scores: list[Score]
-    caught: list[Caught]
-    seconds: float  # in all
-    seconds_scoring: float  # of them, on scores and metrics
+    ctx: Context
+    client: ClientIndex
+    down: State
+    trained: Trained
 
 
 class Host:
-    """Some clients on one device.
+    """Some of the clients, on one device.
 
     Args:
-        ctx: the context common to all hooks; its task lies on this host's device.
-        clients: the clients that live here, by their places in the population.
-        tests: the test sets of the server that are scored here, by their places.
-        vmap_clients: how many of them train at once (1: one after the other; more: `torch.vmap`).
-        drop_last: whether an epoch leaves out the examples that do not fill a batch.
-        augment: what is done to training batches.
-        room: bytes that the inputs of all of them may take on the device; where they take more, they stay where they
-            are and are read batch by batch, which changes no result.
+        ctx: The context common to all hooks; its task lies on this host's device.
+        clients: The clients that live here, by their index in the population.
+        tests: The server's test sets that are scored here, by their position.
+        vmap_clients: The number of clients to train at once with `torch.vmap`; 1 trains one after the other.
+        drop_last: Whether an epoch leaves out the examples that do not fill a batch.
+        augment: The augmentation of training batches.
+        room: The bytes that the inputs of all clients may take on the device. Larger data stay where they are and are
+            read batch by batch, which changes no result.
     """
 
     def __init__(
@@ -58,7 +54,7 @@ class Host:
         algorithm: Algorithm,
         ctx: Context,
         population: Population,
-        clients: Sequence[int],
+        clients: Sequence[ClientIndex],
         tests: Sequence[int],
         *,
         vmap_clients: int,
@@ -67,18 +63,12 @@ class Host:
         augment: Augment | None = None,
         room: float = math.inf,
     ):
-        self.algorithm, self.ctx, self.vmap_clients, self.drop_last, self.seed = (
-            algorithm,
-            ctx,
-            vmap_clients,
-            drop_last,
-            seed,
-        )
-        self.augment = augment
-        self.holding = Holding(algorithm, ctx.task, population, clients, tests, seed=seed, room=room)
-        self.states: dict[int, State] = {}
-        self._before: dict[int, Any] = {}  # clients' models before the round, where a metric wants them
-        self._waiting: list[tuple[int, State]] = []  # averaged fields, until the server has weighed the replies
+        self.algorithm, self.ctx, self.seed = algorithm, ctx, seed
+        self.vmap_clients, self.drop_last, self.augment = vmap_clients, drop_last, augment
+        self.data = Holding(algorithm, ctx.task, population, clients, tests, seed=seed, room=room)
+        self.states: dict[ClientIndex, State] = {}
+        self._models_before: dict[ClientIndex, Any] = {}  # of this round, where a metric needs them
+        self._unweighted: list[tuple[ClientIndex, State]] = []  # averaged fields, until the server sends the weights
 
     @classmethod
     def of(
@@ -86,12 +76,12 @@ class Host:
         blueprint: Blueprint,
         population: Population,
         device: str | torch.device,
-        clients: Sequence[int],
+        clients: Sequence[ClientIndex],
         tests: Sequence[int],
         *,
         share: float,
     ) -> "Host":
-        """For a process of its own, which this prepares; the host may take `share` of the device's memory."""
+        """Return a host for this process, and prepare the process; the host may use `share` of the device's memory."""
         torch.set_num_threads(blueprint.threads)
         keep_freed_memory()
         return cls(
@@ -107,152 +97,156 @@ class Host:
             room=room_for(blueprint.data_on_device, device, share),
         )
 
-    def exchange(
-        self,
-        ids: Sequence[int],
-        down: State,
-        own: Mapping[int, State],
-        weights: Mapping[int, float],
-        now: Mapping[str, Any],
-        score_trained: Sequence[str] = (),
-        measures: Measures = NOTHING,
-    ) -> Answer:
-        """Trains the clients `ids` and returns their replies, with the averaged fields already summed by `weights`.
+    def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> ExchangeResult:
+        """Train the clients of `request` and return their replies, with the averaged fields already summed.
 
-        `own` holds the fields sent to single clients, `now` the time (stage, round, trip, cohort), `score_trained` the
-        splits on which the locally trained models are scored, `measures` the further metrics that are due.
+        Args:
+            down: What every client receives.
+            unicast: The further fields of the clients that receive some.
         """
         began, scoring = time.perf_counter(), 0.0
-        down = self.ctx.task.layout(down)
+        exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
+        due = request.metrics
         replies, metrics, scored = [], [], []
-        sizes: dict[str, int] = {}
-        total, self._waiting = ExactSum(), []
-        for ctx, client, received, trained in self._trained(ids, down, own, now):
+        bytes_up: dict[str, int] = {}
+        total, self._unweighted = ExactSum(), []
+        for ctx, client, received, trained in self._trained(exchange, request, down, unicast):
             state = self.states[client]
-            seed_torch(self.seed, "finish", ctx.stage, ctx.round, ctx.trip, client)
-            with untouched(f"{type(self.algorithm).__name__}.finish", client=state, down=received):
-                self.states[client], up = self.algorithm.finish(ctx, trained.work, state, received, ctx.data)
-            if measures.training and ctx.trip == 0:
-                self._before[client] = self.algorithm.downloaded_model(ctx, state, received)
-            if score_trained or (measures.training and measures.last):
+            seed_torch(self.seed, "finish", *request.moment, client)
+            with untouched(f"{type(exchange).__name__}.finish", client=state, down=received):
+                self.states[client], up = exchange.finish(ctx, trained.work, state, received, ctx.data)
+            if due.training and ctx.exchange == 0:
+                self._models_before[client] = self.algorithm.downloaded_model(ctx, state, received)
+            if request.score_splits or (due.training and due.last):
                 self._synchronise()
                 since = time.perf_counter()
                 model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
-                scored.append(self.holding.scored(ctx, client, model, "trained", score_trained, measures))
-                if measures.training:
-                    moved = measures.moved(ctx, self._before.pop(client), model)
-                    metrics += [(client, name, value, ctx.examples) for name, value in moved]
+                scored.append(self.data.scored(ctx, client, model, "trained", request.score_splits, due))
+                if due.training:
+                    moved = due.moved(ctx, self._models_before.pop(client), model)
+                    metrics += [TrainingMetric(client, name, value, ctx.examples) for name, value in moved]
                 scoring += time.perf_counter() - since
             for field, size in bytes_by_field(up).items():
-                sizes[field] = sizes.get(field, 0) + size
-            summed = {name: up[name] for name in self.algorithm.averaged if name in up}
-            if self.algorithm.server_side_weighting:
-                self._waiting.append((client, summed))
+                bytes_up[field] = bytes_up.get(field, 0) + size
+            averaged = {name: up[name] for name in exchange.averaged if name in up}
+            if exchange.server_side_weighting:
+                self._unweighted.append((client, averaged))
             else:
-                total.add(summed, weights[client])
-            sent = {name: value for name, value in up.items() if name not in summed}
-            replies.append(Reply(client, ctx.examples, sent))
-            metrics += [(client, name, value, ctx.examples) for name, value in trained.metrics.items()]
+                total.add(averaged, request.weights[client])
+            replies.append(Reply(client, ctx.examples, {name: up[name] for name in up if name not in averaged}))
+            metrics += [TrainingMetric(client, name, value, ctx.examples) for name, value in trained.metrics.items()]
         self._synchronise()
-        seconds = time.perf_counter() - began
-        return Answer(total, replies, metrics, sizes, *Scored.together(scored), seconds, scoring)
+        scores = Scored.together(scored)
+        return ExchangeResult(
+            total=total,
+            replies=replies,
+            metrics=metrics,
+            bytes_up=bytes_up,
+            scores=scores.scores,
+            caught=scores.caught,
+            seconds=time.perf_counter() - began,
+            seconds_scoring=scoring,
+        )
 
-    def weigh(self, weights: Mapping[int, float]) -> ExactSum:
-        """The averaged fields of the last exchange, summed with the weights that the server has found."""
+    def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
+        """Return the averaged fields of the last exchange, summed with weights that the server computed."""
         total = ExactSum()
-        for client, summed in self._waiting:
-            total.add(summed, weights[client])
-        self._waiting = []
+        for client, averaged in self._unweighted:
+            total.add(averaged, weights[client])
+        self._unweighted = []
         return total
 
-    def score_downloads(
-        self,
-        ids: Sequence[int],
-        down: State,
-        own: Mapping[int, State],
-        now: Mapping[str, Any],
-        points: Sequence[str],
-        splits: Sequence[str],
-        adapt: int,
-        measures: Measures = NOTHING,
-    ) -> Scored:
-        """Scores the clients' models on their own data: as downloaded, or adapted by `adapt` epochs more."""
-        down, scored = self.ctx.task.layout(down), []
-        for client in ids if "downloaded" in points else ():
-            ctx, received = self._context(client, now), down | self.ctx.task.layout(own.get(client, {}))
-            model = self.algorithm.downloaded_model(ctx, self._state(ctx), received)
-            scored.append(self.holding.scored(ctx, client, model, "downloaded", splits, measures))
-        if "adapted" in points:
-            now = {**now, "stage": "final", "local": self.ctx.local._replace(epochs=adapt, steps=None)}
-            for ctx, client, received, trained in self._trained(ids, down, own, now):
-                model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
-                scored.append(self.holding.scored(ctx, client, model, "adapted", splits, measures))
+    def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
+        """Score the clients' models on their own data, as downloaded or after adaptation."""
+        scored = []
+        received = self.ctx.task.layout(down)
+        for client in request.clients if "downloaded" in request.points else ():
+            ctx = self._context(client, request)
+            fields = received | self.ctx.task.layout(unicast.get(client, {}))
+            model = self.algorithm.downloaded_model(ctx, self._state(ctx), fields)
+            scored.append(self.data.scored(ctx, client, model, "downloaded", request.splits, request.metrics))
+        if "adapted" in request.points:
+            epochs = self.ctx.local._replace(epochs=request.adapt_epochs, steps=None)
+            adapting = self._trained(self.algorithm.adaptation, request, down, unicast, stage="final", local=epochs)
+            for ctx, client, fields, trained in adapting:
+                model = self.algorithm.trained_model(ctx, trained.work, self.states[client], fields)
+                scored.append(self.data.scored(ctx, client, model, "adapted", request.splits, request.metrics))
         return Scored.together(scored)
 
-    def score_global(
-        self,
-        ids: Sequence[int],
-        model: Any,
-        now: Mapping[str, Any],
-        splits: Sequence[str],
-        measures: Measures = NOTHING,
-    ) -> Scored:
-        """Scores the server's model on the clients' data, and on the test sets that nobody holds."""
-        ctx, model = self.ctx.at(**now), self.ctx.task.layout(model)
-        found = [self.holding.scored(ctx, client, model, "global", splits, measures) for client in ids]
-        return Scored.together([*found, *self.holding.scored_tests(ctx, model, measures)])
+    def score_global(self, request: ScoreRequest, model: Any) -> Scored:
+        """Score the server's model on the clients' data, and on the server's test sets of this host."""
+        ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.layout(model)
+        splits, due = request.splits, request.metrics
+        scored = [self.data.scored(ctx, client, model, "global", splits, due) for client in request.clients]
+        return Scored.together([*scored, *self.data.scored_tests(ctx, model, due)])
 
-    def gradients(
-        self, ids: Sequence[int], model: Any, now: Mapping[str, Any], splits: Collection[str]
-    ) -> list[Gradients]:
-        """The gradients of the server's model on these splits of the clients' data and on test sets, by domain."""
-        return self.holding.gradients(self.ctx.at(**now), ids, self.ctx.task.layout(model), splits)
+    def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Gradients]:
+        """Return the gradients of the server's model on `splits` of the clients' data and test sets, by domain."""
+        ctx = self.ctx.at(request.moment, cohort=request.cohort)
+        return self.data.gradients(ctx, request.clients, self.ctx.task.layout(model), splits)
 
-    def save(self) -> dict[int, State]:
-        """The state of every client that has been asked for so far."""
+    def save(self) -> dict[ClientIndex, State]:
+        """Return the state of every client that has been asked for so far."""
         return self.states
 
-    def load(self, states: Mapping[int, State]) -> None:
-        self.states = {i: self.ctx.task.layout(states[i]) for i in states if i in self.holding.parts}
+    def load(self, states: Mapping[ClientIndex, State]) -> None:
+        """Take over the states of the clients that live here."""
+        self.states = {i: self.ctx.task.layout(states[i]) for i in states if i in self.data.parts}
 
-    def _trained(self, ids: Sequence[int], down: State, own: Mapping[int, State], now: Mapping[str, Any]) -> Iterator:
-        """Trains `ids` in blocks of `vmap_clients`; yields (context, client, down, trained) one client after the other."""
-        for first in range(0, len(ids), self.vmap_clients):
-            block, jobs, received = ids[first : first + self.vmap_clients], [], []
-            for client in block:
-                ctx, mine = self._context(client, now), down | self.ctx.task.layout(own.get(client, {}))
-                seed_torch(self.seed, "start", ctx.stage, ctx.round, ctx.trip, client)
-                work = self.algorithm.start(ctx, self._state(ctx), mine)
-                jobs.append(Job(client, self.holding.parts[client]["train"], work, ctx))
-                received.append(mine)
-            phases = self.algorithm.phases(jobs[0].ctx)
-            with untouched(f"{type(self.algorithm).__name__}.step", down=received[0], client=self._state(jobs[0].ctx)):
-                how: dict[str, Any] = {"seed": self.seed, "drop_last": self.drop_last, "augment": self.augment}
-                done = train(self.algorithm, jobs, received[0], phases, **how)
-            for job, mine, trained in zip(jobs, received, done, strict=True):
-                self._finite(job, trained)
-                yield job.ctx, job.client, mine, trained
+    def _trained(
+        self,
+        exchange: Exchange,
+        request: Request,
+        down: State,
+        unicast: Mapping[ClientIndex, State],
+        **changes: Any,
+    ) -> Iterator[TrainedClient]:
+        """Train the clients of `request` in blocks of `vmap_clients`; `changes` are those of their contexts."""
+        layout = self.ctx.task.layout
+        common = layout(down)
+        for first in range(0, len(request.clients), self.vmap_clients):
+            jobs, received = [], []
+            for client in request.clients[first : first + self.vmap_clients]:
+                ctx, fields = self._context(client, request, **changes), common | layout(unicast.get(client, {}))
+                seed_torch(self.seed, "start", *ctx.moment, client)
+                work = exchange.start(ctx, self._state(ctx), fields)
+                jobs.append(Job(client, self.data.parts[client]["train"], work, ctx))
+                received.append(fields)
+            phases = exchange.phases(jobs[0].ctx)
+            with untouched(f"{type(exchange).__name__}.step", down=received[0], client=self._state(jobs[0].ctx)):
+                results = train(
+                    exchange,
+                    jobs,
+                    received[0],
+                    phases,
+                    seed=self.seed,
+                    drop_last=self.drop_last,
+                    augment=self.augment,
+                )
+            for job, fields, trained in zip(jobs, received, results, strict=True):
+                self._check_finite(job, trained)
+                yield TrainedClient(job.ctx, job.client, fields, trained)
 
-    def _finite(self, job: Job, trained: Trained) -> None:
+    def _check_finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():
             if not math.isfinite(value):
-                client = self.holding.numbers[job.client]
+                client = self.data.numbers[job.client]
                 raise Diverged(f"round {job.ctx.round}, client {client}: training {name} is {value}")
 
-    def _context(self, client: int, now: Mapping[str, Any]) -> Context:
-        parts = self.holding.parts[client]
-        ctx = self.ctx.at(client=client, examples=len(parts["train"]), **now)
+    def _context(self, client: ClientIndex, request: Request, **changes: Any) -> Context:
+        parts = self.data.parts[client]
+        ctx = self.ctx.at(request.moment, cohort=request.cohort, client=client, examples=len(parts["train"]), **changes)
         augmented = None
         if self.augment is not None:
-            key = (self.seed, "as trained", ctx.stage, ctx.round, ctx.trip, client)
-            augmented = Augmented(parts["train"], self.augment, key)
+            augmented = Augmented(parts["train"], self.augment, (self.seed, "as trained", *ctx.moment, client))
         return ctx.at(data=ClientData(parts["train"], parts["val"], augmented))
 
     def _state(self, ctx: Context) -> State:
-        if ctx.client not in self.states:
-            seed_torch(self.seed, "join", ctx.client)
-            self.states[ctx.client] = self.ctx.task.layout(self.algorithm.join(ctx))
-        return self.states[ctx.client]
+        client = ClientIndex(ctx.client)
+        if client not in self.states:
+            seed_torch(self.seed, "join", client)
+            self.states[client] = self.ctx.task.layout(self.algorithm.join(ctx))
+        return self.states[client]
 
     def _synchronise(self) -> None:
         if self.ctx.task.device.type == "cuda":

@@ -18,8 +18,8 @@ PARTS = ("train", "val", "test")
 class Scored(NamedTuple):
     """What a host returns from scoring, or all hosts together."""
 
-    scores: list[Score]
-    caught: list[Caught]
+    scores: Sequence[Score]
+    caught: Sequence[Caught]
 
     @classmethod
     def together(cls, found: Sequence["Scored"]) -> "Scored":

@@ -144,7 +144,7 @@ class Gradients(NamedTuple):
 
     domain: str
     split: str
-    total: ExactSum
+    total: Any  # an ExactSum, or one packed for another process
     n: int
 
 

@@ -58,7 +58,7 @@ def bytes_by_formula(algorithm: Algorithm, ctx: Context, examples: Sequence[int]
     return None if own is None else own(algorithm, ctx, examples)
 
 
-def fingerprint(tree: Any) -> str:
+def state_hash(tree: Any) -> str:
     """A hash of names, types, shapes and bits of all tensors: equal only for bit-identical trees."""
     digest = hashlib.blake2b(digest_size=16)
     for path, tensor in sorted(tensors(tree)):

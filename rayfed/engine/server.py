@@ -1,28 +1,31 @@
-"""The server: holds the server state and runs the rounds. This is the whole of federated learning, on one page."""
+"""The server: holds the server state and runs the rounds."""
 
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from rayfed.algorithm import Context, Replies, Reply, State
+from rayfed.algorithm import Context, Exchange, Replies, Reply, State
 from rayfed.core.errors import BadHook, Diverged
+from rayfed.core.ids import ClientIndex
+from rayfed.core.moment import Moment, Stage
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.trees import tensors
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.evaluation import Evaluation, Evaluator, sent
+from rayfed.engine.evaluation import Evaluation, Evaluator, downloads
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import NOTHING, Measures
 from rayfed.engine.purity import untouched
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult
 from rayfed.engine.scoring import Score
-from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, fingerprint
+from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, state_hash
 from rayfed.metrics.base import OfTraining
 from rayfed.metrics.tsne import Map
 
@@ -56,11 +59,11 @@ class Record:
 
 
 class Server:
-    """One simulation, under way. Iterate over `run()`; each item is a round that is over.
+    """One simulation under way. Iterate over `run()`; each item is a finished round.
 
     Args:
-        fleet: the hosts with the clients.
-        device: where the server state lives and where `aggregate` computes.
+        fleet: The hosts with the clients.
+        device: Where the server's state lives and where `aggregate` computes.
     """
 
     def __init__(
@@ -75,116 +78,127 @@ class Server:
         self.seed = blueprint.seed
         self.ctx: Context = blueprint.context(population, device)
         self.evaluator = Evaluator(evaluation, self.algorithm, self.ctx, fleet, population, self.seed)
-        self.everyone = self.evaluator.everyone
+        self.participants = self.evaluator.participants
         self.examples = [len(client.train) for client in population.clients]
         self.numbers = [client.id for client in population.clients]
         self.domains = [client.domain for client in population.clients]
-        self.round = 0  # the last round that is over
+        self.round = 0  # the last finished round
         seed_torch(self.seed, "init")
         self.state: State = self.algorithm.init(self.ctx)
 
     def run(self) -> Iterator[Record]:
-        """The remaining rounds: the setup (round 0), rounds 1 to `rounds`, and the final stage (`rounds` + 1)."""
-        rounds, setup, final = self.blueprint.rounds, self.algorithm.setup_exchanges, self.algorithm.final_exchanges
-        if self.round == 0 and (setup or self.evaluation.initial):
-            record = self._exchanges("setup", 0, self.everyone, range(setup))
-            yield self._evaluated(record, self.everyone) if self.evaluation.initial else record
+        """Run what is left of the setup (round 0), rounds 1 to `rounds`, and the final stage (`rounds` + 1)."""
+        rounds, final = self.blueprint.rounds, bool(self.algorithm.final_exchanges)
+        if self.round == 0 and (self.algorithm.setup_exchanges or self.evaluation.initial):
+            record = self._stage("setup", 0, self.participants)
+            yield self._evaluated(record, self.participants) if self.evaluation.initial else record
         for number in range(self.round + 1, rounds + 1):
             cohort = self.sample(number)
-            record = self._exchanges("round", number, cohort, range(self.algorithm.trips))
+            record = self._stage("round", number, cohort)
             if self.evaluation.due(number, rounds):
-                self._evaluated(record, cohort, over=number == rounds and not final)
+                self._evaluated(record, cohort, with_unseen_clients=number == rounds and not final)
             self.round = number
             yield record
         if final and self.round == rounds:
-            record = self._exchanges("final", rounds + 1, self.everyone, range(final))
-            self._evaluated(record, self.everyone, over=True)
+            record = self._stage("final", rounds + 1, self.participants)
+            self._evaluated(record, self.participants, with_unseen_clients=True)
             self.round = rounds + 1
             yield record
 
-    def sample(self, round: int) -> tuple[int, ...]:
-        """The cohort of a round: `cohort` clients drawn uniformly without replacement, in ascending order.
+    def sample(self, round: int) -> tuple[ClientIndex, ...]:
+        """Return the cohort of a round: `cohort` clients drawn uniformly without replacement, in ascending order.
 
-        An algorithm that takes turns draws without replacement across rounds: nobody comes twice in ⌊N / cohort⌋ rounds
-        (of which the clients that are left over sit out).
+        With `sample_without_replacement` no client takes part twice in ⌊N / cohort⌋ rounds; the N mod cohort clients
+        that are left over sit out.
         """
-        cohort = self.blueprint.cohort
-        if cohort == len(self.everyone):
-            return self.everyone
+        size, clients = self.blueprint.cohort, len(self.participants)
+        if size == clients:
+            return self.participants
         if self.algorithm.sample_without_replacement:
-            cycle, turn = divmod(round - 1, len(self.everyone) // cohort)
-            order = generator(self.seed, "turns", cycle).permutation(len(self.everyone))
-            return tuple(sorted(order[turn * cohort : (turn + 1) * cohort].tolist()))
-        rng = generator(self.seed, "cohort", round)
-        return tuple(sorted(rng.choice(len(self.everyone), cohort, replace=False).tolist()))
+            cycle, turn = divmod(round - 1, clients // size)
+            order = generator(self.seed, "turns", cycle).permutation(clients)
+            chosen = order[turn * size : (turn + 1) * size]
+        else:
+            chosen = generator(self.seed, "cohort", round).choice(clients, size, replace=False)
+        return tuple(sorted(ClientIndex(i) for i in chosen.tolist()))
 
-    def fingerprint(self) -> str:
-        """A hash of the server's state and of every client's: equal for bit-identical outcomes."""
-        return fingerprint({"server": self.state, "clients": dict(sorted(self.fleet.save().items()))})
+    def state_hash(self) -> str:
+        """Return a hash of the server's state and of every client's, equal for bit-identical outcomes."""
+        return state_hash({"server": self.state, "clients": dict(sorted(self.fleet.save().items()))})
 
-    def _exchanges(self, stage: str, round: int, cohort: tuple[int, ...], trips: Sequence[int]) -> Record:
+    def _stage(self, stage: Stage, round: int, cohort: tuple[ClientIndex, ...]) -> Record:
+        """Run all exchanges of a stage or round."""
         began = time.perf_counter()
         record = Record(stage, round, len(cohort))
-        for trip in trips:
-            last = trip == trips[-1]
-            self._exchange(self.ctx.at(stage=stage, round=round, trip=trip, cohort=cohort), record, last)
-        now = self.ctx.at(stage=stage, round=round, cohort=cohort)
-        if (spent := self.algorithm.privacy_spent(now, self.state)) is not None:
+        exchanges = self.algorithm.exchanges(stage)
+        for number, exchange in enumerate(exchanges):
+            last = number == len(exchanges) - 1
+            self._exchange(exchange, self.ctx.at(Moment(stage, round, number), cohort=cohort), record, last)
+        ctx = self.ctx.at(Moment(stage, round), cohort=cohort)
+        if (spent := self.algorithm.privacy_spent(ctx, self.state)) is not None:
             record.epsilon, record.privacy_unit = spent
         if stage == "round":
-            record.bytes_formula = bytes_by_formula(self.algorithm, now, [self.examples[i] for i in cohort])
-            record.scores += self._watched(cohort)
+            record.bytes_formula = bytes_by_formula(self.algorithm, ctx, [self.examples[i] for i in cohort])
+            record.scores += self._logged_scalars(cohort)
         record.seconds["total"] = time.perf_counter() - began
         return record
 
-    def _watched(self, cohort: tuple[int, ...]) -> list[Score]:
+    def _logged_scalars(self, cohort: tuple[ClientIndex, ...]) -> list[Score]:
         n = sum(self.examples[i] for i in cohort)
-        found = [(name, self.state[name]) for name in self.algorithm.logged_scalars if name in self.state]
-        return [Score(-1, "", "train", "global", name, float(value), n) for name, value in found]
+        values = {name: self.state[name] for name in self.algorithm.logged_scalars if name in self.state}
+        return [Score(-1, "", "train", "global", name, float(value), n) for name, value in values.items()]
 
-    def _exchange(self, ctx: Context, record: Record, last: bool) -> None:
+    def _exchange(self, exchange: Exchange, ctx: Context, record: Record, last: bool) -> None:
         """Broadcast, train, average, aggregate."""
         times = [time.perf_counter()]
-        now = {"stage": ctx.stage, "round": ctx.round, "trip": ctx.trip, "cohort": ctx.cohort}
-        with untouched(f"{type(self.algorithm).__name__}.broadcast", server=self.state):
-            seed_torch(self.seed, "broadcast", *now.values())
-            down, own = sent(self.algorithm, ctx, self.state)
-        early = {i: self.algorithm.weight(ctx.at(client=i), self.examples[i]) for i in ctx.cohort}
-        total = math.fsum(early.values())
-        weights = {i: weight / total for i, weight in early.items()} if total else early
+        with untouched(f"{type(exchange).__name__}.broadcast", server=self.state):
+            seed_torch(self.seed, "broadcast", *ctx.moment, ctx.cohort)
+            down, unicast = downloads(exchange, ctx, self.state)
         times.append(time.perf_counter())
 
         due = last and ctx.stage == "round" and self.evaluation.due(ctx.round, self.blueprint.rounds)
-        score_trained = self.evaluation.splits if due and "trained" in self.evaluation.points else ()
-        measures = self._measures(ctx, last, due)
-        answers = self.fleet.exchange(ctx.cohort, down, own, weights, now, score_trained, measures)
+        request = ExchangeRequest(
+            moment=ctx.moment,
+            cohort=ctx.cohort,
+            clients=ctx.cohort,
+            weights=self._weights(exchange, ctx),
+            score_splits=self.evaluation.splits if due and "trained" in self.evaluation.points else (),
+            metrics=self._measures(ctx, last, due),
+        )
+        results = self.fleet.exchange(request, down, unicast)
         times.append(time.perf_counter())
 
-        replies = sorted((reply for answer in answers for reply in answer.replies), key=lambda reply: reply.client)
-        sums = [answer.total for answer in answers]
-        if self.algorithm.server_side_weighting:
-            found = self.algorithm.weights(ctx, self.state, replies)
-            sums = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, found, strict=True)})
-        with untouched(f"{type(self.algorithm).__name__}.aggregate", server=self.state):
-            seed_torch(self.seed, "aggregate", *now.values())
-            self.state = self._aggregated(ctx, Replies(self._mean(ctx, sums), replies))
-        self._finite(ctx)
+        replies = sorted((reply for result in results for reply in result.replies), key=lambda reply: reply.client)
+        sums = [result.total for result in results]
+        if exchange.server_side_weighting:
+            values = exchange.weights(ctx, self.state, replies)
+            sums = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, values, strict=True)})
+        with untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
+            seed_torch(self.seed, "aggregate", *ctx.moment, ctx.cohort)
+            self.state = self._aggregated(exchange, ctx, Replies(self._mean(ctx, sums), replies))
+        self._check_finite(ctx)
         times.append(time.perf_counter())
 
-        self._note(record, times, answers, down, own, replies)
+        self._note(record, times, results, down, unicast, replies)
         began = time.perf_counter()
-        scored = Scored.together([Scored(answer.scores, answer.caught) for answer in answers])
-        scores, maps = self.evaluator.completed(scored, measures, ctx.round)
+        scored = Scored.together([Scored(result.scores, result.caught) for result in results])
+        scores, maps = self.evaluator.completed(scored, request.metrics, ctx.round)
         record.scores, record.maps = [*scores, *record.scores], maps
         record.seconds["evaluate"] += time.perf_counter() - began
 
-    def _aggregated(self, ctx: Context, replies: Replies) -> State:
-        name = type(self.algorithm).__name__
+    def _weights(self, exchange: Exchange, ctx: Context) -> dict[ClientIndex, float]:
+        """Return the weights of the clients in the mean; all are 0 where they sum to 0."""
+        weights = {i: exchange.weight(ctx.at(client=i), self.examples[i]) for i in ctx.cohort}
+        total = math.fsum(weights.values())
+        return {i: weight / total for i, weight in weights.items()} if total else weights
+
+    def _aggregated(self, exchange: Exchange, ctx: Context, replies: Replies) -> State:
+        name = type(exchange).__name__
         try:
-            state = self.algorithm.aggregate(ctx, self.state, replies)
+            state = exchange.aggregate(ctx, self.state, replies)
         except KeyError as error:
             field = error.args[0] if error.args else None
-            if field not in self.algorithm.averaged or field in replies.mean:
+            if field not in exchange.averaged or field in replies.mean:
                 raise
             raise BadHook(f"{name}.aggregate: no client sent {field!r}, which is in averaged; finish must") from error
         if not isinstance(state, dict):
@@ -192,54 +206,62 @@ class Server:
         return state
 
     def _measures(self, ctx: Context, last: bool, scored: bool) -> Measures:
-        """The metrics to take in this exchange: those of training need no scored models, the others do."""
+        """Return the metrics of this exchange: those of training need no scored models, the others do."""
         if ctx.stage != "round":
             return NOTHING
         due = self.evaluator.measures(ctx.round, ctx.cohort, ctx.rounds)  # nobody trains for scores in a final stage
         return due if scored and last else replace(due.only(OfTraining), last=last)
 
     def _mean(self, ctx: Context, sums: Sequence[ExactSum]) -> Any:
-        whole = ExactSum()
+        total = ExactSum()
         for part in sums:
-            whole.merge(part)
-        return {} if whole.value is None else ctx.task.layout(whole.result())
+            total.merge(part)
+        return {} if total.value is None else ctx.task.layout(total.result())
 
-    def _finite(self, ctx: Context) -> None:
+    def _check_finite(self, ctx: Context) -> None:
         for path, tensor in tensors(self.state):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise Diverged(f"round {ctx.round}, server: {path} is no longer finite")
 
     def _note(
-        self, record: Record, times: list[float], answers: Any, down: State, own: dict[int, State], replies: list[Reply]
+        self,
+        record: Record,
+        times: Sequence[float],
+        results: Sequence[ExchangeResult],
+        down: State,
+        unicast: Mapping[ClientIndex, State],
+        replies: Sequence[Reply],
     ) -> None:
-        called_for = max((answer.seconds for answer in answers), default=0.0)
-        train = max((answer.seconds - answer.seconds_scoring for answer in answers), default=0.0)
-        broadcast, called, aggregated = (b - a for a, b in itertools.pairwise(times))
-        parts = {"broadcast": broadcast, "train": train, "upload": called - called_for, "aggregate": aggregated}
-        parts["evaluate"] = called_for - train  # of the trained models
-        for name, seconds in parts.items():
-            record.seconds[name] += seconds
+        """Add the seconds, bytes and training metrics of an exchange to `record`."""
+        on_hosts = max((result.seconds for result in results), default=0.0)
+        train = max((result.seconds - result.seconds_scoring for result in results), default=0.0)
+        broadcast, exchange, aggregate = (end - start for start, end in itertools.pairwise(times))
+        record.seconds["broadcast"] += broadcast
+        record.seconds["train"] += train
+        record.seconds["upload"] += exchange - on_hosts
+        record.seconds["aggregate"] += aggregate
+        record.seconds["evaluate"] += on_hosts - train  # of the trained models
         for name, size in bytes_by_field(down).items():
             record.bytes_down[name] = record.bytes_down.get(name, 0) + size * len(replies)
-        for fields in own.values():
+        for fields in unicast.values():
             for name, size in bytes_by_field(fields).items():
                 record.bytes_down[name] = record.bytes_down.get(name, 0) + size
-        record.scores = []  # of a round with several exchanges, the last one's training counts
-        for answer in answers:
-            for name, size in answer.bytes_up.items():
+        record.scores = []  # in a round with several exchanges, the training of the last one counts
+        for result in results:
+            for name, size in result.bytes_up.items():
                 record.bytes_up[name] = record.bytes_up.get(name, 0) + size
             record.scores += [
                 Score(self.numbers[client], self.domains[client], "train", "trained", name, value, n)
-                for client, name, value, n in answer.metrics
+                for client, name, value, n in result.metrics
             ]
 
-    def _evaluated(self, record: Record, cohort: Sequence[int], *, over: bool = False) -> Record:
-        """Adds the scores of the state as it is now, and those of the unseen clients where training is `over`."""
+    def _evaluated(self, record: Record, cohort: Sequence[ClientIndex], *, with_unseen_clients: bool = False) -> Record:
+        """Add the scores of the present state to `record`."""
         began = time.perf_counter()
         scores, maps = self.evaluator.evaluated(self.state, record.round, cohort)
         record.scores += scores
         record.maps += maps
-        if over:
+        if with_unseen_clients:
             record.scores += self.evaluator.unseen_scores(self.state)
         seconds = time.perf_counter() - began
         record.seconds["evaluate"] += seconds

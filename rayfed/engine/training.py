@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import NO_DATA, Algorithm, Context, Phase, State
+from rayfed.algorithm import NO_DATA, Context, Exchange, Phase, State
 from rayfed.augment.base import Augment
+from rayfed.core.ids import ClientIndex
 from rayfed.core.network import vectorised
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch
@@ -18,7 +19,7 @@ from rayfed.engine.device_data import Part, batch_rows
 class Job(NamedTuple):
     """A client about to train: its number, its training part, its work and the context of its hooks."""
 
-    client: int
+    client: ClientIndex
     part: Part
     work: State
     ctx: Context
@@ -33,7 +34,7 @@ class Trained(NamedTuple):
 
 
 def train(
-    algorithm: Algorithm,
+    exchange: Exchange,
     jobs: Sequence[Job],
     down: State,
     phases: Sequence[Phase],
@@ -49,12 +50,12 @@ def train(
     for number, phase in enumerate(phases):
         rows = [_rows(job, phase, number, seed, drop_last) for job in jobs]
         ctxs = [job.ctx.at(phase=phase.name, data=NO_DATA) for job in jobs]
-        takes = [_taking(algorithm, job, augment, (seed, "batch", *_key(job.ctx), number)) for job in jobs]
-        seed_torch(seed, "steps", *_key(jobs[0].ctx), number, *(job.client for job in jobs))
+        takes = [_taking(exchange, job, augment, (seed, "batch", *job.ctx.moment, number)) for job in jobs]
+        seed_torch(seed, "steps", *jobs[0].ctx.moment, number, *(job.client for job in jobs))
         if len(jobs) == 1:
-            _loop(algorithm, ctxs[0], work, down, takes[0], rows[0], totals[0])
+            _loop(exchange, ctxs[0], work, down, takes[0], rows[0], totals[0])
         else:
-            work = _vmap(algorithm, ctxs[0], work, down, takes, rows, totals)
+            work = _vmap(exchange, ctxs[0], work, down, takes, rows, totals)
         steps = [done + len(some) for done, some in zip(steps, rows, strict=True)]
     return [
         Trained(w, {name: float(total) / max(count, 1) for name, total in sums.items()}, count)
@@ -62,29 +63,27 @@ def train(
     ]
 
 
-def _key(ctx: Context) -> tuple[Any, ...]:
-    return ctx.stage, ctx.round, ctx.trip
-
-
 Take = Callable[[Context, Tensor], Batch]
 
 
-def _taking(algorithm: Algorithm, job: Job, augment: Augment | None, key: tuple[Any, ...]) -> Take:
+def _taking(exchange: Exchange, job: Job, augment: Augment | None, key: tuple[Any, ...]) -> Take:
     """How a training batch comes about from its rows; with random draws in it, these are seeded for each batch."""
     part = job.part
-    if augment is None and not algorithm.prepares:
+    if augment is None and not exchange.prepares_batches:
         return lambda ctx, rows: part.take(rows)
 
     def take(ctx: Context, rows: Tensor) -> Batch:
         seed_torch(*key, job.client, ctx.step)
         batch = part.take(rows) if augment is None else part.augmented(rows, augment)
-        return algorithm.prepare(job.ctx.at(phase=ctx.phase, step=ctx.step), batch) if algorithm.prepares else batch
+        return (
+            exchange.prepare(job.ctx.at(phase=ctx.phase, step=ctx.step), batch) if exchange.prepares_batches else batch
+        )
 
     return take
 
 
 def _rows(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> list[Tensor]:
-    rng = generator(seed, "batches", *_key(job.ctx), number, job.client)
+    rng = generator(seed, "batches", *job.ctx.moment, number, job.client)
     size = phase.batch_size or job.ctx.batch_size
     some = batch_rows(len(job.part), size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng)
     if not some:
@@ -96,7 +95,7 @@ def _rows(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> li
 
 
 def _loop(
-    algorithm: Algorithm,
+    exchange: Exchange,
     ctx: Context,
     work: list[State],
     down: State,
@@ -107,14 +106,14 @@ def _loop(
     state = work[0]
     for step, some in enumerate(rows):
         ctx.step = step
-        state, metrics = algorithm.step(ctx, state, down, take(ctx, some))
+        state, metrics = exchange.step(ctx, state, down, take(ctx, some))
         for name, value in metrics.items():
             totals[name] = totals[name] + value if name in totals else value
     work[0] = state
 
 
 def _vmap(
-    algorithm: Algorithm,
+    exchange: Exchange,
     ctx: Context,
     work: list[State],
     down: State,
@@ -135,7 +134,7 @@ def _vmap(
         before = None if min(counts) > step else clone(stacked)
 
         def one(state: State, batch: Any, here: Context = here) -> tuple[State, dict[str, Tensor]]:
-            return algorithm.step(here, state, down, batch)
+            return exchange.step(here, state, down, batch)
 
         with vectorised():
             stacked, metrics = torch.vmap(one, randomness="different")(stacked, batch)

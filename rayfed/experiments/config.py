@@ -236,7 +236,7 @@ def build_algorithm(values: Mapping[str, Any] | str, *, where: str) -> Algorithm
     found = resolve(name, ALGORITHMS, where=f"{where}.name")
     if not (isinstance(found, type) and issubclass(found, Algorithm) and dataclasses.is_dataclass(found)):
         raise UsageError(f"{where}.name={name}: must be a dataclass that derives from rayfed.algorithm.Algorithm")
-    needed = ("init", "start", "step", "finish", "aggregate", *(("weights",) if found.server_side_weighting else ()))
+    needed = ("init", "start", "step", "finish", "aggregate")
     if missing := [hook for hook in needed if getattr(found, hook) is getattr(Algorithm, hook)]:
         hooks = f"{', '.join(missing)}; derive from FedAvg, or see rayfed/algorithm.py"
         raise UsageError(f"{where}.name={name}: {found.__name__} has no hook {hooks}")

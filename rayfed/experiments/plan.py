@@ -26,7 +26,7 @@ from rayfed.data.partition import share
 from rayfed.data.population import Client, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.metric_checks import check_metrics
-from rayfed.engine.serialization import fingerprint as state_fingerprint
+from rayfed.engine.serialization import state_hash
 from rayfed.engine.server import Evaluation
 from rayfed.experiments.config import Config
 from rayfed.experiments.unseen_clients import set_apart
@@ -157,7 +157,7 @@ def make_plan(
     own_model = None if model is None else own_name(model, model_hash(model, blueprint.model))
     own_loss = None if loss is None else own_name(loss, code_hash(loss))
     if own_model is not None:
-        extra += state_fingerprint(weights_of(blueprint.model)) + own_model
+        extra += state_hash(weights_of(blueprint.model)) + own_model
     trial = trial_name(config, extra + (own_loss or ""))
     code = checked_code(config, trial)
     return Plan(config, population, blueprint, evaluation, trial, contents[:12] or None, own_model, own_loss, code)

@@ -60,7 +60,7 @@ def introduce(plan: Plan) -> str:
 def remarks(plan: Plan) -> Sequence[str]:
     """What will not be scored, and what the algorithm has to say of this configuration, a line each."""
     ctx = plan.blueprint.context(plan.population, "cpu").at(cohort=tuple(range(plan.blueprint.cohort)))
-    own = plan.blueprint.algorithm.remarks(ctx, plan.blueprint.problem(plan.population, ctx.task))
+    own = plan.blueprint.algorithm.notes(ctx, plan.blueprint.problem(plan.population, ctx.task))
     return (*_unscored(plan), *own)
 
 

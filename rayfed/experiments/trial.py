@@ -11,7 +11,7 @@ from rayfed.core.errors import Diverged, UsageError
 from rayfed.core.rng import torch_state_kept
 from rayfed.engine import checkpoint
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.serialization import fingerprint
+from rayfed.engine.serialization import state_hash
 from rayfed.engine.server import Record, Server
 from rayfed.experiments.plan import Plan
 
@@ -73,7 +73,7 @@ def run_trial(
                 else:
                     late.append(record)
             state = checkpoint.state(server)
-            digest = fingerprint(state)
+            digest = state_hash(state)
             sink.end(plan.trial, {"status": "done", "weights_hash": digest})
             done = True
             for record in late:

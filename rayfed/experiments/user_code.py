@@ -18,7 +18,7 @@ from torch import nn
 from rayfed.algorithm import Algorithm
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
-from rayfed.engine.serialization import fingerprint as state_fingerprint
+from rayfed.engine.serialization import state_hash
 from rayfed.experiments.config import Config
 from rayfed.results.trials import recorded
 
@@ -162,7 +162,7 @@ class _Code:
     def _tensor(self, tensor: torch.Tensor) -> None:
         self.put("tensor", str(tensor.dtype), tuple(tensor.shape))
         if self.weights or not isinstance(tensor, nn.Parameter):
-            self.put(state_fingerprint({"": tensor}))
+            self.put(state_hash({"": tensor}))
 
     def _code(self, code: types.CodeType) -> None:
         self.put(code.co_code, code.co_names, code.co_freevars, code.co_exceptiontable)

@@ -196,7 +196,7 @@ def test_models_stay_apart_and_no_weight_is_sent():
 
 def test_looped_and_vmapped_agree():
     population = blobs()
-    servers = [simulate(blueprint(small(), population, width=width), population)[0] for width in (1, 4)]
+    servers = [simulate(blueprint(small(), population, vmap_clients=width), population)[0] for width in (1, 4)]
     for client in range(4):
         one, other = (weights_by_client(server)[client] for server in servers)
         for name in one:
@@ -544,6 +544,6 @@ def test_the_discriminators_steps_are_said():
         algorithm = small(**options)
         plan = blueprint(algorithm, people, cohort=cohort)
         ctx = plan.context(people, "cpu")
-        (said,) = algorithm.remarks(ctx, plan.setting(people, ctx.task))
+        (said,) = algorithm.notes(ctx, plan.problem(people, ctx.task))
         assert said.startswith(f"the discriminator takes about {steps} steps a round")
         assert f"log {outputs} = {math.log(outputs):.2f}" in said

@@ -38,7 +38,7 @@ def test_three_rounds_by_hand(width):
     changes = {"steps": 2, "rounds": 3}
     if width == 3:  # batches of one size
         changes |= {"batch_size": 8, "drop_last": True}
-    server = run(algorithm, people, net(batch_norm=False), width=width, **changes)
+    server = run(algorithm, people, net(batch_norm=False), vmap_clients=width, **changes)
     assert server.state["shares"].tolist() == pytest.approx(SHARES.tolist())
     if width == 3:
         alone = run(algorithm, people, net(batch_norm=False), **changes)

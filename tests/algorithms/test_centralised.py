@@ -83,7 +83,9 @@ def central(model, people, rule, make, *, renew=None, penalty=None, size=None):
 def test_rounds_are_central_steps(algorithm, rule, renew, optimizer, width):
     people, model = population(), net(batch_norm=False)
     ours = Adam(lr=0.01) if optimizer == "adam" else SGD(lr=0.1, momentum=0.9)
-    server = run(algorithm, people, model, optimizer=ours, rounds=STEPS, batch_size=6, drop_last=True, width=width)
+    server = run(
+        algorithm, people, model, optimizer=ours, rounds=STEPS, batch_size=6, drop_last=True, vmap_clients=width
+    )
 
     def make(parameters):
         if optimizer == "adam":

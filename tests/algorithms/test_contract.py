@@ -127,8 +127,8 @@ def test_final_weights_are_those_recorded(name):
 
 @EVERY
 def test_equal_seeds_give_equal_bits_and_others_do_not(case):
-    first = default_run(case).server.fingerprint()
-    again, other = (finished(plan_of(case, seed=seed)).fingerprint() for seed in (0, 4))
+    first = default_run(case).server.state_hash()
+    again, other = (finished(plan_of(case, seed=seed)).state_hash() for seed in (0, 4))
     assert first == again
     assert first != other
 
@@ -162,15 +162,15 @@ def test_checkpoints_resume_and_clients_that_are_not_asked_keep_their_state(case
             idle = set(before) - set(server.sample(record.round))
             assert all(after[i] == before[i] for i in idle)
         if record.stage == "round" and record.round == 2:
-            half, saved = server.fingerprint(), checkpoint.dump(server)
+            half, saved = server.state_hash(), checkpoint.dump(server)
         before = after
     assert_finite(server)
     resumed = server_of(plan)
     checkpoint.load(resumed, io.BytesIO(saved), "saved")
     assert resumed.round == 2
-    assert resumed.fingerprint() == half != server.fingerprint()
+    assert resumed.state_hash() == half != server.state_hash()
     list(resumed.run())
-    assert resumed.fingerprint() == server.fingerprint()
+    assert resumed.state_hash() == server.state_hash()
 
 
 @EVERY
@@ -267,10 +267,10 @@ def test_every_point_can_be_scored(case):
 )
 def test_momentum_and_adam_work(case, optimizer, width):
     server = server_of(plan_of(case, optimizer=optimizer, vmap_clients=width))
-    start = server.fingerprint()
+    start = server.state_hash()
     list(server.run())
     assert_finite(server)
-    assert server.fingerprint() != start
+    assert server.state_hash() != start
 
 
 # Metrics
@@ -292,7 +292,7 @@ def test_every_kind_of_metric_can_be_taken_and_changes_nothing(case):
     if whole:
         wanted |= {("global", "gradient_norm"), ("global", "gradient_norm_mean")}
     assert wanted <= found
-    assert server.fingerprint() == default_run(case).server.fingerprint()
+    assert server.state_hash() == default_run(case).server.state_hash()
 
 
 # Newcomers

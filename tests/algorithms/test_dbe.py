@@ -83,11 +83,11 @@ def by_hand(bias, consensus, mean, data, *, kappa, mu, model=None):
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("off", [{"kappa": 0.0, "prbm": False}, {"mr": False, "prbm": False}])
 def test_without_both_parts_it_is_fedavg_bit_for_bit(width, off):
-    plain, _ = simulate(blueprint(FedAvg(), blobs(), width=width), blobs())
-    wrapped, records = simulate(blueprint(DBE(**off), blobs(), width=width), blobs())
+    plain, _ = simulate(blueprint(FedAvg(), blobs(), vmap_clients=width), blobs())
+    wrapped, records = simulate(blueprint(DBE(**off), blobs(), vmap_clients=width), blobs())
     assert equal(wrapped.state["weights"], plain.state["weights"])
     assert [record.stage for record in records] == ["round", "round"]
-    biased, _ = simulate(blueprint(DBE(kappa=0.0), blobs(), width=width), blobs())
+    biased, _ = simulate(blueprint(DBE(kappa=0.0), blobs(), vmap_clients=width), blobs())
     assert not equal(biased.state["weights"], plain.state["weights"])
 
 
@@ -299,7 +299,7 @@ def test_dittos_personal_model_is_not_regularised(kappa):
 def test_several_clients_at_once_train_as_one_after_the_other(base):
     ends = []
     for width in (1, 3):
-        server, _ = simulate(blueprint(DBE(base=base, mu=0.5), blobs(), width=width), blobs())
+        server, _ = simulate(blueprint(DBE(base=base, mu=0.5), blobs(), vmap_clients=width), blobs())
         ends.append((server.state, weights_by_client(server)))
     (one, ones), (many, manies) = ends
     torch.testing.assert_close(one["weights"], many["weights"], atol=1e-5, rtol=1e-4)
@@ -377,7 +377,7 @@ class Maps(nn.Module):
 def test_features_may_be_maps(width):
     torch.manual_seed(0)
     model = Maps()
-    server, _ = simulate(blueprint(DBE(kappa=1.0, mu=0.1), blobs(), model=model, width=width), blobs())
+    server, _ = simulate(blueprint(DBE(kappa=1.0, mu=0.1), blobs(), model=model, vmap_clients=width), blobs())
     assert set(server.state["weights"]) == set(model.state_dict())
     assert not torch.equal(server.state["weights"]["scale"], torch.ones(1))
     for weights in weights_by_client(server).values():

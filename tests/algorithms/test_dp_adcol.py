@@ -271,7 +271,7 @@ def test_limits_of_the_curious_setting_are_said():
         algorithm = curious(sampling=0.25, guarantee=guarantee)
         plan = blueprint(algorithm, people, rounds=6)
         ctx = plan.context(people, "cpu")
-        lines = algorithm.remarks(ctx, plan.setting(people, ctx.task))
+        lines = algorithm.notes(ctx, plan.problem(people, ctx.task))
         assert lines[0] == whole + ("all others" if guarantee == "coordinate" else "")
         assert lines[1] == (
             "an upload takes 0.25 of the records; each pass over them all spends ε once more: a record is sent up to 2 "
@@ -336,5 +336,5 @@ def test_a_delta_of_one_over_the_representations_is_remarked():
     for delta, said in ((0.01, True), (1 / 120, True), (0.008, False)):
         plan = blueprint(small(delta=delta), people)
         ctx = plan.context(people, "cpu")
-        lines = plan.algorithm.remarks(ctx, plan.setting(people, ctx.task))
+        lines = plan.algorithm.notes(ctx, plan.problem(people, ctx.task))
         assert any(line.startswith(f"δ={delta:g} is not below 1/120: ") for line in lines) == said

@@ -90,7 +90,7 @@ def test_nobody_comes_twice_before_all_have_had_a_turn():
 def test_what_it_says():
     people = blobs()
     ctx = blueprint(DPFedBN(), people, rounds=10).context(people, "cpu").at(cohort=(0,))
-    line, _ = DPFedBN(epsilon=6.0, clip=2.0).remarks(ctx, None)
+    line, _ = DPFedBN(epsilon=6.0, clip=2.0).notes(ctx, None)
     assert line == "ε=6 a party, 2 a turn: Laplace noise of scale 2 on every weight"
 
 

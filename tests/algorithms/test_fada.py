@@ -38,7 +38,7 @@ def test_a_round_by_hand(width, monkeypatch):
     monkeypatch.setattr(fada, "spread", lambda features, clusters, seed: float(features.mean()) * clusters)
     people, model = population((10, 10, 10)), net(batch_norm=False)
     algorithm = FADA(target=TARGET, hidden=[7], weight_adversary=0.4, server_lr=0.3)
-    server = run(algorithm, people, model, rounds=1, batch_size=10, drop_last=True, width=width)
+    server = run(algorithm, people, model, rounds=1, batch_size=10, drop_last=True, vmap_clients=width)
 
     pairs = dict(zip(SOURCES, first_discriminators(people), strict=True))
     wrong = {True: 1, False: 0}  # the target passes for a source, a source for the target
@@ -101,9 +101,9 @@ def test_the_targets_labels_are_not_used():
     train = people.clients[TARGET].train
     other = replace(people.clients[TARGET], train=Examples(train.x, (train.y + 1) % 3))
     relabelled = replace(people, clients=(people.clients[0], other, people.clients[2]))
-    hashes = [run(FADA(target=TARGET, hidden=[7]), some, net()).fingerprint() for some in (people, relabelled)]
+    hashes = [run(FADA(target=TARGET, hidden=[7]), some, net()).state_hash() for some in (people, relabelled)]
     assert hashes[0] == hashes[1]
-    other_target = [run(FADA(target=0, hidden=[7]), some, net()).fingerprint() for some in (people, relabelled)]
+    other_target = [run(FADA(target=0, hidden=[7]), some, net()).state_hash() for some in (people, relabelled)]
     assert other_target[0] != other_target[1]
 
 

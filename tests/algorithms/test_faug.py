@@ -85,7 +85,7 @@ def test_the_generators_loss_is_its_literal_form():
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_round_by_hand(width):
     people, model = population((10, 10, 10)), net()
-    server = run(FAug(**SMALL), people, model, rounds=1, batch_size=10, drop_last=True, width=width)
+    server = run(FAug(**SMALL), people, model, rounds=1, batch_size=10, drop_last=True, vmap_clients=width)
     locals_ = []
     for i in range(3):
         made = server.fleet.host.states[i]["made"]

@@ -35,12 +35,12 @@ def test_two_rounds_by_hand(uniform):
 def test_it_is_fedavg_with_local_batch_norm_whatever_the_policy(policy):
     people = population()
     fedavg = run(FedAvg(), people, net(), batch_norm="local", rounds=2)
-    assert run(FedBN(), people, net(), batch_norm=policy).fingerprint() == fedavg.fingerprint()
+    assert run(FedBN(), people, net(), batch_norm=policy).state_hash() == fedavg.state_hash()
 
 
 def test_it_is_not_fedavg():
     people = population()
-    assert run(FedBN(), people, net()).fingerprint() != run(FedAvg(), people, net()).fingerprint()
+    assert run(FedBN(), people, net()).state_hash() != run(FedAvg(), people, net()).state_hash()
 
 
 def test_the_client_is_scored_with_its_own_layers_on_the_common_rest():

@@ -265,10 +265,10 @@ def test_without_both_components_it_is_fedavg(transfer, width):
     population = blobs()
     sgd = SGD(lr=0.05, momentum=0.9)
     ours, theirs = (
-        simulate(blueprint(algorithm, population, optimizer=sgd, width=width), population)
+        simulate(blueprint(algorithm, population, optimizer=sgd, vmap_clients=width), population)
         for algorithm in (small(lam=0.0, mu=0.0, transfer=transfer), FedAvg())
     )
-    assert ours[0].fingerprint() == theirs[0].fingerprint()
+    assert ours[0].state_hash() == theirs[0].state_hash()
     assert [r.bytes_up for r in ours[1]] == [r.bytes_up for r in theirs[1]]
     assert [r.bytes_down for r in ours[1]] == [r.bytes_down for r in theirs[1]]
 
@@ -357,7 +357,7 @@ def test_owners_are_uniform_over_the_cohort():
 @pytest.mark.parametrize("width", [1, 4])
 def test_each_round_brings_new_pseudo_data(width):
     population = blobs()
-    plan = blueprint(small(pseudo_samples=6), population, rounds=3, cohort=2 if width == 1 else 4, width=width)
+    plan = blueprint(small(pseudo_samples=6), population, rounds=3, cohort=2 if width == 1 else 4, vmap_clients=width)
     server, records = simulate(plan, population)
     assert [record.stage for record in records] == ["setup", "round", "round", "round"]
     size, owners = 6 * 6 * 4, 6 * 4
@@ -367,7 +367,9 @@ def test_each_round_brings_new_pseudo_data(width):
         assert record.bytes_up["means"] == size
         assert record.bytes_down["pseudo"] == record.cohort * size
         assert record.bytes_down["owners"] == record.cohort * owners
-    one, _ = simulate(blueprint(plan.algorithm, population, rounds=2, cohort=plan.cohort, width=width), population)
+    one, _ = simulate(
+        blueprint(plan.algorithm, population, rounds=2, cohort=plan.cohort, vmap_clients=width), population
+    )
     assert server.state["pseudo"].shape == one.state["pseudo"].shape == (6, 6)
     assert not torch.equal(server.state["pseudo"], one.state["pseudo"])
     assert "pseudo" not in server.fleet.host.states[0]
@@ -376,7 +378,7 @@ def test_each_round_brings_new_pseudo_data(width):
 @pytest.mark.parametrize("width", [1, 4])
 def test_transfer_once(width):
     population = blobs()
-    plan = blueprint(small(transfer="once"), population, rounds=3, cohort=2 if width == 1 else 4, width=width)
+    plan = blueprint(small(transfer="once"), population, rounds=3, cohort=2 if width == 1 else 4, vmap_clients=width)
     server, records = simulate(plan, population)
     size = 5 * 6 * 4  # as many as there are examples in a batch
     assert records[0].stage == "setup"
@@ -401,7 +403,7 @@ def test_pseudo_data_is_made_of_the_clients_images():
 
 def test_looped_and_vmapped_agree():
     population = blobs()
-    one, other = (simulate(blueprint(small(), population, width=width), population)[0] for width in (1, 4))
+    one, other = (simulate(blueprint(small(), population, vmap_clients=width), population)[0] for width in (1, 4))
     assert torch.equal(one.state["pseudo"], other.state["pseudo"])
     for name, value in one.state["weights"].items():
         torch.testing.assert_close(value, other.state["weights"][name], rtol=1e-4, atol=1e-5)

@@ -50,7 +50,7 @@ def test_two_steps_by_hand(k_mix, samples, width, soft_labels):
     people, model = population((10, 10, 10)), net()
     algorithm = mixing(lam=lam, mu=mu, tau1=1.5, tau2=0.7, k_mix=k_mix, pseudo_samples=samples, transfer="once")
     algorithm = Mixup(base=algorithm, alpha=1.0) if soft_labels else algorithm
-    changes = {"batch_size": 10, "drop_last": True, "width": width, "rounds": 1}
+    changes = {"batch_size": 10, "drop_last": True, "vmap_clients": width, "rounds": 1}
     server = run(algorithm, people, model, **changes)
     start = simulate(plan(algorithm, people, model, **(changes | {"rounds": 1, "steps": 1})), people)[0]
     proxy = server.state["pseudo"]

@@ -36,7 +36,7 @@ def literal(model, x, y, means, lam):
 def test_a_round_by_hand(width, steps):
     people, model = population((12, 12, 12)), net(batch_norm=False)
     algorithm = FedMix(lam=0.3, mean_examples=4)
-    changes = {"steps": steps, "rounds": 1, "width": width}
+    changes = {"steps": steps, "rounds": 1, "vmap_clients": width}
     changes |= {"batch_size": 12, "drop_last": True}
     server = run(algorithm, people, model, **changes)
     means = server.state["means"]
@@ -149,7 +149,7 @@ def test_a_wrappers_term_counts_in_full_and_sees_the_mixed_inputs_output():
 def test_under_dbe_the_running_mean_is_of_the_mixed_inputs(width):
     people, lam = population((12, 12, 12)), 0.3
     algorithm = DBE(base=FedMix(lam=lam, mean_examples=4), kappa=2.0, mu=1.0)
-    changes = {"batch_size": 12, "steps": 1, "rounds": 1, "width": width}
+    changes = {"batch_size": 12, "steps": 1, "rounds": 1, "vmap_clients": width}
     server = run(algorithm, people, net(batch_norm=False), **changes)
     for i, state in server.fleet.save().items():
         seen = net(batch_norm=False).features((1 - lam) * data(people, i)[0]).mean(0)

@@ -53,7 +53,7 @@ def test_a_buffer_that_the_pull_is_added_to_in_place_is_the_same_rule():
 def test_mu_zero_is_fedavg_bit_for_bit():
     people = population()
     methods = (FedAvg(), FedProx(mu=0.0), FedProx(mu=0.1))
-    fedavg, zero, more = (run(a, people, net(), optimizer=SGD(lr=LR, momentum=0.9)).fingerprint() for a in methods)
+    fedavg, zero, more = (run(a, people, net(), optimizer=SGD(lr=LR, momentum=0.9)).state_hash() for a in methods)
     assert zero == fedavg != more
 
 

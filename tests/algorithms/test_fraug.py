@@ -410,7 +410,7 @@ def test_several_clients_at_once_train_as_one_after_the_other(options):
     algorithm = Quiet(latent=LATENT, lr_g=0.01, lr_m=0.01, **options)
     ends = []
     for width in (1, 3):
-        server, _ = run(algorithm, width=width, local=Phase("train", steps=2))
+        server, _ = run(algorithm, vmap_clients=width, local=Phase("train", steps=2))
         ends.append((server.state, server.fleet.host.states))
     (one, ones), (many, manies) = ends
     torch.testing.assert_close(one, many, atol=1e-3, rtol=1e-2)  # float32: BN and MMD amplify rounding
@@ -419,7 +419,7 @@ def test_several_clients_at_once_train_as_one_after_the_other(options):
 
 
 def test_several_clients_at_once_draw_different_noise():
-    _, records = run(small(), width=2)
+    _, records = run(small(), vmap_clients=2)
     norms = {s.client: s.value for s in records[-1].scores if s.metric == "generated_norm"}
     assert len(set(norms.values())) == 4
 

@@ -83,14 +83,14 @@ def test_what_it_says_and_refuses():
     people, algorithm = blobs(), GaussianDPFedBN(epsilon=6.0)
     plan = blueprint(algorithm, people, rounds=10)
     ctx = plan.context(people, "cpu").at(cohort=(0,))
-    lines = algorithm.remarks(ctx, plan.setting(people, ctx.task))
+    lines = algorithm.notes(ctx, plan.problem(people, ctx.task))
     assert lines[0] == "ε=6 at δ=0.01 a party protects what the server sends; uploads are bare"
     assert lines[1].endswith(" times what a party can move, over its 3 turns")
     assert len(lines) == 3  # 0.01 is below 1/4
     many = blobs(100, sizes=(6,))
     plan = blueprint(algorithm, many)
     ctx = plan.context(many, "cpu").at(cohort=tuple(range(100)))
-    lines = algorithm.remarks(ctx, plan.setting(many, ctx.task))
+    lines = algorithm.notes(ctx, plan.problem(many, ctx.task))
     assert lines[2].startswith("δ=0.01 is not below 1/100: to give away one of the 100 parties")
     with pytest.raises(UsageError, match=r"^algorithm.epsilon=0.001: no noise keeps 2 steps below ε="):
         blueprint(GaussianDPFedBN(epsilon=0.001, delta=1e-6), people).check(people)

@@ -97,7 +97,7 @@ def test_without_widths_there_is_no_head():
 def test_a_projection_head_under_dbe(width):
     people = population((12, 12, 12))
     algorithm = DBE(base=Moon(mu=2.0, widths=[7, 5]), kappa=1.0)
-    server = run(algorithm, people, net(), width=width, batch_size=12)
+    server = run(algorithm, people, net(), vmap_clients=width, batch_size=12)
     for state in server.fleet.save().values():
         assert state["weights"]["dbe.bias"].shape == state["weights"]["dbe.mean"].shape == (5,)
         assert state["weights"]["dbe.bias"].any()

@@ -158,5 +158,5 @@ def test_wording_of_refusals():
     with pytest.raises(
         UsageError, match=r"^placement.vmap_clients=2: algorithm.name=per_fedavg takes 2 batches a step, and"
     ):
-        blueprint(PerFedAvg(), even, width=2, drop_last=False).check(even)
-    blueprint(PerFedAvg(), even, width=2).check(even)
+        blueprint(PerFedAvg(), even, vmap_clients=2, drop_last=False).check(even)
+    blueprint(PerFedAvg(), even, vmap_clients=2).check(even)

@@ -45,7 +45,7 @@ def test_contrast_of_all_alone_is_zero():
 def test_two_steps_by_hand(width, batch_norm):
     people, model = population((10, 10, 10)), net(batch_norm)
     algorithm = VHL(virtual=7, virtual_batch=5, alpha=0.6, align=0.3, temperature=0.5)
-    changes = {"batch_size": 10, "drop_last": True, "width": width}
+    changes = {"batch_size": 10, "drop_last": True, "vmap_clients": width}
     server = run(algorithm, people, model, rounds=1, **changes)
     virtual = server.state["virtual"]
     locals_ = []

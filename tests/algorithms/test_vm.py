@@ -60,9 +60,9 @@ def test_two_rounds_by_hand_with_unequal_clients(variant):
 
 def test_beta_zero_is_fedavg_bit_for_bit():
     people = population()
-    fedavg = run(FedAvg(), people, net(False)).fingerprint()
-    assert run(VM(beta=0.0), people, net(False)).fingerprint() == fedavg
-    assert run(VM(beta=0.5), people, net(False)).fingerprint() != fedavg
+    fedavg = run(FedAvg(), people, net(False)).state_hash()
+    assert run(VM(beta=0.0), people, net(False)).state_hash() == fedavg
+    assert run(VM(beta=0.5), people, net(False)).state_hash() != fedavg
 
 
 def test_weights_out_of_bounds_stop_the_run():

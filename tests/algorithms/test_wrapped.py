@@ -28,7 +28,7 @@ def outcome(name, wrap):
         case = dataclasses.replace(case, changes={"model": net(batch_norm=False)})
     server = server_of(plan_of(case, algorithm=wrap(algorithm_of(case))))
     list(server.run())
-    return server.fingerprint()
+    return server.state_hash()
 
 
 @pytest.mark.parametrize("name", BASES)

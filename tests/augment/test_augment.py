@@ -306,7 +306,7 @@ def test_scores_see_the_data_as_they_are():
 def test_rows_of_numbers_can_be_noised():
     population = blobs()
     plain, noisy = (
-        simulate(blueprint(FedAvg(), population, augment=augment), population)[0].fingerprint()
+        simulate(blueprint(FedAvg(), population, augment=augment), population)[0].state_hash()
         for augment in (None, Noise(sigma=0.1))
     )
     assert plain != noisy

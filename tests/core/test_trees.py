@@ -17,13 +17,13 @@ from rayfed.core.trees import (
     without,
     zeros_like,
 )
-from rayfed.engine.serialization import Packed, fingerprint
+from rayfed.engine.serialization import Packed, state_hash
 
 
 def test_tree_arithmetic_returns_new_trees():
     a = {"x": torch.tensor([1.0, 2.0]), "y": [torch.tensor(3.0)]}
     b = {"x": torch.tensor([10.0, 20.0]), "y": [torch.tensor(30.0)]}
-    before = fingerprint([a, b])
+    before = state_hash([a, b])
     assert add(a, b, alpha=0.5)["x"].tolist() == [6, 12]
     assert sub(b, a)["y"][0].item() == 27
     assert scale(a, 2)["x"].tolist() == [2, 4]
@@ -31,7 +31,7 @@ def test_tree_arithmetic_returns_new_trees():
     copied = clone(a)
     copied["x"].add_(1)
     assert tree_map(torch.neg, a)["x"].tolist() == [-1, -2]
-    assert fingerprint([a, b]) == before
+    assert state_hash([a, b]) == before
 
 
 def test_stack_and_unstack_are_inverse_and_the_parts_are_their_own():
@@ -40,7 +40,7 @@ def test_stack_and_unstack_are_inverse_and_the_parts_are_their_own():
     assert stacked["w"].shape == (3, 2)
     assert stacked["n"].tolist() == [0, 1, 2]
     parts = unstack(stacked, 3)
-    assert fingerprint(parts) == fingerprint(trees)
+    assert state_hash(parts) == state_hash(trees)
     parts[0]["w"].fill_(9)
     assert stacked["w"][0].tolist() == [0, 0]
 

@@ -85,7 +85,7 @@ def outcome(plan, people, fleet):
     server = Server(plan, people, fleet, Evaluation(every=2, points=points))
     records = list(server.run())
     told = [(r.round, r.cohort, dict(sorted(r.bytes_down.items())), dict(sorted(r.bytes_up.items()))) for r in records]
-    return server, (server.fingerprint(), told, [sorted(r.scores) for r in records])
+    return server, (server.state_hash(), told, [sorted(r.scores) for r in records])
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
@@ -107,7 +107,7 @@ def test_with_every_batch_norm_policy(policy, actors):
     for fleet in (LocalFleet(plan, SIX), SharedFleet(plan, SIX, actors[:3])):
         server = Server(plan, SIX, fleet, Evaluation(points=("downloaded", "adapted")))
         records = list(server.run())
-        results.append((server.fingerprint(), [sorted(r.scores) for r in records]))
+        results.append((server.state_hash(), [sorted(r.scores) for r in records]))
     assert results[0] == results[1]
 
 
@@ -118,7 +118,7 @@ def test_more_hosts_than_clients(actors):
     for fleet in (LocalFleet(plan, population), SharedFleet(plan, population, actors)):
         server = Server(plan, population, fleet, Evaluation(points=("global",)))
         list(server.run())
-        hashes.add(server.fingerprint())
+        hashes.add(server.state_hash())
     assert len(hashes) == 1
 
 

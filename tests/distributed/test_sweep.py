@@ -39,7 +39,7 @@ class Failing(FedAvg):
             raise ZeroDivisionError("my own mistake")
         return super().finish(ctx, work, client, down, data)
 
-    def remarks(self, ctx, setting):
+    def notes(self, ctx, setting):
         return (f"goes wrong in round 2 of {setting.rounds}",)
 """
 

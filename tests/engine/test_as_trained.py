@@ -163,7 +163,7 @@ def test_where_clients_live_and_how_many_train_at_once_does_not_matter(algorithm
     assert len(set(expected.values())) == 6
     streamed, other = losses(algorithm, augment, data_on_device=False)
     assert streamed == expected
-    assert other.fingerprint() == server.fingerprint()
+    assert other.state_hash() == server.state_hash()
     together, _ = losses(algorithm, augment, vmap_clients=3)
     assert together == pytest.approx(expected, abs=1e-5)
     apart = on_two_hosts(algorithm, augment)

@@ -8,7 +8,7 @@ from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.purity import ImpureHook
-from rayfed.engine.serialization import fingerprint
+from rayfed.engine.serialization import state_hash
 from rayfed.engine.server import Evaluation, Server
 
 POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
@@ -70,7 +70,7 @@ class TestPurity:
         population = blobs(2)
         plan = blueprint(FedAvg(), population, rounds=1)
         server = Server(plan, population, LocalFleet(plan, population), Evaluation())
-        before = fingerprint(server.state)
+        before = state_hash(server.state)
         kept = server.state
         list(server.run())
-        assert fingerprint(kept) == before
+        assert state_hash(kept) == before

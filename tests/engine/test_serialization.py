@@ -8,7 +8,7 @@ from rayfed.core.trees import (
     nbytes,
     tensors,
 )
-from rayfed.engine.serialization import Packed, bytes_by_field, fingerprint, pack, unpack
+from rayfed.engine.serialization import Packed, bytes_by_field, pack, state_hash, unpack
 
 PAYLOAD = {
     "floats": torch.randn(3, 4),
@@ -27,7 +27,7 @@ PAYLOAD = {
 
 def test_pack_and_unpack_give_back_every_bit():
     back = unpack(pack(PAYLOAD), torch.device("cpu"))
-    assert fingerprint(back) == fingerprint(PAYLOAD)
+    assert state_hash(back) == state_hash(PAYLOAD)
     for (path, sent), (other, found) in zip(tensors(PAYLOAD), tensors(back), strict=True):
         assert (path, sent.dtype, sent.shape) == (other, found.dtype, found.shape)
         assert torch.equal(sent, found)
@@ -66,7 +66,7 @@ def test_bytes_are_those_of_the_tensors():
 def test_fingerprints_notice_names_types_shapes_and_single_bits():
     tree = {"a": torch.tensor([1.0, 2.0]), "b": {"c": torch.tensor(3)}}
     same = {"b": {"c": torch.tensor(3)}, "a": torch.tensor([1.0, 2.0])}
-    assert fingerprint(tree) == fingerprint(same) == fingerprint(clone(tree))
+    assert state_hash(tree) == state_hash(same) == state_hash(clone(tree))
     different = [
         {"a": torch.tensor([1.0, 2.0]), "b": {"d": torch.tensor(3)}},
         {"a": torch.tensor([1.0, 2.0]), "b": {"c": torch.tensor(4)}},
@@ -77,10 +77,10 @@ def test_fingerprints_notice_names_types_shapes_and_single_bits():
         {"a": torch.tensor([1.0, 2.0])},
         {"a": tree["a"].view(torch.int32), "b": {"c": torch.tensor(3)}},
     ]
-    assert len({fingerprint(other) for other in [tree, *different]}) == 1 + len(different)
-    assert fingerprint({"z": torch.tensor(0.0)}) != fingerprint({"z": torch.tensor(-0.0)})
+    assert len({state_hash(other) for other in [tree, *different]}) == 1 + len(different)
+    assert state_hash({"z": torch.tensor(0.0)}) != state_hash({"z": torch.tensor(-0.0)})
 
 
 def test_fingerprints_see_values_and_not_their_layout():
     image = torch.randn(2, 3, 4, 5)
-    assert fingerprint([image]) == fingerprint([image.contiguous(memory_format=torch.channels_last)])
+    assert state_hash([image]) == state_hash([image.contiguous(memory_format=torch.channels_last)])

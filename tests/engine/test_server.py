@@ -74,12 +74,20 @@ log: list[tuple] = []
 class Recording(FedAvg):
     """FedAvg that notes its hooks and talks to single clients, with two exchanges everywhere."""
 
-    trips: ClassVar[int] = 2
-    setup_exchanges: ClassVar[int] = 2
-    final_exchanges: ClassVar[int] = 1
+    @property
+    def round_exchanges(self):
+        return (self,) * 2
+
+    @property
+    def setup_exchanges(self):
+        return (self,) * 2
+
+    @property
+    def final_exchanges(self):
+        return (self,) * 1
 
     def note(self, hook, ctx):
-        log.append((hook, ctx.stage, ctx.round, ctx.trip, ctx.client, ctx.cohort))
+        log.append((hook, ctx.stage, ctx.round, ctx.exchange, ctx.client, ctx.cohort))
 
     def broadcast(self, ctx, server):
         self.note("broadcast", ctx)
@@ -224,7 +232,7 @@ class TestEvaluation:
         """Local batch norm, one epoch: `adapted` trains from the download, and changes no client's state."""
         plain, _ = self.run(["downloaded"], batch_norm="local")
         adapted, _ = self.run(["downloaded", "adapted"], batch_norm="local")
-        assert plain.fingerprint() == adapted.fingerprint()
+        assert plain.state_hash() == adapted.state_hash()
 
     def test_only_due_rounds_are_scored_and_always_the_last(self):
         _, records = self.run(["global", "trained"], rounds=5, every=2)
@@ -250,12 +258,12 @@ class TestEvaluation:
         points = ["downloaded", "trained", "adapted"]
         often, _ = self.run(points, rounds=4, every=1, cohort=2, batch_norm=policy)
         seldom, _ = self.run(["downloaded"], rounds=4, every=4, cohort=2, batch_norm=policy)
-        assert often.fingerprint() == seldom.fingerprint()
+        assert often.state_hash() == seldom.state_hash()
 
     def test_not_even_where_hooks_draw_random_numbers(self):
         often, _ = self.run(("downloaded", "adapted"), rounds=3, algorithm=Noisy())
         seldom, _ = self.run(("downloaded",), rounds=3, every=3, algorithm=Noisy())
-        assert often.fingerprint() == seldom.fingerprint()
+        assert often.state_hash() == seldom.state_hash()
 
     def test_scores_are_right(self):
         population = blobs(4)
@@ -308,7 +316,7 @@ class TestRandomness:
         torch.manual_seed(5)
         first = run(0)
         torch.manual_seed(6)
-        assert run(0).fingerprint() == first.fingerprint()
+        assert run(0).state_hash() == first.state_hash()
         assert not torch.equal(run(1).state["noise"], first.state["noise"])
 
     def test_clients_draw_their_own(self):

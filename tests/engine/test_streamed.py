@@ -86,7 +86,7 @@ def outcome(plan, people):
     points = (plan.algorithm.default_eval_point, "trained", "adapted")
     server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=points, splits=("train", "val", "test")))
     scores = [sorted(record.scores) for record in server.run()]
-    return server.fingerprint(), scores
+    return server.state_hash(), scores
 
 
 @pytest.mark.parametrize("case", CASES)

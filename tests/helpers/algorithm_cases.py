@@ -36,9 +36,18 @@ class Mine(FedAvg):
 
     name: ClassVar[str] = "mine"
     reference: ClassVar[str] = "nobody, 2024"
-    trips: ClassVar[int] = 2
-    setup_exchanges: ClassVar[int] = 1
-    final_exchanges: ClassVar[int] = 1
+
+    @property
+    def round_exchanges(self):
+        return (self,) * 2
+
+    @property
+    def setup_exchanges(self):
+        return (self,) * 1
+
+    @property
+    def final_exchanges(self):
+        return (self,) * 1
 
     momentum: float = option(0.5, low=0, help="of the server")
 

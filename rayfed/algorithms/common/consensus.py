@@ -13,12 +13,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, Phase, Privacy, Replies, Reply, State, represent
+from rayfed.algorithm import (
+    ClientData,
+    Context,
+    Delegate,
+    Exchange,
+    Phase,
+    Privacy,
+    Replies,
+    State,
+    represent,
+)
 from rayfed.algorithms.common.dbe_model import BIAS, CONSENSUS, MEAN, MeanRegulariser
 from rayfed.algorithms.common.wrapper import Wrapper, derived
 from rayfed.algorithms.ditto import PERSONAL
 from rayfed.core.options import option
-from rayfed.core.task import Batch
+from rayfed.core.task import Batch, Task
 from rayfed.core.trees import without
 
 
@@ -29,72 +39,101 @@ class Consensus(Wrapper):
     noise_mix: float = option(0.0, low=0, high=1, help="q, share of the mean that is taken away before the noise")
 
     regularises = derived(lambda self: True)
-    averaged = derived(lambda self: (*self.base.averaged, "mean"))
-    setup_exchanges = derived(lambda self: self.base.setup_exchanges + 2 * self.regularises)
+
+    def wrapped(self, exchange: Exchange) -> Exchange:
+        return WithRegulariser(exchange, self)
+
+    @property
+    def setup_exchanges(self) -> Sequence[Exchange]:
+        own = (CollectMeans(self.base.round_exchanges[0], self), SendConsensus()) if self.regularises else ()
+        return (*super().setup_exchanges, *own)
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
-        """No promise of the base's covers the means that the clients send."""
+        """No guarantee of the base covers the means that the clients send."""
         return None if self.regularises else super().privacy_spent(ctx, server)
 
-    def _stage(self, ctx: Context) -> str:
-        own = ctx.trip - self.base.setup_exchanges
-        return ("collect", "hand out")[own] if ctx.stage == "setup" and own >= 0 else "base"
+    def restarted(self, client: State) -> State:
+        """Return the client's state with a new running mean."""
+        if not self.regularises:
+            return client
+        return client | {"weights": client["weights"] | {MEAN: torch.zeros_like(client["weights"][MEAN])}}
 
-    def _seen(self, ctx: Context) -> Context:
-        """The context that the base sees: the collection is a round like any other."""
-        collects = self._stage(ctx) == "collect"
-        if not collects and ctx.phase != PERSONAL:
-            return ctx
-        task = copy.copy(ctx.task)
-        task.terms = tuple(replace(t, kappa=0.0) if isinstance(t, MeanRegulariser) else t for t in task.terms)
-        if not collects:
-            return ctx.at(task=task)
-        task.trainable = tuple(name for name in task.trainable if name != BIAS)
-        return ctx.at(stage="round", trip=0, task=task)
+
+def without_regulariser(task: Task) -> Task:
+    """Return the task with a regulariser that only tracks the running mean."""
+    task = copy.copy(task)
+    task.terms = tuple(replace(t, kappa=0.0) if isinstance(t, MeanRegulariser) else t for t in task.terms)
+    return task
+
+
+@dataclass(frozen=True)
+class WithRegulariser(Delegate):
+    """An exchange of the base. The running mean starts anew in each round; personal models are not regularised."""
+
+    method: Consensus
 
     def broadcast(self, ctx: Context, server: State) -> State:
-        if self._stage(ctx) == "hand out":
-            return {"consensus": server["consensus"]}
-        return super().broadcast(self._seen(ctx), without(server, ("consensus",)))
-
-    def unicast(self, ctx: Context, server: State) -> State:
-        return {} if self._stage(ctx) == "hand out" else super().unicast(self._seen(ctx), server)
-
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        stage = self._stage(ctx)
-        idle = stage == "hand out" or (stage == "collect" and ctx.unseen)
-        return () if idle else super().phases(self._seen(ctx))
+        return super().broadcast(ctx, without(server, ("consensus",)))
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        if self._stage(ctx) == "hand out":
-            return {}
-        if self.regularises and self._seen(ctx).trip == 0:  # m_i starts anew
-            client = client | {"weights": client["weights"] | {MEAN: torch.zeros_like(client["weights"][MEAN])}}
-        return super().start(self._seen(ctx), client, down)
+        return super().start(ctx, self.method.restarted(client) if ctx.exchange == 0 else client, down)
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        return super().step(self._seen(ctx), work, down, batch)
+        if ctx.phase == PERSONAL:
+            ctx = ctx.at(task=without_regulariser(ctx.task))
+        return super().step(ctx, work, down, batch)
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        stage = self._stage(ctx)
-        if stage == "hand out":
-            return client | {"weights": client["weights"] | {CONSENSUS: down["consensus"]}}, {}
-        if stage == "base":
-            return super().finish(ctx, work, client, down, data)
-        full = self.init_mean == "full"
-        mean = represent(ctx, work["weights"], data.train).mean(0) if full else work["weights"][MEAN]
-        return client, {"mean": (1 - self.noise_mix) * mean + self.noise_scale * torch.randn_like(mean)}
+
+@dataclass(frozen=True)
+class CollectMeans(Delegate):
+    """Setup: every client trains once from the initial model, without bias and regulariser, and sends its mean.
+
+    Nothing else of this training is kept. Unseen clients do not train.
+    """
+
+    method: Consensus
+
+    averaged = ("mean",)
+    server_side_weighting = False
+
+    def _plain(self, ctx: Context) -> Context:
+        task = without_regulariser(ctx.task)
+        task.trainable = tuple(name for name in task.trainable if name != BIAS)
+        return ctx.at(task=task, exchange=0)
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return super().broadcast(self._plain(ctx), without(server, ("consensus",)))
+
+    def unicast(self, ctx: Context, server: State) -> State:
+        return super().unicast(self._plain(ctx), server)
 
     def weight(self, ctx: Context, examples: int) -> float:
-        return super().weight(ctx, examples) if self._stage(ctx) == "base" else float(examples)
+        return float(examples)
 
-    def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        if self._stage(ctx) == "base":
-            return super().weights(ctx, server, replies)
-        return [reply.examples / sum(each.examples for each in replies) for reply in replies]
+    def phases(self, ctx: Context) -> Sequence[Phase]:
+        return () if ctx.unseen else super().phases(self._plain(ctx))
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        return super().start(self._plain(ctx), self.method.restarted(client), down)
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        return super().step(self._plain(ctx), work, down, batch)
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        method = self.method
+        full = method.init_mean == "full"
+        mean = represent(ctx, work["weights"], data.train).mean(0) if full else work["weights"][MEAN]
+        return client, {"mean": (1 - method.noise_mix) * mean + method.noise_scale * torch.randn_like(mean)}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        stage = self._stage(ctx)
-        if stage == "base":
-            return super().aggregate(ctx, server, replies)
-        return server | {"consensus": replies.mean["mean"]} if stage == "collect" else server
+        return server | {"consensus": replies.mean["mean"]}
+
+
+class SendConsensus(Exchange):
+    """Setup: every client receives the consensus and keeps it."""
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return {"consensus": server["consensus"]}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return client | {"weights": client["weights"] | {CONSENSUS: down["consensus"]}}, {}

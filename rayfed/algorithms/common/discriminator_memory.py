@@ -58,8 +58,8 @@ class DiscriminatorMemory(RepresentationCache):
         ]
         return (newest + torch.stack(older).sum()) / (1 + work["used"].sum())
 
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept, up = super().finish(ctx, work, client, down, data)
+    def keep(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().keep(ctx, work, client, down, data)
         if "older" in client:
             push = {name: torch.cat([new[None], client["older"][name]]) for name, new in down["discriminator"].items()}
             times = torch.cat([torch.full_like(client["rounds"][:1], ctx.round), client["rounds"]])

@@ -1,13 +1,14 @@
 """ADCOL's server: it draws a discriminator, trains it on the representations that were sent, and sends it out."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from rayfed.algorithm import Context, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Delegate, Exchange, ProblemSpec, Replies, State
 from rayfed.algorithms.common.discriminator import ResNetDiscriminator, judge, train_classifier
 from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.fedavg import FedAvg
@@ -16,7 +17,7 @@ from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.options import option
 from rayfed.core.task import Task
-from rayfed.core.trees import Weights
+from rayfed.core.trees import Weights, without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,8 @@ class DiscriminatorServer(FedAvg):
     server_batch_size: int = option(64, low=1, help="representations in a batch of the discriminator")
 
     @property
-    def trips(self) -> int:
-        return 2 if self.fixed_size else 1
+    def round_exchanges(self) -> Sequence[Exchange]:
+        return (WithoutDiscriminator(self), WithDiscriminator(self)) if self.fixed_size else (self,)
 
     @property
     def server_optimizer(self) -> SGD:
@@ -75,14 +76,10 @@ class DiscriminatorServer(FedAvg):
         return super().init(ctx) | {"discriminator": drawn}
 
     def broadcast(self, ctx: Context, server: State) -> State:
-        down = super().broadcast(ctx, server)
-        return down if self.fixed_size and ctx.trip == 0 else down | {"discriminator": server["discriminator"]}
+        return super().broadcast(ctx, server) | {"discriminator": server["discriminator"]}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        if self.share_predictor:
-            server = super().aggregate(ctx, server, replies)
-        if self.fixed_size and ctx.trip == 1:
-            return server
+        server = self.average(ctx, server, replies)
         known, kept = self.known(ctx, server, replies)
         z, sizes = torch.cat(list(known.values())), torch.tensor([len(some) for some in known.values()])
         places = torch.tensor(list(known)).repeat_interleave(sizes).to(z.device)
@@ -90,6 +87,10 @@ class DiscriminatorServer(FedAvg):
         taught = self.taught(ctx, server, weights, z, places)
         scores = judge(ctx.task.modules["discriminator"], taught["discriminator"], z, places)
         return server | kept | taught | dict(zip(self.logged_scalars, scores, strict=True))
+
+    def average(self, ctx: Context, server: State, replies: Replies) -> State:
+        """Average what is shared of the model, with `share_predictor` the head."""
+        return super().aggregate(ctx, server, replies) if self.share_predictor else server
 
     def known(self, ctx: Context, server: State, replies: Replies) -> tuple[dict[int, Tensor], State]:
         """(the representations to learn from, by the output that stands for their party; changes of the state)."""
@@ -102,3 +103,28 @@ class DiscriminatorServer(FedAvg):
         network = ctx.task.modules["discriminator"]
         trained = train_classifier(network, weights, z, places, optimizer=self.server_optimizer, **how)
         return {"discriminator": trained}
+
+    def keep(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        """`finish` without representations."""
+        return FedAvg.finish(self, ctx, work, client, down, data)
+
+
+@dataclass(frozen=True)
+class WithoutDiscriminator(Delegate):
+    """With `fixed_size`, the first exchange: the cohort trains without a discriminator and sends representations."""
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return without(self.base.broadcast(ctx, server), ("discriminator",))
+
+
+@dataclass(frozen=True)
+class WithDiscriminator(Delegate):
+    """With `fixed_size`, the second exchange: the cohort trains with the new discriminator and sends none."""
+
+    base: DiscriminatorServer
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return self.base.keep(ctx, work, client, down, data)
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return self.base.average(ctx, server, replies)

@@ -51,10 +51,10 @@ class DomainPairs(FedAvg):
 
     def gathered(self, ctx: Context, server: State, replies: Replies) -> State:
         """The state between the trips: the sources' `models` [sources, …], how the target `moved` all but the head."""
-        sent = {reply.client: tree_map(lambda leaf: leaf.to(ctx.task.device), reply.up) for reply in replies.each}
+        sent = {int(reply.client): tree_map(lambda leaf: leaf.to(ctx.task.device), reply.up) for reply in replies.each}
         names = only(server["weights"], set(ctx.task.trainable) - ctx.task.head_names)
         return server | {
             "models": stack([sent[source]["weights"] for source in self.sources(ctx)]),
             "moved": sub(only(sent[self.target]["weights"], names), names),
-            "discriminators": self.taught(ctx, server, {i: up["representations"] for i, up in sent.items()}),
+            "discriminators": self.taught(ctx, server, {int(i): up["representations"] for i, up in sent.items()}),
         }

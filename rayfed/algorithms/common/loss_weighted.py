@@ -20,7 +20,6 @@ from rayfed.core.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class LossWeighted(FedAvg):
-    server_side_weighting: ClassVar[bool] = True
     without_averages: ClassVar[str] = "local_statistics, local or frozen"  # batch_norm that averages no statistics
 
     @property

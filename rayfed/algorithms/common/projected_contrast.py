@@ -109,7 +109,7 @@ class ProjectedContrast(FedAvg):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
-        if not self.ascends or ctx.stage == "setup":
+        if not self.ascends:
             return kept, up
         moments = only(work, ("ascent",)) if self.keep_optimizer else {}
         return kept | moments, up | only(work, ("projector",))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rayfed.algorithm import ClientData, Context, Phase, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
 from rayfed.algorithms.common.proxy_data import check_proxy, proxy_means
 from rayfed.algorithms.common.pseudo_data import draw_owners, sample_means
 from rayfed.algorithms.common.soft_labels import check_real_inputs
@@ -33,8 +33,11 @@ class PseudoDataExchange(FedAvg):
         return True
 
     @property
-    def setup_exchanges(self) -> int:
-        return (self.transfer == "once") + (self.pseudo == "rsm") if self.used else 0
+    def setup_exchanges(self) -> Sequence[Exchange]:
+        if not self.used:
+            return ()
+        collect = (CollectMeans(self),) if self.pseudo == "rsm" else ()
+        return (*collect, SendPseudoData()) if self.transfer == "once" else collect
 
     def check(self, problem: ProblemSpec) -> None:
         check_real_inputs(problem, self.name)
@@ -52,39 +55,66 @@ class PseudoDataExchange(FedAvg):
         count = self.pseudo_samples or ctx.batch_size
         return {"pseudo": proxy_means(self.proxy, ctx.task.inputs, count, self.rsm_images).to(ctx.task.device)}
 
+    def owners(self, ctx: Context) -> State:
+        """Return the clients that are to send the means of the next pseudo-data, drawn anew."""
+        if self.pseudo != "rsm":
+            return {}
+        return {"owners": draw_owners(ctx.cohort, self.pseudo_samples or ctx.batch_size)}
+
+    def means(self, ctx: Context, down: State, data: ClientData) -> State:
+        """Return the means that this client is asked for."""
+        if "owners" not in down or not (count := int((down["owners"] == ctx.client).sum())):
+            return {}
+        return {"means": sample_means(data.train, count, self.rsm_images)}
+
     def broadcast(self, ctx: Context, server: State) -> State:
-        asked: State = {}
-        if self.pseudo == "rsm":
-            asked = {"owners": draw_owners(ctx.cohort, self.pseudo_samples or ctx.batch_size)}
-        if ctx.stage == "setup":
-            return asked if asked and ctx.trip == 0 else {"pseudo": server["pseudo"]}
         down = only(server, self.averaged)
         if self.used and self.transfer == "each_round":
-            down |= asked | {"pseudo": server["pseudo"]}
+            down |= self.owners(ctx) | {"pseudo": server["pseudo"]}
         return down
 
-    def phases(self, ctx: Context) -> Sequence[Phase]:
-        return () if ctx.stage == "setup" else super().phases(ctx)
-
     def start(self, ctx: Context, client: State, down: State) -> State:
-        if ctx.stage == "setup":
-            return {}
         received = down if "pseudo" in down else client
         return super().start(ctx, client, down) | (only(received, ("pseudo",)) if self.used else {})
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        up: State = {}
-        if ctx.stage == "setup":
-            kept = client | only(down, ("pseudo",))
-        else:
-            kept, up = super().finish(ctx, work, client, down, data)
-        if "owners" in down and (count := int((down["owners"] == ctx.client).sum())):
-            up["means"] = sample_means(data.train, count, self.rsm_images)
-        return kept, up
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept, up | self.means(ctx, down, data)
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        means = [reply.up["means"] for reply in replies.each if "means" in reply.up]
-        fresh = {"pseudo": torch.cat(means).to(ctx.task.device)} if means else {}
+        fresh = pooled(ctx, replies)
         if self.transfer == "each_round":
             fresh |= self.from_proxy(ctx)
         return server | only(replies.mean, self.averaged) | fresh
+
+
+def pooled(ctx: Context, replies: Replies) -> State:
+    """Return new pseudo-data from the means that clients sent, if any did."""
+    means = [reply.up["means"] for reply in replies.each if "means" in reply.up]
+    return {"pseudo": torch.cat(means).to(ctx.task.device)} if means else {}
+
+
+@dataclass(frozen=True)
+class CollectMeans(Exchange):
+    """Setup: the clients send the means that make the first pseudo-data."""
+
+    method: PseudoDataExchange
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return self.method.owners(ctx)
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return client, self.method.means(ctx, down, data)
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return server | pooled(ctx, replies)
+
+
+class SendPseudoData(Exchange):
+    """Setup with `transfer=once`: every client receives the pseudo-data and keeps them."""
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return {"pseudo": server["pseudo"]}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        return client | {"pseudo": down["pseudo"]}, {}

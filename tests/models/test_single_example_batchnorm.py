@@ -10,7 +10,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.per_fedavg import PerFedAvg
 from rayfed.core.errors import UsageError
-from rayfed.engine.single_example_batchnorm import comes_to_one
+from rayfed.models.single_example_batchnorm import leaves_single_example
 
 SIZES = (20, 26)  # batches of 5 leave one of the latter
 
@@ -108,11 +108,10 @@ def test_other_parts_are_not():
         simulate(blueprint(PerFedAvg(**options), people, batch_size=size, drop_last=False), people)
 
 
-def test_a_phase_comes_to_one_if_it_reaches_the_last_batch():
-    epoch, steps = Phase("train", epochs=1), Phase("train", steps=6)
-    assert comes_to_one(epoch, 26, 5, drop_last=False)
-    assert not comes_to_one(epoch, 26, 5, drop_last=True)
-    assert comes_to_one(steps, 26, 5, drop_last=False)
-    assert not comes_to_one(steps._replace(steps=5), 26, 5, drop_last=False)
-    assert not comes_to_one(epoch._replace(batch_size=10), 26, 5, drop_last=False)
-    assert comes_to_one(epoch._replace(batch_size=1), 26, 5, drop_last=True)
+def test_a_phase_leaves_a_single_example_if_it_reaches_the_last_batch():
+    assert leaves_single_example(26, 5, epochs=1, steps=None, drop_last=False)
+    assert not leaves_single_example(26, 5, epochs=1, steps=None, drop_last=True)
+    assert leaves_single_example(26, 5, epochs=None, steps=6, drop_last=False)
+    assert not leaves_single_example(26, 5, epochs=None, steps=5, drop_last=False)
+    assert not leaves_single_example(26, 10, epochs=1, steps=None, drop_last=False)
+    assert leaves_single_example(26, 1, epochs=1, steps=None, drop_last=True)

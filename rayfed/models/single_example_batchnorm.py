@@ -1,0 +1,50 @@
+"""Training batches of one example, on which batch norm may not be able to train."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from rayfed.core.rng import torch_state_kept
+from rayfed.core.task import Task
+
+
+def leaves_single_example(
+    examples: int, batch_size: int, *, epochs: int | None, steps: int | None, drop_last: bool
+) -> bool:
+    """Return whether training on `examples` examples has a batch of one; `steps` overrides `epochs`."""
+    per_epoch = math.ceil(examples / batch_size)
+    reaches_last_batch = bool(epochs) if steps is None else steps >= per_epoch
+    return batch_size == 1 or (reaches_last_batch and not drop_last and examples % batch_size == 1)
+
+
+def batch_size_advice(batch_size: int, *, enough: bool) -> str:
+    """Return what to change, as the end of an error message.
+
+    Args:
+        enough: Whether the client has enough examples for larger batches.
+    """
+    if not enough:
+        return "partition.* must give it more"
+    return "use at least 2" if batch_size == 1 else "use another size, or local.drop_last=true"
+
+
+def trains_on_single_examples(task: Task, shape: Sequence[int], *, tokens: bool) -> bool:
+    """Return whether the task's network can train on a batch of one example.
+
+    This is tried out: batch norm can average over the positions of a feature map, but not over a single vector.
+
+    Args:
+        shape: The shape of one input.
+        tokens: Whether inputs are integers that stand for words.
+    """
+    if not task.batch_norm_names:
+        return True
+    weights = task.initial_weights()
+    dtype = torch.long if tokens else next(v.dtype for v in weights.values() if v.is_floating_point())
+    with torch_state_kept(), torch.no_grad():  # dropout draws random numbers
+        try:
+            task.forward(weights, torch.zeros(1, *shape, dtype=dtype, device=task.device))
+        except ValueError:  # torch: "Expected more than 1 value per channel when training"
+            return False
+    return True
