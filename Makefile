@@ -9,13 +9,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Passed on: make demo DEMO_ARGS="rounds=2", make test TEST_ARGS="-k placement", make bench BENCH_ARGS="..."
 DEMO_ARGS ?=
 TEST_ARGS ?=
+TEST_WORKERS ?= 2
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test test-all lint format bench clean
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+
+.PHONY: help venv install demo test test-all record-weights lint format bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## install rayfed and its tools into .venv (nothing to do when up to date)
 
@@ -37,11 +40,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## the sweep of the README on embedded data, and its table
 	$(BIN)/python -m rayfed.sweep tune_spaces/demo.yaml $(DEMO_ARGS)
 
-test: $(STAMP) ## the tests that take minutes, not hours
-	$(BIN)/python -m pytest $(TEST_ARGS)
+test: $(STAMP) ## the tests, in two processes (TEST_WORKERS=1 for one): minutes
+	$(PYTEST) $(TEST_ARGS)
 
 test-all: $(STAMP) ## all tests, the slow ones too
-	$(BIN)/python -m pytest -m "" $(TEST_ARGS)
+	$(PYTEST) -m "" $(TEST_ARGS)
+
+record-weights: $(STAMP) ## the final weights that tests compare, anew: only where results are meant to change
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python -m helpers.final_weights
 
 lint: $(STAMP) ## style, format and types
 	$(BIN)/python -m ruff check .

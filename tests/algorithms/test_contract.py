@@ -46,7 +46,11 @@ from rayfed.metrics.drift import Drift
 from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.gradient_norm import GradientNorm
 
-EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+GROUPS = {name: pytest.mark.xdist_group(name) for name in CASES}  # so that one process runs all tests of a case
+EVERY = pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name, marks=GROUPS[name]) for name, case in CASES.items()]
+)
+NAMES = {case: name for name, case in CASES.items()}
 ENTRIES = pytest.mark.parametrize("entry", ALGORITHMS)
 
 
@@ -120,9 +124,9 @@ def test_modified_inputs_are_noticed(hook, caught):
 # Results
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_final_weights_are_those_recorded(name):
-    assert_as_recorded("cases", name, everything(default_run(CASES[name]).server))
+@EVERY
+def test_final_weights_are_those_recorded(case):
+    assert_as_recorded("cases", NAMES[case], everything(default_run(case).server))
 
 
 @EVERY
@@ -147,7 +151,7 @@ def test_any_width_gives_the_same_result(case):
 @pytest.mark.parametrize(
     ("case", "cohort"),
     [
-        pytest.param(case, cohort, id=f"{name}, {cohort} a round")
+        pytest.param(case, cohort, id=f"{name}, {cohort} a round", marks=GROUPS[name])
         for name, case in CASES.items()
         for cohort in ((2, 4) if case.sampled else (4,))
     ],
