@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import Algorithm
+from rayfed.algorithm import Exchange
 from rayfed.core.task import Task
 from rayfed.core.trees import Weights
 from rayfed.engine.device_data import Part
@@ -26,7 +26,7 @@ def facts(value: Any) -> Any:
         networks = [value.model, *value.modules.values()]
         held = [[*n.module.parameters(), *n.module.buffers()] for n in networks]
         return facts([value.initial_weights(), held, sorted(value.personal), value.trainable, sorted(value.modules)])
-    if isinstance(value, Algorithm):
+    if isinstance(value, Exchange):
         return {key: facts(item) for key, item in vars(value).items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: facts(getattr(value, field.name)) for field in dataclasses.fields(value)}
