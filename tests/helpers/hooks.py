@@ -44,7 +44,7 @@ def intercepted(algorithm: Algorithm, around: Any) -> Algorithm:
         kind = type(exchange)
         members = {name: wrapped(kind, name) for name in HOOKS if hasattr(kind, name)}
         for name in ("server_side_weighting", "prepares_batches"):  # not derived from the hooks overridden here
-            members[name] = property(lambda self, value=getattr(exchange, name): value)
+            members[name] = getattr(exchange, name)
         if isinstance(exchange, Algorithm):
             members |= {name: exchanges(getattr(kind, name)) for name in STAGES}
             members["adaptation"] = property(lambda self: of(self, kind.adaptation.fget(self)))
