@@ -75,7 +75,7 @@ def test_two_steps_by_hand(model, momentum, width):
     for client in range(width):
         own = ctx.at(client=client)
         work = algorithm.start(own, algorithm.join(own), down)
-        jobs.append(Job(client, fleet.host.holding.parts[client]["train"], work, own))
+        jobs.append(Job(client, fleet.host.data.parts[client]["train"], work, own))
     before = clone(down)
     done = train(algorithm, jobs, down, [Phase("train", steps=2)], seed=0, drop_last=True)
     assert equal(before["discriminator"], down["discriminator"])
@@ -446,7 +446,7 @@ def test_the_divergence_is_the_mean_over_the_last_discriminators():
     torch.manual_seed(0)
     drawn = [weights_of(mlp([8, 16, 4])) for _ in range(4)]
     client, z = algorithm.join(ctx.at(client=0)), torch.randn(5, 8)
-    parts = simulate(blueprint(small(), people), people)[0].fleet.host.holding.parts
+    parts = simulate(blueprint(small(), people), people)[0].fleet.host.data.parts
     for round, weights in enumerate(drawn, 1):
         now, down = ctx.at(round=round, client=0), {"weights": {}, "discriminator": weights}
         work = algorithm.start(now, client, down)

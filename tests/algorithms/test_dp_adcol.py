@@ -175,7 +175,7 @@ def test_a_larger_round_keeps_rate_and_steps():
 def test_what_is_sent_is_normalised_and_noisy(guarantee):
     people, algorithm = blobs(), curious(epsilon=2.0, guarantee=guarantee)
     server, _ = simulate(blueprint(algorithm, people, rounds=1), people)
-    parts = server.fleet.host.holding.parts
+    parts = server.fleet.host.data.parts
     client = server.fleet.host.states[3]
     ctx = server.ctx.at(client=3, examples=41, round=2)
     down = algorithm.broadcast(ctx, server.state)
