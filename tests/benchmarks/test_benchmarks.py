@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import struct
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.federations import blobs, blueprint, simulate
+from helpers.mnist_files import write_mnist
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.data.population import Population
 
@@ -140,13 +140,8 @@ def test_steps_are_timed_for_every_way(capsys):
 
 
 def test_a_later_start_finds_what_the_first_one_made(tmp_path, monkeypatch, capsys):
-    raw = tmp_path / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for source, count in (("train", 3000), ("t10k", 500)):
-        images = np.random.default_rng(count).integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        labels = np.arange(count, dtype=np.uint8) % 10
-        (raw / f"{source}-images-idx3-ubyte").write_bytes(struct.pack(">4I", 0x803, count, 28, 28) + images.tobytes())
-        (raw / f"{source}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, count) + labels.tobytes())
+    images = np.random.default_rng(0).integers(0, 256, (3500, 28, 28), dtype=np.uint8)
+    write_mnist(tmp_path, images[:3000], images[3000:])
     monkeypatch.setenv("RAYFED_DATA", str(tmp_path))
     script("start_up").main(["--rounds", "1"])
     first, second = capsys.readouterr().out.splitlines()

@@ -4,11 +4,13 @@ Starting an actor takes seconds, most of it the import of torch. So all algorith
 up one simulation after the other, and only the way through `rayfed.run` starts its own.
 """
 
+import functools
 import logging
 import os
 import sys
 import textwrap
 import time
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
@@ -56,11 +58,7 @@ class SharedFleet(RayFleet):
 
 @pytest.fixture(scope="module", autouse=True)
 def session():
-    for module in (
-        sys.modules[__name__],
-        federations,
-        algorithm_cases,
-    ):  # workers cannot import from the folder of tests
+    for module in (sys.modules[__name__], federations, algorithm_cases):  # which workers cannot import
         ray.cloudpickle.register_pickle_by_value(module)
     ray.shutdown()  # another file's session, if there is one
     ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
@@ -76,28 +74,44 @@ def actors(session):
         ray.kill(actor)
 
 
+class Outcome(NamedTuple):
+    state: dict[str, Any]
+    state_hash: str
+    rounds: list[tuple]
+    scores: list[list]
+
+
 def outcome(plan, people, fleet):
-    points = (
-        (plan.algorithm.default_eval_point, "trained")
-        if plan.algorithm.default_eval_point != "trained"
-        else ("trained",)
-    )
+    """Return the final state, its hash, the rounds with their cohorts and bytes by field, and the scores."""
+    points = tuple(dict.fromkeys((plan.algorithm.default_eval_point, "trained")))
     server = Server(plan, people, fleet, Evaluation(every=2, points=points))
     records = list(server.run())
-    told = [(r.round, r.cohort, dict(sorted(r.bytes_down.items())), dict(sorted(r.bytes_up.items()))) for r in records]
-    return server, (server.state_hash(), told, [sorted(r.scores) for r in records])
+    rounds = [
+        (r.round, r.cohort, dict(sorted(r.bytes_down.items())), dict(sorted(r.bytes_up.items()))) for r in records
+    ]
+    return Outcome(everything(server), server.state_hash(), rounds, [sorted(r.scores) for r in records])
+
+
+@functools.cache
+def outcome_in_process(name):
+    plan, people = sampled_plan(name)
+    return outcome(plan, people, LocalFleet(plan, people))
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_any_number_of_hosts_computes_the_same(name, actors):
     plan, people = sampled_plan(name)
-    server, alone = outcome(plan, people, LocalFleet(plan, people))
+    expected = outcome_in_process(name)
     for hosts in (1, 2, 4):
-        _, (digest, told, scores) = outcome(plan, people, SharedFleet(plan, people, actors[:hosts]))
-        assert digest == alone[0], f"{hosts} hosts end with other bits"
-        assert told == alone[1]  # rounds, cohorts, bytes of every field
-        assert scores == alone[2]
-    assert_as_recorded("sampled", name, everything(server))
+        result = outcome(plan, people, SharedFleet(plan, people, actors[:hosts]))
+        assert result.state_hash == expected.state_hash, f"{hosts} hosts end with other bits"
+        assert result.rounds == expected.rounds
+        assert result.scores == expected.scores
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_final_weights_of_sampled_clients_are_those_recorded(name):
+    assert_as_recorded("sampled", name, outcome_in_process(name).state)
 
 
 @pytest.mark.parametrize("policy", ["local", "local_statistics", "frozen"])
