@@ -5,7 +5,7 @@ from torch import nn
 
 from helpers.federations import Net, blobs, blueprint, net, on_pictures, reshaped, simulate
 from rayfed.algorithm import Phase
-from rayfed.algorithms.erm import ERM
+from rayfed.algorithms.centralised import ERM
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.per_fedavg import PerFedAvg
