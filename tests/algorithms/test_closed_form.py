@@ -9,6 +9,7 @@ from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.optim import SGD
 
 CURVES = ((1.0, 0.0), (4.0, 10.0))  # the optimum of the mean is (1·0 + 4·10) / (1 + 4) = 8
+ROUNDS = 100
 
 
 def settle(algorithm, width=1, **sgd):
@@ -21,10 +22,10 @@ def settle(algorithm, width=1, **sgd):
         optimizer=SGD(lr=0.02, **sgd),
         local=Phase("train", steps=10),
         batch_size=1,
-        rounds=300,
+        rounds=ROUNDS,
         vmap_clients=width,
     )
-    server, _ = simulate(plan, population, every=300)
+    server, _ = simulate(plan, population, every=ROUNDS)
     return server.state["weights"]["w"].item()
 
 
