@@ -30,8 +30,8 @@ from rayfed.algorithm import Context, Privacy, ProblemSpec, Replies, State
 from rayfed.algorithms.common.private_discriminator import PrivateDiscriminator
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.privacy.laplace import half_ball, laplace_like, unit_range
-from rayfed.privacy.limits import SIMULATED, too_great
+from rayfed.privacy.laplace import laplace_like, to_half_l1_ball, to_unit_range
+from rayfed.privacy.notes import SIMULATION_NOTE, large_delta_note
 
 OF_TRUSTED = ("clip", "delta")  # options that mean nothing to a curious server
 
@@ -70,12 +70,12 @@ class DPAdcol(PrivateDiscriminator):
         width = math.prod(ctx.task.feature_shape)
         limits = (
             "a representation depends on other records through the network: no record-level privacy of training data",
-            SIMULATED,
+            SIMULATION_NOTE,
             *super().notes(ctx, problem),
         )
         if not self.curious:
             said = f"ε={self.epsilon:g} at δ={self.delta:g} protects what the server sends; uploads are bare"
-            return (said, *too_great(self.delta, sum(self.sent(problem)), "representations"), *limits)
+            return (said, *large_delta_note(self.delta, sum(self.sent(problem)), "representations"), *limits)
         whole = f"{width * self.epsilon:g} for a vector, or for a coordinate that moves its range and so all others"
         of_what = "vector" if self.guarantee == "strict" else f"stretched coordinate: {whole}"
         sizes = list(problem.examples.values())[: problem.task.num_clients]
@@ -99,7 +99,7 @@ class DPAdcol(PrivateDiscriminator):
     def prepared(self, z: Tensor) -> Tensor:
         if not self.curious:
             return z
-        return half_ball(unit_range(z)) if self.guarantee == "strict" else unit_range(z)
+        return to_half_l1_ball(to_unit_range(z)) if self.guarantee == "strict" else to_unit_range(z)
 
     def protected(self, z: Tensor) -> Tensor:
         return z + laplace_like(z, 1 / self.epsilon) if self.curious else z

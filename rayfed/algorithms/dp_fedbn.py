@@ -16,7 +16,7 @@ from typing import ClassVar
 from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, State
 from rayfed.algorithms.common.private_updates import PrivateUpdates
 from rayfed.privacy.laplace import laplace_like
-from rayfed.privacy.limits import SIMULATED
+from rayfed.privacy.notes import SIMULATION_NOTE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class DPFedBN(PrivateUpdates):
         share = self.share(ctx)
         scale = 2 * self.clip / share
         noise = f"ε={self.epsilon:g} a party, {share:.4g} a turn: Laplace noise of scale {scale:.4g} on every weight"
-        return noise, SIMULATED
+        return noise, SIMULATION_NOTE
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)

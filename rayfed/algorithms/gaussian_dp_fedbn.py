@@ -19,8 +19,8 @@ import torch
 from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, Replies, State
 from rayfed.algorithms.common.private_updates import PrivateUpdates
 from rayfed.core.options import option
-from rayfed.privacy.gaussian import check_budget, noise_multiplier, spent
-from rayfed.privacy.limits import SIMULATED, too_great
+from rayfed.privacy.gaussian import check_budget, epsilon_spent, noise_multiplier
+from rayfed.privacy.notes import SIMULATION_NOTE, large_delta_note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class GaussianDPFedBN(PrivateUpdates):
         turns = self.turns(ctx, ctx.rounds)
         noise = f"Gaussian noise of σ={self.sigma(ctx):.4g} times what a party can move, over its {turns} turns"
         said = f"ε={self.epsilon:g} at δ={self.delta:g} a party protects what the server sends; uploads are bare"
-        return said, noise, *too_great(self.delta, ctx.task.num_clients, "parties"), SIMULATED
+        return said, noise, *large_delta_note(self.delta, ctx.task.num_clients, "parties"), SIMULATION_NOTE
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
@@ -63,4 +63,4 @@ class GaussianDPFedBN(PrivateUpdates):
         return server | {"weights": server["weights"] | noisy}
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
-        return Privacy(spent(self.sigma(ctx), self.delta, rate=1.0, steps=self.turns_so_far(ctx)), "client")
+        return Privacy(epsilon_spent(self.sigma(ctx), self.delta, rate=1.0, steps=self.turns_so_far(ctx)), "client")

@@ -36,7 +36,7 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD, Adam
-from rayfed.core.trees import tensors
+from rayfed.core.trees import named_tensors
 from rayfed.engine import checkpoint
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
@@ -55,7 +55,7 @@ ENTRIES = pytest.mark.parametrize("entry", ALGORITHMS)
 
 
 def assert_finite(server: Server) -> None:
-    for path, tensor in tensors(everything(server)):
+    for path, tensor in named_tensors(everything(server)):
         assert bool(torch.isfinite(tensor.double()).all()), path
 
 
@@ -141,7 +141,7 @@ def test_equal_seeds_give_equal_bits_and_others_do_not(case):
 def test_any_width_gives_the_same_result(case):
     alone = everything(default_run(case).server)
     together = everything(finished(plan_of(case, vmap_clients=3)))  # of four clients, a block of three and one alone
-    for (path, a), (other, b) in zip(tensors(alone), tensors(together), strict=True):
+    for (path, a), (other, b) in zip(named_tensors(alone), named_tensors(together), strict=True):
         assert (path, a.dtype, a.shape) == (other, b.dtype, b.shape)
         assert bool(torch.isfinite(b.double()).all()), path
         if not case.noisy:
@@ -206,7 +206,7 @@ def test_bytes_counted_are_bytes_sent(case, width):
 
     def count(total: dict[str, int], payload: State, times: int = 1) -> None:
         for field, tree in payload.items():
-            size = sum(t.numel() * t.element_size() for _, t in tensors(tree))
+            size = sum(t.numel() * t.element_size() for _, t in named_tensors(tree))
             if size:
                 total[field] = total.get(field, 0) + size * times
 

@@ -7,11 +7,11 @@ from rayfed.core.optim import SGD
 from rayfed.core.trees import (
     add,
     clone,
+    named_tensors,
     only,
     scale,
     stack,
     sub,
-    tensors,
     tree_map,
     unstack,
     without,
@@ -57,4 +57,4 @@ def test_trees_keep_named_tuples_and_plain_values():
     assert isinstance(mapped["packed"], Packed)
     assert mapped["optimizer"] is tree["optimizer"]
     assert mapped["n"] == 3
-    assert [path for path, _ in tensors({"a": [torch.ones(1), {"b": torch.ones(1)}]})] == ["a.0", "a.1.b"]
+    assert [path for path, _ in named_tensors({"a": [torch.ones(1), {"b": torch.ones(1)}]})] == ["a.0", "a.1.b"]

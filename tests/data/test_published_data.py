@@ -5,7 +5,7 @@ import pytest
 
 from helpers.published_data import FASHION, ROOT, SPLIT, needs
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
+from rayfed.data.loading import load
 from rayfed.data.sets.mnist import Mnist
 from rayfed.data.sets.rotated_mnist import RotatedMnist
 

@@ -5,8 +5,8 @@ import torch
 
 from rayfed.core.trees import (
     clone,
+    named_tensors,
     nbytes,
-    tensors,
 )
 from rayfed.engine.serialization import Packed, bytes_by_field, pack, state_hash, unpack
 
@@ -28,7 +28,7 @@ PAYLOAD = {
 def test_pack_and_unpack_give_back_every_bit():
     back = unpack(pack(PAYLOAD), torch.device("cpu"))
     assert state_hash(back) == state_hash(PAYLOAD)
-    for (path, sent), (other, found) in zip(tensors(PAYLOAD), tensors(back), strict=True):
+    for (path, sent), (other, found) in zip(named_tensors(PAYLOAD), named_tensors(back), strict=True):
         assert (path, sent.dtype, sent.shape) == (other, found.dtype, found.shape)
         assert torch.equal(sent, found)
     assert back["nested"]["text"] == "kept"

@@ -25,7 +25,9 @@ def facts(value: Any) -> Any:
     if isinstance(value, Task):
         networks = [value.model, *value.modules.values()]
         held = [[*n.module.parameters(), *n.module.buffers()] for n in networks]
-        return facts([value.initial_weights(), held, sorted(value.personal), value.trainable, sorted(value.modules)])
+        return facts(
+            [value.initial_weights(), held, sorted(value.personal_names), value.trainable, sorted(value.modules)]
+        )
     if isinstance(value, Exchange):
         return {key: facts(item) for key, item in vars(value).items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

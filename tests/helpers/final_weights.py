@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from helpers.algorithm_cases import CASES, default_run, everything, finished_alone
 from rayfed.algorithms import ALGORITHMS
-from rayfed.core.trees import tensors
+from rayfed.core.trees import named_tensors
 
 FILE = Path(__file__).parents[1] / "algorithms" / "final_weights.json"
 
 
 def values_hash(state: Any) -> str:
     """Return a hash of the types, shapes and bits of all tensors in `state`, whatever their names and order."""
-    return _hash_of([tensor for _, tensor in tensors(state)])
+    return _hash_of([tensor for _, tensor in named_tensors(state)])
 
 
 def assert_as_recorded(kind: str, name: str, state: Any) -> None:

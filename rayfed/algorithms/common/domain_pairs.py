@@ -35,7 +35,7 @@ class DomainPairs(FedAvg):
 
     def drawn(self, ctx: Context) -> Weights:
         """New discriminators [sources, …]."""
-        return stack([ctx.task.modules["discriminator"].initial() for _ in self.sources(ctx)])
+        return stack([ctx.task.modules["discriminator"].draw_weights() for _ in self.sources(ctx)])
 
     def taught(self, ctx: Context, server: State, z: dict[int, Tensor]) -> Weights:
         """The discriminators after a round's passes over the representations z [n, width] of source and target."""

@@ -13,7 +13,7 @@ from rayfed.algorithms.adcol import Adcol
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.trees import Weights
-from rayfed.privacy.gaussian import check_budget, noise_multiplier, spent, train_privately
+from rayfed.privacy.gaussian import check_budget, epsilon_spent, noise_multiplier, train_privately
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,5 +76,5 @@ class PrivateDiscriminator(Adcol):
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         known = {name: float(value) for name, value in server["private"].items()}
-        epsilon = spent(known["sigma"], self.delta, rate=known["rate"], steps=round(known["steps"]))
+        epsilon = epsilon_spent(known["sigma"], self.delta, rate=known["rate"], steps=round(known["steps"]))
         return Privacy(epsilon, "representation")
