@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from support import Net, blobs, blueprint, net, simulate
 from torch import nn
 
+from helpers.comparison import equal
+from helpers.federations import Net, blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase, Replies, Reply
 from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.common.discriminator import ResNetDiscriminator, divergence, train_classifier
@@ -23,10 +24,6 @@ SIZES = (20, 26, 33, 41)
 
 def small(**options):
     return Adcol(**({"hidden": [16], "server_batch_size": 16} | options))
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def weights_by_client(server):

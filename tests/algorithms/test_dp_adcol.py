@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from opacus.accountants import RDPAccountant
 from scipy import stats
-from support import blobs, blueprint, simulate
 
 import rayfed
+from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.common.discriminator import divergence
 from rayfed.algorithms.common.mlp import mlp

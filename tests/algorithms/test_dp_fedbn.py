@@ -3,8 +3,8 @@
 import pytest
 import torch
 from scipy import stats
-from support import blobs, blueprint, simulate
 
+from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.dp_fedbn import DPFedBN
 from rayfed.algorithms.fedavg import FedAvg

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import LR, assert_weights, data, descend, plan, population, run
-from support import blobs, blueprint, net, simulate
 from threadpoolctl import threadpool_limits
 
+from helpers.federations import blobs, blueprint, net, simulate
+from helpers.reference import LR, assert_weights, data, descend, plan, population, run
 from rayfed.algorithms import fada
 from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.common.target_clusters import spread

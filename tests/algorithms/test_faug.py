@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import LR, assert_weights, data, descend, mean, plan, population, run
-from support import blobs, net, simulate
 from torch import nn
 
+from helpers.federations import blobs, net, simulate
+from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run
 from rayfed.algorithms.common.conditional_vae import Decoder, Encoder, vae_loss
 from rayfed.algorithms.common.seed_inputs import drawn_seeds, levelled
 from rayfed.algorithms.faug import FAug

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy import stats
 from scipy.optimize import brentq
-from support import blobs, blueprint, simulate
 
+from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.algorithms.gaussian_dp_fedbn import GaussianDPFedBN
