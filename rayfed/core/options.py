@@ -59,7 +59,8 @@ def option(
 def build(cls: type, values: Mapping[str, Any], *, where: str, also: Sequence[str] = ()) -> Any:
     """An instance of the dataclass `cls` from plain `values`; `where` is the key prefix for messages ("algorithm").
 
-    `also` names keys that exist beside the fields and that the caller has taken out, for the suggestions.
+    `also` names keys that exist beside the fields and that the caller has taken out, for the suggestions. A class
+    attribute `removed_options` maps keys that the class no longer has to what to use instead.
 
     Raises:
         UsageError: an unknown key, a missing one, a wrong type or a value out of range.
@@ -69,6 +70,8 @@ def build(cls: type, values: Mapping[str, Any], *, where: str, also: Sequence[st
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in fields:
+            if advice := getattr(cls, "removed_options", {}).get(name):
+                raise UsageError(f"{where}.{name}={values[name]}: {advice}")
             check_renamed(name, fields.values(), prefix=f"{where}.")
             raise UsageError(f"{where}.{name}: no such key; {suggestion(name, [*fields, *also], prefix=f'{where}.')}")
     ready = {}
