@@ -6,8 +6,8 @@
 
 Two clipped updates are at most 2C apart in L1, so a round spends ε_round for a client's whole update. The budget ε is
 split over the rounds in which a client can take part. These are all rounds with full participation, else one in
-⌊N/cohort⌋, since clients are sampled without replacement until all have taken part (the paper's second variant samples a
-fifth of them per round). The clipping bound is not in the paper.
+⌊N/cohort⌋, since clients are sampled without replacement until all have taken part (the paper's second variant samples
+a fifth of them per round). The clipping bound is not in the paper.
 """
 
 from collections.abc import Sequence

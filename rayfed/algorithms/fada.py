@@ -135,7 +135,7 @@ class FADA(FedAvg):
         }
 
     def train_discriminators(self, ctx: Context, server: State, z: dict[int, Tensor]) -> Weights:
-        """Return the discriminators after training on the representations z [n, width] of each source and the target."""
+        """Return the discriminators after training on the representations z [n, width] of sources and target."""
         sources, trained = self.sources(ctx), []
         for source, weights in zip(sources, unstack(server["discriminators"], len(sources)), strict=True):
             x = torch.cat([z[source], z[self.target]])
@@ -189,7 +189,7 @@ class WeighSources(Exchange):
 
 
 def cluster_spread(features: Tensor, clusters: int, seed: int) -> float:
-    """Return Σ_r 1/(2 n_r) Σ_{i,j in cluster r} ‖f_i − f_j‖² per example, for k-means clusters of `features` [n, width].
+    """Return Σ_r 1/(2 n_r) Σ_{i,j in cluster r} ‖f_i − f_j‖² per example of `features` [n, width], by k-means.
 
     The sum equals k-means' own objective, the squared distances to the clusters' means. It is computed by one thread:
     several would add up their parts in the order in which they finish, which changes the result by rounding.

@@ -41,8 +41,8 @@ class LocalDPAdcol(Adcol):
     name: ClassVar[str] = "local_dp_adcol"
     reference: ClassVar[str] = "Li, He and Song 2023, differential privacy, table 17"
     removed_options: ClassVar[Mapping[str, str]] = SETTING_REMOVED | {
-        key: "is an option of DP-SGD on a trusted server, algorithm.name=dp_adcol; leave it out"
-        for key in ("clip", "delta")
+        "clip": "is an option of algorithm.name=dp_adcol, whose trusted server uses DP-SGD; leave it out",
+        "delta": "is an option of algorithm.name=dp_adcol, whose trusted server uses DP-SGD; leave it out",
     }
 
     epsilon: float = option(5.0, low=1e-6, help="ε of one upload of a record")

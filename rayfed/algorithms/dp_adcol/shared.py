@@ -8,8 +8,8 @@ RECORDS_NOTE = (
 )
 
 SETTING_REMOVED = {
-    "setting": "this key was removed; use algorithm.name=dp_adcol for a trusted server, or algorithm.name=local_dp_adcol "
-    "for an honest but curious one",
+    "setting": "this key was removed; use algorithm.name=dp_adcol for a trusted server, or "
+    "algorithm.name=local_dp_adcol for an honest but curious one",
 }
 
 

@@ -35,7 +35,7 @@ class DPAdcol(Adcol):
     name: ClassVar[str] = "dp_adcol"
     reference: ClassVar[str] = "Li, He and Song 2023, differential privacy, table 16"
     removed_options: ClassVar[Mapping[str, str]] = SETTING_REMOVED | {
-        "guarantee": "is an option of algorithm.name=local_dp_adcol, for an honest but curious server",
+        "guarantee": "is an option of algorithm.name=local_dp_adcol, for an honest but curious server; leave it out",
     }
 
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together")
