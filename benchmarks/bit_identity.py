@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), help="names, as in algorithm.name")
     parser.add_argument("--hosts", nargs="+", type=int, default=list(HOSTS), help="placements; 0 is without Ray")
     parser.add_argument("--rounds", type=int, default=2, help="communication rounds")
-    parser.add_argument("--width", type=int, default=1, help="clients that a host trains at once")
+    parser.add_argument("--vmap-clients", type=int, default=1, help="clients that a host trains at once")
     parser.add_argument("--images", type=int, default=100, help="images of each of the five domains")
     args = parser.parse_args(argv)
     hashes = {}
@@ -45,7 +45,7 @@ def configuration(algorithm: str, hosts: int, args: argparse.Namespace, folder: 
         "partition": {"name": "domains", "clients_per_domain": 2},
         "model": {"name": "digits_cnn", "width": 0.125},
         "local": {"batch_size": 8, "lr": 0.01},
-        "placement": {"hosts": hosts, "cpus": 0.25, "width": args.width},
+        "placement": {"hosts": hosts, "cpus": 0.25, "vmap_clients": args.vmap_clients},
         "rounds": args.rounds,
         "results": os.path.join(folder, str(hosts)),
     }

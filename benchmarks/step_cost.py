@@ -18,11 +18,14 @@ from _bare import epoch
 
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.ids import ClientIndex
+from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device_data import batch_rows
 from rayfed.engine.host import Host
+from rayfed.engine.requests import ExchangeRequest
 from rayfed.models.build import build_model
 
 CLIENTS, BATCH = 8, 10
@@ -98,11 +101,12 @@ def _population(shape: tuple[int, ...], steps: int) -> Population:
 def _rayfed(plan: Blueprint, population: Population, width: int) -> Way:
     """An exchange of rayfed's host: everything that a client costs there, from the download to the summed reply."""
     ctx = plan.context(population, "cpu")
-    host = Host(plan.algorithm, ctx, population, range(CLIENTS), (), width=width, drop_last=True, seed=0)
+    host = Host(plan.algorithm, ctx, population, range(CLIENTS), (), vmap_clients=width, drop_last=True, seed=0)
     down = plan.algorithm.broadcast(ctx, plan.algorithm.init(ctx))
-    weights = dict.fromkeys(range(CLIENTS), 1 / CLIENTS)
-    now = {"stage": "round", "round": 1, "trip": 0, "cohort": tuple(range(CLIENTS))}
-    return lambda: host.exchange(range(CLIENTS), down, {}, weights, now)
+    clients = tuple(map(ClientIndex, range(CLIENTS)))
+    weights = dict.fromkeys(clients, 1 / CLIENTS)
+    request = ExchangeRequest(moment=Moment("round", 1), cohort=clients, clients=clients, weights=weights)
+    return lambda: host.exchange(request, down, {})
 
 
 def _plain(plan: Blueprint, population: Population, *, channels_last: bool) -> Way:

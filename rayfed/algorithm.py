@@ -258,46 +258,51 @@ class Delegate(Exchange):
     base: Exchange
 
     @property
+    def target(self) -> Exchange:
+        """The exchange whose hooks are called."""
+        return self.base
+
+    @property
     def averaged(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.base.averaged
+        return self.target.averaged
 
     @property
     def server_side_weighting(self) -> bool:
-        return type(self).weights is not Delegate.weights or self.base.server_side_weighting
+        return type(self).weights is not Delegate.weights or self.target.server_side_weighting
 
     @property
     def prepares_batches(self) -> bool:
-        return type(self).prepare is not Delegate.prepare or self.base.prepares_batches
+        return type(self).prepare is not Delegate.prepare or self.target.prepares_batches
 
     def broadcast(self, ctx: Context, server: State) -> State:
-        return self.base.broadcast(ctx, server)
+        return self.target.broadcast(ctx, server)
 
     def unicast(self, ctx: Context, server: State) -> State:
-        return self.base.unicast(ctx, server)
+        return self.target.unicast(ctx, server)
 
     def weight(self, ctx: Context, examples: int) -> float:
-        return self.base.weight(ctx, examples)
+        return self.target.weight(ctx, examples)
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        return self.base.weights(ctx, server, replies)
+        return self.target.weights(ctx, server, replies)
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        return self.base.aggregate(ctx, server, replies)
+        return self.target.aggregate(ctx, server, replies)
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
-        return self.base.phases(ctx)
+        return self.target.phases(ctx)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        return self.base.start(ctx, client, down)
+        return self.target.start(ctx, client, down)
 
     def prepare(self, ctx: Context, batch: Batch) -> Batch:
-        return self.base.prepare(ctx, batch)
+        return self.target.prepare(ctx, batch)
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        return self.base.step(ctx, work, down, batch)
+        return self.target.step(ctx, work, down, batch)
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        return self.base.finish(ctx, work, client, down, data)
+        return self.target.finish(ctx, work, client, down, data)
 
 
 class Algorithm(Exchange):

@@ -14,12 +14,14 @@ from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.vm import VM
 from rayfed.augment.base import Augment, ImageAugment, build_augment
 from rayfed.augment.geometry import turned
+from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
 from rayfed.data.population import Examples
 from rayfed.engine.device_data import Augmented, Normalise, Part
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
+from rayfed.engine.requests import ExchangeRequest
 from rayfed.engine.server import Evaluation, Server
 from rayfed.engine.streamed import Streamed
 
@@ -178,8 +180,9 @@ def on_two_hosts(algorithm, augment):
     down = plan.algorithm.broadcast(ctx, plan.algorithm.init(ctx))
     for ids in ((1,), (0, 2)):
         host = Host.of(plan, clients, "cpu", ids, (), share=1.0)
-        now = {"stage": "round", "round": 1, "trip": 0, "cohort": (0, 1, 2)}
-        host.exchange(ids, down, {}, dict.fromkeys(ids, 1.0), now)
+        weights = dict.fromkeys(ids, 1.0)
+        request = ExchangeRequest(moment=Moment("round", 1), cohort=(0, 1, 2), clients=ids, weights=weights)
+        host.exchange(request, down, {})
     return seen
 
 

@@ -8,10 +8,12 @@ import torch
 from support import Point, blobs, blueprint, net, quadratic, quadratics, simulate
 
 from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.moment import Moment
 from rayfed.data.population import Examples
 from rayfed.engine import scoring
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
+from rayfed.engine.requests import ScoreRequest
 from rayfed.engine.scoring import batch_size, predictions, score
 from rayfed.models.split import ensure_split
 
@@ -38,7 +40,7 @@ def test_parts_share_batches_and_get_back_what_is_theirs(seen):
     host = hosted(blobs(4), model=net())
     task = host.ctx.task
     weights = task.initial_weights()
-    parts = [host.holding.parts[i][split] for i in range(3) for split in ("val", "test")]  # 9 and 15 rows each
+    parts = [host.data.parts[i][split] for i in range(3) for split in ("val", "test")]  # 9 and 15 rows each
     found = list(predictions(host.algorithm, host.ctx, weights, parts))
     assert [len(logits) for logits in found] == [9, 15] * 3
     assert seen == [5] * 14 + [2]
@@ -53,7 +55,7 @@ def test_parts_share_batches_and_get_back_what_is_theirs(seen):
 
 def test_values_of_a_users_own_loss_have_no_accuracy():
     host = hosted(quadratics((2.0, 1.0), (1.0, 4.0)), model=Point(), loss=quadratic, batch_size=1)
-    parts = [host.holding.parts[i]["test"] for i in range(2)]
+    parts = [host.data.parts[i]["test"] for i in range(2)]
     model = {"w": torch.tensor([2.0])}
     assert score(host.algorithm, host.ctx, model, parts) == [[("loss", 1.0, 1)], [("loss", 2.0, 1)]]
     assert score(host.algorithm, host.ctx, model, []) == []
@@ -72,7 +74,7 @@ def test_clients_without_a_split_have_no_row():
 def test_the_batch_goes_by_the_size_of_an_input(shape, rows):
     people = blobs(1)
     host = hosted(people)
-    part = host.holding.parts[0]["test"]
+    part = host.data.parts[0]["test"]
     part.x = torch.zeros((1, *shape))
     assert batch_size(part) == rows
 
@@ -84,12 +86,16 @@ def test_scores_are_the_same_bits_whoever_shares_a_host():
     model = ensure_split(torch.nn.Sequential(torch.nn.Linear(6, 257), torch.nn.ReLU(), torch.nn.Linear(257, 3)), (6,))
     plan = blueprint(FedAvg(), people, model=model)
     ctx = plan.context(people, "cpu")
-    how = {"width": 1, "drop_last": True, "seed": 0}
+    how = {"vmap_clients": 1, "drop_last": True, "seed": 0}
     weights = ctx.task.initial_weights()
     found = []
     for homes in ([range(7)], [[0, 2, 4, 6], [1, 3, 5]], [[i] for i in range(7)]):
         hosts = [(Host(plan.algorithm, ctx, people, home, [], **how), home) for home in homes]
-        scored = [host.score_global(home, weights, {"round": 1}, ("train", "test")) for host, home in hosts]
+        moment, splits = Moment("round", 1), ("train", "test")
+        scored = [
+            host.score_global(ScoreRequest(moment=moment, cohort=(), clients=tuple(home), splits=splits), weights)
+            for host, home in hosts
+        ]
         found.append(sorted(score for one in scored for score in one.scores))
     assert len(found[0]) == 28
     assert found[0] == found[1] == found[2]

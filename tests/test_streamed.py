@@ -76,7 +76,7 @@ FORMS = {"floats": (lambda people: people, net), "pixels": (as_pixels, convoluti
 CASES = {
     "plain": {},
     "augmented": {"augment": build_augment("noise", {})},
-    "vectorised": {"width": 2},
+    "vectorised": {"vmap_clients": 2},
     "ragged": {"drop_last": False, "batch_size": 6},
     "dbe": {"algorithm": DBE()},
 }
@@ -171,7 +171,7 @@ def test_by_default_what_takes_more_than_a_quarter_of_the_memory_is_streamed(mon
     for memory, kind in ((4 * size, torch.Tensor), (4 * size - 4, Streamed)):
         monkeypatch.setattr(streamed, "memory_bytes", lambda memory=memory: memory)
         fleet = LocalFleet(blueprint(FedAvg(), people), people)
-        assert all(type(part.x) is kind for parts in fleet.host.holding.parts.values() for part in parts.values())
+        assert all(type(part.x) is kind for parts in fleet.host.data.parts.values() for part in parts.values())
 
 
 def test_the_key_is_no_part_of_the_trial(tmp_path):
@@ -216,7 +216,7 @@ class TestBetweenProcesses:
         hosts = [ray_fleet.RayHost(plan, some, [0, 1, 2], [], 0.0) for some in (people, sent)]
         assert all(host.ready() for host in hosts)
         kind = torch.Tensor if data_on_device else Streamed
-        for one, other in zip(*(host.host.holding.parts.values() for host in hosts), strict=True):
+        for one, other in zip(*(host.host.data.parts.values() for host in hosts), strict=True):
             for name in one:
                 assert type(other[name].x) is kind
                 assert torch.equal(one[name].x[0 : len(one[name])], other[name].x[0 : len(one[name])])

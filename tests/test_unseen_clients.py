@@ -8,8 +8,8 @@ from support import Point, blobs, blueprint, quadratic, quadratics
 
 from rayfed.algorithm import Phase
 from rayfed.algorithms.apfl import APFL
-from rayfed.algorithms.common.dbe_model import BIAS, CONSENSUS
 from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.dbe.model import BIAS, CONSENSUS
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedfomo import FedFomo
@@ -145,20 +145,19 @@ class TestWhatTheyReceive:
     def test_dbe_hands_out_the_consensus_and_collects_no_mean(self):
         people, trained = replace(blobs(4), unseen_clients=1), []
 
-        class Watched(DBE):
-            def phases(self, ctx):
-                found = super().phases(ctx)
-                if ctx.unseen and found:
+        class Watched(FedAvg):
+            def step(self, ctx, work, down, batch):
+                if ctx.unseen:
                     trained.append(ctx.stage)
-                return found
+                return super().step(ctx, work, down, batch)
 
-        plan = blueprint(Watched(kappa=1.0), people, cohort=3)
+        plan = blueprint(DBE(base=Watched(), kappa=1.0), people, cohort=3)
         server, _ = run(plan, people, points=("downloaded",))
         kept = server.fleet.save()[3]["weights"]
         assert torch.equal(kept[CONSENSUS], server.state["consensus"])
         assert kept[CONSENSUS].abs().sum() > 0
         assert not kept[BIAS].any()
-        assert trained == ["final"]  # the adaptation alone
+        assert set(trained) == {"final"}  # the adaptation alone
 
     def test_fedfomo_sends_the_first_models(self):
         people = replace(blobs(4), unseen_clients=1)

@@ -1,4 +1,4 @@
-"""The algorithms, one file each, with what they are made of in `parts`; the table is all that knows them by name."""
+"""The algorithms and the table of their names. A small method is a file, a large one a package."""
 
 ALGORITHMS = {
     "solo": "rayfed.algorithms.solo:Solo",
@@ -17,9 +17,9 @@ ALGORITHMS = {
     "fedfomo": "rayfed.algorithms.fedfomo:FedFomo",
     "apple": "rayfed.algorithms.apple:APPLE",
     "fedavgm": "rayfed.algorithms.fedavgm:FedAvgM",
-    "fedadagrad": "rayfed.algorithms.fedadagrad:FedAdagrad",
-    "fedadam": "rayfed.algorithms.fedadam:FedAdam",
-    "fedyogi": "rayfed.algorithms.fedyogi:FedYogi",
+    "fedadagrad": "rayfed.algorithms.adaptive_server:FedAdagrad",
+    "fedadam": "rayfed.algorithms.adaptive_server:FedAdam",
+    "fedyogi": "rayfed.algorithms.adaptive_server:FedYogi",
     "feddyn": "rayfed.algorithms.feddyn:FedDyn",
     "ditto": "rayfed.algorithms.ditto:Ditto",
     "afl": "rayfed.algorithms.afl:AFL",
@@ -47,9 +47,9 @@ ALGORITHMS = {
     "group_dro": "rayfed.algorithms.group_dro:GroupDRO",
     "dann": "rayfed.algorithms.dann:DANN",
     "fed_irm": "rayfed.algorithms.fed_irm:FedIRM",
-    "erm": "rayfed.algorithms.erm:ERM",
-    "central_group_dro": "rayfed.algorithms.central_group_dro:CentralGroupDRO",
-    "mm_rex": "rayfed.algorithms.mm_rex:MMREx",
-    "v_rex": "rayfed.algorithms.v_rex:VREx",
-    "irm": "rayfed.algorithms.irm:IRM",
+    "erm": "rayfed.algorithms.centralised:ERM",
+    "central_group_dro": "rayfed.algorithms.centralised:CentralGroupDRO",
+    "mm_rex": "rayfed.algorithms.centralised:MMREx",
+    "v_rex": "rayfed.algorithms.centralised:VREx",
+    "irm": "rayfed.algorithms.centralised:IRM",
 }

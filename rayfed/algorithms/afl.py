@@ -2,11 +2,11 @@
 in Federated Learning with Data Augmentation", Alg. 1 and Prop. 1.
 
     min over θ, max over λ in Δ(λ_min) of Σ λ_i f_i(θ),   Δ(λ_min) = {Σ λ_i = 1, λ_i ≥ λ_min};  AFL: λ_min = 0
-    client:  sends f_i(θ_t) over its training set, augmented where training is, and θ^(i) after training from θ_t
-    server:  λ ← n_i/N in the first round, then λ ← Π(λ + η_λ f(θ_t)) before it takes θ_{t+1} = Σ λ_i θ^(i)
+    client:  sends f_i(θ_t) over its training set, augmented as in training, and θ^(i) after training from θ_t
+    server:  λ ← n_i/N in the first round, then λ ← Π(λ + η_λ f(θ_t));  θ_{t+1} = Σ λ_i θ^(i)
 
-The papers update λ after aggregating, by the losses of the new model, which takes a second exchange. Those are the
-losses that clients find on the arrival of that model in the next round, so they come with that round's reply.
+The papers update λ after aggregation, with the losses of the new model, which takes a second exchange. These are the
+losses that clients compute when they receive that model in the next round, so here they come with that round's reply.
 """
 
 from collections.abc import Sequence
@@ -17,49 +17,51 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, Reply, State, mean_loss
-from rayfed.algorithms.common.loss_weighted import LossWeighted, reported
+from rayfed.algorithms.common.full_participation import refuse_sampling
+from rayfed.algorithms.common.loss_weighting import (
+    NEEDS_ALL_LOSSES,
+    check_smallest_weight,
+    refuse_averaged_variances,
+    reported_losses,
+)
 from rayfed.algorithms.common.simplex import project_simplex
-from rayfed.core.errors import UsageError
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class AFL(LossWeighted):
+class AFL(FedAvg):
+    """Clients send weights and a loss; the server keeps λ. The global model is scored."""
+
     name: ClassVar[str] = "afl"
     reference: ClassVar[str] = "Mohri et al. 2019; de Luca et al. 2022, Alg. 1 with lambda_min = 0"
 
-    lambda_lr: float = option(0.1, low=0, help="η_λ, step of the clients' weights along their losses")
-    lambda_min: float = option(0.0, help="least weight of a client, at most 1/clients; negative ones extrapolate")
-
-    @property
-    def extrapolates(self) -> bool:
-        return self.lambda_min < 0
+    lambda_lr: float = option(0.1, low=0, help="η_λ, step size of the clients' weights along their losses")
+    lambda_min: float = option(0.0, help="smallest weight of a client, at most 1/clients; negative values extrapolate")
 
     def check(self, problem: ProblemSpec) -> None:
-        super().check(problem)
-        clients = problem.task.num_clients
-        if self.lambda_min * clients > 1 + 1e-9:
-            raise UsageError(
-                f"algorithm.lambda_min={self.lambda_min:g}: the weights of {clients} clients sum to 1, so the least "
-                f"can be at most 1/{clients} = {1 / clients:.4g}"
-            )
+        refuse_sampling(problem, self.name, NEEDS_ALL_LOSSES)
+        if self.lambda_min < 0:
+            refuse_averaged_variances(problem, self.name, self.personal(problem.task))
+        check_smallest_weight(self.lambda_min, problem.task.num_clients, "clients")
 
     def init(self, ctx: Context) -> State:
         unknown = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
-        return super().init(ctx) | {"lambda": unknown}  # the first replies tell n_i
+        return super().init(ctx) | {"lambda": unknown}  # n_i comes with the first replies
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept, up | {"loss": mean_loss(ctx, self.downloaded_model(ctx, client, down), data.as_trained)}
 
     def next_lambda(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Tensor:
-        losses, shares = reported(replies)
+        losses, shares = reported_losses(replies)
         if ctx.round <= 1:
             return shares
         return project_simplex(server["lambda"] + self.lambda_lr * losses, self.lambda_min)
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        return self.next_lambda(ctx, server, replies).tolist()
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept, up = super().finish(ctx, work, client, down, data)
-        return kept, up | {"loss": mean_loss(ctx, self.downloaded_model(ctx, client, down), data.as_trained)}
+        weights: list[float] = self.next_lambda(ctx, server, replies).tolist()
+        return weights
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return super().aggregate(ctx, server, replies) | {"lambda": self.next_lambda(ctx, server, replies.each)}
@@ -67,7 +69,9 @@ class AFL(LossWeighted):
 
 @dataclass(frozen=True, kw_only=True)
 class GenAFL(AFL):
+    """AFL whose weights may be negative."""
+
     name: ClassVar[str] = "gen_afl"
     reference: ClassVar[str] = "de Luca et al. 2022, Alg. 1 and Prop. 1"
 
-    lambda_min: float = option(-1.0, help="least weight of a client, at most 1/clients; 0 is AFL")
+    lambda_min: float = option(-1.0, help="smallest weight of a client, at most 1/clients; 0 is AFL")

@@ -1,13 +1,13 @@
-"""IRM: Arjovsky et al. 2019, "Invariant Risk Minimization", Eq. IRMv1, in the clients: Fed-IRM of de Luca et al. 2022,
-"Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", Alg. 3.
+"""Fed-IRM: the penalty IRMv1 of Arjovsky et al. 2019, "Invariant Risk Minimization", in the clients' losses, as in de
+Luca et al. 2022, "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", Alg. 3.
 
     client:  min over θ of [f_i(θ) + β g_i²] / max(β, 1),  g_i = ∂ f_i(w · logits)/∂w at w = 1
     server:  FedAvg
 
-With cross-entropy g_i is the mean of ⟨softmax(o), o⟩ − o_y. g_i² is that of the batch, as Alg. 3 has it, which is too
-large in the mean; DomainBed multiplies two half batches' g_i. β is `beta_start` for the first `anneal` updates, then
-`beta`, with a fresh optimiser: that change is DomainBed's, the division by β is that of the authors' code, and Alg. 3
-prints neither.
+With cross-entropy, g_i is the mean of ⟨softmax(o), o⟩ − o_y. g_i² is taken of the batch, as in Alg. 3, which is too
+large in expectation; DomainBed multiplies the g_i of two half batches. β is `beta_start` for the first `anneal` updates
+and then `beta`, with a fresh optimiser. This change is DomainBed's, and the division by β is that of the authors' code;
+Alg. 3 prints neither.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, State
-from rayfed.algorithms.common.invariance import invariant
+from rayfed.algorithms.common.invariance import penalised_loss
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output
@@ -26,7 +26,7 @@ from rayfed.core.trees import Weights, tree_map
 
 @dataclass(frozen=True, kw_only=True)
 class FedIRM(FedAvg):
-    """Sends weights; keeps the number of its updates so far. Scored: global. Updates are each client's own."""
+    """Clients send weights and keep the number of their own updates so far. The global model is scored."""
 
     name: ClassVar[str] = "fed_irm"
     reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1; de Luca et al. 2022, Alg. 3"
@@ -44,11 +44,11 @@ class FedIRM(FedAvg):
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         loss, output = super().loss(ctx, weights, work, down, batch)
         beta = torch.where(work["updates"] < self.anneal, self.beta_start, self.beta)
-        return invariant(ctx.task, loss, output.logits, batch.y, beta), output
+        return penalised_loss(ctx.task, loss, output.logits, batch.y, beta), output
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        fresh = work["updates"] == self.anneal
-        moments = tree_map(lambda value: torch.where(fresh, torch.zeros_like(value), value), work["optimizer"])
+        restarts = work["updates"] == self.anneal
+        moments = tree_map(lambda value: torch.where(restarts, torch.zeros_like(value), value), work["optimizer"])
         work, metrics = super().step(ctx, work | {"optimizer": moments}, down, batch)
         return work | {"updates": work["updates"] + 1}, metrics
 

@@ -3,8 +3,9 @@
     client:  w_i ← w_t, then SGD on its own mean loss f_i for E epochs
     server:  w_{t+1} = Σ_i p_i w_i,  p_i = n_i / Σ_j n_j over the cohort
 
-Most methods here are FedAvg with one hook changed; what they may change is `personal` (names that stay with the
-client), `trained` (names that this phase trains), `loss`, and `correct` (the gradient before the optimiser sees it).
+Most methods derive from FedAvg and change one hook. Besides the hooks of `Algorithm` these are `personal` (the weights
+that stay with the client), `trained` (the weights that a phase trains), `loss`, and `correct` (the gradients that the
+optimiser receives).
 """
 
 from collections.abc import Sequence
@@ -27,21 +28,22 @@ class FedAvg(Algorithm):
     averaged: ClassVar[tuple[str, ...]] = ("weights",)
     supports_loss_terms: ClassVar[bool] = True
 
-    keep_optimizer: bool = option(False, help="keep the optimiser's moments with the client between rounds")
+    keep_optimizer: bool = option(False, help="keep the optimiser's state with the client between rounds")
 
     def personal(self, task: Task) -> frozenset[str]:
-        """Names of the weights that stay with the client: by default what the batch-norm policy says."""
+        """Return the names of the weights that stay with the client, by default those of the batch-norm policy."""
         return task.personal
 
     def trained(self, ctx: Context) -> Sequence[str]:
-        """Names of the weights that the phase at hand trains."""
+        """Return the names of the weights that the current phase trains."""
         return ctx.task.trainable
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
+        """Return the loss of `weights` on a batch, and the network's output."""
         return ctx.task.objective(weights, batch)
 
     def correct(self, ctx: Context, grads: Weights, work: State, down: State) -> Weights:
-        """The gradients that the optimiser is given."""
+        """Return the gradients that the optimiser receives."""
         return grads
 
     def init(self, ctx: Context) -> State:
@@ -80,7 +82,7 @@ class FedAvg(Algorithm):
         return server | {"weights": replies.mean["weights"]}
 
     def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
-        """2 · N · S over the N clients of the round, S the bytes of the parameters that travel."""
+        """Return 2 · N · S for N clients of the round and S bytes of parameters that are sent."""
         sent = without(ctx.task.initial_weights(), self.personal(ctx.task))
         parameters = sum(sent[name].numel() for name in ctx.task.model.parameters if name in sent)
         return 2.0 * len(examples) * 4 * parameters

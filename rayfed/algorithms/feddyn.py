@@ -4,7 +4,7 @@
              g_i ← g_i − α (w_i − w_t),  so that g_i → ∇f_i at a fixed point
     server:  h ← h − α/N · Σ (w_i − w_t) over the cohort;   w_{t+1} = mean w_i − h/α   (unweighted, N: all clients)
 
-Regularisers and h exist for what is trained and sent: batch-norm statistics are averaged, personal weights left alone.
+The regulariser applies to weights that are trained and sent; batch-norm statistics are averaged.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from rayfed.core.trees import Weights, add, only, sub, zeros_like
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(FedAvg):
-    """Weights are sent as in FedAvg, averaged without regard to sizes; g_i is kept. Scored: the server's model. The
-    authors' code divides α by the client's share of all examples (times N); the paper does not, nor does this."""
+    """Clients send weights, which are averaged with equal weights, and keep g_i. The server's model is scored. The
+    authors' code divides α by N times the client's share of all examples; neither the paper nor this class does."""
 
     name: ClassVar[str] = "feddyn"
     reference: ClassVar[str] = "Acar et al. 2021, Alg. 1"

@@ -1,10 +1,10 @@
 """FedProx: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Alg. 2.
 
     client:  min over w of  f_i(w) + (μ/2)‖w − w_t‖²,  w_t the weights received:  g ← ∇f_i(w) + μ (w − w_t)
-    server:  as FedAvg
+    server:  FedAvg
 
-The optimiser is given the sum, so that momentum and Adam's moments hold both parts. With momentum this is also the rule
-of de Luca et al. 2022, who add μ(w − w_t) to the momentum buffer in place. The loss reported is f_i alone.
+The optimiser receives the sum, so that momentum and Adam's moments contain both parts. With momentum this is also the
+rule of de Luca et al. 2022, who add μ(w − w_t) to the momentum buffer in place. The reported loss is f_i alone.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from rayfed.core.trees import Weights, add, only, sub
 
 
 def pulled(grads: Weights, weights: Weights, anchor: Weights, mu: float) -> Weights:
-    """`grads` + mu (weights − anchor), for the names that `anchor` has: personal weights are not pulled."""
+    """Return grads + mu (weights − anchor) for the names in `anchor`, so that personal weights are not pulled."""
     sent = only(grads, anchor)
     return grads | add(sent, sub(only(weights, sent), only(anchor, sent)), alpha=mu)
 
@@ -27,7 +27,7 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     reference: ClassVar[str] = "Li et al. 2020, Alg. 2"
 
-    mu: float = option(0.01, low=0, help="μ, strength of the pull towards the weights received; 0 is FedAvg")
+    mu: float = option(0.01, low=0, help="μ, weight of the proximal term; 0 is FedAvg")
 
     bytes_formula = FedAvg.bytes_formula
 

@@ -1,10 +1,10 @@
-"""GroupDRO: Sagawa et al. 2020, "Distributionally Robust Neural Networks for Group Shifts", Alg. 1, between clients,
-as in Guo, Tang and Lin 2022 (FedDebias), appendix A.
+"""GroupDRO between clients: Sagawa et al. 2020, "Distributionally Robust Neural Networks for Group Shifts", Alg. 1, as
+in Guo, Tang and Lin 2022 (FedDebias), appendix A.
 
-    client:  sends f_i(w_t), its mean loss over its training data on arrival, and w_i after local training
+    client:  sends f_i(w_t), the mean loss of the received model over its training data, and w_i after local training
     server:  q_i ← q_i exp(η f_i),  w_{t+1} = Σ (q_i / Σ_j q_j) w_i,  q_i = 1 before the first round
 
-Where a round samples clients, i and j go over these; the q of the others stay. The server keeps log q, which cannot
+If a round samples clients, i and j range over these, and the q of the others stay. The server keeps log q, which cannot
 overflow.
 """
 
@@ -22,30 +22,32 @@ from rayfed.core.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class GroupDRO(FedAvg):
-    """Sends weights and a loss; the server keeps q. Scored: the global model. f_i is over all of the client's training
-    data; released code takes its first batch."""
+    """Clients send weights and a loss; the server keeps log q. The global model is scored. f_i is taken over all
+    training data of the client; released code takes its first batch."""
 
     name: ClassVar[str] = "group_dro"
     reference: ClassVar[str] = "Sagawa et al. 2020, Alg. 1; Guo, Tang and Lin 2022, appendix A"
 
-    q_lr: float = option(0.01, low=0, help="η, step of log q along the losses; 0: plain mean of the clients")
+    q_lr: float = option(0.01, low=0, help="η, step size of log q along the losses; 0 is the plain mean of the clients")
 
     def init(self, ctx: Context) -> State:
         equal = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)
         return super().init(ctx) | {"log_q": equal}
 
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        kept, up = super().finish(ctx, work, client, down, data)
+        return kept, up | {"loss": mean_loss(ctx, self.downloaded_model(ctx, client, down), data.train)}
+
     def next_log_q(self, server: State, replies: Sequence[Reply]) -> Tensor:
-        log_q = server["log_q"].clone()
+        log_q: Tensor = server["log_q"].clone()
         for reply in replies:
             log_q[reply.client] += self.q_lr * reply.up["loss"].to(log_q)
         return log_q
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        return self.next_log_q(server, replies)[[reply.client for reply in replies]].softmax(0).tolist()
-
-    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept, up = super().finish(ctx, work, client, down, data)
-        return kept, up | {"loss": mean_loss(ctx, self.downloaded_model(ctx, client, down), data.train)}
+        sampled = self.next_log_q(server, replies)[[reply.client for reply in replies]]
+        weights: list[float] = sampled.softmax(0).tolist()
+        return weights
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return super().aggregate(ctx, server, replies) | {"log_q": self.next_log_q(server, replies.each)}

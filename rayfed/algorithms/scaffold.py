@@ -4,9 +4,9 @@
              c_i⁺ = c_i − c + (x − y) / (K η);  sends Δy = y − x and Δc = c_i⁺ − c_i
     server:  x ← x + η_s · mean Δy;  c ← c + |S|/N · mean Δc   (unweighted means)
 
-With momentum or Adam (x − y)/(K η) is no mean gradient; there the mean of the raw gradients is used, to which it is
-equal under plain SGD. Control variates exist for what is trained and sent: not for batch-norm statistics, which are
-averaged, and not for personal weights.
+With momentum or Adam, (x − y)/(K η) is not a mean gradient. The mean of the raw gradients is used instead, which is the
+same under plain SGD. There are control variates for weights that are trained and sent: not for batch-norm statistics,
+which are averaged, and not for personal weights.
 """
 
 from dataclasses import dataclass
@@ -29,9 +29,10 @@ class Scaffold(FedAvg):
     reference: ClassVar[str] = "Karimireddy et al. 2020, Alg. 1, option II"
     averaged: ClassVar[tuple[str, ...]] = ("delta", "delta_c", "buffers")
 
-    server_lr: float = option(1.0, above=0, help="η_s, step along the mean update")
+    server_lr: float = option(1.0, above=0, help="η_s, server learning rate")
 
     def controlled(self, task: Task) -> tuple[str, ...]:
+        """Return the names of the weights with control variates."""
         personal = self.personal(task)
         return tuple(name for name in task.trainable if name not in personal)
 

@@ -1,9 +1,10 @@
-"""SOLO, no federation: every client trains its own network alone, the baseline of Li, He and Song 2023 (ADCOL), sec. 5.
+"""SOLO: every client trains its own network alone, the baseline of Li, He and Song 2023 (ADCOL), section 5.
 
-    client:  w_i ← SGD on its own mean loss f_i, going on where the last round left it
-    server:  nothing; nothing is sent
+    client:  w_i ← SGD on its own mean loss f_i, continuing from the last round
+    server:  does nothing; nothing is sent
 
-All clients start from the same weights. Rounds only say when to score, so the optimiser goes on, too.
+All clients start from the same weights. Rounds only determine when models are scored, so the optimiser's state is kept
+between them.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ class Solo(FedAvg):
     reference: ClassVar[str] = "Li, He and Song 2023 (ADCOL), section 5, baseline SOLO"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    keep_optimizer: bool = option(True, help="keep the optimiser's moments with the client between rounds")
+    keep_optimizer: bool = option(True, help="keep the optimiser's state with the client between rounds")
 
     def personal(self, task: Task) -> frozenset[str]:
         return frozenset((*task.model.parameters, *task.model.buffers))

@@ -1,7 +1,7 @@
-"""How the C library's allocator treats freed memory, in the processes that train and score on a CPU.
+"""The C library's allocator in processes that train and score on a CPU.
 
-By default glibc gives large freed blocks back to the system at once, and every batch's activations are paid for in
-page faults anew: scoring the four-layer CNN on MNIST took up to 1.5 times as long.
+By default glibc returns large freed blocks to the system at once, so that the activations of every batch cost new page
+faults: scoring the four-layer CNN on MNIST took up to 1.5 times as long.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_… of malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Keeps up to half a gigabyte of freed memory with this process, for its next batch; nothing where not glibc."""
+    """Keep up to half a gigabyte of freed memory in this process for the next batch; does nothing without glibc."""
     if not sys.platform.startswith("linux"):
         return
     try:

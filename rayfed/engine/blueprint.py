@@ -1,4 +1,4 @@
-"""Everything that the server and the hosts need to know alike, as one value that can be sent to other processes."""
+"""What server and hosts need to know about a simulation, as one value that can be sent to other processes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,18 @@ from rayfed.models.single_example_batchnorm import (
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """One simulation before it is placed: what is learned, by which algorithm, with which local training.
+    """One simulation, independent of where it runs.
 
-    `model` fixes the initial weights. `cohort` is the number of clients in a round. `vmap_clients` clients train at once on a
-    host. `threads` is torch's thread count on a CPU host: it changes the last bits of results, so it belongs here.
-    `augment` changes training batches. `data_on_device` says whether clients' inputs lie on their host's device (None: where
-    they fit); it changes no result.
+    Attributes:
+        model: The model; its weights are the initial weights.
+        loss: (logits, y) -> scalar mean over the batch.
+        local: The local training of a round.
+        cohort: The number of clients in a round.
+        vmap_clients: The number of clients that a host trains at once. Values above 1 change rounding.
+        threads: torch threads of a host on a CPU. Values above 1 change rounding.
+        augment: The augmentation of training batches.
+        data_on_device: Whether the clients' inputs are kept on their host's device; by default if they fit. It changes
+            no result.
     """
 
     algorithm: Algorithm
@@ -51,7 +57,7 @@ class Blueprint:
     data_on_device: bool | None = None
 
     def context(self, population: Population, device: str | torch.device) -> Context:
-        """The context of all hooks on `device`. The model is copied there."""
+        """Return the context of all hooks on `device`, with a copy of the model there."""
         task = Task(
             self.model,
             self.loss,
@@ -72,7 +78,7 @@ class Blueprint:
         return ctx.at(task=ctx.task.equip(self.algorithm.modules(ctx.task)))
 
     def check(self, population: Population) -> None:
-        """Raises UsageError for what cannot work: it is called before anything starts."""
+        """Raise UsageError for what cannot work, before anything starts."""
         if self.augment is not None:
             self.augment.check(population.shape, population.clients[0].train.x.dtype)
         sizes = {client.id: len(client.train) for client in population.clients}
@@ -95,8 +101,9 @@ class Blueprint:
             ]
             if ragged:
                 raise UsageError(
-                    f"placement.vmap_clients={self.vmap_clients}: clients that train together need batches of one size, and client "
-                    f"{ragged[0]}'s last batch is smaller; use local.drop_last=true or placement.vmap_clients=1"
+                    f"placement.vmap_clients={self.vmap_clients}: clients that train at once need batches of one size, "
+                    f"and the last batch of client {ragged[0]} is smaller; use local.drop_last=true or "
+                    "placement.vmap_clients=1"
                 )
         ctx = self.context(population, "cpu")
         problem = self.problem(population, ctx.task)
@@ -104,7 +111,7 @@ class Blueprint:
         self._refuse_single_examples(ctx, problem)
 
     def _refuse_single_examples(self, ctx: Context, problem: ProblemSpec) -> None:
-        """Raises UsageError if a client is left with a batch of one example that the network cannot train on."""
+        """Raise UsageError if a client has a training batch of one example and the network cannot train on it."""
         size = self.batch_size
         if self.drop_last and size > 1:
             return
@@ -113,8 +120,8 @@ class Blueprint:
         for place, (client, n) in enumerate(problem.examples.items()):
             if self._trains_on_single_example(ctx.at(client=place, examples=n)):
                 raise UsageError(
-                    f"local.batch_size={size}: of client {client}'s {n} training examples a batch has one alone, on "
-                    f"which the model's batch norm cannot train; {batch_size_advice(size, enough=n > 1)}"
+                    f"local.batch_size={size}: client {client} has {n} training examples, which leave a batch of one "
+                    f"example, on which the model's batch norm cannot train; {batch_size_advice(size, enough=n > 1)}"
                 )
 
     def _trains_on_single_example(self, ctx: Context) -> bool:
@@ -138,14 +145,14 @@ class Blueprint:
         )
 
     def global_model(self, population: Population) -> tuple[Any, bool]:
-        """(the server's model before the first round, or None; whether it is the network with all its weights)."""
+        """Return the server's model before the first round, or None, and whether it has all weights of the network."""
         with torch_state_kept():
             ctx = self.context(population, "cpu")
             model = self.algorithm.global_model(ctx, self.algorithm.init(ctx))
         return model, isinstance(model, dict) and {*ctx.task.trainable, *ctx.task.model.buffers} <= set(model)
 
     def problem(self, population: Population, task: Task) -> ProblemSpec:
-        """What the algorithm is told before anything starts; `task` is that of the blueprint's context."""
+        """Return what the algorithm is told in `check`; `task` is that of the blueprint's context."""
         kind = population.clients[0].train.x.dtype
         return ProblemSpec(
             task=task,

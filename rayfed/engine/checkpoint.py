@@ -1,4 +1,7 @@
-"""Checkpoints: the server's state, every client's, and the round. Random numbers need none: they are keyed by round."""
+"""Checkpoints: the server's state, every client's state, and the round.
+
+Random states are not saved, because random streams are keyed by round.
+"""
 
 import io
 import pickle
@@ -12,23 +15,27 @@ from rayfed.engine.server import Server
 
 
 def state(server: Server) -> dict[str, Any]:
-    """The server's state and every client's, copied to the CPU."""
-    whole = {"server": server.state, "clients": dict(sorted(server.fleet.save().items()))}
-    return tree_map(lambda tensor: tensor.detach().cpu().clone(), whole)
+    """Return the server's state and every client's, copied to the CPU."""
+    everything = {"server": server.state, "clients": dict(sorted(server.fleet.save().items()))}
+    copied: dict[str, Any] = tree_map(lambda tensor: tensor.detach().cpu().clone(), everything)
+    return copied
 
 
 def dump(server: Server) -> bytes:
-    """The whole state after the last finished round, for `load`."""
+    """Return the whole state after the last finished round, for `load`."""
     buffer = io.BytesIO()
     torch.save({"round": server.round, **state(server)}, buffer)
     return buffer.getvalue()
 
 
 def load(server: Server, file: BinaryIO, name: str) -> None:
-    """Puts `server` and its clients where the checkpoint left them; its next round is the one after.
+    """Restore `server` and its clients from a checkpoint; the next round is the one after it.
+
+    Args:
+        name: What to call the checkpoint in messages.
 
     Raises:
-        UsageError: `file`, called `name`, is damaged or of another algorithm.
+        UsageError: The file is damaged or belongs to another algorithm.
     """
     try:
         content = torch.load(file, map_location=server.ctx.task.device, weights_only=True)
@@ -36,6 +43,6 @@ def load(server: Server, file: BinaryIO, name: str) -> None:
         why = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(f"{name}: cannot be read ({why}); start anew with resume=false") from error
     if not content["server"].keys() >= server.state.keys():  # a setup may have added some
-        raise UsageError(f"{name}: is of another algorithm; start anew with resume=false")
+        raise UsageError(f"{name}: belongs to another algorithm; start anew with resume=false")
     server.state, server.round = server.ctx.task.layout(content["server"]), content["round"]
     server.fleet.load(content["clients"])

@@ -1,4 +1,4 @@
-"""The device that a process was given a share of."""
+"""The device of a process."""
 
 import torch
 
@@ -6,10 +6,13 @@ from rayfed.core.errors import UsageError
 
 
 def device_for(gpus: float) -> torch.device:
-    """The CPU, or the first visible GPU; a share below 1 also caps this process's memory there, to spare neighbours.
+    """Return the CPU, or the first visible GPU if `gpus` is above 0.
+
+    A share below 1 also limits this process to that share of the GPU's memory, so that processes on the same GPU cannot
+    take it from each other.
 
     Raises:
-        UsageError: a GPU is asked for where torch finds none.
+        UsageError: torch finds no GPU.
     """
     if not gpus:
         return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""A client's examples, data_on_device on its host's device or streamed to it, and their batches."""
+"""The examples of a client, kept on its host's device or streamed to it, and their batches."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Transform = Callable[[Tensor], Tensor]
 
 
 class Normalise:
-    """uint8 images to normalised floats, a batch at a time: (x / 255 − mean) / std; other types stay as they are."""
+    """Normalises a batch of uint8 images to floats, (x / 255 − mean) / std; other dtypes stay as they are."""
 
     def __init__(self, population: Population, device: torch.device, *, channels_last: bool):
         mean, std = torch.tensor(population.mean), torch.tensor(population.std)
@@ -29,7 +29,7 @@ class Normalise:
         self.channels_last = channels_last
 
     def augmented(self, x: Tensor, augment: Augment) -> Tensor:
-        """As a call, with `augment` in its place: on pixels in [0, 1], or after normalisation."""
+        """Normalise and augment a batch; `augment` is applied to pixels in [0, 1] or after normalisation."""
         if not augment.normalised:
             pixels = x.dtype == torch.uint8
             x = augment(x.float().div_(255) if pixels else x)
@@ -46,9 +46,10 @@ class Normalise:
 
 
 class Part:
-    """One part (train, val or test) of a client, or a test set: `x` as stored, `y`, both on the device.
+    """One part (train, val or test) of a client's data, or a test set of the server.
 
-    Where not `data_on_device`, `x` stays where it is, and batches of it go to the device: the same bits, later.
+    Labels are on the device. So are inputs, as stored, with `data_on_device`; otherwise batches of them are read when
+    they are needed, with the same values.
     """
 
     def __init__(self, examples: Examples, device: torch.device, normalise: Normalise, *, data_on_device: bool = True):
@@ -63,15 +64,15 @@ class Part:
         return len(self.y)
 
     def take(self, rows: Tensor) -> Batch:
-        """The rows as a batch, normalised."""
+        """Return the rows as a normalised batch."""
         return Batch(self.normalise(self.x.index_select(0, rows)), self.y.index_select(0, rows))
 
     def augmented(self, rows: Tensor, augment: Augment) -> Batch:
-        """The rows as a batch for training, augmented, normalised."""
+        """Return the rows as an augmented, normalised training batch."""
         return Batch(self.normalise.augmented(self.x.index_select(0, rows), augment), self.y.index_select(0, rows))
 
     def batches(self, size: int, rows: Tensor | None = None) -> Iterator[Batch]:
-        """All examples (or `rows`) in order, in batches of at most `size`."""
+        """Yield all examples, or `rows`, in order, in batches of at most `size`."""
         if rows is not None:
             for some in rows.to(self.y.device).split(size):
                 yield self.take(some)
@@ -83,9 +84,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Augmented:
-    """A part as training sees it, in batches whose augmentation is seeded by `key` and the batch's number.
+    """A part with augmented inputs.
 
-    So they are the same each time that they are asked for, and leave the draws of the hook that asks alone.
+    The augmentation of a batch is seeded by `key` and the position of the batch. So batches are the same each time, and
+    reading them does not change the random state of the hook that does.
     """
 
     part: Part
@@ -100,7 +102,7 @@ class Augmented:
         return self.part.y
 
     def batches(self, size: int, rows: Tensor | None = None) -> Iterator[Batch]:
-        """All examples (or `rows`) in order, in batches of at most `size`."""
+        """Yield all examples, or `rows`, in order, in batches of at most `size`."""
         rows = torch.arange(len(self.part)) if rows is None else rows
         for number, start in enumerate(range(0, len(rows), size)):
             with torch_state_kept():
@@ -110,7 +112,7 @@ class Augmented:
 
 
 def client_data(population: Population, client: int, task: Task) -> ClientData:
-    """What a hook sees of a client's data, outside a host."""
+    """Return what a hook sees of a client's data, without a host."""
     normalise = Normalise(population, task.device, channels_last=task.channels_last)
     own = population.clients[client]
     return ClientData(Part(own.train, task.device, normalise), Part(own.val, task.device, normalise))
@@ -129,10 +131,10 @@ def _to_tensor(array: np.ndarray | Rows | Tensor) -> Tensor:
 def batch_rows(
     examples: int, batch_size: int, *, epochs: int | None, steps: int | None, drop_last: bool, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Row numbers of every batch of a phase: each epoch a new permutation, cut into batches.
+    """Return the row numbers of every batch of a phase; each epoch is a new permutation, cut into batches.
 
-    With `drop_last` an epoch has ⌊n / B⌋ full batches, otherwise ⌈n / B⌉. `steps` overrides `epochs`: as many epochs as
-    are needed, cut after the last step.
+    An epoch has ⌊n / B⌋ full batches with `drop_last` and ⌈n / B⌉ batches otherwise. `steps` overrides `epochs`: there
+    are as many epochs as needed, the last one cut after the last step.
     """
     per_epoch = examples // batch_size if drop_last else -(-examples // batch_size)
     wanted = steps if steps is not None else (epochs or 0) * per_epoch

@@ -1,4 +1,4 @@
-"""What is scored and when: point x clients x split x domain, of the server's state as it is."""
+"""The evaluation protocol: which models are scored, when, and on whose data."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,17 @@ from rayfed.metrics.tsne import Map
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """When and what to score: every how many rounds, at which points, on which splits, whose, after how much
-    adaptation. `clients` is "all" or "selected", the participants of the round."""
+    """When and what to score.
+
+    Attributes:
+        every: Score after every so many rounds, and after the last.
+        initial: Whether to score before the first round as well.
+        points: The models to score: "global", "downloaded", "trained", "adapted".
+        splits: The parts of the clients' data to score on.
+        clients: "all", or "selected" for the cohort of the round.
+        adapt_epochs: The epochs of local training before scoring at "adapted".
+        metrics: Further metrics by name.
+    """
 
     every: int = 1
     initial: bool = False
@@ -34,11 +43,12 @@ class Evaluation:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def due(self, round: int, rounds: int) -> bool:
+        """Return whether to score after `round` of `rounds`."""
         return round % self.every == 0 or round == rounds
 
 
 class Evaluated(NamedTuple):
-    """Scores in an order that does not depend on where clients live, and maps of representations."""
+    """Scores, in an order that does not depend on where clients live, and maps of representations."""
 
     scores: list[Score]
     maps: list[Map]

@@ -1,10 +1,10 @@
-"""Weighted sums of trees that do not depend on their order, so that hosts can add up what their clients send.
+"""Weighted sums of nested tensors that do not depend on the order of their terms.
 
-Floating-point addition is not associative: two hosts and four hosts would end with different last bits, and from
-there with different models. Here every term is first rounded to a multiple of 2⁻⁴⁰, in float64. Sums of such numbers
-are exact below 2¹², so their order is free. Rounding costs less than 10⁻¹² per term, a ten-thousandth of the rounding
-of a float32 weight of size 0.1. Larger sums stay correct to float64, but may then depend on the order; infinities and
-NaN pass through. Measured: a 582,026-parameter model takes 0.4 ms a client.
+Hosts add up what their clients send, and floating-point addition is not associative: two hosts and four hosts would
+round differently and end with different models. Here every term is first rounded to a multiple of 2⁻⁴⁰ in float64. Sums
+of such numbers are exact below 2¹², so their order does not matter. The rounding costs less than 10⁻¹² per term, a
+ten-thousandth of the rounding of a float32 weight of size 0.1. Larger sums are correct to float64 but may depend on the
+order. Infinities and NaN pass through. A model of 582,026 parameters takes 0.4 ms per client.
 """
 
 from typing import Any
@@ -19,24 +19,25 @@ _SHIFT = 1.5 * 2.0**52 * _GRID  # adding this moves the last bit of a float64 to
 
 
 class ExactSum:
-    """Σ weight·tree over trees of one shape; whole-number leaves (counters) become their maximum."""
+    """Σ weight·tree over trees of one structure; integer leaves, which are counters, become their maximum."""
 
     def __init__(self, value: Any = None, dtypes: Any = None):
         self.value, self.dtypes = value, dtypes
 
     def add(self, tree: Any, weight: float) -> None:
+        """Add `weight` times `tree`."""
         terms = tree_map(lambda leaf: _term(leaf, weight), tree)
         self.merge(ExactSum(terms, tree_map(lambda leaf: leaf.dtype, tree)))
 
     def merge(self, other: "ExactSum") -> None:
-        """Adds another sum, which is used up."""
+        """Add another sum, which must not be used afterwards."""
         if self.value is None:
             self.value, self.dtypes = other.value, other.dtypes
         elif other.value is not None:
             self.value = tree_map(_join, self.value, other.value)
 
     def result(self) -> Any:
-        """The sum in the types of the trees that were added."""
+        """Return the sum in the dtypes of the trees that were added."""
         return tree_map(lambda total, dtype: total.to(dtype), self.value, self.dtypes)
 
 

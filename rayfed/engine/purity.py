@@ -1,4 +1,4 @@
-"""Watches that hooks change nothing that they were only lent: torch counts in-place changes anyway."""
+"""Checks that hooks do not modify their inputs, by the counters that torch keeps of in-place changes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,17 +8,17 @@ from rayfed.core.trees import tensors
 
 
 class ImpureHook(RuntimeError):
-    """A hook changed in place what it had to leave alone."""
+    """A hook modified an input in place."""
 
 
 @contextmanager
-def untouched(hook: str, **lent: Any) -> Iterator[None]:
-    """Raises `ImpureHook` if a tensor in `lent` is changed in place within the block."""
-    before = {name: [tensor._version for _, tensor in tensors(tree)] for name, tree in lent.items()}
+def untouched(hook: str, **inputs: Any) -> Iterator[None]:
+    """Raise `ImpureHook` if a tensor in one of `inputs` is modified in place within the block."""
+    before = {name: [tensor._version for _, tensor in tensors(tree)] for name, tree in inputs.items()}
     yield
-    for name, tree in lent.items():
+    for name, tree in inputs.items():
         if before[name] != [tensor._version for _, tensor in tensors(tree)]:
             raise ImpureHook(
-                f"{hook} changed `{name}` in place; other clients and rounds share it, so a hook returns new state: "
-                f"write x = x + y, not x += y or x.add_(y), or clone first (only `work` may be changed in place)"
+                f"{hook} changed `{name}` in place; other clients and rounds share it, so a hook must return new "
+                "state: write x = x + y, not x += y or x.add_(y), or clone first (only `work` may be changed in place)"
             )

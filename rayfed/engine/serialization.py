@@ -1,4 +1,4 @@
-"""How trees of tensors cross between processes: as flat byte arrays that Ray passes without copying."""
+"""State on its way between processes, as flat byte arrays that Ray passes without copying; its size and its hash."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from rayfed.core.trees import nbytes, tensors, tree_map
 
 
 class Packed(NamedTuple):
-    """One tensor on the way: its bytes, its type and its shape."""
+    """One tensor: its bytes, its dtype and its shape."""
 
     data: np.ndarray
     dtype: torch.dtype
@@ -21,7 +21,7 @@ class Packed(NamedTuple):
 
 
 def pack(tree: Any) -> Any:
-    """`tree` (dicts, lists, tuples) with every tensor as `Packed` on the CPU, in row-major order."""
+    """Return `tree` (dicts, lists, tuples) with every tensor as a `Packed` on the CPU, in row-major order."""
 
     def one(tensor: Tensor) -> Packed:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -31,7 +31,7 @@ def pack(tree: Any) -> Any:
 
 
 def unpack(tree: Any, device: torch.device) -> Any:
-    """The inverse of `pack`: fresh tensors on `device`."""
+    """Return `tree` with every `Packed` as a new tensor on `device`."""
     if isinstance(tree, Packed):
         if not tree.data.size:
             return torch.empty(tree.shape, dtype=tree.dtype, device=device)
@@ -47,19 +47,19 @@ def unpack(tree: Any, device: torch.device) -> Any:
 
 
 def bytes_by_field(payload: dict[str, Any]) -> dict[str, int]:
-    """Bytes on the wire of every top-level field that has any."""
+    """Return the bytes of every top-level field that has any."""
     sizes = {field: nbytes(value) for field, value in payload.items()}
     return {field: size for field, size in sizes.items() if size}
 
 
 def bytes_by_formula(algorithm: Algorithm, ctx: Context, examples: Sequence[int]) -> float | None:
-    """What `Algorithm.bytes_formula` says, where the algorithm's own class defines it."""
+    """Return the bytes by `Algorithm.bytes_formula`, or None if the algorithm's own class does not define it."""
     own = vars(type(algorithm)).get("bytes_formula")
     return None if own is None else own(algorithm, ctx, examples)
 
 
 def state_hash(tree: Any) -> str:
-    """A hash of names, types, shapes and bits of all tensors: equal only for bit-identical trees."""
+    """Return a hash of the names, dtypes, shapes and bits of all tensors, equal only for bit-identical trees."""
     digest = hashlib.blake2b(digest_size=16)
     for path, tensor in sorted(tensors(tree)):
         digest.update(f"{path}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())

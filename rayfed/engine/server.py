@@ -32,7 +32,7 @@ from rayfed.metrics.tsne import Map
 
 @dataclass
 class Record:
-    """What one round left: its scores, its seconds by part, and the bytes of every field down and up."""
+    """What is recorded of one round: its scores, its seconds by part, and the bytes sent by field."""
 
     stage: str
     round: int

@@ -1,4 +1,4 @@
-"""Examples that stay where they are, in a file or in memory, and reach the device batch by batch."""
+"""Examples that stay in a file or in memory and are read batch by batch."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from rayfed.data.rows import Rows
 
 
 class Streamed:
-    """In place of a tensor [n, ...] on `device`: the two ways in which a part looks examples up, reading each time."""
+    """A stand-in for a tensor [n, ...] on `device` that reads rows when they are indexed."""
 
     def __init__(self, source: np.ndarray | Rows, device: torch.device):
         self.source, self.device = source, device
@@ -36,10 +36,11 @@ class Streamed:
 
 
 def room_for(data_on_device: bool | None, device: torch.device | str, share: float = 1.0) -> float:
-    """How many bytes of examples may lie on the device: all, none, or by default a quarter of the memory.
+    """Return how many bytes of examples may be kept on the device: all, none, or by default a quarter of the memory.
 
-    `share` is the part of the memory that is this host's: of a GPU, or of the machine, whose hosts are taken to be all
-    in one place.
+    Args:
+        data_on_device: True for all, False for none, None for the default.
+        share: This host's share of the memory of the GPU, or of the machine, on which all hosts are assumed to run.
     """
     if data_on_device is not None:
         return math.inf if data_on_device else 0.0
@@ -49,5 +50,5 @@ def room_for(data_on_device: bool | None, device: torch.device | str, share: flo
 
 
 def fits(parts: Sequence[Examples], room: float) -> bool:
-    """Whether the inputs of all `parts` together take at most `room` bytes."""
+    """Return whether the inputs of all `parts` together take at most `room` bytes."""
     return sum(part.x.nbytes for part in parts) <= room

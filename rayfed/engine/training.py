@@ -17,7 +17,7 @@ from rayfed.engine.device_data import Part, batch_rows
 
 
 class Job(NamedTuple):
-    """A client about to train: its number, its training part, its work and the context of its hooks."""
+    """A client about to train: its index, its training data, its `work` and the context of its hooks."""
 
     client: ClientIndex
     part: Part
@@ -26,7 +26,7 @@ class Job(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What training left: the work, and the mean over all steps of every metric of `step`."""
+    """The result of local training: `work`, and the mean of each of `step`'s metrics over all steps."""
 
     work: State
     metrics: dict[str, float]
@@ -43,7 +43,7 @@ def train(
     drop_last: bool,
     augment: Augment | None = None,
 ) -> list[Trained]:
-    """Runs all phases for all jobs; more than one job means `torch.vmap`."""
+    """Run all phases for all jobs, with `torch.vmap` if there is more than one job."""
     work = [clone(job.work) for job in jobs]  # private copies: steps may change them in place
     totals: list[dict[str, Tensor]] = [{} for _ in jobs]
     steps = [0] * len(jobs)
@@ -67,7 +67,7 @@ Take = Callable[[Context, Tensor], Batch]
 
 
 def _taking(exchange: Exchange, job: Job, augment: Augment | None, key: tuple[Any, ...]) -> Take:
-    """How a training batch comes about from its rows; with random draws in it, these are seeded for each batch."""
+    """Return a function from row numbers to the training batch; random draws are seeded for each batch."""
     part = job.part
     if augment is None and not exchange.prepares_batches:
         return lambda ctx, rows: part.take(rows)
@@ -121,11 +121,11 @@ def _vmap(
     rows: list[list[Tensor]],
     totals: list[dict[str, Tensor]],
 ) -> list[State]:
-    """All clients in step; those with fewer batches repeat their last one at the end, without effect."""
+    """Train all clients in step; those with fewer batches repeat their last one at the end, without effect."""
     counts = [len(some) for some in rows]
     if not max(counts):
         return work
-    ctx = ctx.at(client=-1, examples=0)  # not one client's: what a step needs of its client lies in `work`
+    ctx = ctx.at(client=-1, examples=0)  # common to all clients: a step finds what it needs of its client in `work`
     stacked = stack(work)
     for step in range(max(counts)):
         here = ctx.at(step=step)

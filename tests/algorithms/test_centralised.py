@@ -8,12 +8,8 @@ import torch.nn.functional as F
 from plain import CLIENTS, assert_weights, data, plan, population, run
 from support import blobs, blueprint, net, simulate
 
-from rayfed.algorithms.central_group_dro import CentralGroupDRO
-from rayfed.algorithms.erm import ERM
+from rayfed.algorithms.centralised import ERM, IRM, CentralGroupDRO, MMREx, VREx
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.irm import IRM
-from rayfed.algorithms.mm_rex import MMREx
-from rayfed.algorithms.v_rex import VREx
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.rng import generator
@@ -118,10 +114,10 @@ def test_irm():
 def test_weights_of_the_rules():
     losses = torch.tensor([1.0, 2.0, 3.0, 4.0, 10.0], dtype=torch.float64)
     ctx = blueprint(ERM(), blobs()).context(blobs(), "cpu").at(round=501)
-    assert MMREx().rule(ctx, {}, losses).tolist() == [-1, -1, -1, -1, 5]  # 6 max − Σ
-    found = VREx(beta=0.5).rule(ctx, {}, losses[:3])
+    assert MMREx().domain_weights(ctx, {}, losses).tolist() == [-1, -1, -1, -1, 5]  # 6 max − Σ
+    found = VREx(beta=0.5).domain_weights(ctx, {}, losses[:3])
     torch.testing.assert_close(found, torch.tensor([0, 1 / 3, 2 / 3], dtype=torch.float64))
-    first = VREx(beta=0.5, beta_start=0.0).rule(ctx.at(round=500), {}, losses[:3])
+    first = VREx(beta=0.5, beta_start=0.0).domain_weights(ctx.at(round=500), {}, losses[:3])
     torch.testing.assert_close(first, torch.full((3,), 1 / 3, dtype=torch.float64))
 
 
@@ -168,7 +164,7 @@ def test_without_negative_weights_statistics_may_be_averaged(algorithm):
 
 
 def test_refusals():
-    with pytest.raises(UsageError, match=r"^batch_norm=local: algorithm.name=erm has one central model"):
+    with pytest.raises(UsageError, match=r"^batch_norm=local: algorithm.name=erm trains one central model"):
         blueprint(ERM(), blobs(), batch_norm="local").check(blobs())
     with pytest.raises(UsageError, match=r"^cohort=2: algorithm.name=erm"):
         blueprint(ERM(), blobs(), cohort=2).check(blobs())

@@ -9,8 +9,8 @@ from support import Net, blobs, blueprint, net, simulate
 from torch import nn
 
 from rayfed.algorithm import Algorithm, ClientData
-from rayfed.algorithms.common.dbe_model import BIAS, CONSENSUS, MEAN
 from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.dbe.model import BIAS, CONSENSUS, MEAN
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbabu import FedBABU
@@ -117,7 +117,7 @@ def test_the_consensus_is_the_mean_by_examples_of_what_plain_training_saw():
     next(rounds)
     means = []
     for i in range(4):
-        part = server.fleet.host.holding.parts[i]["train"]
+        part = server.fleet.host.data.parts[i]["train"]
         job = Job(i, part, {}, server.ctx.at(stage="setup", client=i))
         model, mean = net().train(), torch.zeros(8)
         sgd = torch.optim.SGD(model.parameters(), lr=LR)
@@ -150,11 +150,12 @@ def test_what_travels_is_what_fedavg_sends_but_for_one_mean_each_way():
 def test_with_mu_one_the_mean_sent_is_the_last_batchs():
     algorithm = DBE()
     ctx, client, down, work = client_at_work(algorithm, bias=0.0, model=net())
-    ctx = ctx.at(stage="setup", round=0, trip=0)
+    ctx = ctx.at(stage="setup", round=0, exchange=0)
+    collect, _ = algorithm.setup_exchanges
     for seed in range(3):
         last = clone(work["weights"])
-        work, _ = algorithm.step(ctx, work, down, batch(seed))
-    kept, up = algorithm.finish(ctx, work, client, down, ClientData(None, None))
+        work, _ = collect.step(ctx, work, down, batch(seed))
+    kept, up = collect.finish(ctx, work, client, down, ClientData(None, None))
     seen = ctx.task.forward(last, batch(2).x).features.mean(0)
     torch.testing.assert_close(up["mean"], seen)
     assert not torch.allclose(up["mean"], ctx.task.forward(work["weights"], batch(2).x).features.mean(0))
@@ -174,7 +175,7 @@ def test_the_mean_sent_may_be_that_of_all_data_and_noisy():
     ctx, client, down, work = client_at_work(algorithm)
     data = ClientData(Data(batch(0, 7), batch(1, 4)), None)
     torch.manual_seed(3)
-    _, up = algorithm.finish(ctx.at(stage="setup", trip=0), work, client, down, data)
+    _, up = algorithm.setup_exchanges[0].finish(ctx.at(stage="setup"), work, client, down, data)
     x = torch.cat([batch(0, 7).x, batch(1, 4).x])
     mean = net().eval().features(x).mean(0).detach()
     torch.manual_seed(3)
@@ -331,10 +332,10 @@ def test_a_receive_leaves_the_bias_alone_and_unsampled_clients_keep_theirs():
 
 
 def test_what_is_scored():
-    assert DBE().scored == "downloaded"
-    assert DBE(kappa=0.0).scored == "downloaded"
-    assert DBE(prbm=False).scored == "global"
-    assert DBE(base=FedRep(), prbm=False).scored == "downloaded"
+    assert DBE().default_eval_point == "downloaded"
+    assert DBE(kappa=0.0).default_eval_point == "downloaded"
+    assert DBE(prbm=False).default_eval_point == "global"
+    assert DBE(base=FedRep(), prbm=False).default_eval_point == "downloaded"
     _, records = simulate(blueprint(DBE(prbm=False), blobs()), blobs())
     assert {score.point for score in records[-1].scores} == {"global", "trained"}  # `trained`: the training loss
     _, records = simulate(blueprint(DBE(), blobs(), rounds=1), blobs(), points=("global", "downloaded"))
@@ -433,10 +434,16 @@ def test_one_inside_another_is_refused_wherever_it_is(outer, inner):
     [
         (
             {"noise_scale": 0.05, "mr": False},
-            r"noise_scale=0.05: .* with algorithm.mr=false nobody sends one; use algo",
+            r"noise_scale=0.05: .* with algorithm.mr=false no client sends one; use algo",
         ),
-        ({"noise_scale": 0.05, "noise_mix": 0.2, "kappa": 0.0}, r"noise_scale=0.05: .* with algorithm.kappa=0 nobody"),
-        ({"noise_mix": 0.2, "mr": False}, r"noise_mix=0.2: .* with algorithm.mr=false nobody sends one; use algorithm"),
+        (
+            {"noise_scale": 0.05, "noise_mix": 0.2, "kappa": 0.0},
+            r"noise_scale=0.05: .* with algorithm.kappa=0 no client",
+        ),
+        (
+            {"noise_mix": 0.2, "mr": False},
+            r"noise_mix=0.2: .* with algorithm.mr=false no client sends one; use algorithm",
+        ),
     ],
 )
 def test_noise_on_means_that_nobody_sends_is_refused(options, words):

@@ -86,7 +86,7 @@ def test_adaptation_trains_the_personal_model_alone():
     people = population()
     ctx = plan(Ditto(personal_epochs=2), people, net()).context(people, "cpu")
     assert Ditto(personal_epochs=2).phases(ctx) == (Phase("personal", epochs=2), ctx.local)
-    assert Ditto(personal_epochs=2).phases(ctx.at(stage="final")) == (Phase("personal", steps=2),)
+    assert Ditto(personal_epochs=2).adaptation.phases(ctx) == (Phase("personal", steps=2),)
 
 
 @pytest.mark.parametrize("keep", [False, True])

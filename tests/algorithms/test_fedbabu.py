@@ -68,8 +68,8 @@ def test_phases():
     algorithm = FedBABU(finetune_epochs=7)
     ctx = plan(algorithm, people, net()).context(people, "cpu")
     assert algorithm.phases(ctx.at(round=2)) == (ctx.local,)
-    assert algorithm.phases(ctx.at(round=2, stage="final")) == (Phase("personal", steps=2),)  # evaluation's adaptation
-    assert algorithm.phases(ctx.at(round=3, stage="final")) == (Phase("personal", epochs=7),)
+    assert algorithm.adaptation.phases(ctx) == (Phase("personal", steps=2),)
+    assert algorithm.final_exchanges[0].phases(ctx) == (Phase("personal", epochs=7),)
 
 
 def test_a_model_without_a_head_is_refused():

@@ -55,16 +55,16 @@ def test_the_body_trains_as_local_says_unless_told_otherwise():
     ctx = plan(FedRep(), people, net(), local=Phase("train", steps=7)).context(people, "cpu")
     assert FedRep().phases(ctx) == (Phase("head", epochs=1), Phase("body", steps=7))
     assert FedRep(head_epochs=4, body_epochs=2).phases(ctx) == (Phase("head", epochs=4), Phase("body", epochs=2))
-    assert FedRep().phases(ctx.at(stage="final")) == (Phase("head", steps=7),)
+    assert FedRep().adaptation.phases(ctx) == (Phase("head", steps=7),)
 
 
 def test_adaptation_trains_the_head_or_both_parts_as_in_a_round():
     people = population()
     for head_epochs, body_epochs in ((1, None), (4, 2)):
         algorithm = FedRep(head_epochs=head_epochs, body_epochs=body_epochs, adapted="both")
-        ctx = plan(algorithm, people, net()).context(people, "cpu").at(stage="final", local=Phase("train", epochs=10))
-        assert algorithm.phases(ctx) == (Phase("head", epochs=head_epochs), Phase("body", epochs=10))
-        assert replace(algorithm, adapted="head").phases(ctx) == (Phase("head", epochs=10),)
+        ctx = plan(algorithm, people, net()).context(people, "cpu").at(local=Phase("train", epochs=10))
+        assert algorithm.adaptation.phases(ctx) == (Phase("head", epochs=head_epochs), Phase("body", epochs=10))
+        assert replace(algorithm, adapted="head").adaptation.phases(ctx) == (Phase("head", epochs=10),)
 
 
 @pytest.mark.parametrize(("adapted", "moves"), [("head", False), ("both", True)])

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from plain import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
 from support import blobs, blueprint, net
 
-from rayfed.algorithms.common.invariance import invariant, slope
+from rayfed.algorithms.common.invariance import penalised_loss, slope
 from rayfed.algorithms.fed_irm import FedIRM
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import vectorised
@@ -25,9 +25,9 @@ def test_numbers():
     found = slope(task(), torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0]))
     assert found.item() == pytest.approx(-0.35442, abs=1e-5)
     loss = torch.tensor(0.5)
-    value = invariant(task(), loss, torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0]), 4.0)
+    value = penalised_loss(task(), loss, torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0]), 4.0)
     assert value.item() == pytest.approx((0.5 + 4 * 0.12561) / 4, abs=1e-5)
-    value = invariant(task(), loss, torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0]), 0.5)
+    value = penalised_loss(task(), loss, torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0]), 0.5)
     assert value.item() == pytest.approx(0.5 + 0.5 * 0.12561, abs=1e-5)
 
 

@@ -85,7 +85,9 @@ def test_noise_is_the_same_at_any_width_and_differs_between_clients_and_rounds()
     people = population(sizes=(10, 10))
     simulate(plan(Mixup(base=Spy()), people, net(), steps=2), people)
     assert len(set(seen)) == 8
-    narrow, wide = (simulate(plan(Mixup(), people, net(), width=w, batch_size=10), people)[0].state for w in (1, 2))
+    narrow, wide = (
+        simulate(plan(Mixup(), people, net(), vmap_clients=w, batch_size=10), people)[0].state for w in (1, 2)
+    )
     for name, value in narrow["weights"].items():
         torch.testing.assert_close(value, wide["weights"][name], rtol=1e-4, atol=1e-5)
 

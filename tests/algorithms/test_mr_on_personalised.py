@@ -8,8 +8,8 @@ import torch
 from support import blobs, blueprint, net
 
 from rayfed.algorithms.apfl import APFL
-from rayfed.algorithms.common.dbe_model import CONSENSUS, MEAN
 from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.dbe.model import CONSENSUS, MEAN
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedbabu import FedBABU
 from rayfed.algorithms.fedfomo import FedFomo
@@ -18,9 +18,11 @@ from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.fedrod import FedRoD
 from rayfed.algorithms.moon import Moon
 from rayfed.core.errors import UsageError
+from rayfed.core.moment import Moment
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone
 from rayfed.engine.host import Host
+from rayfed.engine.requests import Request
 from rayfed.experiments.config import build_algorithm
 
 LR, KAPPA, MU, GOAL = 0.05, 40.0, 0.3, 0.2
@@ -39,7 +41,7 @@ def one_step(base, kappa, **now):
     plan = blueprint(algorithm, people, model=net(batch_norm=False))
     plan.check(people)
     host = Host(algorithm, plan.context(people, "cpu"), people, [0], [], vmap_clients=1, drop_last=True, seed=0)
-    ctx = host._context(0, {"stage": "round", "round": 1})
+    ctx = host._context(0, Request(moment=Moment("round", 1), cohort=(0,), clients=(0,)))
     client = algorithm.join(ctx)
     goal = torch.full((8,), GOAL)
     client = client | {"weights": client["weights"] | {CONSENSUS: goal}}

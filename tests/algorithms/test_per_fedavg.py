@@ -131,8 +131,8 @@ def test_phases():
     ctx = plan(PerFedAvg(), people, net(), batch_size=3).context(people, "cpu")
     assert PerFedAvg().phases(ctx) == (Phase("train", steps=2, batch_size=6),)
     assert PerFedAvg(variant="hf").phases(ctx) == (Phase("train", steps=2, batch_size=9),)
-    assert PerFedAvg().phases(ctx.at(stage="final")) == (Phase("adapt", steps=2),)
-    assert PerFedAvg(finetune_steps=5).phases(ctx.at(stage="final")) == (Phase("adapt", steps=5),)
+    assert PerFedAvg().adaptation.phases(ctx) == (Phase("adapt", steps=2),)
+    assert PerFedAvg(finetune_steps=5).adaptation.phases(ctx) == (Phase("adapt", steps=5),)
 
 
 def test_as_much_is_sent_as_in_fedavg():

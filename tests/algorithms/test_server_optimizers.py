@@ -7,11 +7,9 @@ import torch
 from plain import CLIENTS, assert_weights, data, descend, mean, population, run, shares
 from support import net
 
-from rayfed.algorithms.fedadagrad import FedAdagrad
-from rayfed.algorithms.fedadam import FedAdam
+from rayfed.algorithms.adaptive_server import FedAdagrad, FedAdam, FedYogi
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedavgm import FedAvgM
-from rayfed.algorithms.fedyogi import FedYogi
 
 
 def two_rounds(model, step, rounds=3):

@@ -7,9 +7,9 @@ from support import net
 from test_contract import CASES, algorithm_of, plan_of, server_of
 
 from rayfed.algorithms import ALGORITHMS
+from rayfed.algorithms.centralised import ERM
 from rayfed.algorithms.common.wrapper import Wrapper
 from rayfed.algorithms.dbe import DBE
-from rayfed.algorithms.erm import ERM
 from rayfed.algorithms.mixup import Mixup
 from rayfed.core.errors import UsageError
 

@@ -5,7 +5,7 @@ from support import Net, blobs, blueprint, net, on_pictures, reshaped, simulate
 from torch import nn
 
 from rayfed.algorithm import Phase
-from rayfed.algorithms.erm import ERM
+from rayfed.algorithms.centralised import ERM
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.per_fedavg import PerFedAvg
@@ -32,19 +32,19 @@ def maps_and_vectors():
         (
             SIZES,
             {},
-            "local.batch_size=5: of client 1's 26 training examples a batch has one alone, on which the model's ",
+            "local.batch_size=5: client 1 has 26 training examples, which leave a batch of one example, ",
         ),
-        (SIZES, {"batch_size": 25}, "local.batch_size=25: of client 1's 26 training examples"),
+        (SIZES, {"batch_size": 25}, "local.batch_size=25: client 1 has 26 training examples"),
         (
             SIZES,
             {"batch_size": 1},
-            "local.batch_size=1: of client 0's 20 training .* batch norm cannot train; use at le",
+            "local.batch_size=1: client 0 has 20 training .* batch norm cannot train; use at le",
         ),
-        (SIZES, {"batch_size": 1, "drop_last": True}, "local.batch_size=1: of client 0's 20 training examples"),
+        (SIZES, {"batch_size": 1, "drop_last": True}, "local.batch_size=1: client 0 has 20 training examples"),
         (
             (20, 1),
             {},
-            r"local.batch_size=5: of client 1's 1 training .* cannot train; partition\.\* must give it more$",
+            r"local.batch_size=5: client 1 has 1 training .* cannot train; partition\.\* must give it more$",
         ),
     ],
 )
@@ -78,7 +78,7 @@ def test_batch_norm_over_maps_trains_on_one(size):
 
 def test_every_phase_counts():
     people, few = blobs(2, sizes=SIZES), Phase("train", steps=5)
-    with pytest.raises(UsageError, match=r"^local.batch_size=5: of client 1's 26 training examples"):
+    with pytest.raises(UsageError, match=r"^local.batch_size=5: client 1 has 26 training examples"):
         check(FedRep(), people, local=few)  # its head trains for an epoch
     check(FedRep(), people, batch_size=4)
     check(ERM(), people)  # one batch in a round

@@ -1,4 +1,4 @@
-"""IRM's penalty: the squared slope of a loss along a common factor of all logits (Arjovsky et al. 2019, IRMv1)."""
+"""IRM's penalty: Arjovsky et al. 2019, "Invariant Risk Minimization", Eq. IRMv1."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from rayfed.core.trees import Weights
 
 
 def slope(task: Task, logits: Tensor, y: Tensor) -> Tensor:
-    """∂ loss(w · logits, y)/∂w at w = 1, a scalar that can itself be differentiated."""
+    """Return ∂ loss(w · logits, y)/∂w at w = 1, a scalar that can be differentiated again."""
 
     def scaled(w: Weights) -> tuple[Tensor, Weights]:
         return task.loss(w["w"] * logits, y), {}
@@ -18,7 +18,7 @@ def slope(task: Task, logits: Tensor, y: Tensor) -> Tensor:
     return gradients(scaled, {"w": one}, create_graph=True)[0]["w"]
 
 
-def invariant(task: Task, loss: Tensor, logits: Tensor, y: Tensor, beta: Tensor | float) -> Tensor:
-    """[loss + β g²] / max(β, 1)."""
+def penalised_loss(task: Task, loss: Tensor, logits: Tensor, y: Tensor, beta: Tensor | float) -> Tensor:
+    """Return [loss + β g²] / max(β, 1), g being the `slope`."""
     beta = torch.as_tensor(beta, device=loss.device, dtype=loss.dtype)
     return (loss + beta * slope(task, logits, y).square()) / beta.clamp(min=1)

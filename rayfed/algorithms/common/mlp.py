@@ -1,4 +1,4 @@
-"""Plain MLPs beside the model: discriminators and projectors."""
+"""Multilayer perceptrons for discriminators and projectors."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def mlp(widths: Sequence[int], *, linear: bool = False) -> nn.Sequential:
-    """Linear layers from width to width (two or more) with ReLU between them; `linear` leaves the ReLUs out."""
+    """Return linear layers of the given widths (two or more) with ReLU between them; `linear` omits the ReLUs."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]

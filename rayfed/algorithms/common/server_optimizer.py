@@ -1,8 +1,8 @@
-"""What FedAvgM, FedAdagrad, FedAdam and FedYogi share: the server takes the mean update for a negative gradient.
+"""Server optimisers: methods in which the server treats the clients' mean update as a negative gradient.
 
     Δ = Σ p_i w_i − w_t;   w_{t+1} = w_t + step(Δ)
 
-This goes for what is trained and sent; batch-norm statistics are averaged.
+This applies to the weights that are trained and sent; batch-norm statistics are averaged.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,15 @@ from rayfed.core.trees import Weights, add, only, sub, zeros_like
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer(FedAvg):
-    def step_of(self, delta: Weights, state: State) -> tuple[Weights, State]:
-        """(what to add to the weights, the optimiser's next state) for the mean update `delta`."""
-        raise NotImplementedError
+    """FedAvg with an optimiser step on the server."""
 
     def moments(self, zeros: Weights) -> State:
-        """The optimiser's state before the first step, given zeros of the shape of what it steps."""
-        return {"momentum": zeros}
+        """Return the optimiser's state before the first step; `zeros` has the structure of the weights."""
+        raise NotImplementedError
+
+    def update(self, delta: Weights, moments: State) -> tuple[Weights, State]:
+        """Return what to add to the weights for the mean update `delta`, and the optimiser's next state."""
+        raise NotImplementedError
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
@@ -28,5 +30,5 @@ class ServerOptimizer(FedAvg):
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         mean, before = replies.mean["weights"], only(server["weights"], ctx.task.trainable)
-        step, state = self.step_of(sub(only(mean, before), before), server["optimizer"])
-        return server | {"weights": mean | add(before, step), "optimizer": state}
+        step, moments = self.update(sub(only(mean, before), before), server["optimizer"])
+        return server | {"weights": mean | add(before, step), "optimizer": moments}

@@ -1,4 +1,4 @@
-"""Labels as probabilities."""
+"""Labels as class probabilities."""
 
 import torch
 import torch.nn.functional as F
@@ -9,18 +9,18 @@ from rayfed.core.errors import UsageError
 
 
 def soft(y: Tensor, classes: int) -> Tensor:
-    """Probabilities [batch, classes] of class numbers; what are probabilities already stay as they are."""
+    """Return class probabilities [batch, classes] of class indices; probabilities are returned unchanged."""
     return y if y.is_floating_point() else F.one_hot(y, classes).float()
 
 
 def check_real_inputs(problem: ProblemSpec, name: str) -> None:
-    """Raises UsageError where inputs cannot be averaged."""
+    """Raise UsageError if inputs cannot be averaged."""
     if not problem.task.inputs.real:
-        raise UsageError(f"algorithm.name={name}: averages inputs, and this data's are numbers of words")
+        raise UsageError(f"algorithm.name={name}: averages inputs, and the inputs of this dataset are word indices")
 
 
 def check_soft_labels(problem: ProblemSpec, name: str) -> None:
-    """Raises UsageError where the loss takes class numbers only."""
+    """Raise UsageError if the loss accepts class indices only."""
     classes = problem.task.num_classes
     try:
         problem.task.loss(torch.zeros(2, classes), torch.full((2, classes), 1 / classes))

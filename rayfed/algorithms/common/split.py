@@ -1,4 +1,4 @@
-"""Body and head of a model that is split, as FedPer, FedRep, FedRoD and FedBABU need them."""
+"""Body and head of a model with a split point, for FedPer, FedRep, FedRoD and FedBABU."""
 
 from collections.abc import Iterable
 
@@ -8,20 +8,20 @@ from rayfed.core.task import Task
 
 
 def body(task: Task) -> tuple[str, ...]:
-    """Names of what can be trained in front of the split."""
+    """Return the names of the trainable weights before the split."""
     return tuple(name for name in task.trainable if name not in task.head_names)
 
 
 def head(task: Task) -> tuple[str, ...]:
-    """Names of what can be trained behind the split."""
+    """Return the names of the trainable weights after the split."""
     return tuple(name for name in task.trainable if name in task.head_names)
 
 
 def refuse_without(problem: ProblemSpec, name: str, parts: Iterable[str] = ("head", "body")) -> None:
-    """Raises UsageError if one of `parts` of the model has nothing to train."""
-    found = {"head": head(problem.task), "body": body(problem.task)}
+    """Raise UsageError if one of `parts` of the model has no trainable weights."""
+    trainable = {"head": head(problem.task), "body": body(problem.task)}
     for part in parts:
-        if not found[part]:
+        if not trainable[part]:
             raise UsageError(
                 f"algorithm.name={name}: the model's {part} has nothing to train; choose a model whose split leaves "
                 "trainable layers on both sides"

@@ -22,9 +22,10 @@ def derived(value: Callable[[Any], Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Delegate, Algorithm):
-    """An algorithm that does what `base` does, except for the hooks that a subclass overrides.
+    """An algorithm that does what `base` does, except for what a subclass overrides.
 
-    A subclass that changes exchanges overrides `wrapped`, which is called for every exchange of the base.
+    A subclass that changes all exchanges of its base overrides `wrapped`. One that overrides hooks itself changes the
+    rounds of a base with one exchange. The wrapper's own hooks are those of `wrapped(base)`.
     """
 
     base: Algorithm = option(FedAvg(), help="the wrapped algorithm: a name, or a mapping with its name and keys")
@@ -39,6 +40,11 @@ class Wrapper(Delegate, Algorithm):
     def wrapped(self, exchange: Exchange) -> Exchange:
         """Return the exchange to run in place of one of the base's."""
         return self if exchange is self.base else exchange
+
+    @property
+    def target(self) -> Exchange:
+        exchange = self.wrapped(self.base)
+        return self.base if exchange is self else exchange
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:

@@ -1,22 +1,29 @@
 """DBE's model and loss term: a bias between features and head, and the regularised running mean of the features."""
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from rayfed.core.task import Output
+from rayfed.core.task import Output, Task
 from rayfed.core.trees import Weights
 
-BIAS, MEAN, CONSENSUS = EXTRAS = ("dbe.bias", "dbe.mean", "dbe.consensus")
+BIAS, MEAN, CONSENSUS = DBE_WEIGHTS = ("dbe.bias", "dbe.mean", "dbe.consensus")
 
 
-class TwoLevels(nn.Module):
-    """`model` with a trainable bias added to its features before its head; the model's weights keep their names.
+class BiasedModel(nn.Module):
+    """A model with a trainable bias that is added to the features before the head.
 
-    `features` is the first level z^g, `head` adds the bias z^p. The model is no child of this module, which would
-    rename its weights: they share its tables of parameters, buffers and children instead.
+    `features` returns the representation z^g, and `head` adds the personal bias z^p. The weights of `model` keep their
+    names: it is no child of this module, which would rename them, but shares its tables of parameters, buffers and
+    children.
+
+    Args:
+        model: The model, with `features` and `head`.
+        bias: Whether there is a personal bias (PRBM).
+        means: Whether there are buffers for the running mean and the consensus (MR).
     """
 
     model: Any
@@ -50,9 +57,9 @@ class TwoLevels(nn.Module):
 
 @dataclass(frozen=True)
 class MeanRegulariser:
-    """m ← (1−μ)·m + μ·z̄ with z̄ the batch mean of the features, and κ/2 · mean((m − consensus)²) on top of the loss.
+    """The loss term κ/2 · mean((m − z̄^g)²), which also updates the running mean m ← (1−μ)·m + μ·(batch mean of f(x)).
 
-    The gradient flows through μ·z̄ alone: the old m is a buffer.
+    The gradient flows through the batch mean only, since the old m is a buffer.
     """
 
     kappa: float
@@ -63,3 +70,10 @@ class MeanRegulariser:
         if self.kappa:
             loss = loss + self.kappa / 2 * (mean - weights[CONSENSUS]).square().mean()
         return loss, output._replace(buffers=output.buffers | {MEAN: mean.detach()})
+
+
+def tracking_only(task: Task) -> Task:
+    """Return `task` with a regulariser that updates the running mean but adds nothing to the loss."""
+    task = copy.copy(task)
+    task.terms = tuple(replace(term, kappa=0.0) if isinstance(term, MeanRegulariser) else term for term in task.terms)
+    return task

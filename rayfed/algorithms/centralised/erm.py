@@ -1,12 +1,13 @@
-"""Centralised training on all domains at once, the twins of federated methods in de Luca et al. 2022, section 4.1, as
-DomainBed (Gulrajani and Lopez-Paz 2021) trains them: ERM, and the base of the others.
+"""ERM: centralised training on all domains at once, as in DomainBed (Gulrajani and Lopez-Paz 2021), the counterpart of
+federated methods in de Luca et al. 2022, section 4.1.
 
-    each step:  a batch of every domain;  θ ← one optimiser step along Σ v_i ∇f_i(θ),  f_i a batch's loss, v the rule's
+    each step:  a batch of every domain;  θ ← one optimiser step along Σ v_i ∇f_i(θ),  f_i the loss of domain i's batch
+                v_i = 1/n for ERM; the other centralised methods have rules of their own
 
-Here a client holds a domain and a round is a step: clients send f_i and ∇f_i of one batch at θ_t, and the server, which
-holds the optimiser (local.optimizer, local.lr, …), takes the step. For a model without batch norm that is central
-training exactly; with it, every domain is normalised by its own batch and the running statistics are means over the
-domains. `rounds` is the number of steps; local.epochs and local.steps do not matter.
+A client holds a domain, and a round is one step of central training: clients send f_i and ∇f_i of one batch at θ_t, and
+the server, which holds the optimiser (local.optimizer, local.lr, …), takes the step. Without batch norm this is exactly
+central training. With batch norm, every domain is normalised by its own batch, and running statistics are averaged over
+domains. `rounds` is the number of steps; local.epochs and local.steps have no effect.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Delegate, Exchange, Phase, ProblemSpec, Replies, Reply, State
-from rayfed.algorithms.common.loss_weighted import LossWeighted, reported
+from rayfed.algorithms.common.full_participation import refuse_sampling
+from rayfed.algorithms.common.loss_weighting import NEEDS_ALL_LOSSES, refuse_averaged_variances, reported_losses
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
 from rayfed.core.task import Batch
@@ -25,33 +28,39 @@ from rayfed.core.trees import Weights, clone, only, tree_map, zeros_like
 
 
 @dataclass(frozen=True, kw_only=True)
-class ERM(LossWeighted):
-    """Sends a batch's gradient and loss; the server keeps the optimiser. Scored: the global model. v_i = 1/n: each
-    domain counts alike, whatever its size."""
+class ERM(FedAvg):
+    """Clients send the gradient and loss of a batch; the server keeps the optimiser. The global model is scored. Every
+    domain has the same weight, whatever its size."""
 
     name: ClassVar[str] = "erm"
     reference: ClassVar[str] = "Gulrajani and Lopez-Paz 2021; de Luca et al. 2022, section 4.1"
     averaged: ClassVar[tuple[str, ...]] = ("gradient", "buffers")
     supports_loss_terms: ClassVar[bool] = False
-    without_averages: ClassVar[str] = "frozen"  # clients keep nothing
 
-    keep_optimizer: bool = field(default=False, init=False)  # no key: the server's optimiser always goes on
+    keep_optimizer: bool = field(default=False, init=False)  # not an option: the server always keeps its optimiser
 
-    def rule(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
-        """v [domains], of the losses [domains] in float64."""
+    def domain_weights(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
+        """Return v [domains] for the losses [domains], both in float64."""
         return torch.full_like(losses, 1 / len(losses))
 
-    def renews(self, ctx: Context) -> bool:
-        """Whether the optimiser starts anew before this round's step."""
+    @property
+    def allows_negative_weights(self) -> bool:
+        """Whether `domain_weights` may be negative."""
+        return False
+
+    def restarts_optimizer(self, ctx: Context) -> bool:
+        """Return whether the optimiser starts anew before the step of this round."""
         return False
 
     def check(self, problem: ProblemSpec) -> None:
-        super().check(problem)
+        refuse_sampling(problem, self.name, NEEDS_ALL_LOSSES)
+        if self.allows_negative_weights:
+            refuse_averaged_variances(problem, self.name, self.personal(problem.task), alternatives="frozen")
         if problem.task.personal:
-            fitting = "frozen" if self.extrapolates else "aggregate or frozen"
+            policies = "frozen" if self.allows_negative_weights else "aggregate or frozen"
             raise UsageError(
-                f"batch_norm={problem.task.batch_norm}: algorithm.name={self.name} has one central model and leaves "
-                f"nothing with clients; use batch_norm={fitting}"
+                f"batch_norm={problem.task.batch_norm}: algorithm.name={self.name} trains one central model and leaves "
+                f"nothing with clients; use batch_norm={policies}"
             )
 
     def init(self, ctx: Context) -> State:
@@ -60,10 +69,6 @@ class ERM(LossWeighted):
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
         return (Phase("gradient", steps=1),)
-
-    @property
-    def adaptation(self) -> Exchange:
-        return LocalTraining(self)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
@@ -87,14 +92,20 @@ class ERM(LossWeighted):
         return client, {"gradient": work["gradient"], "buffers": buffers, "loss": work["loss"]}
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:
-        return self.rule(ctx, server, reported(replies)[0]).tolist()
+        losses, _ = reported_losses(replies)
+        weights: list[float] = self.domain_weights(ctx, server, losses).tolist()
+        return weights
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         weights, moments = clone(server["weights"]), clone(server["optimizer"])
-        if self.renews(ctx):
+        if self.restarts_optimizer(ctx):
             moments = tree_map(torch.zeros_like, moments)
         ctx.optimizer.update_(weights, replies.mean["gradient"], moments)
         return server | {"weights": weights | replies.mean["buffers"], "optimizer": moments}
+
+    @property
+    def adaptation(self) -> Exchange:
+        return LocalTraining(self)
 
 
 @dataclass(frozen=True)

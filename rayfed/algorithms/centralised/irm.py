@@ -1,0 +1,41 @@
+"""IRM, centralised: Arjovsky et al. 2019, "Invariant Risk Minimization", Eq. IRMv1.
+
+    each step:  θ ← one optimiser step along the mean over domains of ∇[f_i + β g_i²] / max(β, 1),
+                g_i = ∂ f_i(w · logits)/∂w at w = 1
+
+A round is one step of central training, see `rayfed.algorithms.centralised.erm`. β is `beta_start` for the first
+`anneal` steps and then `beta`, with a fresh optimiser, as in DomainBed. `fed_irm` has the same penalty for clients that
+train locally.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from rayfed.algorithm import Context, State
+from rayfed.algorithms.centralised.erm import ERM
+from rayfed.algorithms.centralised.penalty_schedule import beta_changes, scheduled_beta
+from rayfed.algorithms.common.invariance import penalised_loss
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output
+from rayfed.core.trees import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class IRM(ERM):
+    """Sends and keeps what ERM does; the penalty is part of the clients' losses."""
+
+    name: ClassVar[str] = "irm"
+    reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1"
+
+    beta: float = option(100.0, low=0, help="β, weight of the penalty after the first steps; 0 is ERM from then on")
+    beta_start: float = option(1.0, low=0, help="β in the first steps")
+    anneal: int = option(500, low=0, help="steps before β changes and the optimiser starts anew")
+
+    def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
+        loss, output = super().loss(ctx, weights, work, down, batch)
+        return penalised_loss(ctx.task, loss, output.logits, batch.y, scheduled_beta(self, ctx)), output
+
+    def restarts_optimizer(self, ctx: Context) -> bool:
+        return beta_changes(self, ctx)

@@ -1,0 +1,134 @@
+"""DBE: Zhang et al. 2023, "Eliminating Domain Bias for Federated Learning in Representation Space", Eq. 6 to 9, Alg. 1.
+
+DBE wraps FedAvg or one of its relatives. The client adds a bias of its own, z^p, to the features (personalized
+representation bias memory, PRBM), and a regulariser holds the mean of its features near a consensus that all clients
+agreed upon before the first round (mean regularization, MR):
+
+    L_i = ℓ(h(f(x) + z^p_i), y) + κ/2 · mean_k (m_ik − z̄^g_k)²,   m_i ← (1−μ)·sg(m_i) + μ·(batch mean of f(x))
+    setup:  every client trains once from θ⁰ without z^p and without MR and sends m_i; z̄^g = Σ_i n_i m_i / Σ_i n_i
+            is sent to every client, which keeps it; nothing else of this training is kept
+    round:  that of the base; z^p is never sent and takes plain SGD steps of the same length as θ; m_i starts from 0
+
+κ and μ depend on the architecture: 50 and 1 for a small CNN. Batch norm needs a small μ; 1 and 0.1 for ResNet-18 are
+unconfirmed. The noise on m_i is that of FedPCL's code: (1−q)·m_i + s·N(0, I). The global model is θ with z^p = 0. PRBM
+needs a head that is trained and that makes the predictions, so only MR works with FedBABU and FedProto. Unseen clients
+receive the consensus, and their means are not collected.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from rayfed.algorithm import Algorithm, Context, Exchange, Privacy, ProblemSpec, State
+from rayfed.algorithms.common.wrapper import Wrapper, derived, innermost, inside
+from rayfed.algorithms.dbe.consensus import CollectMeans, RegularisedExchange, SendConsensus
+from rayfed.algorithms.dbe.model import BIAS, DBE_WEIGHTS, BiasedModel, MeanRegulariser
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fedbabu import FedBABU
+from rayfed.algorithms.fedproto import FedProto
+from rayfed.core.errors import UsageError
+from rayfed.core.network import weights_of
+from rayfed.core.options import option
+from rayfed.core.task import Task
+from rayfed.core.trees import only
+
+
+@dataclass(frozen=True, kw_only=True)
+class DBE(Wrapper):
+    """The clients send and keep what they do in the base method; they also keep the bias and the consensus, and send
+    one mean before the first round. The client's model is scored, with its bias if there is one."""
+
+    name: ClassVar[str] = "dbe"
+    reference: ClassVar[str] = "Zhang et al. 2023, Alg. 1"
+
+    kappa: float = option(50.0, low=0, help="κ, weight of the mean regulariser; 0 leaves PRBM alone")
+    mu: float = option(1.0, low=0, high=1, help="μ, momentum of the running mean; 1 uses the mean of each batch")
+    prbm: bool = option(True, help="add the personal bias (PRBM)")
+    mr: bool = option(True, help="add the mean regulariser (MR)")
+    init_mean: str = option(
+        "running", choices=("running", "full"), help="the mean that clients send: the running mean, or that of all data"
+    )
+    noise_scale: float = option(0.0, low=0, help="s, standard deviation of the noise on the mean that is sent")
+    noise_mix: float = option(0.0, low=0, high=1, help="q, share of the mean that is removed before the noise is added")
+
+    default_eval_point = derived(
+        lambda self: (
+            "downloaded" if self.prbm and self.base.default_eval_point == "global" else self.base.default_eval_point
+        )
+    )
+
+    @property
+    def regularises(self) -> bool:
+        """Whether the mean regulariser is in use."""
+        return self.mr and self.kappa > 0
+
+    # Exchanges
+
+    @property
+    def setup_exchanges(self) -> Sequence[Exchange]:
+        if not self.regularises:
+            return super().setup_exchanges
+        collect = CollectMeans(
+            self.base.round_exchanges[0],
+            full=self.init_mean == "full",
+            noise_scale=self.noise_scale,
+            noise_mix=self.noise_mix,
+        )
+        return *super().setup_exchanges, collect, SendConsensus()
+
+    def wrapped(self, exchange: Exchange) -> Exchange:
+        return RegularisedExchange(exchange) if self.regularises else exchange
+
+    # Model and loss
+
+    def adapt(self, ctx: Context) -> Context:
+        ctx = super().adapt(ctx)
+        if not ctx.task.feature_shape:
+            return ctx  # `check` refuses it
+        model = BiasedModel(ctx.task.model.module, bias=self.prbm, means=self.regularises)
+        task = ctx.task.with_model(model, personal=[name for name in DBE_WEIGHTS if name in weights_of(model)])
+        if self.regularises:
+            task = task.with_term(MeanRegulariser(self.kappa, self.mu))
+        return ctx.at(task=task, optimizer=replace(ctx.optimizer, plain=ctx.optimizer.plain | {BIAS}))
+
+    def global_model(self, ctx: Context, server: State) -> Any:
+        task = copy.copy(ctx.task)
+        task.personal -= set(DBE_WEIGHTS)
+        model = super().global_model(ctx.at(task=task), server)
+        return None if model is None else model | only(ctx.task.initial_weights(), DBE_WEIGHTS)
+
+    def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
+        """Return None if means are sent: no guarantee of the base covers them."""
+        return None if self.regularises else super().privacy_spent(ctx, server)
+
+    # Refusals
+
+    def check(self, problem: ProblemSpec) -> None:
+        if any(isinstance(each, DBE) for each in inside(self)):
+            raise UsageError("algorithm.base=dbe: DBE cannot wrap another DBE; give it what that one wraps")
+        if (self.noise_scale or self.noise_mix) and not self.regularises:
+            key = "noise_scale" if self.noise_scale else "noise_mix"
+            off = "kappa=0" if self.mr else "mr=false"
+            raise UsageError(
+                f"algorithm.{key}={getattr(self, key)}: noise is added to the means of the mean regulariser, and with "
+                f"algorithm.{off} no client sends one; use algorithm.{key}=0"
+            )
+        base = innermost(self.base)
+        if reason := self._why_not(base, problem.task):
+            raise UsageError(f"algorithm.base={base.name}: {reason}")
+        if not problem.task.feature_shape:
+            raise UsageError("algorithm.name=dbe: the model needs a split point, features(x) and a module called head")
+        super().check(problem)
+
+    def _why_not(self, base: Algorithm, task: Task) -> str:
+        """Return why DBE cannot wrap `base`; empty if it can."""
+        if not base.supports_loss_terms:
+            return "DBE wraps methods that train one model by the task's loss"
+        if isinstance(base, FedAvg) and set(task.trainable) <= base.personal(task) | {BIAS}:
+            return "it averages nothing of the model, and DBE is about what clients learn together; use another base"
+        if self.prbm and isinstance(base, FedBABU):
+            return "it never trains the head, where the personal bias is; use algorithm.prbm=false, MR alone"
+        if self.prbm and isinstance(base, FedProto):
+            return "it predicts before the head, where the personal bias is; use algorithm.prbm=false, MR alone"
+        return ""
