@@ -279,8 +279,8 @@ def test_notes_give_the_limits_of_private_uploads():
         lines = algorithm.notes(ctx, plan.problem(people, ctx.task))
         assert lines[0] == first
         assert lines[1] == (
-            "an upload contains 0.25 of the records, and each pass over all of them spends ε again: a record is sent up "
-            "to 2 times in 6 rounds, which spends 10"
+            "an upload contains 0.25 of the records, and each pass over all of them spends ε again: a record is sent "
+            "up to 2 times in 6 rounds, which spends 10"
         )
         assert lines[2].endswith("training data have no record-level privacy")
         assert lines[3].startswith("noise comes of the seed, and the tables' scores are bare")
