@@ -236,7 +236,7 @@ def test_privacy_spent_counts_passes_and_names_the_unit(options, expected):
     people = blobs(sizes=(20, 24, 32, 40))
     _, records = simulate(blueprint(local(epsilon=2.0, **options), people, rounds=4), people)
     assert [record.epsilon for record in records] == pytest.approx(expected)
-    unit = "representation" if "guarantee" in options else "stretched coordinate"
+    unit = "representation" if "guarantee" in options else "rescaled coordinate"
     assert {record.privacy_unit for record in records} == {unit}
 
 
@@ -268,7 +268,7 @@ def test_notes_give_the_limits_of_private_uploads():
     for guarantee, first in (
         (
             "coordinate",
-            "ε=5 per stretched coordinate; 40 per vector, or per coordinate whose change moves the vector's range and "
+            "ε=5 per rescaled coordinate; 40 per vector, or per coordinate whose change moves the vector's range and "
             "all others",
         ),
         ("strict", "ε=5 per vector"),
@@ -287,7 +287,7 @@ def test_notes_give_the_limits_of_private_uploads():
 
 
 def test_a_coordinate_that_moves_the_range_moves_all_others():
-    """So ε does not hold for a coordinate of z itself, but for one of the stretched vector whose others stay."""
+    """So ε does not hold for a coordinate of z itself, but for one of the rescaled vector whose others stay."""
     z = torch.linspace(0, 1, 64)[None]
     other = z.clone()
     other[0, -1] = 1000

@@ -1,6 +1,6 @@
 """ADCOL with private uploads, for an honest but curious server: Li, He and Song 2023, section on privacy, table 17.
 
-    client:  sends z' + Lap(1/ε) on each coordinate, z' being z stretched to [0, 1] (the text prints "Gau" and defines
+    client:  sends z' + Lap(1/ε) on each coordinate, z' being z rescaled to [0, 1] (the text prints "Gau" and defines
              "Lap"); its divergence sees z' without noise
     server:  ADCOL
 
@@ -11,9 +11,9 @@ rounds and starts again when all were sent once: to spend ε only once, as the p
 over the number of rounds.
 
 The privacy spent, as recorded, is ε times the number of times that a record may have been sent. It protects a
-`representation` that is replaced by any other (strict), or one `stretched coordinate`, a number in [0, 1] that changes
+`representation` that is replaced by any other (strict), or one `rescaled coordinate`, a number in [0, 1] that changes
 while the others stay. The latter is how we read the paper's ε, and it is weak: if one of the d coordinates of z becomes
-the smallest or the largest, stretching moves all others, so that such a change, like one of the whole vector, costs up
+the smallest or the largest, rescaling moves all others, so that such a change, like one of the whole vector, costs up
 to dε.
 """
 
@@ -49,7 +49,7 @@ class LocalDPAdcol(Adcol):
     guarantee: str = option(
         "coordinate",
         choices=("coordinate", "strict"),
-        help="what ε holds for: each coordinate of a stretched vector, or (strict) the whole vector",
+        help="what ε holds for: each coordinate of a rescaled vector, or (strict) the whole vector",
     )
     hidden: list[int] = option([512], low=1, high=65536, help="widths of the discriminator's hidden layers")
 
@@ -67,7 +67,7 @@ class LocalDPAdcol(Adcol):
         sizes = list(problem.examples.values())[: problem.task.num_clients]
         times = max(math.ceil(problem.rounds * self.upload_size(n) / n - 1e-9) for n in sizes)
         return (
-            f"ε={self.epsilon:g} per " + ("vector" if self.strict else "stretched coordinate" + weaker),
+            f"ε={self.epsilon:g} per " + ("vector" if self.strict else "rescaled coordinate" + weaker),
             f"an upload contains {self.sampling:g} of the records, and each pass over all of them spends ε again: a "
             f"record is sent up to {times} times in {problem.rounds} rounds, which spends {times * self.epsilon:g}",
             RECORDS_NOTE,
@@ -105,4 +105,4 @@ class LocalDPAdcol(Adcol):
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         times = math.ceil(float(server["passes"].max()) - 1e-9)
-        return Privacy(times * self.epsilon, "representation" if self.strict else "stretched coordinate")
+        return Privacy(times * self.epsilon, "representation" if self.strict else "rescaled coordinate")
