@@ -9,7 +9,7 @@ from pathlib import Path
 
 from _rounds import add_arguments, compare, data_folder, results_folder, shortened, show
 
-from rayfed.data.load import load
+from rayfed.data.loading import load
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 

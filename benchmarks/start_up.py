@@ -14,8 +14,8 @@ from multiprocessing import get_context
 
 from _rounds import data_folder
 
-from rayfed.data.describe import fingerprint
-from rayfed.data.load import load
+from rayfed.data.loading import load
+from rayfed.data.population import population_hash
 
 TARGET = 2.0  # seconds of a later start
 
@@ -45,7 +45,7 @@ def measure(cache: str) -> tuple[float, str]:
     os.environ["RAYFED_CACHE"] = cache
     began = time.perf_counter()
     population = load("mnist", {}, "dirichlet", {"clients": 20, "alpha": 0.1}).read()
-    return time.perf_counter() - began, fingerprint(population)
+    return time.perf_counter() - began, population_hash(population)
 
 
 if __name__ == "__main__":

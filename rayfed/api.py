@@ -70,7 +70,7 @@ def run(
 
     Args:
         config: a mapping (nested or dotted keys), a `Config`, or the path of a YAML file.
-        clients, num_classes: your own clients in place of data.* and partition.*; see `rayfed.data.own_clients`.
+        clients, num_classes: your own clients in place of data.* and partition.*; see `rayfed.data.user_clients`.
         model: your own factory of a `torch.nn.Module` (or a module) in place of model.*.
         loss: (logits, y) -> scalar mean over the batch, in place of cross-entropy.
         quiet: no introduction and no progress line.

@@ -19,12 +19,12 @@ FINE = "as on the CPU"
 
 def outcome(computed: Callable[[Any], Any]) -> str:
     """What came of `computed(device)`, which returns tensors in a tree: fine, or in one line what was wrong."""
-    from rayfed.core.trees import tensors
+    from rayfed.core.trees import named_tensors
 
-    wanted = dict(tensors(computed("cpu")))
+    wanted = dict(named_tensors(computed("cpu")))
     try:
         with stand_in_device.stand_in_device() as device:
-            found = {path: tensor.detach().cpu() for path, tensor in tensors(computed(device))}
+            found = {path: tensor.detach().cpu() for path, tensor in named_tensors(computed(device))}
     except Exception as error:  # whatever it is, it belongs into the report
         frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent.name != "tests"]
         place = next((f for f in reversed(frames) if "/rayfed/" in f.filename), None)

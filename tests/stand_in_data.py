@@ -1,7 +1,7 @@
 """Stand-ins for data sets that are not here: their sizes, shapes, classes, domains and clients, with nothing to see.
 
-`install` puts them behind `rayfed.data.load`, and what is built from them is right in everything that a plan can look
-at. Partitions are real, and so are the options of the data, as far as they decide who holds how much.
+`install` puts them behind `rayfed.data.loading`, and what is built from them is right in everything that a plan can
+look at. Partitions are real, and so are the options of the data, as far as they decide who holds how much.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from rayfed.data.dataset import Dataset
+from rayfed.data.domain_sampling import DomainSampling
 from rayfed.data.population import Examples, TestSet
 from rayfed.data.readers.fedbn_lists import FedBnLists
-from rayfed.data.sampling import Sampling
 from rayfed.data.sets import rotated_mnist
 from rayfed.data.sets.ag_news import AgNews
 from rayfed.data.sets.cifar import CifarFiles
@@ -22,8 +22,8 @@ from rayfed.data.sets.digits5 import Digits5
 from rayfed.data.sets.image_domains import DomainFolders
 from rayfed.data.sets.mnist import IdxFiles
 from rayfed.data.sets.npz import Npz
-from rayfed.data.sets.rotated_cifar import RotatedCifar, TurnedByMix
-from rayfed.data.sets.rotated_mnist import name_of
+from rayfed.data.sets.rotated_cifar import RotatedCifar, RotationMix
+from rayfed.data.sets.rotated_mnist import angle_name
 from rayfed.data.sets.rxrx1 import RxRx1
 from rayfed.data.sets.tiny_imagenet import TinyImageNet
 from rayfed.data.sets.uci_har import UciHar
@@ -109,8 +109,8 @@ class StandIns:
             (3, 32, 32),
             data.classes,
             (50_000, 0),
-            tests=tuple(TestSet(name_of(angle), "test", tests) for angle in angles),
-            personal=TurnedByMix(angles, data.angle_alpha, data.seed),
+            tests=tuple(TestSet(angle_name(angle), "test", tests) for angle in angles),
+            client_view=RotationMix(angles, data.angle_alpha, data.seed),
             **data.normalisation(),
         )
 
@@ -132,13 +132,13 @@ class StandIns:
         images = self.blank((len(client), 1, 28, 28))
         return Dataset.of("npz", images, labels, is_test=is_test, num_classes=10, client=client)
 
-    def domains(self, data: Sampling) -> Dataset:
+    def domains(self, data: DomainSampling) -> Dataset:
         sizes, classes = DOMAINS[data.name]
-        return self.sampled(data, {name: sizes[name] for name in data.chosen()}, classes)
+        return self.sampled(data, {name: sizes[name] for name in data.selected_domains()}, classes)
 
     def cells(self, data: RxRx1) -> Dataset:
         groups = data.groups_per_type
-        each = {cell: EXPERIMENTS[cell] // 4 * 2 * data.classes for cell in data.chosen()}  # of a client
+        each = {cell: EXPERIMENTS[cell] // 4 * 2 * data.classes for cell in data.selected_domains()}  # of a client
         found = self.sampled(data, {cell: groups * size for cell, size in each.items()}, data.classes)
         own = [np.flatnonzero(found.domain == number) for number in range(len(each))]
         client = np.empty(len(found), np.int64)
@@ -146,9 +146,9 @@ class StandIns:
             client[rows] = number * groups + np.arange(len(rows)) % groups
         return Dataset(**{**vars(found), "client": client})
 
-    def sampled(self, data: Sampling, sizes: Mapping[str, int], classes: int) -> Dataset:
+    def sampled(self, data: DomainSampling, sizes: Mapping[str, int], classes: int) -> Dataset:
         """Domains of which the data's own rules keep a part."""
-        kept = data.kept(sizes)
+        kept = data.sample(sizes)
         domain = np.repeat(np.arange(len(kept), dtype=np.int16), [len(part.rows) for part in kept.values()])
         return Dataset.of(
             data.name,

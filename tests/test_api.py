@@ -16,7 +16,7 @@ from torch import nn
 
 import rayfed
 from rayfed.core.errors import Diverged
-from rayfed.core.trees import tensors
+from rayfed.core.trees import named_tensors
 from rayfed.results.hyperparameter_groups import settings
 from rayfed.results.read import read
 
@@ -92,8 +92,8 @@ class TestResult:
         assert {name.split(".")[-2] for name in result.server["weights"]} == {"one", "head"}
         assert sorted(result.clients) == list(result.clients)
         assert set(result.clients) <= {0, 1, 2, 3}
-        assert all(t.device.type == "cpu" for _, t in tensors([result.server, list(result.clients.values())]))
-        assert any(t.abs().sum() > 0 for _, t in tensors(result.clients))
+        assert all(t.device.type == "cpu" for _, t in named_tensors([result.server, list(result.clients.values())]))
+        assert any(t.abs().sum() > 0 for _, t in named_tensors(result.clients))
 
     def test_only_its_own_trial(self, result, run):
         other = run({"seed": 8})
@@ -260,7 +260,7 @@ class TestOwnPieces:
         monkeypatch.chdir(tmp_path)
         result = run({"algorithm.name": "api_mine:Halving"}, rounds=1)
         plain = run(rounds=1)
-        for (_, half), (_, whole) in zip(tensors(result.server), tensors(plain.server), strict=True):
+        for (_, half), (_, whole) in zip(named_tensors(result.server), named_tensors(plain.server), strict=True):
             assert torch.equal(half, whole * 0.5)
         assert result.trials["algorithm"].tolist() == ["api_mine:Halving"]
 

@@ -13,7 +13,7 @@ from torch import nn
 from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.vm import VM
 from rayfed.augment.base import Augment, ImageAugment, build_augment
-from rayfed.augment.geometry import turned
+from rayfed.augment.geometry import rotate
 from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
@@ -34,14 +34,14 @@ class Turned(ImageAugment):
     """Every image by the same angle."""
 
     def __call__(self, x):
-        return turned(x, torch.full((len(x),), 45.0))
+        return rotate(x, torch.full((len(x),), 45.0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class InPlace(Augment):
     """Changes what it is given, as an augmentation may."""
 
-    normalised = True
+    after_normalisation = True
 
     def __call__(self, x):
         return x.mul_(-1)
@@ -125,7 +125,7 @@ def test_a_turn_by_45_degrees_has_the_loss_that_it_has_by_hand(algorithm):
     model = small().eval()
     for i in range(3):
         assert plain[1, i] == pytest.approx(by_hand(model, pixels(i), i), abs=1e-6)
-        expected = by_hand(model, turned(pixels(i), torch.full((SIZES[i],), 45.0)), i)
+        expected = by_hand(model, rotate(pixels(i), torch.full((SIZES[i],), 45.0)), i)
         assert found[1, i] == pytest.approx(expected, abs=1e-6)
         assert abs(found[1, i] - plain[1, i]) > 0.01
 
@@ -135,7 +135,7 @@ def test_random_turns_are_those_of_the_seed_of_client_and_round():
     model = small().eval()  # and so it stays
     for (round, i), loss in found.items():
         seed_torch(0, "as trained", "round", round, 0, i, 0)
-        expected = by_hand(model, turned(pixels(i), torch.empty(SIZES[i]).uniform_(-45, 45)), i)
+        expected = by_hand(model, rotate(pixels(i), torch.empty(SIZES[i]).uniform_(-45, 45)), i)
         assert loss == pytest.approx(expected, abs=1e-6)
     assert len(set(found.values())) == 6
 
@@ -153,7 +153,7 @@ def test_vm_takes_the_trained_models_loss_over_augmented_examples():
     model = small().eval()
     for i, weights in ends.items():
         model.load_state_dict(weights)
-        expected = by_hand(model, turned(pixels(i), torch.full((SIZES[i],), 45.0)), i)
+        expected = by_hand(model, rotate(pixels(i), torch.full((SIZES[i],), 45.0)), i)
         assert found[i] == pytest.approx(expected, abs=1e-6)
         assert abs(expected - by_hand(model, pixels(i), i)) > 0.01
 

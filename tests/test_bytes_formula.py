@@ -17,7 +17,7 @@ from rayfed.core.optim import SGD
 from rayfed.core.registry import resolve
 from rayfed.core.task import Task
 from rayfed.engine.serialization import bytes_by_formula
-from rayfed.models.split import ensure_split
+from rayfed.models.split_model import ensure_split
 
 
 def paper_context(algorithm, parties=100):
@@ -25,7 +25,7 @@ def paper_context(algorithm, parties=100):
     layers = (nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 128), nn.ReLU(), nn.Linear(128, 10))
     model = ensure_split(nn.Sequential(*layers), (784,))
     task = Task(model, nn.functional.cross_entropy, num_clients=parties, num_classes=10)
-    return Context(task.equip(algorithm.modules(task)), SGD(lr=0.1), 10, Phase("train", epochs=1), 1)
+    return Context(task.with_modules(algorithm.modules(task)), SGD(lr=0.1), 10, Phase("train", epochs=1), 1)
 
 
 def test_fedavg_with_the_papers_mlp():

@@ -105,7 +105,7 @@ class TestArguments:
         expected = {"a": "lr sweep #2", "b": "#2", "c": "x #2", "d": "x#2", "e": "[1, 2] # two", "f": "3 #"}
         assert given == expected
         assert written("experiment=lr sweep #2").experiment == "lr sweep #2"
-        assert refusal("rounds=3 # few") == "rounds='3 # few': expected a whole number, got str"
+        assert refusal("rounds=3 # few") == "rounds='3 # few': expected an integer, got str"
 
     @pytest.mark.parametrize("argument", ["rounds", "=3"])
     def test_an_argument_without_a_key_or_a_value_is_refused(self, argument):
@@ -117,18 +117,18 @@ class TestTypes:
     def test_whole_numbers_stand_for_floats_and_back_only_without_loss(self):
         assert type(written("local.lr=1").local.lr) is float
         assert type(written("rounds=3.0").rounds) is int
-        assert refusal("rounds=3.5") == "rounds=3.5: expected a whole number, got float"
+        assert refusal("rounds=3.5") == "rounds=3.5: expected an integer, got float"
 
     @pytest.mark.parametrize(
         ("pair", "message"),
         [
-            ("rounds=many", "rounds='many': expected a whole number, got str"),
-            ("rounds=true", "rounds=True: expected a whole number, got bool"),
-            ("rounds=null", "rounds=None: expected a whole number, got NoneType"),
+            ("rounds=many", "rounds='many': expected an integer, got str"),
+            ("rounds=true", "rounds=True: expected an integer, got bool"),
+            ("rounds=null", "rounds=None: expected an integer, got null"),
             ("local.lr=fast", "local.lr='fast': expected a number, got str"),
             ("local.drop_last=1", "local.drop_last=1: expected true or false, got int"),
             ("local.optimizer=3", "local.optimizer='3': known: adam, sgd"),
-            ("evaluate.points=global", "evaluate.points='global': expected a list of texts or null, got str"),
+            ("evaluate.points=global", "evaluate.points='global': expected a list of strings or null, got str"),
             ("local=3", "local=3: a group of keys; did you mean local.name=3?"),
             ("algorithm=fedavg", "algorithm='fedavg': a group of keys; did you mean algorithm.name=fedavg?"),
             ("algorithm.name=3", "algorithm.name=3: expected a text, got int"),
@@ -230,7 +230,7 @@ class TestAlgorithm:
             with pytest.raises(UsageError) as caught:
                 make_plan(written(pair))
             message = str(caught.value)
-            assert f"{own}:Bare declares shrink, but is no dataclass; write @dataclass(" in message
+            assert f"{own}:Bare declares shrink but is not a dataclass; decorate it with @dataclass(" in message
             assert "\n" not in message
         written(f"metrics.{own}:Same=true" if key == "metrics" else f"{key}={own}:Same")
 

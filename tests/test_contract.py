@@ -24,7 +24,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
-from rayfed.core.trees import Weights, add, scale, sub, tensors, zeros_like
+from rayfed.core.trees import Weights, add, named_tensors, scale, sub, zeros_like
 from rayfed.engine import checkpoint
 from rayfed.engine.device_data import Part
 from rayfed.engine.fleet import LocalFleet
@@ -234,7 +234,7 @@ def everything(server: Server) -> dict[str, Any]:
 
 
 def assert_finite(server: Server) -> None:
-    for path, tensor in tensors(everything(server)):
+    for path, tensor in named_tensors(everything(server)):
         assert bool(torch.isfinite(tensor.double()).all()), path
 
 
@@ -254,7 +254,9 @@ def facts(value: Any) -> Any:
     if isinstance(value, Task):
         networks = [value.model, *value.modules.values()]
         held = [[*n.module.parameters(), *n.module.buffers()] for n in networks]
-        return facts([value.initial_weights(), held, sorted(value.personal), value.trainable, sorted(value.modules)])
+        return facts(
+            [value.initial_weights(), held, sorted(value.personal_names), value.trainable, sorted(value.modules)]
+        )
     if isinstance(value, Algorithm):
         return {key: facts(item) for key, item in vars(value).items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -372,7 +374,7 @@ def test_any_width_gives_the_same_result(case):
     alone, together = (
         everything(finished(plan_of(case, vmap_clients=w))) for w in (1, 3)
     )  # a block of three and one of one
-    for (path, a), (other, b) in zip(tensors(alone), tensors(together), strict=True):
+    for (path, a), (other, b) in zip(named_tensors(alone), named_tensors(together), strict=True):
         assert (path, a.dtype, a.shape) == (other, b.dtype, b.shape)
         assert bool(torch.isfinite(b.double()).all()), path
         if not case.noisy:
@@ -454,7 +456,7 @@ def test_bytes_counted_are_bytes_sent(case, width):
 
     def count(total: dict[str, int], payload: State, times: int = 1) -> None:
         for field, tree in payload.items():
-            size = sum(t.numel() * t.element_size() for _, t in tensors(tree))
+            size = sum(t.numel() * t.element_size() for _, t in named_tensors(tree))
             if size:
                 total[field] = total.get(field, 0) + size * times
 

@@ -664,9 +664,9 @@ def test_images_of_one_channel_take_the_fast_convolutions():
     assert first.stride() == (25, 1, 5, 1)
     copied = ExactSum()
     copied.add({"w": first.clone()}, 1.0)
-    assert task.layout(copied.result())["w"].stride() == (25, 1, 5, 1)
+    assert task.to_memory_format(copied.result())["w"].stride() == (25, 1, 5, 1)
     plain = first.contiguous(memory_format=torch.contiguous_format).reshape(-1).reshape(first.shape)  # as unpacked
-    assert task.layout({"w": plain})["w"].stride() == (25, 1, 5, 1)
+    assert task.to_memory_format({"w": plain})["w"].stride() == (25, 1, 5, 1)
 
 
 def test_the_accuracy_of_a_round_is_the_mean_over_participants_at_one_point():

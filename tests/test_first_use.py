@@ -18,7 +18,7 @@ from rayfed.cli.report import main as report
 from rayfed.cli.run import main
 from rayfed.core.errors import BadHook
 from rayfed.core.options import suggestion
-from rayfed.data.own_clients import own_clients
+from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
 
 QUICK = ("data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=1")
@@ -77,16 +77,16 @@ class TestNamesLikeNumbers:
         assert line("data.domains=[2010]").startswith("data.domains=2010: no such domain")
 
     def test_what_is_wrong_in_a_list_is_said(self, line):
-        assert line("data.domains=[[1]]") == "data.domains=[[1]]: expected a list of texts, got [1] in it"
+        assert line("data.domains=[[1]]") == "data.domains=[[1]]: expected a list of strings, got [1] in it"
 
 
 class TestSpacesThatAreNone:
     @pytest.mark.parametrize(
         ("value", "words"),
         [
-            ("[0, 1]", "got list; a sweep searches over values written {grid: [0, 1]}"),
+            ("[0, 1]", "got list; to search over values in a sweep, write {grid: [0, 1]}"),
             ("{gird: [0, 1]}", "got {gird: …}; did you mean {grid: …}?"),
-            ("{grid: [0, 1]}", "got a space, {grid: …}; rayfed.sweep searches one, a single run takes one value"),
+            ("{grid: [0, 1]}", "got a search space, {grid: …}; rayfed.sweep searches it, a single run takes one value"),
         ],
     )
     def test_says_how_to_write_one(self, line, value, words):
@@ -126,17 +126,17 @@ class TestOwnClients:
         ],
     )
     def test_whole_numbers_are_classes(self, y):
-        labels = own_clients([{"train": _part(y=y), "test": _part()}]).clients[0].train.y
+        labels = user_population([{"train": _part(y=y), "test": _part()}]).clients[0].train.y
         assert labels.dtype == np.int64
         assert labels.tolist() == [0, 1, 2, 1]
 
     @pytest.mark.parametrize(
         ("part", "words"),
         [
-            (_part(y=np.array([0, 0.5, 1, 1])), "label 0.5; a class is a whole number from 0"),
-            (_part(y=np.array([0, np.nan, 1, 1])), "label nan; a class is a whole number from 0"),
-            (_part(y=np.array([0, -1, 1, 1])), "label -1; a class is a whole number from 0"),
-            (_part(y=np.array(["cat", "dog", "cat", "dog"])), "label 'cat' is no number; number the classes of all"),
+            (_part(y=np.array([0, 0.5, 1, 1])), "label 0.5; a class is an integer from 0"),
+            (_part(y=np.array([0, np.nan, 1, 1])), "label nan; a class is an integer from 0"),
+            (_part(y=np.array([0, -1, 1, 1])), "label -1; a class is an integer from 0"),
+            (_part(y=np.array(["cat", "dog", "cat", "dog"])), "label 'cat' is not a number; number the classes of all"),
             (_part(y=np.eye(4)), r"y has the shape \(4, 4\); expected one class"),
             (_part(x=np.zeros((4, 2), np.float32)), r"an input is \(2,\) of float32, but in clients\[0\].train \(3,\)"),
             (_part(x=np.zeros((4, 3), np.int64)), r"an input is \(3,\) of int64, but"),
@@ -147,21 +147,21 @@ class TestOwnClients:
     def test_others_are_refused_by_name(self, part, words):
         clients = [{"train": _part(), "test": _part()}, {"train": _part(), "test": part}]
         with pytest.raises(rayfed.UsageError, match=rf"clients\[1\]\.test: {words}"):
-            own_clients(clients)
+            user_population(clients)
 
     def test_a_table_of_uint8_is_no_image(self):
         part = _part(x=np.zeros((4, 3), np.uint8))
         with pytest.raises(rayfed.UsageError, match=r"clients\[0\]\.train: x \[n, ...\] of uint8"):
-            own_clients([{"train": part, "test": part}])
+            user_population([{"train": part, "test": part}])
 
     @pytest.mark.parametrize("clients", [[(_part(), _part())], {"a": {"train": _part(), "test": _part()}}, 3])
     def test_clients_that_are_no_list_of_mappings(self, clients):
         with pytest.raises(rayfed.UsageError, match=r"clients.*: expected .*each client as \{\"train\""):
-            own_clients(clients)
+            user_population(clients)
 
     def test_labels_of_a_users_own_loss_stay(self):
         y = np.array([[0.5, -1.0]] * 4)
-        assert own_clients([{"train": _part(y=y), "test": _part(y=y)}], classes=False).clients[0].train.y.shape == (
+        assert user_population([{"train": _part(y=y), "test": _part(y=y)}], classes=False).clients[0].train.y.shape == (
             4,
             2,
         )

@@ -19,7 +19,7 @@ from rayfed.experiments.config import Config
 from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.mdl import Mdl
 from rayfed.metrics.representations import represented
-from rayfed.models.split import Split
+from rayfed.models.split_model import SplitModel
 
 ALL = {
     "ece": True,
@@ -180,7 +180,7 @@ def test_layers_by_name_and_by_method():
 
 def test_features_of_dbe_come_before_its_bias():
     bias = torch.linspace(-1, 1, 5)
-    model = Split(nn.Linear(6, 5), nn.Linear(5, 3), (6,))
+    model = SplitModel(nn.Linear(6, 5), nn.Linear(5, 3), (6,))
     x, found = caught(model, ["features", "head"], DBE(), {"dbe.bias": bias})
     torch.testing.assert_close(found["features"], model.features(x))
     torch.testing.assert_close(found["head"] - found["features"], bias.expand(2, -1))

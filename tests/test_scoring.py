@@ -15,7 +15,7 @@ from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ScoreRequest
 from rayfed.engine.scoring import batch_size, predictions, score
-from rayfed.models.split import ensure_split
+from rayfed.models.split_model import ensure_split
 
 
 def hosted(people, **changes):

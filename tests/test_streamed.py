@@ -16,8 +16,8 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment.base import build_augment
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import memory_mapped
+from rayfed.data.lazy_rows import ArrayFile, LazyRows, as_lazy_rows
 from rayfed.data.population import Examples
-from rayfed.data.rows import ArrayFile, Rows, lazy
 from rayfed.engine import streamed
 from rayfed.engine.device_data import Normalise, Part
 from rayfed.engine.fleet import LocalFleet
@@ -41,12 +41,12 @@ def on_disk(population):
     def fill(array):
         array[...] = whole[order]
 
-    rows, at = lazy(memory_mapped("people", {"version": 1}, whole.shape, whole.dtype, fill)), 0
+    rows, at = as_lazy_rows(memory_mapped("people", {"version": 1}, whole.shape, whole.dtype, fill)), 0
 
     def moved(part):
         nonlocal at
         at += len(part)
-        return Examples(rows.pick(place[at - len(part) : at]), part.y)
+        return Examples(rows.select(place[at - len(part) : at]), part.y)
 
     clients = [replace(c, train=moved(c.train), val=moved(c.val), test=moved(c.test)) for c in population.clients]
     return replace(population, clients=tuple(clients))
@@ -118,7 +118,7 @@ class TestPart:
         x = np.random.default_rng(0).integers(0, 200, (23, 1, 2, 3)).astype(dtype)
         source = x
         if kind == "in a file":
-            source = lazy(memory_mapped("x", {}, x.shape, x.dtype, lambda array: np.copyto(array, x)))
+            source = as_lazy_rows(memory_mapped("x", {}, x.shape, x.dtype, lambda array: np.copyto(array, x)))
         elif kind == "read-only":
             source = x.view()
             source.flags.writeable = False
@@ -144,7 +144,7 @@ class TestPart:
 
     def test_nothing_is_read_before_it_is_needed(self, monkeypatch):
         x = np.zeros((9, 4), np.float32)
-        source = lazy(memory_mapped("x", {}, x.shape, x.dtype, lambda array: None))
+        source = as_lazy_rows(memory_mapped("x", {}, x.shape, x.dtype, lambda array: None))
         seen = []
         read = ArrayFile.read
         monkeypatch.setattr(ArrayFile, "read", lambda self, rows, out: (seen.append(len(rows)), read(self, rows, out)))
@@ -204,7 +204,7 @@ class TestBetweenProcesses:
     def test_several_machines_are_sent_bytes_of_what_is_small_enough(self, ray_fleet, monkeypatch):
         self.nodes(monkeypatch, ray_fleet, 2)
         people = on_disk(blobs(3))
-        assert not any(isinstance(part.x, Rows) for part in ray_fleet.sendable(people).examples())
+        assert not any(isinstance(part.x, LazyRows) for part in ray_fleet.sendable(people).examples())
         monkeypatch.setattr(streamed, "memory_bytes", lambda: 100)
         assert ray_fleet.sendable(people) is people
 

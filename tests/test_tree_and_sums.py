@@ -10,12 +10,12 @@ from rayfed.core.optim import SGD
 from rayfed.core.trees import (
     add,
     clone,
+    named_tensors,
     nbytes,
     only,
     scale,
     stack,
     sub,
-    tensors,
     tree_map,
     unstack,
     without,
@@ -138,7 +138,7 @@ PAYLOAD = {
 def test_pack_and_unpack_give_back_every_bit():
     back = unpack(pack(PAYLOAD), torch.device("cpu"))
     assert state_hash(back) == state_hash(PAYLOAD)
-    for (path, sent), (other, found) in zip(tensors(PAYLOAD), tensors(back), strict=True):
+    for (path, sent), (other, found) in zip(named_tensors(PAYLOAD), named_tensors(back), strict=True):
         assert (path, sent.dtype, sent.shape) == (other, found.dtype, found.shape)
         assert torch.equal(sent, found)
     assert back["nested"]["text"] == "kept"
@@ -233,4 +233,4 @@ def test_trees_keep_named_tuples_and_plain_values():
     assert isinstance(mapped["packed"], Packed)
     assert mapped["optimizer"] is tree["optimizer"]
     assert mapped["n"] == 3
-    assert [path for path, _ in tensors({"a": [torch.ones(1), {"b": torch.ones(1)}]})] == ["a.0", "a.1.b"]
+    assert [path for path, _ in named_tensors({"a": [torch.ones(1), {"b": torch.ones(1)}]})] == ["a.0", "a.1.b"]

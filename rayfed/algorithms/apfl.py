@@ -57,7 +57,7 @@ class APFL(FedAvg):
         code, names = self.variant == "code", ctx.task.trainable
         grads, loss, buffers = task.gradients(weights, batch)
         at = model if code else mixed(model, weights, alpha)
-        own, _, own_buffers = task.bare().gradients(at, batch)  # DBE's regulariser is about w
+        own, _, own_buffers = task.without_loss_terms().gradients(at, batch)  # DBE's regulariser is about w
         before = gap(model, weights, names)
         ctx.optimizer.update_(weights, grads, work["optimizer"])
         ctx.optimizer.update_(model, own if code else scale(own, alpha), work["model_optimizer"])

@@ -53,7 +53,7 @@ class APPLE(FedAvg):
         return (CollectSizes(),)
 
     def personal(self, task: Task) -> frozenset[str]:
-        return task.personal | frozenset(task.model.buffers)
+        return task.personal_names | frozenset(task.model.buffers)
 
     def init(self, ctx: Context) -> State:
         count = ctx.task.num_clients

@@ -51,7 +51,7 @@ class DANN(FedAvg):
         return {"discriminator": mlp([math.prod(task.feature_shape), *self.hidden, task.num_clients])}
 
     def init(self, ctx: Context) -> State:
-        return super().init(ctx) | {"discriminator": ctx.task.modules["discriminator"].initial()}
+        return super().init(ctx) | {"discriminator": ctx.task.modules["discriminator"].draw_weights()}
 
     def broadcast(self, ctx: Context, server: State) -> State:
         return only(server, self.averaged)

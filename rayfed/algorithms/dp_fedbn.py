@@ -19,7 +19,7 @@ from rayfed.algorithms.common.clipped_updates import clipped_update, max_partici
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.options import option
 from rayfed.privacy.laplace import laplace_like
-from rayfed.privacy.limits import SIMULATED
+from rayfed.privacy.notes import SIMULATION_NOTE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class DPFedBN(FedBN):
             f"ε={self.epsilon:g} per client, {self.epsilon_per_round(ctx):.4g} per participation: Laplace noise of "
             f"scale {self.noise_scale(ctx):.4g} on every weight"
         )
-        return noise, SIMULATED
+        return noise, SIMULATION_NOTE
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         client, up = super().finish(ctx, work, client, down, data)

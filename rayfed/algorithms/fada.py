@@ -91,7 +91,7 @@ class FADA(FedAvg):
         return self, WeighSources(self)
 
     def init(self, ctx: Context) -> State:
-        discriminators = [ctx.task.modules["discriminator"].initial() for _ in self.sources(ctx)]
+        discriminators = [ctx.task.modules["discriminator"].draw_weights() for _ in self.sources(ctx)]
         return super().init(ctx) | {"discriminators": stack(discriminators)}
 
     def unicast(self, ctx: Context, server: State) -> State:

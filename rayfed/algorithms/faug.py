@@ -49,7 +49,7 @@ class FAug(FedAvg):
     server_batch_size: int = option(64, low=1, high=65536, help="seeds in a step of it")
 
     def check(self, problem: ProblemSpec) -> None:
-        if not problem.task.inputs.real:
+        if not problem.task.inputs.continuous:
             raise UsageError(f"algorithm.name={self.name}: generates inputs, and this data's are numbers of words")
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
@@ -58,7 +58,7 @@ class FAug(FedAvg):
 
     def init(self, ctx: Context) -> State:
         none = torch.zeros(ctx.task.num_classes, dtype=torch.bool, device=ctx.task.device)
-        return super().init(ctx) | {"generator": ctx.task.modules["decoder"].initial(), "seeded": none}
+        return super().init(ctx) | {"generator": ctx.task.modules["decoder"].draw_weights(), "seeded": none}
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
@@ -75,7 +75,7 @@ class FAug(FedAvg):
         output = ctx.task.forward(weights, torch.cat([batch.x, work["made"]["x"][rows]]))
         own = ctx.task.loss(output.logits[:count], batch.y)
         made = ctx.task.loss(output.logits[count:], work["made"]["y"][rows])
-        return ctx.task.completed((1 - work["share"]) * own + work["share"] * made, weights, output)
+        return ctx.task.add_loss_terms((1 - work["share"]) * own + work["share"] * made, weights, output)
 
     def weight(self, ctx: Context, examples: int) -> float:
         return float(examples + self.made)

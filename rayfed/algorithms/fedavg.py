@@ -32,7 +32,7 @@ class FedAvg(Algorithm):
 
     def personal(self, task: Task) -> frozenset[str]:
         """Return the names of the weights that stay with the client, by default those of the batch-norm policy."""
-        return task.personal
+        return task.personal_names
 
     def trained(self, ctx: Context) -> Sequence[str]:
         """Return the names of the weights that the current phase trains."""

@@ -38,7 +38,7 @@ class FedBABU(FedAvg):
         refuse_without(problem, self.name)
 
     def personal(self, task: Task) -> frozenset[str]:
-        return task.personal | task.head_names
+        return task.personal_names | task.head_names
 
     @property
     def final_exchanges(self) -> Sequence[Exchange]:
@@ -53,7 +53,7 @@ class FedBABU(FedAvg):
 
     def global_model(self, ctx: Context, server: State) -> Any:
         head = only(ctx.task.initial_weights(), ctx.task.head_names)
-        return server["weights"] | head if not ctx.task.personal else None
+        return server["weights"] | head if not ctx.task.personal_names else None
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
         return client["model"] if "model" in client else super().downloaded_model(ctx, client, down)

@@ -41,7 +41,7 @@ class FedBN(FedAvg):
             )
 
     def personal(self, task: Task) -> frozenset[str]:
-        return task.personal | task.batch_norm_names
+        return task.personal_names | task.batch_norm_names
 
     def weight(self, ctx: Context, examples: int) -> float:
         return 1.0 if self.uniform else super().weight(ctx, examples)

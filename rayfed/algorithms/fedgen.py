@@ -41,7 +41,7 @@ class FedGen(GeneratorServer):
             raise UsageError("local.batch_size=1: algorithm.name=fedgen cannot train its batch norm on one example")
 
     def init(self, ctx: Context) -> State:
-        classes, generator = ctx.task.num_classes, ctx.task.modules["generator"].initial()
+        classes, generator = ctx.task.num_classes, ctx.task.modules["generator"].draw_weights()
         return super().init(ctx) | {
             "generator": generator,
             "moments": Adam(lr=self.server_lr).init(generator),

@@ -76,7 +76,7 @@ class FedMix(FedAvg):
         slopes, loss, output = gradients(own, {"u": (1 - self.lam) * batch.x}, create_graph=True)
         loss = (1 - self.lam) * loss + self.lam * ctx.task.loss(output.logits, y)
         loss = loss + self.lam * (slopes["u"] * x).sum()  # slopes are of the mean: 1/batch is in them
-        return ctx.task.completed(loss, weights, output)
+        return ctx.task.add_loss_terms(loss, weights, output)
 
 
 @dataclass(frozen=True)

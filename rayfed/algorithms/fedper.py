@@ -28,4 +28,4 @@ class FedPer(FedAvg):
         refuse_without(problem, self.name)
 
     def personal(self, task: Task) -> frozenset[str]:
-        return task.personal | task.head_names
+        return task.personal_names | task.head_names

@@ -1,15 +1,16 @@
 """FedProto: Tan et al. 2022, "FedProto: Federated Prototype Learning across Heterogeneous Clients", Alg. 1, Eq. 3 to 7.
 
-    client:  w_i ← w_i − η ∇[CE(x, y) + λ · MSE(f(x), C̄_y)];  the second term counts 0 where class y has no C̄_y yet
-             sends C_ic, the mean of f(x) over the examples of class c that the round's steps saw, and their number
-    server:  C̄_c = mean of C_ic over the clients that own class c; a class that nobody had this round keeps its own
+    client:  w_i ← w_i − η ∇[CE(x, y) + λ · MSE(f(x), C̄_y)];  the second term is 0 while class y has no C̄_y
+             sends C_ic, the mean of f(x) over the examples of class c in the round's steps, and their number
+    server:  C̄_c = mean of C_ic over the clients that have class c; a class that no client had this round keeps its C̄_c
     predict: the class whose C̄_c is nearest to f(x)
 
-The squared distance is a mean over the width of f, so λ grows with it. The paper's formula weighs a class by the
-clients' counts, FRAug's account of the baseline does not: `count_weighted`. Every client keeps its whole model; with
-`share_model` models are averaged as in FedAvg, too, which the digits of FRAug's table 2 suggest.
+The squared distance is a mean over the width of f, so a suitable λ grows with the width. The paper's formula weighs a
+class by the clients' counts; FRAug's description of the baseline does not (`count_weighted`). Every client keeps its
+whole model. With `share_model`, models are averaged as in FedAvg, which the digits of FRAug's table 2 suggest.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
-from rayfed.algorithms.common.prototypes import nearness, one_hot, pooled
+from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
@@ -28,8 +29,8 @@ from rayfed.core.trees import Weights, only
 
 @dataclass(frozen=True, kw_only=True)
 class FedProto(FedAvg):
-    """Sends class means of the features and class counts; the model stays with the client and is scored with the
-    prototypes that it receives. Classes without a prototype are never predicted; with none at all the head predicts."""
+    """Clients send class means of the features and class counts. The model stays with the client and is scored with the
+    prototypes received. Classes without a prototype are never predicted; without any prototype, the head predicts."""
 
     name: ClassVar[str] = "fedproto"
     reference: ClassVar[str] = "Tan et al. 2022, Alg. 1"
@@ -37,15 +38,17 @@ class FedProto(FedAvg):
     default_eval_point: ClassVar[str] = "downloaded"
 
     lam: float = option(1.0, low=0, help="λ, weight of the distance to the prototypes")
-    share_model: bool = option(False, help="average the models, too, as FedAvg does")
-    count_weighted: bool = option(False, help="weigh a client's prototype of a class by its examples of that class")
+    share_model: bool = option(False, help="also average the models, as FedAvg does")
+    count_weighted: bool = option(
+        False, help="weigh a client's prototype of a class by its number of examples of that class"
+    )
 
     def check(self, problem: ProblemSpec) -> None:
         if not problem.task.feature_shape:
             raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
 
     def personal(self, task: Task) -> frozenset[str]:
-        return task.personal if self.share_model else frozenset(task.initial_weights())
+        return task.personal_names if self.share_model else frozenset(task.initial_weights())
 
     def init(self, ctx: Context) -> State:
         task = ctx.task
@@ -90,7 +93,9 @@ class FedProto(FedAvg):
         sent = [reply.up["prototypes"] for reply in replies.each]
         means, counts = ([each[name].to(device) for each in sent] for name in ("means", "counts"))
         shares = counts if self.count_weighted else [(count > 0).float() for count in counts]
-        return super().aggregate(ctx, server, replies) | {"prototypes": pooled(server["prototypes"], means, shares)}
+        return super().aggregate(ctx, server, replies) | {
+            "prototypes": pooled_prototypes(server["prototypes"], means, shares)
+        }
 
     def global_model(self, ctx: Context, server: State) -> Any:
         weights = super().global_model(ctx, server)
@@ -106,5 +111,30 @@ class FedProto(FedAvg):
     def predict(self, ctx: Context, model: Any, x: Tensor) -> Tensor:
         means, known = model["prototypes"]["means"], model["prototypes"]["known"] > 0
         features = ctx.task.represent(model["weights"], x)
-        near = nearness(features.flatten(1), means, known)
-        return torch.where(known.any(), near, ctx.task.head(model["weights"], features, train=False))
+        logits = negative_distances(features.flatten(1), means, known)
+        return torch.where(known.any(), logits, ctx.task.head(model["weights"], features, train=False))
+
+
+def pooled_prototypes(old: dict[str, Tensor], means: Sequence[Tensor], shares: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the prototypes `means` [classes, width], averaged over clients, and which classes are `known` [classes].
+
+    A class in which no client has a share stays as it was in `old`.
+
+    Args:
+        means: The clients' class means, each [classes, width].
+        shares: The clients' weights for each class, each [classes].
+    """
+    weights = torch.stack(list(shares))
+    total = weights.sum(0)
+    averages = (weights[:, :, None] * torch.stack(list(means))).sum(0) / total.clamp(min=1)[:, None]
+    return {
+        "means": torch.where(total[:, None] > 0, averages, old["means"]),
+        "known": torch.maximum(old["known"], (total > 0).float()),
+    }
+
+
+def negative_distances(features: Tensor, means: Tensor, known: Tensor) -> Tensor:
+    """Return logits [batch, classes]: minus the mean squared distance to each prototype; unknown classes come last."""
+    distances = (features[:, None] - means).square().mean(2)
+    farthest = torch.where(known, distances, 0).amax(1, keepdim=True)
+    return -torch.where(known, distances, farthest + 1)

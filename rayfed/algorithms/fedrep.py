@@ -41,7 +41,7 @@ class FedRep(FedAvg):
         refuse_without(problem, self.name)
 
     def personal(self, task: Task) -> frozenset[str]:
-        return task.personal | task.head_names
+        return task.personal_names | task.head_names
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
         body = Phase("body", epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name="body")

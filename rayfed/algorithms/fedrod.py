@@ -54,7 +54,7 @@ class FedRoD(FedAvg):
         refuse_without(problem, self.name, ["head"])
 
     def personal(self, task: Task) -> frozenset[str]:
-        return task.personal | own_names(task)
+        return task.personal_names | own_names(task)
 
     def trained(self, ctx: Context) -> Sequence[str]:
         return (*ctx.task.trainable, *(OWN + name for name in head(ctx.task)))
@@ -73,13 +73,13 @@ class FedRoD(FedAvg):
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         task, output = ctx.task, ctx.task.forward(weights, batch.x)
         z, logits = output.features.detach(), output.logits.detach()
-        generic, output = task.completed(task.loss(output.logits + work["prior"], batch.y), weights, output)
+        generic, output = task.add_loss_terms(task.loss(output.logits + work["prior"], batch.y), weights, output)
         own, buffers = task.model.run(with_own_head(weights), lambda model: model.head(z))
         statistics = {OWN + name: value for name, value in buffers.items() if name in task.head_names}
         return generic + task.loss(logits + own, batch.y), output._replace(buffers=output.buffers | statistics)
 
     def global_model(self, ctx: Context, server: State) -> Any:
-        return server["weights"] if not ctx.task.personal else None
+        return server["weights"] if not ctx.task.personal_names else None
 
     @torch.no_grad()
     def predict(self, ctx: Context, model: Any, x: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, Replies,
 from rayfed.algorithms.common.clipped_updates import clipped_update, max_participations, max_participations_so_far
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.options import option
-from rayfed.privacy.gaussian import check_budget, noise_multiplier, spent
-from rayfed.privacy.limits import SIMULATED, too_great
+from rayfed.privacy.gaussian import check_budget, epsilon_spent, noise_multiplier
+from rayfed.privacy.notes import SIMULATION_NOTE, large_delta_note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,8 @@ class GaussianDPFedBN(FedBN):
             "protected",
             f"Gaussian noise of σ={self.sigma(ctx):.4g} times the most that a client can change, for {times} "
             "participations",
-            *too_great(self.delta, ctx.task.num_clients, "clients"),
-            SIMULATED,
+            *large_delta_note(self.delta, ctx.task.num_clients, "clients"),
+            SIMULATION_NOTE,
         )
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
@@ -76,4 +76,5 @@ class GaussianDPFedBN(FedBN):
         return server | {"weights": server["weights"] | noisy}
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
-        return Privacy(spent(self.sigma(ctx), self.delta, rate=1.0, steps=max_participations_so_far(ctx)), "client")
+        steps = max_participations_so_far(ctx)
+        return Privacy(epsilon_spent(self.sigma(ctx), self.delta, rate=1.0, steps=steps), "client")

@@ -51,7 +51,7 @@ class HarmoFL(FedAvg):
     def adapt(self, ctx: Context) -> Context:
         if not ctx.task.feature_shape:
             return ctx  # refused in `check`
-        return ctx.at(task=ctx.task.with_model(Harmonised(ctx.task.model.module), personal=[AMPLITUDE]))
+        return ctx.at(task=ctx.task.with_model(Harmonised(ctx.task.model.module), personal_names=[AMPLITUDE]))
 
     def init(self, ctx: Context) -> State:
         return super().init(ctx) | {"amplitude": ctx.task.initial_weights()[AMPLITUDE]}
@@ -81,7 +81,7 @@ class HarmoFL(FedAvg):
 
     def global_model(self, ctx: Context, server: State) -> Any:
         task = copy.copy(ctx.task)
-        task.personal -= {AMPLITUDE}
+        task.personal_names -= {AMPLITUDE}
         weights = super().global_model(ctx.at(task=task), server)
         return None if weights is None else weights | {AMPLITUDE: server["amplitude"]}
 

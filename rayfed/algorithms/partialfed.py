@@ -49,7 +49,7 @@ class PartialFed(FedAvg):
 
     def unloaded(self, task: Task) -> frozenset[str]:
         """Names of what `fix` never loads."""
-        return (task.batch_norm_names | task.head_names) - task.personal
+        return (task.batch_norm_names | task.head_names) - task.personal_names
 
     def join(self, ctx: Context) -> State:
         task, state = ctx.task, super().join(ctx)
@@ -76,7 +76,7 @@ class PartialFed(FedAvg):
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         if self.variant == "fix" or ctx.step % 2 == 0:
             return super().step(ctx, work, down, batch)
-        where, personal = layers(ctx.task), only(work["weights"], ctx.task.personal)
+        where, personal = layers(ctx.task), only(work["weights"], ctx.task.personal_names)
         u = torch.rand_like(work["logits"]).clamp(1e-6, 1 - 1e-6)
         noise = u.log() - (-u).log1p()
 

@@ -50,7 +50,7 @@ class Scaffold(FedAvg):
     def start(self, ctx: Context, client: State, down: State) -> State:
         drift = sub(down["c"], client["c"])
         scratch = {"drift": drift, "steps": torch.zeros((), device=ctx.task.device)}
-        if not ctx.optimizer.is_plain:
+        if not ctx.optimizer.is_plain_sgd:
             scratch["total"] = zeros_like(drift)
         return super().start(ctx, client, down) | scratch
 

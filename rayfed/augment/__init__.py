@@ -1,4 +1,4 @@
-"""Augmentation of training batches, one file a family; `AUGMENTS` is all that knows them by name."""
+"""Augmentation of training batches. `AUGMENTS` lists the augmentations by name."""
 
 AUGMENTS = {
     "none": "rayfed.augment.base:NoAugment",

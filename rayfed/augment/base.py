@@ -1,10 +1,12 @@
-"""What an augmentation is: a change of a training batch, drawn anew for every image of every batch.
+"""Interface of augmentations: random changes of training batches, drawn anew for every image of every batch.
 
-It works on whole batches, on the device where they lie, and draws from torch's global generator, which the engine seeds
-for each batch by seed, round, client and step: the outcome is the same wherever and with whomever a client trains.
-Only what is trained on is augmented: the batches of local training, and what a method takes from `data.as_trained`
-(the losses by which AFL and VM weigh). What it computes over a client's data besides and all scores see the data as
-they are.
+An augmentation is applied to a whole batch on its device and draws from torch's global generator. The engine seeds the
+generator for each batch by seed, round, client and step, so the result does not depend on where, or together with which
+other clients, a client trains.
+
+Only training examples are augmented: the batches of local training, and what an algorithm reads from `data.as_trained`
+(the losses by which AFL and VM weight clients). All other computations on a client's data, and all scores, use the data
+without augmentation.
 """
 
 from dataclasses import dataclass
@@ -21,45 +23,47 @@ from rayfed.core.registry import resolve
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Base of all augmentations; a user's own derives from it, with its options as fields.
+    """Base class of all augmentations. A user's own augmentation derives from it and declares its options as fields.
 
-    uint8 images reach it as floats in [0, 1]; with `normalised` after the dataset's normalisation. Any other data
-    reach it as they are.
+    uint8 images are passed as floats in [0, 1], or normalised if `after_normalisation` is set. Other inputs are passed
+    unchanged.
     """
 
-    normalised: ClassVar[bool] = False
+    after_normalisation: ClassVar[bool] = False
 
-    def check(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        """Raises UsageError where stored inputs of `shape` and `dtype` cannot be augmented."""
+    def check(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
+        """Raise a `UsageError` if stored inputs of `shape` and `dtype` cannot be augmented."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` [batch, *shape] augmented; `x` itself may be changed in place."""
+        """Augment `x` [batch, *shape]. It may be modified in place."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoAugment(Augment):
-    """Training batches as they are."""
+    """No augmentation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageAugment(Augment):
     """An augmentation of images [channels, height, width]."""
 
-    def check(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    def check(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
         if len(shape) != 3:
-            sides = "x".join(map(str, shape)) or "single numbers"
-            raise UsageError(f"augment.name: {type(self).__name__} needs images, this data's inputs are {sides}")
+            sizes = "x".join(map(str, shape)) or "single numbers"
+            raise UsageError(
+                f"augment.name: {type(self).__name__} needs images, but the inputs of this data are {sizes}"
+            )
 
 
 def build_augment(name: str, options: dict[str, Any]) -> Augment | None:
-    """The augmentation called `name`, or None for "none".
+    """Create the augmentation called `name`; None for "none".
 
     Raises:
-        UsageError: an unknown name, or an option that is unknown, of a wrong type or out of range.
+        UsageError: The name or an option is unknown, or an option has the wrong type or is out of range.
     """
-    found = resolve(name, AUGMENTS, where="augment.name")
-    if not (isinstance(found, type) and issubclass(found, Augment)):
+    cls = resolve(name, AUGMENTS, where="augment.name")
+    if not (isinstance(cls, type) and issubclass(cls, Augment)):
         raise UsageError(f"augment.name={name}: must be a dataclass that derives from rayfed.augment.base.Augment")
-    made = build(found, options, where="augment", also=("name",))
-    return None if isinstance(made, NoAugment) else made
+    augment = build(cls, options, where="augment", also=("name",))
+    return None if isinstance(augment, NoAugment) else augment

@@ -1,6 +1,7 @@
-"""Gaussian blur, every image by its own width."""
+"""Gaussian blur with a random width for every image."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +16,11 @@ from rayfed.core.options import option
 SIZE = 5
 
 
-def blurred(x: Tensor, sigma: Tensor) -> Tensor:
-    """`x` under a 5 x 5 Gaussian of each image's own `sigma` [batch]; reflected at the edges."""
+def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
+    """Blur each image of `x` by a 5 x 5 Gaussian with its own `sigma` [batch]; edges are reflected."""
     count, channels, height, width = x.shape
-    place = torch.arange(SIZE, device=x.device) - SIZE // 2
-    weights = torch.exp(-0.5 * (place / sigma[:, None]).square())
+    offsets = torch.arange(SIZE, device=x.device) - SIZE // 2
+    weights = torch.exp(-0.5 * (offsets / sigma[:, None]).square())
     weights = (weights / weights.sum(1, keepdim=True)).repeat_interleave(channels, 0).to(x.dtype)
     flat = F.pad(x, [SIZE // 2] * 4, mode="reflect").reshape(1, count * channels, height + SIZE - 1, width + SIZE - 1)
     flat = F.conv2d(flat, weights[:, None, None, :], groups=count * channels)
@@ -28,17 +29,19 @@ def blurred(x: Tensor, sigma: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Blur(ImageAugment):
-    """A 5 x 5 Gaussian whose σ is of U[low, high] (de Luca et al. 2022)."""
+    """Blur by a 5 x 5 Gaussian with σ drawn from U[low, high] (de Luca et al. 2022)."""
 
-    low: float = option(0.1, above=0, help="least σ, in pixels")
-    high: float = option(2.0, above=0, help="greatest σ, in pixels")
+    low: float = option(0.1, above=0, help="minimum of σ, in pixels")
+    high: float = option(2.0, above=0, help="maximum of σ, in pixels")
 
-    def check(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    def check(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
         super().check(shape, dtype)
         if self.low > self.high:
             raise UsageError(f"augment.low={self.low:g}: must be at most augment.high={self.high:g}")
         if min(shape[1:]) <= SIZE // 2:
-            raise UsageError(f"augment.name=blur: images of {shape[1]} x {shape[2]} are too small to reflect")
+            raise UsageError(
+                f"augment.name=blur: images of {shape[1]} x {shape[2]} are too small, needs at least 3 x 3"
+            )
 
     def __call__(self, x: Tensor) -> Tensor:
-        return blurred(x, uniform(len(x), self.low, self.high, x.device))
+        return gaussian_blur(x, uniform(len(x), self.low, self.high, x.device))

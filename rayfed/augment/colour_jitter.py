@@ -1,78 +1,85 @@
-"""Brightness, contrast, saturation, hue and grey, every image by its own draw; images are floats in [0, 1].
+"""Random brightness, contrast, saturation, hue and grey for every image. Images are floats in [0, 1].
 
-The arithmetic is torchvision's, against which the tests hold it. Grey images (one channel) have neither saturation nor
-hue and stay as they are there.
+The results agree with torchvision's (tested). Grey images (one channel) have neither saturation nor hue, so these
+changes leave them as they are.
 """
 
 import torch
 from torch import Tensor
 
-GREY = (0.2989, 0.587, 0.114)  # luminance of red, green and blue
+LUMINANCE = (0.2989, 0.587, 0.114)  # of red, green and blue
 
 
-def grey(x: Tensor) -> Tensor:
-    """Luminance [batch, 1, height, width]."""
+def to_grey(x: Tensor) -> Tensor:
+    """Return the luminance [batch, 1, height, width]."""
     if x.shape[1] == 1:
         return x
-    return (x * torch.tensor(GREY, device=x.device, dtype=x.dtype).view(3, 1, 1)).sum(1, keepdim=True)
+    return (x * torch.tensor(LUMINANCE, device=x.device, dtype=x.dtype).view(3, 1, 1)).sum(1, keepdim=True)
 
 
-def blended(x: Tensor, other: Tensor | float, share: Tensor) -> Tensor:
-    """share·x + (1 − share)·other, within [0, 1]; a share over 1 leads away from `other`."""
-    share = share.view(-1, 1, 1, 1)
-    return (share * x + (1 - share) * other).clamp(0, 1)
+def blend(x: Tensor, other: Tensor | float, weight: Tensor) -> Tensor:
+    """Return weight·x + (1 − weight)·other, clamped to [0, 1]; a weight above 1 extrapolates away from `other`."""
+    weight = weight.view(-1, 1, 1, 1)
+    return (weight * x + (1 - weight) * other).clamp(0, 1)
 
 
-def brightened(x: Tensor, factor: Tensor) -> Tensor:
-    return blended(x, 0.0, factor)
+def adjust_brightness(x: Tensor, factor: Tensor) -> Tensor:
+    """Blend each image with black by its own `factor` [batch]."""
+    return blend(x, 0.0, factor)
 
 
-def contrasted(x: Tensor, factor: Tensor) -> Tensor:
-    return blended(x, grey(x).mean((1, 2, 3), keepdim=True), factor)
+def adjust_contrast(x: Tensor, factor: Tensor) -> Tensor:
+    """Blend each image with its mean luminance by its own `factor` [batch]."""
+    return blend(x, to_grey(x).mean((1, 2, 3), keepdim=True), factor)
 
 
-def saturated(x: Tensor, factor: Tensor) -> Tensor:
-    return x if x.shape[1] == 1 else blended(x, grey(x), factor)
+def adjust_saturation(x: Tensor, factor: Tensor) -> Tensor:
+    """Blend each image with its luminance by its own `factor` [batch]."""
+    return x if x.shape[1] == 1 else blend(x, to_grey(x), factor)
 
 
-def hued(x: Tensor, turn: Tensor) -> Tensor:
-    """`x` with its hue turned by `turn` [batch] of the circle, saturation and value (of HSV) kept."""
+def adjust_hue(x: Tensor, shift: Tensor) -> Tensor:
+    """Rotate the hue of each image by `shift` [batch] of the colour circle, keeping saturation and value (HSV)."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x.unbind(1)
-    value, spread = x.amax(1), x.amax(1) - x.amin(1)
-    safe = torch.where(spread > 0, spread, 1)
-    sixth = torch.where(
+    value, chroma = x.amax(1), x.amax(1) - x.amin(1)
+    divisor = torch.where(chroma > 0, chroma, 1)
+    hue = torch.where(  # in sixths of the circle
         value == red,
-        (green - blue) / safe,
-        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+        (green - blue) / divisor,
+        torch.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
     )
-    sixth = sixth + 6 * turn.view(-1, 1, 1)
+    hue = hue + 6 * shift.view(-1, 1, 1)
 
     def channel(offset: float) -> Tensor:
-        place = (offset + sixth) % 6
-        return value - spread * torch.minimum(place, 4 - place).clamp(0, 1)
+        position = (offset + hue) % 6
+        return value - chroma * torch.minimum(position, 4 - position).clamp(0, 1)
 
     return torch.stack([channel(5), channel(3), channel(1)], 1)
 
 
-def jittered(x: Tensor, strength: float) -> Tensor:
-    """Brightness, contrast and saturation by factors of U[1 − s, 1 + s], hue by U[−s, s], in an order of each image."""
+def jitter_colours(x: Tensor, strength: float) -> Tensor:
+    """Change brightness, contrast, saturation and hue of each image, in random order.
+
+    With s = `strength`, the factors of the first three are drawn from U[1 − s, 1 + s], the shift of the hue from
+    U[−s, s].
+    """
     count = len(x)
-    orders = torch.rand(count, 4).argsort(1)  # on the CPU: which image is in which group is needed there
+    orders = torch.rand(count, 4).argsort(1)  # on the CPU, where the groups of images are formed
     low = max(0.0, 1 - strength)
     factors = [torch.empty(count, device=x.device).uniform_(low, 1 + strength) for _ in range(3)]
     factors.append(torch.empty(count, device=x.device).uniform_(-strength, strength))
     x = x.clone()
-    for place in range(4):
-        for kind, change in enumerate((brightened, contrasted, saturated, hued)):
-            rows = (orders[:, place] == kind).nonzero()[:, 0].to(x.device)
+    for position in range(4):
+        for kind, adjust in enumerate((adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)):
+            rows = (orders[:, position] == kind).nonzero()[:, 0].to(x.device)
             if len(rows):
-                x[rows] = change(x[rows], factors[kind][rows])
+                x[rows] = adjust(x[rows], factors[kind][rows])
     return x
 
 
-def greyed(x: Tensor, share: float) -> Tensor:
-    """`x`, each image without its colours with probability `share`."""
-    chosen = torch.rand(len(x), 1, 1, 1, device=x.device) < share
-    return torch.where(chosen, grey(x).expand_as(x), x)
+def random_grey(x: Tensor, probability: float) -> Tensor:
+    """Remove the colours of each image with the given probability."""
+    mask = torch.rand(len(x), 1, 1, 1, device=x.device) < probability
+    return torch.where(mask, to_grey(x).expand_as(x), x)

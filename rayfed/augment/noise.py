@@ -1,7 +1,7 @@
-"""Noise on the inputs."""
+"""Additive noise on the inputs."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,15 +14,15 @@ from rayfed.core.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Augment):
-    """Gaussian noise on inputs of any shape, after normalisation (Chen et al. 2023, FRAug, Table 6)."""
+    """Add Gaussian noise to normalised inputs of any shape (Chen et al. 2023, FRAug, Table 6)."""
 
-    normalised: ClassVar[bool] = True
+    after_normalisation: ClassVar[bool] = True
 
-    sigma: float = option(0.1, low=0, help="standard deviation: 0.01, 0.1 or 1 in the paper")
+    sigma: float = option(0.1, low=0, help="standard deviation; 0.01, 0.1 or 1 in the paper")
 
-    def check(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    def check(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
         if dtype != np.uint8 and dtype.kind != "f":
-            raise UsageError(f"augment.name=noise: needs images or real numbers, this data's inputs are {dtype}")
+            raise UsageError(f"augment.name=noise: needs images or floats, but the inputs of this data are {dtype}")
 
     def __call__(self, x: Tensor) -> Tensor:
         return x + self.sigma * torch.randn_like(x)

@@ -15,7 +15,7 @@ from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.registry import resolve
 from rayfed.core.rng import torch_state_kept
-from rayfed.core.trees import tensors
+from rayfed.core.trees import named_tensors
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.evaluation import Evaluation, downloads
@@ -82,7 +82,7 @@ def after_a_round(algorithm: Algorithm) -> tuple[dict[str, int], dict[str, int]]
 
 
 def _numbers(state: State) -> dict[str, int]:
-    counts = {key: sum(tensor.numel() for _, tensor in tensors(value)) for key, value in state.items()}
+    counts = {key: sum(tensor.numel() for _, tensor in named_tensors(value)) for key, value in state.items()}
     return {key: count for key, count in counts.items() if count}
 
 

@@ -12,10 +12,10 @@ from typing import NoReturn
 
 from rayfed.cli.interrupts import command
 from rayfed.core.errors import UsageError
-from rayfed.data.contact_sheet import contact_sheet
-from rayfed.data.describe import describe
-from rayfed.data.load import divided
+from rayfed.data.contact_sheet import save_contact_sheet
+from rayfed.data.loading import load_partitioned
 from rayfed.data.partitions import plot as picture
+from rayfed.data.partitions.summary import describe
 from rayfed.data.partitions.table import save
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments, from_file
@@ -43,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in filter(None, (asked.plot, asked.examples)):
             picture.check_path(path)
         data, partition = config.data, config.partition
-        dataset, parts = divided(data.name or "", data.options, partition.name, partition.options, config.leave_out)
+        dataset, parts = load_partitioned(
+            data.name or "", data.options, partition.name, partition.options, config.leave_out
+        )
         print(describe(dataset, parts))
         if asked.save:
             save(dataset, parts, asked.save)
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             picture.draw(dataset, parts, asked.plot)
             print(f"plot: {asked.plot}")
         if asked.examples:
-            contact_sheet(dataset, asked.examples)
+            save_contact_sheet(dataset, asked.examples)
             print(f"examples: {asked.examples}")
     except UsageError as error:
         print(f"rayfed: {error}", file=sys.stderr)

@@ -1,20 +1,21 @@
-"""The errors that rayfed raises on purpose."""
+"""Exceptions that rayfed raises deliberately."""
 
 
 class UsageError(ValueError):
-    """Something the user asked for cannot be done; the message is one line: what is wrong, where, what is right.
+    """The configuration or the arguments are invalid.
 
-    The commands print it and exit with code 2, before anything has started.
+    The message is one line that says what is wrong, where, and what is allowed. The commands print it and exit with
+    code 2 before anything has started.
     """
 
 
 class Diverged(RuntimeError):
-    """Training produced a value that is not finite; the message names the round, the client and the value."""
+    """Training produced a value that is not finite. The message names the round, the client and the value."""
 
 
 class HostLost(RuntimeError):
-    """A host did not start, or died; what was recorded and checkpointed so far is kept."""
+    """A host did not start or died. Everything recorded and checkpointed before that is kept."""
 
 
 class BadHook(RuntimeError):
-    """A hook of an algorithm did not do what the interface asks; the message names its class and the hook."""
+    """A hook of an algorithm violates the interface. The message names the class and the hook."""

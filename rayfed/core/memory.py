@@ -1,4 +1,4 @@
-"""How much memory there is for this process."""
+"""Memory available to this process."""
 
 import os
 from pathlib import Path
@@ -7,9 +7,9 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def memory_bytes() -> int:
-    """The machine's memory, or the container's share of it where that is less."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    """Return the memory of the machine in bytes, or the memory limit of the container if that is lower."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in map(Path, _LIMITS):
         if path.is_file() and (text := path.read_text().strip()).isdigit():
-            found.append(int(text))
-    return min(found)
+            sizes.append(int(text))
+    return min(sizes)

@@ -1,26 +1,38 @@
-"""Declared options: dataclass fields with a meaning and a range, built from plain values with one-line errors.
+"""Declaration and validation of options.
 
-Every configurable thing (an algorithm, a dataset, a partition, a model, a group of the configuration tree) is a frozen
-dataclass whose fields are declared with `option`. `build` turns a mapping of plain values, as YAML or the command line
-gives them, into such an object, or raises `UsageError` naming the key, the value and what would be right.
+Everything that can be configured (an algorithm, a dataset, a partition, a model, a section of the configuration) is a
+frozen dataclass whose fields are declared with `option`: a default, a help text and a range. `build` creates such an
+object from the plain values that YAML or the command line provide. Invalid values raise a one-line `UsageError` that
+names the key, the value and what is allowed.
 """
 
 import dataclasses
 import datetime
 import difflib
 import math
+import operator
 import os
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from rayfed.core.errors import UsageError
 
-SPACES = ("grid", "choice", "uniform", "loguniform", "randint")
-"""What a sweep's file may write in place of a value, as {grid: [0.1, 1]}."""
+SPACE_KINDS = ("grid", "choice", "uniform", "loguniform", "randint")
+"""Kinds of search space that a sweep file may give in place of a value, such as {grid: [0.1, 1]}."""
+
+_BOUNDS = (
+    ("low", operator.lt, "at least"),
+    ("above", operator.le, "more than"),
+    ("high", operator.gt, "at most"),
+    ("below", operator.ge, "less than"),
+)
+"""For each bound: its name, the comparison with a value that violates it, and the wording of the error."""
+
+_Options = TypeVar("_Options")
 
 
 def option(
@@ -34,17 +46,17 @@ def option(
     choices: Sequence[Any] | None = None,
     formerly: Sequence[str] = (),
 ) -> Any:
-    """Declare a dataclass field with its meaning and its range.
+    """Declare a dataclass field with a help text and a range of allowed values.
+
+    Bounds and choices apply to each element of a list. `None` is allowed whenever the annotation allows it.
 
     Args:
-        default: The value of a field that is not given; without a default the field is required.
-        help: The text that `--help` prints.
+        default: Default value; without one the option is required.
+        help: Help text, printed by `--help`.
         low, high: Inclusive bounds.
         above, below: Exclusive bounds.
-        choices: The only values allowed.
-        formerly: Earlier names of the option. A configuration that uses one is refused with the present name.
-
-    Bounds and choices apply to each element of a list. `None` is always allowed where the annotation allows it.
+        choices: The allowed values.
+        formerly: Earlier names of the option. A configuration that uses one is refused with the current name.
     """
     bounds = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
     metadata = {"help": help, **{name: bound for name, bound in bounds.items() if bound is not None}}
@@ -56,17 +68,23 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def build(cls: type, values: Mapping[str, Any], *, where: str, also: Sequence[str] = ()) -> Any:
-    """An instance of the dataclass `cls` from plain `values`; `where` is the key prefix for messages ("algorithm").
+def build(cls: type[_Options], values: Mapping[str, Any], *, where: str, also: Sequence[str] = ()) -> _Options:
+    """Create an instance of the dataclass `cls` from plain values.
 
-    `also` names keys that exist beside the fields and that the caller has taken out, for the suggestions. A class
-    attribute `removed_options` maps keys that the class no longer has to what to use instead.
+    A class attribute `removed_options` maps keys that `cls` had in the past to advice on what to use instead; the error
+    for such a key ends in that advice.
+
+    Args:
+        cls: A dataclass whose fields are declared with `option`.
+        values: Values by field name.
+        where: Prefix of the keys in error messages, such as "algorithm".
+        also: Valid keys that are not fields because the caller handles them; used for suggestions only.
 
     Raises:
-        UsageError: an unknown key, a missing one, a wrong type or a value out of range.
+        UsageError: A key is unknown or missing, or a value has the wrong type or is out of range.
     """
     _check_decorated(cls, where)
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in fields:
@@ -74,57 +92,70 @@ def build(cls: type, values: Mapping[str, Any], *, where: str, also: Sequence[st
                 raise UsageError(f"{where}.{name}={values[name]}: {advice}")
             check_renamed(name, fields.values(), prefix=f"{where}.")
             raise UsageError(f"{where}.{name}: no such key; {suggestion(name, [*fields, *also], prefix=f'{where}.')}")
-    ready = {}
+    arguments = {}
     for name, field in fields.items():
         if name in values:
-            ready[name] = checked(values[name], hints[name], field.metadata, where=f"{where}.{name}")
+            arguments[name] = checked(values[name], hints[name], field.metadata, where=f"{where}.{name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise UsageError(f"{where}.{name}: needed, but not given ({field.metadata.get('help', 'no default')})")
-    return cls(**ready)
+            raise UsageError(f"{where}.{name}: required ({field.metadata.get('help', 'no default')})")
+    return cls(**arguments)
 
 
 def check_renamed(name: str, fields: "Iterable[dataclasses.Field[Any]]", *, prefix: str = "") -> None:
-    """Raise UsageError with the present name if `name` is an earlier name of one of `fields`."""
+    """Raise a `UsageError` that gives the current name if `name` is an earlier name of one of `fields`."""
     for field in fields:
         if name in field.metadata.get("formerly", ()):
             raise UsageError(f"{prefix}{name}: this key was renamed; use {prefix}{field.name}")
 
 
 def _check_decorated(cls: type, where: str) -> None:
-    """Options of a class without the decorator are none: its instances would have dataclasses' own fields as values."""
-    for one in cls.__mro__:
-        if not dataclasses.is_dataclass(one) or "__dataclass_params__" in vars(one):
+    """Refuse a subclass of a dataclass that declares options but lacks the decorator.
+
+    Its options would be ignored, and its instances would hold `dataclasses.Field` objects instead of values.
+    """
+    for base in cls.__mro__:
+        if not dataclasses.is_dataclass(base) or "__dataclass_params__" in vars(base):
             continue
-        hints = vars(one).get("__annotations__", {})
+        hints = vars(base).get("__annotations__", {})
         declared = [name for name, hint in hints.items() if "ClassVar" not in str(hint)]
-        declared += [name for name, value in vars(one).items() if isinstance(value, dataclasses.Field)]
+        declared += [name for name, value in vars(base).items() if isinstance(value, dataclasses.Field)]
         if declared:
             raise UsageError(
-                f"{where}: {one.__module__}:{one.__qualname__} declares {declared[0]}, but is no dataclass; write "
-                "@dataclass(frozen=True, kw_only=True) above it"
+                f"{where}: {base.__module__}:{base.__qualname__} declares {declared[0]} but is not a dataclass; "
+                "decorate it with @dataclass(frozen=True, kw_only=True)"
             )
 
 
 def checked(value: Any, hint: Any, bounds: Mapping[str, Any], *, where: str) -> Any:
-    """`value` converted to the annotation `hint` and held against `bounds`; raises `UsageError` naming `where`."""
+    """Return `value` converted to the type annotation `hint`.
+
+    Args:
+        value: A plain value, as YAML or the command line gives it.
+        hint: A type annotation: a scalar type, a list, a mapping or a union of these.
+        bounds: Bounds and choices by name, as declared with `option`.
+        where: The key, for error messages.
+
+    Raises:
+        UsageError: The value has the wrong type or is out of range.
+    """
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if isinstance(value, np.generic):
         value = value.item()
     if value is None and (type(None) in kinds or Any in kinds):
         return None
-    # 1.0 stays a float where int | float; and nearly everything can stand for a text
+    # Try the value's own type first, so that 1.0 stays a float for int | float. Try str last: it accepts numbers too.
     for kind in sorted(kinds, key=lambda kind: (kind is not type(value), kind is str)):
         if kind is not type(None):
-            found, converted = _convert(value, kind)
-            if found:
-                _hold(converted, bounds, where)
+            valid, converted = _convert(value, kind)
+            if valid:
+                _check_bounds(converted, bounds, where)
                 return converted
-    expected = " or ".join(_name(kind) for kind in kinds)
-    raise UsageError(f"{where}={value!r}: expected {expected}, got {_got(value, kinds)}")
+    expected = " or ".join(_type_name(kind) for kind in kinds)
+    raise UsageError(f"{where}={value!r}: expected {expected}, got {_describe(value, kinds)}")
 
 
 def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
-    """Whether `value` can stand for `kind` without loss, and the converted value."""
+    """Return whether `value` can be converted to `kind` without loss, and the converted value."""
     origin = typing.get_origin(kind)
     if isinstance(value, np.generic):
         value = value.item()
@@ -148,20 +179,20 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
         if isinstance(value, os.PathLike):
             return True, os.fspath(value)
         if isinstance(value, (int, float, datetime.date)) and not isinstance(value, bool):
-            return True, str(value)  # a folder 2024-01-01, a domain 2010: YAML takes them for dates and numbers
+            return True, str(value)  # YAML reads a folder 2024-01-01 as a date and a domain 2010 as an integer
         return isinstance(value, str), value
     if origin in (list, tuple):
         if not isinstance(value, (list, tuple)):
             return False, value
         (inner, *_) = typing.get_args(kind)
         pairs = [_convert(item, inner) for item in value]
-        return all(found for found, _ in pairs), origin(item for _, item in pairs)
+        return all(valid for valid, _ in pairs), origin(item for _, item in pairs)
     if origin is dict or kind is dict:
         return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else value
     return isinstance(value, kind), value
 
 
-def _hold(value: Any, bounds: Mapping[str, Any], where: str) -> None:
+def _check_bounds(value: Any, bounds: Mapping[str, Any], where: str) -> None:
     for item in value if isinstance(value, (list, tuple)) else [value]:
         if "choices" in bounds and item not in bounds["choices"]:
             raise UsageError(f"{where}={item!r}: {suggestion(item, bounds['choices'])}")
@@ -171,46 +202,44 @@ def _hold(value: Any, bounds: Mapping[str, Any], where: str) -> None:
             raise UsageError(f"{where}={item}: not a number")
         if math.isinf(item):
             raise UsageError(f"{where}={item}: must be finite")
-        for name, fails, words in (
-            ("low", lambda b, item=item: item < b, "at least"),
-            ("above", lambda b, item=item: item <= b, "more than"),
-            ("high", lambda b, item=item: item > b, "at most"),
-            ("below", lambda b, item=item: item >= b, "less than"),
-        ):
-            if name in bounds and fails(bounds[name]):
-                raise UsageError(f"{where}={item}: must be {words} {bounds[name]}")
+        for name, violates, wording in _BOUNDS:
+            if name in bounds and violates(item, bounds[name]):
+                raise UsageError(f"{where}={item}: must be {wording} {bounds[name]}")
 
 
-def _name(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+def _type_name(kind: Any) -> str:
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "null"}
     if kind in names:
         return names[kind]
     if typing.get_origin(kind) in (list, tuple):
         (inner, *_) = typing.get_args(kind)
-        plural = {int: "whole numbers", float: "numbers", str: "texts"}
+        plural = {int: "integers", float: "numbers", str: "strings"}
         return f"a list of {plural[inner]}" if inner in plural else "a list"
     return "a mapping" if typing.get_origin(kind) is dict or kind is dict else getattr(kind, "__name__", str(kind))
 
 
-def _got(value: Any, kinds: Sequence[Any]) -> str:
-    """The type of `value`, or of what is wrong in a list; and how a space is written where it looks meant as one."""
+def _describe(value: Any, kinds: Sequence[Any]) -> str:
+    """Describe what is wrong with `value`: its type or the invalid item of a list.
+
+    If the value looks like a search space, say how to write one.
+    """
     lists = [kind for kind in kinds if typing.get_origin(kind) in (list, tuple)]
     if isinstance(value, (list, tuple)) and lists:
         (inner, *_) = typing.get_args(lists[0])
         return next(f"{item!r} in it" for item in value if not _convert(item, inner)[0])
     if isinstance(value, (list, tuple)) and value:
-        return f"list; a sweep searches over values written {{grid: [{', '.join(map(str, value))}]}}"
+        return f"list; to search over values in a sweep, write {{grid: [{', '.join(map(str, value))}]}}"
     if isinstance(value, Mapping) and len(value) == 1:
         (key,) = map(str, value)
-        if key in SPACES:
-            return f"a space, {{{key}: …}}; rayfed.sweep searches one, a single run takes one value"
-        if near := difflib.get_close_matches(key, SPACES, n=1):
+        if key in SPACE_KINDS:
+            return f"a search space, {{{key}: …}}; rayfed.sweep searches it, a single run takes one value"
+        if near := difflib.get_close_matches(key, SPACE_KINDS, n=1):
             return f"{{{key}: …}}; did you mean {{{near[0]}: …}}?"
-    return type(value).__name__
+    return "null" if value is None else type(value).__name__
 
 
 def suggestion(wrong: Any, known: Iterable[Any], *, prefix: str = "") -> str:
-    """ "did you mean …?" where a known name is near `wrong`, else the list of known names."""
+    """Return "did you mean …?" if one of the `known` names is close to `wrong`, else the list of known names."""
     names = list(dict.fromkeys(str(name) for name in known))
     near = difflib.get_close_matches(str(wrong), names, n=1)
     if near:

@@ -1,4 +1,4 @@
-"""Names of the pieces one can choose, and how a user's own piece is found: `name` or `module:Attribute`."""
+"""Lookup of components by name: rayfed's own by their registered name, a user's by `module:Attribute`."""
 
 import importlib
 import sys
@@ -13,30 +13,35 @@ from rayfed.core.options import suggestion
 
 
 def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
-    """The object called `name`: an entry of `table` (name -> "module:Attribute") or "module:Attribute" of the user's.
+    """Import and return the object called `name`.
 
-    The working directory is searched for a user's module, so a file `mine.py` beside the user is `mine:MyMethod`.
+    Modules are also searched for in the working directory: a class in `./mine.py` is `mine:MyMethod`.
+
+    Args:
+        name: A key of `table`, or "module:Attribute" for an object of the user's.
+        table: "module:Attribute" by registered name.
+        where: The key that holds `name`, for error messages.
 
     Raises:
-        UsageError: unknown name, module that cannot be found, or no such attribute in it.
+        UsageError: The name is unknown, or the module or its attribute cannot be found or imported.
     """
     target = table.get(name, name)
     if ":" not in target:
-        raise UsageError(f"{where}={name}: {suggestion(name, table)}; your own is written module:Name")
+        raise UsageError(f"{where}={name}: {suggestion(name, table)}; write a class of your own as module:Name")
     module_name, attribute = target.split(":", 1)
     if not module_name or not attribute:
-        raise UsageError(f"{where}={name}: your own is written module:Name")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+        raise UsageError(f"{where}={name}: write a class of your own as module:Name")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a user's file raises, it is the user who wants to know
+    except Exception as error:  # a user's module may raise anything
         if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or " "):
-            missing = f"no module {module_name!r} in {here} or the installed packages"
+            missing = f"no module {module_name!r} in {folder} or the installed packages"
             raise UsageError(f"{where}={name}: {missing}") from error
         if target != name:
-            raise  # rayfed's own
+            raise  # a module of rayfed's: a bug here, not a mistake of the user's
         raise UsageError(f"{where}={name}: importing {module_name} fails: {_in_one_line(error)}") from error
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
@@ -45,17 +50,18 @@ def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
 
 
 def _in_one_line(error: Exception) -> str:
-    """What a user's module raised, and where."""
+    """Return the type, message, file and line of an error that a user's module raised."""
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
-    last = next((frame for frame in reversed(frames) if _is_users(frame.filename)), frames[-1])
+    last = next((frame for frame in reversed(frames) if _is_user_file(frame.filename)), frames[-1])
     return f"{type(error).__name__}: {text} ({last.filename}, line {last.lineno})"
 
 
-def _is_users(file: str) -> bool:
-    """Whether `file` is neither Python's nor an installed package's nor rayfed's, so that the mistake may be there."""
+def _is_user_file(file: str) -> bool:
+    """Return whether `file` belongs neither to Python nor to an installed package nor to rayfed."""
     path, paths = Path(file), sysconfig.get_paths()
-    others = [*(Path(paths[name]) for name in ("stdlib", "purelib", "platlib")), Path(__file__).parent]
-    return path.is_file() and not any(path.is_relative_to(folder) for folder in others)
+    rayfed = Path(__file__).parents[1]
+    excluded = [*(Path(paths[name]) for name in ("stdlib", "purelib", "platlib")), rayfed]
+    return path.is_file() and not any(path.is_relative_to(folder) for folder in excluded)

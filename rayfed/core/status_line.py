@@ -1,4 +1,4 @@
-"""One line on the terminal that is renewed in place, or printed now and then where nobody is watching one."""
+"""A status line that is updated in place on a terminal and printed periodically elsewhere."""
 
 import sys
 import time
@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-LINE_SECONDS = 10.0  # between two lines where nobody is watching a terminal
+LINE_SECONDS = 10.0  # least time between two lines if stderr is not a terminal
 
 
 class StatusLine:
-    """Shows the last line given: renewed in place on a terminal, else printed now and then to stderr."""
+    """Show the latest of a series of lines: in place on a terminal, otherwise every `LINE_SECONDS` on stderr."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)

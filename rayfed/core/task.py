@@ -1,7 +1,7 @@
-"""What is learned, apart from how: the network, its loss, its split into features and head, and its batch norm."""
+"""The learning task, independent of the algorithm: the network, its loss, its split and its batch-norm policy."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,45 +15,77 @@ BATCH_NORM_POLICIES = ("aggregate", "local", "local_statistics", "frozen")
 
 
 class Batch(NamedTuple):
-    """Examples ready for the network: `x` [batch, ...] float and normalised, `y` [batch] classes (or soft labels)."""
+    """Examples ready for the network.
+
+    Attributes:
+        x: Normalised inputs [batch, ...].
+        y: Classes [batch], or soft labels [batch, classes].
+    """
 
     x: Tensor
     y: Tensor
 
 
-class Inputs(NamedTuple):
-    """What inputs look like: their shape, how uint8 images were normalised, per channel in units of [0, 1], and whether
-    they are real numbers in the end (not those of words)."""
+class InputSpec(NamedTuple):
+    """Description of the network's inputs.
+
+    Attributes:
+        shape: Shape of one input.
+        mean, std: Normalisation of uint8 images, per channel, in units of [0, 1].
+        continuous: Whether the inputs are real-valued; False for token numbers.
+    """
 
     shape: tuple[int, ...] = ()
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    real: bool = True
+    continuous: bool = True
 
 
-UNKNOWN = Inputs()
+UNKNOWN_INPUTS = InputSpec()
 
 
 class Output(NamedTuple):
-    """`logits` [batch, classes], `features` [batch, *feature_shape] at the split, and the buffers after the call."""
+    """Output of the network.
+
+    Attributes:
+        logits: [batch, classes].
+        features: Representations at the split, [batch, *feature_shape].
+        buffers: Buffers after the call.
+    """
 
     logits: Tensor
     features: Tensor
     buffers: Weights
 
 
-Term = Callable[[Tensor, Weights, Output], tuple[Tensor, Output]]
-"""What a wrapper adds to a task's objective: (loss so far, weights, output) -> (loss, output)."""
+LossTerm = Callable[[Tensor, Weights, Output], tuple[Tensor, Output]]
+"""A term that a wrapper adds to the objective: (loss so far, weights, output) -> (loss, output)."""
 
 
 class Task:
-    """The network as a template (its weights travel separately), the loss, and how many clients and classes there are.
+    """The network as a template without weights, the loss, and the numbers of clients and classes.
 
     Args:
-        model: a module with `features` and `head`, forward being their composition; it also fixes the initial weights.
-        loss: (logits [batch, classes], y [batch]) -> scalar mean over the batch.
-        batch_norm: `aggregate` averages batch-norm layers, running statistics included; `local` leaves them with
-            the client; `local_statistics` averages the affine part alone; `frozen` neither trains nor updates them.
+        model: A module with `features` and `head` whose forward pass is their composition. It is copied, and its
+            weights are the initial weights.
+        loss: Function (logits [batch, classes], y [batch]) -> mean over the batch, a scalar.
+        num_clients: Number of clients that take part in training.
+        num_classes: Number of classes.
+        batch_norm: Policy for batch-norm layers. `aggregate` averages them, including running statistics; `local`
+            keeps them on the client; `local_statistics` averages the affine parameters only; `frozen` neither trains
+            nor updates them.
+        device: Device of the network.
+        inputs: Description of the inputs.
+
+    Attributes:
+        model: The network.
+        modules: Additional networks of the algorithm, by name.
+        feature_shape: Shape of one representation at the split; empty if the model has no split.
+        trainable: Names of the parameters that are trained.
+        batch_norm_names: Names of the parameters and buffers of batch-norm layers.
+        head_names: Names of the parameters and buffers of the head.
+        personal_names: Names of the weights that stay on the client whatever the algorithm.
+        loss_terms: Terms that wrappers add to the objective.
     """
 
     def __init__(
@@ -65,66 +97,74 @@ class Task:
         num_classes: int,
         batch_norm: str = "aggregate",
         device: str | torch.device = "cpu",
-        inputs: Inputs = UNKNOWN,
+        inputs: InputSpec = UNKNOWN_INPUTS,
     ):
         self.device = torch.device(device)
         self.channels_last = any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in model.modules())
         self.loss, self.num_clients, self.num_classes = loss, num_clients, num_classes
         self.batch_norm, self.inputs = batch_norm, inputs
         self.modules: dict[str, Network] = {}
-        self.terms: tuple[Term, ...] = ()
-        # a copy of its own: two templates round one module would change its training mode behind each other's back
+        self.loss_terms: tuple[LossTerm, ...] = ()
+        # Copy the module: two templates that share one would switch each other's training mode.
         self._set_model(copy.deepcopy(model).to(self.device))
 
     def _set_model(self, model: nn.Module) -> None:
         self.model = Network(model, frozen_batch_norm=self.batch_norm == "frozen")
         self.feature_shape = tuple(getattr(model, "feature_shape", ()))
-        self._initial = self.layout(weights_of(model))
+        self._initial = self.to_memory_format(weights_of(model))
         layers, statistics = batch_norm_names(model), batch_norm_statistics(model)
         self.batch_norm_names = layers
-        kept = {"local": layers, "local_statistics": statistics}
-        self.personal: frozenset[str] = frozenset(kept.get(self.batch_norm, ()))
+        local = {"local": layers, "local_statistics": statistics}
+        self.personal_names: frozenset[str] = local.get(self.batch_norm, frozenset())
         frozen = layers if self.batch_norm == "frozen" else frozenset()
         self.trainable = tuple(name for name in self.model.parameters if name not in frozen)
         self.head_names = _head_names(model, self.feature_shape)
 
-    def equip(self, modules: Mapping[str, nn.Module]) -> "Task":
-        """The same task with the algorithm's further networks at `task.modules`."""
+    def with_modules(self, modules: Mapping[str, nn.Module]) -> "Task":
+        """Return a copy of the task with additional networks of the algorithm in `task.modules`."""
         task = copy.copy(self)
         task.modules = {name: Network(module.to(self.device)) for name, module in modules.items()}
         return task
 
-    def with_model(self, model: nn.Module, *, personal: Any = ()) -> "Task":
-        """The same task for another network (a wrapper's, round the original), whose `personal` names never travel."""
+    def with_model(self, model: nn.Module, *, personal_names: Iterable[str] = ()) -> "Task":
+        """Return a copy of the task with another network, such as a wrapper round the original.
+
+        Weights in `personal_names` stay on the client, in addition to those of the present task.
+        """
         task = copy.copy(self)
         task._set_model(copy.deepcopy(model).to(self.device))
-        task.personal |= self.personal | frozenset(personal)
+        task.personal_names |= self.personal_names | frozenset(personal_names)
         return task
 
-    def with_term(self, term: Term) -> "Task":
-        """The same task with one more term in its objective."""
+    def with_loss_term(self, term: LossTerm) -> "Task":
+        """Return a copy of the task with one more term in its objective."""
         task = copy.copy(self)
-        task.terms = (*self.terms, term)
+        task.loss_terms = (*self.loss_terms, term)
         return task
 
-    def layout(self, tree: Any) -> Any:
-        """`tree` with convolution weights in channels-last order, which runs 1.2 to 1.7 times as fast on a CPU."""
+    def to_memory_format(self, tree: Any) -> Any:
+        """Return `tree` with convolution weights in channels-last memory format if the network has convolutions.
+
+        This is 1.2 to 1.7 times as fast on a CPU.
+        """
         if not self.channels_last:
             return tree
         if isinstance(tree, Tensor):
-            # `to`, not `contiguous`: with one channel the latter leaves strides by which torch picks the slow kernels
+            # Use `to`, not `contiguous`: with one channel the latter leaves strides for which torch picks slow kernels.
             return tree.to(memory_format=torch.channels_last) if tree.dim() == 4 else tree
         if isinstance(tree, dict):
-            return {key: self.layout(value) for key, value in tree.items()}
+            return {key: self.to_memory_format(value) for key, value in tree.items()}
         if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
-            return type(tree)(self.layout(value) for value in tree)
+            return type(tree)(self.to_memory_format(value) for value in tree)
         return tree
 
     def initial_weights(self) -> Weights:
-        """The common initial weights: fixed by the model's own, the same for server and clients. Do not change them."""
+        """Return the initial weights, shared by the server and all clients. Do not modify the tensors."""
         return dict(self._initial)
 
     def forward(self, weights: Weights, x: Tensor, *, train: bool = True) -> Output:
+        """Run the network on `x` [batch, ...] in training or evaluation mode."""
+
         def split(model: Any) -> tuple[Tensor, Tensor]:
             features = model.features(x)
             return model.head(features), features
@@ -133,28 +173,35 @@ class Task:
         return Output(logits, features, buffers)
 
     def head(self, weights: Weights, features: Tensor, *, train: bool = True) -> Tensor:
-        """Logits [batch, classes] of `features` [batch, *feature_shape]; the buffers that change are dropped."""
-        return self.model.run(weights, lambda model: model.head(features), train=train)[0]
+        """Return the logits [batch, classes] for `features` [batch, *feature_shape]; discard changes to buffers."""
+        logits: Tensor = self.model.run(weights, lambda model: model.head(features), train=train)[0]
+        return logits
 
     def objective(self, weights: Weights, batch: Batch) -> tuple[Tensor, Output]:
-        """The loss of `weights` on `batch` in training mode, and the wrappers' terms (DBE's mean regulariser)."""
+        """Return the training loss on `batch` with the wrappers' terms (DBE's mean regulariser), and the output."""
         output = self.forward(weights, batch.x)
-        return self.completed(self.loss(output.logits, batch.y), weights, output)
+        return self.add_loss_terms(self.loss(output.logits, batch.y), weights, output)
 
-    def completed(self, loss: Tensor, weights: Weights, output: Output) -> tuple[Tensor, Output]:
-        """`loss`, of an objective of the algorithm's own, with the wrappers' terms on top."""
-        for term in self.terms:
+    def add_loss_terms(self, loss: Tensor, weights: Weights, output: Output) -> tuple[Tensor, Output]:
+        """Add the wrappers' terms to `loss`, the value of an algorithm's own objective; return it and the output."""
+        for term in self.loss_terms:
             loss, output = term(loss, weights, output)
         return loss, output
 
-    def bare(self) -> "Task":
-        """The same task without the wrappers' terms: for models beside the one that they are about."""
+    def without_loss_terms(self) -> "Task":
+        """Return a copy of the task without the wrappers' terms, for models that these terms do not apply to."""
         task = copy.copy(self)
-        task.terms = ()
+        task.loss_terms = ()
         return task
 
-    def gradients(self, weights: Weights, batch: Batch, names: Any = None) -> tuple[Weights, Tensor, Weights]:
-        """(gradients of `objective` for `names` (default: all trainable), loss, buffers after the step)."""
+    def gradients(
+        self, weights: Weights, batch: Batch, names: Container[str] | None = None
+    ) -> tuple[Weights, Tensor, Weights]:
+        """Differentiate the objective on `batch` with respect to `names` (default: all trainable parameters).
+
+        Returns:
+            The gradients, the loss and the buffers after the step.
+        """
 
         def loss(trained: Weights) -> tuple[Tensor, Weights]:
             value, output = self.objective(weights | trained, batch)
@@ -164,28 +211,30 @@ class Task:
 
     @torch.no_grad()
     def predict(self, weights: Weights, x: Tensor) -> Tensor:
-        """Logits [batch, classes] in evaluation mode."""
-        return self.model(weights, x, train=False)[0]
+        """Return the logits [batch, classes] in evaluation mode."""
+        logits: Tensor = self.model(weights, x, train=False)[0]
+        return logits
 
     @torch.no_grad()
     def represent(self, weights: Weights, x: Tensor) -> Tensor:
-        """Features [batch, *feature_shape] in evaluation mode."""
-        return self.model.run(weights, lambda model: model.features(x), train=False)[0]
+        """Return the features [batch, *feature_shape] in evaluation mode."""
+        features: Tensor = self.model.run(weights, lambda model: model.features(x), train=False)[0]
+        return features
 
 
 def _head_names(model: nn.Module, feature_shape: tuple[int, ...]) -> frozenset[str]:
-    """Parameters that `model.head` uses, and the buffers beside them: autograd tells, whatever their names."""
+    """Return the names of the parameters that `model.head` uses, found by autograd, and of the buffers beside them."""
     if not feature_shape:
         return frozenset()
     named = dict(model.named_parameters())
     device = next(iter(named.values())).device
     features = torch.zeros((2, *feature_shape), device=device)
-    model.eval()  # batch norm in the head would note the zeros
+    model.eval()  # so that batch norm in the head does not update its statistics
     with torch.enable_grad():
         logits = model.head(features)  # type: ignore[operator]
         if not logits.requires_grad:
             return frozenset()
-        found = torch.autograd.grad(logits.sum(), list(named.values()), allow_unused=True)
-    used = {name for name, grad in zip(named, found, strict=True) if grad is not None}
+        grads = torch.autograd.grad(logits.sum(), list(named.values()), allow_unused=True)
+    used = {name for name, grad in zip(named, grads, strict=True) if grad is not None}
     owners = {name.rpartition(".")[0] for name in used}
     return frozenset(used | {name for name, _ in model.named_buffers() if name.rpartition(".")[0] in owners})

@@ -1,16 +1,20 @@
-"""Arithmetic on trees: nested dicts, lists and tuples whose leaves are tensors. Nothing here changes its arguments."""
+"""Arithmetic on trees: nested dicts, lists and tuples whose leaves are tensors.
 
-from collections.abc import Callable, Iterator
+No function modifies its arguments.
+"""
+
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 Weights = dict[str, Tensor]
+"""Parameters and buffers by name, as in a `state_dict`."""
 
 
 def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`tree` with `fn` applied to every tensor (and its counterparts in `rest`); None and plain values stay."""
+    """Apply `fn` to every tensor of `tree` and its counterparts in `rest`; keep None and plain values as they are."""
     if isinstance(tree, Tensor):
         return fn(tree, *rest)
     if isinstance(tree, dict):
@@ -22,63 +26,68 @@ def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return tree
 
 
-def tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of `tree` with its dotted path, in a fixed order."""
+def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor of `tree` with its dotted path, in a fixed order."""
     if isinstance(tree, Tensor):
         yield path, tree
     elif isinstance(tree, dict):
         for key, value in tree.items():
-            yield from tensors(value, f"{path}.{key}" if path else str(key))
+            yield from named_tensors(value, f"{path}.{key}" if path else str(key))
     elif isinstance(tree, (list, tuple)):
         for index, value in enumerate(tree):
-            yield from tensors(value, f"{path}.{index}" if path else str(index))
+            yield from named_tensors(value, f"{path}.{index}" if path else str(index))
 
 
 def nbytes(tree: Any) -> int:
-    """Bytes that the tensors of `tree` take on the wire."""
-    return sum(tensor.numel() * tensor.element_size() for _, tensor in tensors(tree))
+    """Return the size of all tensors of `tree` in bytes, as sent over the network."""
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in named_tensors(tree))
 
 
 def zeros_like(tree: Any) -> Any:
+    """Return `tree` with every tensor replaced by zeros."""
     return tree_map(torch.zeros_like, tree)
 
 
 def clone(tree: Any) -> Any:
+    """Return a copy of `tree` with copies of all tensors."""
     return tree_map(torch.clone, tree)
 
 
 def detach(tree: Any) -> Any:
+    """Return `tree` with all tensors detached from the autograd graph."""
     return tree_map(Tensor.detach, tree)
 
 
 def add(a: Any, b: Any, *, alpha: float = 1.0) -> Any:
-    """a + alpha·b."""
+    """Return a + alpha·b."""
     return tree_map(lambda x, y: torch.add(x, y, alpha=alpha), a, b)
 
 
 def sub(a: Any, b: Any) -> Any:
+    """Return a − b."""
     return tree_map(torch.sub, a, b)
 
 
 def scale(tree: Any, factor: float | Tensor) -> Any:
+    """Return `tree` multiplied by `factor`."""
     return tree_map(lambda x: x * factor, tree)
 
 
 def stack(trees: list[Any]) -> Any:
-    """One tree with a new leading dimension, the index in `trees`."""
+    """Stack the tensors of `trees` along a new leading dimension."""
     return tree_map(lambda *leaves: torch.stack(leaves), trees[0], *trees[1:])
 
 
 def unstack(tree: Any, count: int) -> list[Any]:
-    """The inverse of `stack`; the parts are copies, so that none keeps the whole alive."""
+    """Invert `stack`. The tensors are copies, so that none keeps the stacked tensor in memory."""
     return [tree_map(lambda x, index=index: x[index].clone(), tree) for index in range(count)]
 
 
-def only(weights: Weights, names: Any) -> Weights:
-    """The entries of `weights` whose names are in `names`, in the order of `weights`."""
+def only(weights: Weights, names: Container[str]) -> Weights:
+    """Return the entries of `weights` whose names are in `names`, in the order of `weights`."""
     return {name: value for name, value in weights.items() if name in names}
 
 
-def without(weights: Weights, names: Any) -> Weights:
-    """The entries of `weights` whose names are not in `names`."""
+def without(weights: Weights, names: Container[str]) -> Weights:
+    """Return the entries of `weights` whose names are not in `names`, in the order of `weights`."""
     return {name: value for name, value in weights.items() if name not in names}

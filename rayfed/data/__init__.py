@@ -1,1 +1,1 @@
-"""Data: datasets, how their files are read, how they are divided among clients, and what the engine is given."""
+"""Datasets, readers for their file formats, partitions among clients, and the population that the engine is given."""

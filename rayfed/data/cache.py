@@ -1,4 +1,4 @@
-"""Arrays that take long to make, kept on disk; nothing depends on whether they were."""
+"""A disk cache for arrays that are expensive to compute; results never depend on whether it was hit."""
 
 import contextlib
 import hashlib
@@ -15,24 +15,28 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.memory import memory_bytes
-from rayfed.data.mapped import CacheUnusable, made, opened
+from rayfed.data.array_cache_file import CacheUnusable, open_array, open_or_create_array
 
 Arrays = dict[str, np.ndarray]
 
-# What numpy and zipfile raise on a file that is not there, or that is damaged in any way.
+# Raised by numpy and zipfile for a file that is missing or damaged.
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
-def folder() -> Path:
-    """Where arrays are kept: the environment variable RAYFED_CACHE, else .cache/rayfed in the home folder."""
+def cache_folder() -> Path:
+    """Return the cache folder: the environment variable RAYFED_CACHE, else ~/.cache/rayfed."""
     return Path(os.environ.get("RAYFED_CACHE") or os.path.expanduser("~/.cache/rayfed"))
 
 
-def cached(name: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
-    """What `make` returns, from the cache where it is there.
+def cached_arrays(name: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays that `make` computes, from the cache if it has them.
 
-    `key` holds everything that the arrays depend on, and a format version to raise when `make` changes. A cache that
-    cannot be read or written, or that holds a damaged file, only costs time.
+    A cache that cannot be read or written, or that holds a damaged file, only costs time.
+
+    Args:
+        name: Prefix of the cache file's name.
+        key: Everything that the arrays depend on, and a format version to raise when `make` changes.
+        make: Computes the arrays.
     """
     text = json.dumps(dict(key), sort_keys=True)
     path = _path(name, text, "npz")
@@ -52,27 +56,33 @@ def memory_mapped(
     dtype: np.dtype | str,
     fill: Callable[[np.ndarray], None],
 ) -> np.ndarray:
-    """A read-only array on disk, made by `fill` the first time; all processes of a machine share its pages.
+    """Return a read-only array on disk, created by `fill` the first time; all processes of a machine share its pages.
 
-    `key` is as for `cached`; shape and dtype become part of it. `fill` gets a writable array [*shape] of zeros. The
-    array is a `np.memmap`, except where the cache cannot hold it: then it is an array in memory, made anew each time.
-    The file appears as a whole or not at all, and is made again where it is damaged. Of several processes that want
-    it at once, one makes it and the others wait.
+    The array is a `np.memmap`, unless the cache cannot hold it: then it is an array in memory, created anew each time.
+    The file appears completely or not at all, and is created again if it is damaged. If several processes request it
+    at once, one creates it and the others wait.
+
+    Args:
+        name: Prefix of the cache file's name.
+        key: As for `cached_arrays`; shape and dtype become part of it.
+        shape: Shape of the array.
+        dtype: Type of the array's elements.
+        fill: Fills a writable array [*shape] of zeros.
 
     Raises:
-        UsageError: the cache cannot hold it, and neither can half of the memory.
+        UsageError: The array fits neither into the cache nor into half of the memory.
     """
     kind = np.dtype(dtype)
     text = json.dumps({**key, "shape": shape, "dtype": kind.str}, sort_keys=True)
     path = _path(name, text, "array")
     try:
-        found = opened(path, text, shape, kind)
-        return made(path, text, shape, kind, fill) if found is None else found
+        stored = open_array(path, text, shape, kind)
+        return open_or_create_array(path, text, shape, kind, fill) if stored is None else stored
     except CacheUnusable as unusable:
         size = math.prod(shape) * kind.itemsize
         if size > memory_bytes() / 2:
             raise UsageError(
-                f"RAYFED_CACHE={folder()}: {name} needs {size / 1e9:.1f} GB there, but {unusable}; "
+                f"RAYFED_CACHE={cache_folder()}: {name} needs {size / 1e9:.1f} GB there, but {unusable}; "
                 "set the environment variable to a folder with room"
             ) from unusable
     array = np.zeros(shape, kind)
@@ -82,11 +92,11 @@ def memory_mapped(
 
 
 def _path(name: str, key: str, kind: str) -> Path:
-    return folder() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.{kind}"
+    return cache_folder() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.{kind}"
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Writes beside `path` and renames, so that a reader sees a whole file or none."""
+    """Write a temporary file beside `path` and rename it, so that readers see a complete file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
     try:
@@ -98,10 +108,10 @@ def _write(path: Path, arrays: Arrays) -> None:
         raise
 
 
-def digest(*arrays: np.ndarray) -> str:
-    """A sha256 of shapes, dtypes and contents."""
-    found = hashlib.sha256()
+def array_hash(*arrays: np.ndarray) -> str:
+    """Return the SHA-256 (hexadecimal) of the arrays' shapes, dtypes and contents."""
+    digest = hashlib.sha256()
     for array in arrays:
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

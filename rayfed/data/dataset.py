@@ -1,4 +1,4 @@
-"""What a dataset is before anybody holds it: all its examples pooled, each with its domain and its origin."""
+"""A pooled dataset before it is partitioned: every example with its domain and its origin."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -6,12 +6,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from rayfed.core.errors import UsageError
+from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.population import TestSet
-from rayfed.data.rows import Rows
 
 
-class Part(NamedTuple):
-    """One client of a partition: its number, its domain, and the rows of the dataset in each of its three parts."""
+class ClientRows(NamedTuple):
+    """One client of a partition: its number, its domain, and the dataset's rows in its three parts."""
 
     id: int
     domain: str
@@ -20,38 +20,43 @@ class Part(NamedTuple):
     test: np.ndarray
 
 
-class Personal(Protocol):
-    """What a dataset changes in the images of a client once it is known who that client is, each image on its own."""
+class ClientView(Protocol):
+    """A transformation of each client's images, such as a rotation; it must treat every image on its own."""
 
     def domain(self, client: int) -> str:
-        """The domain of the client, in place of the one that the partition gave it."""
+        """Return the client's domain, which replaces the one that the partition gave it."""
 
     def images(self, client: int, images: np.ndarray) -> np.ndarray:
-        """The client's own view of `images`, in the same order."""
+        """Return `images` as the client sees them, in the same order."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """N pooled examples; a partition gives their rows to clients. `Dataset.of` fills in what is usual.
+    """N pooled examples, whose rows a partition assigns to clients. `Dataset.of` fills in the usual defaults.
 
     Attributes:
-        images: [N, ...]; uint8 [N, channels, height, width] for images, any other dtype reaches the model as it is. Of
-            an array from `rayfed.data.cache.memory_mapped` (or any read-only `np.memmap`) only what is used is read.
-        labels: int64 [N], class indices below `num_classes`.
-        domain: whole numbers [N], positions in `domains`.
-        is_test: bool [N], the dataset's own test examples.
-        source: whole numbers [N], positions in `sources`; with `index`, int64 [N], it names the original of each row.
-        original: whole numbers [N]: rows of one number show the same original, such as a digit on two grounds, and
-            partitions keep them on one side; None where each row is an original.
-        client: int64 [N], whose example it is by nature; None where the dataset does not say.
-        mean, std: per channel in units of [0, 1]; uint8 images are normalised with them.
-        ood: domains that no client may hold; their examples become the server's "ood" test sets.
-        tests: further test sets for the server's model.
-        personal: how a client's images differ from the pooled ones; None where they do not.
+        name: Name of the dataset.
+        images: Inputs [N, ...]; uint8 [N, channels, height, width] for images; any other dtype reaches the model
+            unchanged. Arrays from `rayfed.data.cache.memory_mapped` (or any read-only `np.memmap`) are read on demand.
+        labels: Class indices below `num_classes`, int64 [N].
+        domain: Positions in `domains`, integers [N].
+        domains: Names of the domains.
+        is_test: Whether a row is one of the dataset's own test examples, bool [N].
+        source: Positions in `sources`, integers [N]. Source and index together identify an example.
+        sources: Names of the sources, such as the files "train" and "t10k".
+        index: Index of each example in its source, int64 [N].
+        num_classes: Number of classes.
+        client: The client to which an example naturally belongs, int64 [N], or None.
+        leakage_group: Group of each row, integers [N], or None. Rows of one group show the same original, such as a
+            digit on two backgrounds; partitions never train on one of them and test on another.
+        mean, std: Per channel in units of [0, 1], to normalise uint8 images.
+        ood: Domains that no client may hold; their examples become the server's "ood" test sets.
+        tests: Further test sets for the server's model.
+        client_view: How a client's images differ from the pooled ones, or None.
     """
 
     name: str
-    images: np.ndarray | Rows
+    images: np.ndarray | LazyRows
     labels: np.ndarray
     domain: np.ndarray
     domains: tuple[str, ...]
@@ -61,15 +66,15 @@ class Dataset:
     index: np.ndarray
     num_classes: int
     client: np.ndarray | None = None
-    original: np.ndarray | None = None
+    leakage_group: np.ndarray | None = None
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     ood: tuple[str, ...] = ()
     tests: tuple[TestSet, ...] = ()
-    personal: Personal | None = None
+    client_view: ClientView | None = None
 
     def __post_init__(self) -> None:
-        for name in ("images", "domain", "is_test", "source", "index", "client", "original"):
+        for name in ("images", "domain", "is_test", "source", "index", "client", "leakage_group"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.labels):
                 raise UsageError(f"dataset {self.name}: {len(values)} {name} but {len(self.labels)} labels")
@@ -93,19 +98,25 @@ class Dataset:
     def of(
         cls,
         name: str,
-        images: np.ndarray | Rows,
+        images: np.ndarray | LazyRows,
         labels: np.ndarray,
         *,
         is_test: np.ndarray | None = None,
         num_classes: int | None = None,
         **others,
     ) -> "Dataset":
-        """A dataset of one domain, called `name`, and of one source, "all", unless `others` says otherwise.
+        """Return a dataset with one domain, called `name`, and one source, "all", unless `others` overrides them.
 
-        `is_test` defaults to no test examples, `num_classes` to the highest label and one.
+        Args:
+            name: Name of the dataset.
+            images: Inputs [N, ...].
+            labels: Class indices [N].
+            is_test: Test examples, bool [N]; None: none.
+            num_classes: Number of classes; None: the highest label plus 1.
+            **others: Further attributes of `Dataset`.
         """
         size = len(labels)
-        filled = {
+        defaults = {
             "is_test": np.zeros(size, bool) if is_test is None else is_test,
             "domain": np.zeros(size, np.int16),
             "domains": (name,),
@@ -114,32 +125,32 @@ class Dataset:
             "index": np.arange(size),
             "num_classes": int(labels.max(initial=0)) + 1 if num_classes is None else num_classes,
         }
-        return cls(name=name, images=images, labels=labels.astype(np.int64), **{**filled, **others})
+        return cls(name=name, images=images, labels=labels.astype(np.int64), **{**defaults, **others})
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def rows(self, *, is_test: bool | None = None, domain: str | None = None) -> np.ndarray:
-        """The rows that clients may hold (no "ood" domain), optionally only of one part or of one domain."""
-        wanted = np.ones(len(self), bool)
+        """Return the rows that clients may hold (in no "ood" domain), optionally of one split or one domain only."""
+        mask = np.ones(len(self), bool)
         for name in self.ood:
-            wanted &= self.domain != self.domains.index(name)
+            mask &= self.domain != self.domains.index(name)
         if is_test is not None:
-            wanted &= self.is_test == is_test
+            mask &= self.is_test == is_test
         if domain is not None:
-            wanted &= self.domain == self.domains.index(domain)
-        return np.flatnonzero(wanted)
+            mask &= self.domain == self.domains.index(domain)
+        return np.flatnonzero(mask)
 
     def domain_of(self, rows: np.ndarray) -> str:
-        """The name of the only domain among `rows`, or "mixed"."""
-        found = np.unique(self.domain[rows])
-        return self.domains[found[0]] if len(found) == 1 else "mixed"
+        """Return the name of the only domain among `rows`, or "mixed"."""
+        present = np.unique(self.domain[rows])
+        return self.domains[present[0]] if len(present) == 1 else "mixed"
 
 
-def row_numbers(groups: np.ndarray) -> np.ndarray:
-    """int64 [N]: the number of each row among those of its group, such as its place in its file."""
-    found = np.empty(len(groups), np.int64)
+def index_within_group(groups: np.ndarray) -> np.ndarray:
+    """Return the index of each row within its group, int64 [N], such as its position in its file."""
+    index = np.empty(len(groups), np.int64)
     for group in np.unique(groups):
-        own = groups == group
-        found[own] = np.arange(own.sum())
-    return found
+        members = groups == group
+        index[members] = np.arange(members.sum())
+    return index

@@ -1,4 +1,4 @@
-"""Datasets that know whose each example is, and some of whose clients can be left out."""
+"""The option that drops clients of a dataset whose examples belong to clients."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,24 +11,24 @@ from rayfed.core.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class DropClients:
-    """The option that leaves clients out."""
+    """Option to drop clients."""
 
-    drop_clients: list[int] = option([], help="clients to leave out, by their numbers in the files")
+    drop_clients: list[int] = option([], help="clients to drop, by their numbers in the files")
 
-    def kept(self, client: np.ndarray, path: Path) -> np.ndarray:
-        """The rows of all other clients, of the files at `path`.
+    def remaining_rows(self, client: np.ndarray, path: Path) -> np.ndarray:
+        """Return the rows of the clients that are not dropped; `path` is for error messages.
 
         Raises:
-            UsageError: a client that is not there, or none that is left.
+            UsageError: A client to drop does not exist, or no client would be left.
         """
-        known = np.unique(client)
-        unknown = sorted(set(self.drop_clients) - set(known.tolist()))
+        present = np.unique(client)
+        unknown = sorted(set(self.drop_clients) - set(present.tolist()))
         if unknown:
             raise UsageError(
                 f"data.drop_clients={self.drop_clients}: {path} has no client {unknown[0]}; "
-                f"it has {len(known)} clients, {known[0]}..{known[-1]}"
+                f"it has {len(present)} clients, {present[0]}..{present[-1]}"
             )
-        kept = np.flatnonzero(~np.isin(client, self.drop_clients))
-        if not len(kept):
+        remaining = np.flatnonzero(~np.isin(client, self.drop_clients))
+        if not len(remaining):
             raise UsageError(f"data.drop_clients={self.drop_clients}: leaves no client of {path}")
-        return kept
+        return remaining

@@ -1,79 +1,90 @@
-"""Rows that show one original, such as a digit on two grounds: nobody is tested on what somebody trains on."""
+"""Leakage groups: rows that show the same original, such as a digit on two backgrounds.
+
+Partitions keep the rows of a group together, so that nobody is tested on an original that somebody trains on.
+"""
 
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.data.dataset import Dataset, Part
+from rayfed.data.dataset import ClientRows, Dataset
 
 
-def firsts(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
-    """`rows` with one of each original, the first; the others follow it with `versions`."""
-    if dataset.original is None:
+def first_of_each_group(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
+    """Return the first of `rows` in each leakage group; `expand_groups` adds the others again."""
+    if dataset.leakage_group is None:
         return rows
-    return rows[np.sort(np.unique(dataset.original[rows], return_index=True)[1])]
+    return rows[np.sort(np.unique(dataset.leakage_group[rows], return_index=True)[1])]
 
 
-def versions(dataset: Dataset, rows: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """For each of `rows`, one after the other, all rows of `among` that show its original."""
-    if dataset.original is None:
+def expand_groups(dataset: Dataset, rows: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Return, for each of `rows` in order, all rows of `among` in its leakage group."""
+    if dataset.leakage_group is None:
         return rows
-    order = among[np.argsort(dataset.original[among], kind="stable")]
-    codes, wanted = dataset.original[order], dataset.original[rows]
-    begins = np.searchsorted(codes, wanted)
-    counts = np.searchsorted(codes, wanted, side="right") - begins
-    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return order[np.repeat(begins, counts) + place]
+    order = among[np.argsort(dataset.leakage_group[among], kind="stable")]
+    sorted_groups, groups = dataset.leakage_group[order], dataset.leakage_group[rows]
+    starts = np.searchsorted(sorted_groups, groups)
+    counts = np.searchsorted(sorted_groups, groups, side="right") - starts
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return order[np.repeat(starts, counts) + offsets]
 
 
-def capped(dataset: Dataset, rows: np.ndarray, among: np.ndarray, most: int | None) -> np.ndarray:
-    """Of `rows`, from the front, as many as have at most `most` versions in all."""
-    if dataset.original is None or most is None:
-        return rows[:most]
-    codes, counts = np.unique(dataset.original[among], return_counts=True)
-    total = np.cumsum(counts[np.searchsorted(codes, dataset.original[rows])])
-    return rows[: np.searchsorted(total, most, side="right")]
+def cap_rows(dataset: Dataset, rows: np.ndarray, among: np.ndarray, limit: int | None) -> np.ndarray:
+    """Return the longest prefix of `rows` whose leakage groups have at most `limit` rows of `among` in total."""
+    if dataset.leakage_group is None or limit is None:
+        return rows[:limit]
+    groups, counts = np.unique(dataset.leakage_group[among], return_counts=True)
+    total = np.cumsum(counts[np.searchsorted(groups, dataset.leakage_group[rows])])
+    return rows[: np.searchsorted(total, limit, side="right")]
 
 
-def drawn(dataset: Dataset, rows: np.ndarray, random: np.random.Generator, kept: float) -> np.ndarray | None:
-    """bool [N]: a draw over the originals of `rows`, of which the share `kept` is false and the others are true.
+def draw_groups(
+    dataset: Dataset, rows: np.ndarray, random: np.random.Generator, unselected: float
+) -> np.ndarray | None:
+    """Return a mask, bool [N], of a random selection of the leakage groups of `rows`.
 
-    None where no two of `rows` show the same original: then rows may be drawn one by one.
+    The share `unselected` of the groups is False, the others are True. The result is None if every group has only one
+    of `rows`, so that rows may be drawn individually.
     """
-    if dataset.original is None:
+    if dataset.leakage_group is None:
         return None
-    codes = np.unique(dataset.original[rows])
-    if len(codes) == len(rows):
+    groups = np.unique(dataset.leakage_group[rows])
+    if len(groups) == len(rows):
         return None
-    others = random.permutation(codes)[int(len(codes) * kept + 1e-9) :]
-    return np.isin(dataset.original, others)
+    selected = random.permutation(groups)[int(len(groups) * unselected + 1e-9) :]
+    return np.isin(dataset.leakage_group, selected)
 
 
-def check(dataset: Dataset, parts: list[Part]) -> None:
-    """Raises UsageError where a part is tested on an original that a part trains on or is validated with."""
-    if dataset.original is None:
+def check_no_leakage(dataset: Dataset, clients: list[ClientRows]) -> None:
+    """Raise UsageError if a client is tested on a leakage group that a client trains on or validates with."""
+    if dataset.leakage_group is None:
         return
-    tested = np.concatenate([part.test for part in parts])
-    both = tested[np.isin(dataset.original[tested], dataset.original[_used(parts)])]
-    if len(both):
+    tested = np.concatenate([client.test for client in clients])
+    leaked = tested[np.isin(dataset.leakage_group[tested], dataset.leakage_group[_fitted_rows(clients)])]
+    if len(leaked):
         raise UsageError(
-            f"partition: {len(both)} test rows of {dataset.name}, row {both[0]} the first, show what is trained on in "
-            "another domain; expected all versions of an original on one side"
+            f"partition: {len(leaked)} test rows of {dataset.name}, the first of them row {leaked[0]}, show originals "
+            "that are trained on in another domain; expected all rows of a leakage group on one side"
         )
 
 
-def unheld(dataset: Dataset, parts: list[Part], domain: str) -> np.ndarray:
-    """The rows of a domain that nobody holds, without versions of what the parts train on or are validated with."""
+def unheld_rows(dataset: Dataset, clients: list[ClientRows], domain: str) -> np.ndarray:
+    """Return the rows of a held-out domain, without leakage groups that clients train on or validate with.
+
+    Raises:
+        UsageError: No row is left.
+    """
     rows = np.flatnonzero(dataset.domain == dataset.domains.index(domain))
-    if dataset.original is None:
+    if dataset.leakage_group is None:
         return rows
-    left = rows[~np.isin(dataset.original[rows], dataset.original[_used(parts)])]
-    if not len(left):
+    remaining = rows[~np.isin(dataset.leakage_group[rows], dataset.leakage_group[_fitted_rows(clients)])]
+    if not len(remaining):
         raise UsageError(
             f"dataset {dataset.name}: every example of {domain}, which is left out, is trained on in another domain; "
-            "keep some for testing, or a smaller share for training"
+            "keep some for testing, or use a smaller share for training"
         )
-    return left
+    return remaining
 
 
-def _used(parts: list[Part]) -> np.ndarray:
-    return np.concatenate([rows for part in parts for rows in (part.train, part.val)])
+def _fitted_rows(clients: list[ClientRows]) -> np.ndarray:
+    """Return the rows that any client trains on or validates with."""
+    return np.concatenate([rows for client in clients for rows in (client.train, client.val)])

@@ -1,34 +1,38 @@
-"""What the engine is given: the clients and their examples, and the test sets that belong to nobody."""
+"""The population: clients with their examples, and the server's test sets."""
 
+import hashlib
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from rayfed.data.rows import Rows
+from rayfed.data.lazy_rows import LazyRows
+
+BLOCK = 1024  # examples that are hashed at a time
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Labelled examples: `x` [n, ...] and `y` [n] (class index, int64) or [n, ...] for a user's own loss.
+    """Labelled examples: inputs `x` [n, ...] and class indices `y`, int64 [n], or targets [n, ...] of a user's loss.
 
-    Images are uint8 [n, channels, height, width]; they become floats, normalised, a batch at a time on the device.
-    Any other dtype reaches the model as it is. `x` may be `Rows` of a file, which are read when they are needed.
+    Images are uint8 [n, channels, height, width]; each batch is converted to floats and normalised on the device. Any
+    other dtype reaches the model unchanged. `x` may be `LazyRows` of a file, which are read when they are needed.
     """
 
-    x: np.ndarray | Rows
+    x: np.ndarray | LazyRows
     y: np.ndarray
 
     def __len__(self) -> int:
         return len(self.y)
 
     def read(self) -> "Examples":
-        """The same in memory."""
-        return replace(self, x=self.x[:]) if isinstance(self.x, Rows) else self
+        """Return the same examples in memory."""
+        return replace(self, x=self.x[:]) if isinstance(self.x, LazyRows) else self
 
 
 @dataclass(frozen=True)
 class Client:
-    """One client: its number, the domain that it belongs to, and its three disjoint parts."""
+    """One client: its number, its domain, and its three disjoint parts."""
 
     id: int
     domain: str
@@ -39,7 +43,7 @@ class Client:
 
 @dataclass(frozen=True)
 class TestSet:
-    """Examples of one domain that no client holds, scored with the server's model; split is "test" or "ood"."""
+    """Examples of one domain to score the server's model on; `split` is "test" or "ood"."""
 
     __test__ = False  # not a pytest class
 
@@ -50,15 +54,21 @@ class TestSet:
 
 @dataclass(frozen=True)
 class Population:
-    """All clients, what their examples look like, and the server's own test sets.
+    """All clients, the form of their examples, and the server's test sets.
 
-    The last `unseen_clients` of the clients take no part in training: they join when it is over. The engine and algorithms
-    count clients by their place here; `Client.id` is the number that the partition gave them, and differs from the
-    place only where there are unseen clients.
+    The engine and algorithms identify clients by their position in `clients`. `Client.id` is the number that the
+    partition gave them; it differs from the position only if there are unseen clients.
 
-    `mean` and `std`, per channel in units of [0, 1], normalise uint8 images: (x / 255 - mean) / std.
-    `partition_hash` says who holds which rows of a dataset (`rayfed.data.partitions.table`); None for a user's clients,
-    for which the tables have a hash of all that they hold.
+    Attributes:
+        name: Name of the dataset.
+        clients: All clients, unseen clients last.
+        num_classes: Number of classes.
+        shape: Shape of one input.
+        mean, std: Per channel in units of [0, 1], to normalise uint8 images: (x / 255 - mean) / std.
+        tests: The server's test sets.
+        partition_hash: Hash of which client holds which rows of the dataset (`rayfed.data.partitions.table`); None for
+            a user's own clients, whose tables show `population_hash` instead.
+        unseen_clients: Number of clients that take no part in training and join when it is over.
     """
 
     name: str
@@ -72,12 +82,12 @@ class Population:
     unseen_clients: int = 0
 
     def examples(self) -> list[Examples]:
-        """Of all clients, then of all test sets."""
-        own = [part for client in self.clients for part in (client.train, client.val, client.test)]
-        return own + [test.examples for test in self.tests]
+        """Return the examples of all clients, then those of all test sets."""
+        held = [part for client in self.clients for part in (client.train, client.val, client.test)]
+        return held + [test.examples for test in self.tests]
 
     def read(self) -> "Population":
-        """The same with all that lies in files read into memory."""
+        """Return the same population with all examples in memory."""
         clients = [replace(c, train=c.train.read(), val=c.val.read(), test=c.test.read()) for c in self.clients]
         tests = [replace(test, examples=test.examples.read()) for test in self.tests]
         return replace(self, clients=tuple(clients), tests=tuple(tests))
@@ -86,3 +96,25 @@ class Population:
     def participants(self) -> tuple[Client, ...]:
         """The clients that take part in training."""
         return self.clients[: len(self.clients) - self.unseen_clients]
+
+
+def population_hash(population: Population) -> str:
+    """Return the SHA-256 of all contents: every client's parts in order, the test sets, and the normalisation."""
+    digest = hashlib.sha256()
+    head = (population.num_classes, population.shape, population.mean, population.std)
+    digest.update(repr(head).encode())
+    for client in population.clients:
+        digest.update(f"client {client.id} {client.domain}".encode())
+        for part in (client.train, client.val, client.test):
+            _update(digest, part)
+    for test in population.tests:
+        digest.update(f"test {test.domain} {test.split}".encode())
+        _update(digest, test.examples)
+    return digest.hexdigest()
+
+
+def _update(digest: Any, examples: Examples) -> None:
+    for array in (examples.x, examples.y):
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        for start in range(0, len(array), BLOCK):  # in blocks, as the array may not fit into memory
+            digest.update(np.ascontiguousarray(array[start : start + BLOCK]).data)

@@ -15,7 +15,7 @@ from rayfed.core.ids import ClientId, ClientIndex
 from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
 from rayfed.core.rng import torch_state_kept
-from rayfed.core.task import Inputs, Task
+from rayfed.core.task import InputSpec, Task
 from rayfed.data.population import Population
 from rayfed.models.single_example_batchnorm import (
     batch_size_advice,
@@ -65,7 +65,7 @@ class Blueprint:
             num_classes=population.num_classes,
             batch_norm=self.batch_norm,
             device=device,
-            inputs=Inputs(population.shape, population.mean, population.std, _real(population)),
+            inputs=InputSpec(population.shape, population.mean, population.std, _real(population)),
         )
         ctx = Context(
             task=task,
@@ -75,7 +75,7 @@ class Blueprint:
             rounds=self.rounds,
         )
         ctx = self.algorithm.adapt(ctx)
-        return ctx.at(task=ctx.task.equip(self.algorithm.modules(ctx.task)))
+        return ctx.at(task=ctx.task.with_modules(self.algorithm.modules(ctx.task)))
 
     def check(self, population: Population) -> None:
         """Raise UsageError for what cannot work, before anything starts."""

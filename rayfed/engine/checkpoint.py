@@ -44,5 +44,5 @@ def load(server: Server, file: BinaryIO, name: str) -> None:
         raise UsageError(f"{name}: cannot be read ({why}); start anew with resume=false") from error
     if not content["server"].keys() >= server.state.keys():  # a setup may have added some
         raise UsageError(f"{name}: belongs to another algorithm; start anew with resume=false")
-    server.state, server.round = server.ctx.task.layout(content["server"]), content["round"]
+    server.state, server.round = server.ctx.task.to_memory_format(content["server"]), content["round"]
     server.fleet.load(content["clients"])

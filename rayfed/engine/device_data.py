@@ -12,8 +12,8 @@ from rayfed.algorithm import ClientData
 from rayfed.augment.base import Augment
 from rayfed.core.rng import seed_torch, torch_state_kept
 from rayfed.core.task import Batch, Task
+from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.population import Examples, Population
-from rayfed.data.rows import Rows
 from rayfed.engine.streamed import Streamed
 
 Transform = Callable[[Tensor], Tensor]
@@ -30,12 +30,12 @@ class Normalise:
 
     def augmented(self, x: Tensor, augment: Augment) -> Tensor:
         """Normalise and augment a batch; `augment` is applied to pixels in [0, 1] or after normalisation."""
-        if not augment.normalised:
+        if not augment.after_normalisation:
             pixels = x.dtype == torch.uint8
             x = augment(x.float().div_(255) if pixels else x)
             x = x.mul(self.scale * 255).add_(self.shift) if pixels else x
         x = self(x)
-        return augment(x) if augment.normalised else x
+        return augment(x) if augment.after_normalisation else x
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:
@@ -118,10 +118,10 @@ def client_data(population: Population, client: int, task: Task) -> ClientData:
     return ClientData(Part(own.train, task.device, normalise), Part(own.val, task.device, normalise))
 
 
-def _to_tensor(array: np.ndarray | Rows | Tensor) -> Tensor:
+def _to_tensor(array: np.ndarray | LazyRows | Tensor) -> Tensor:
     if isinstance(array, Tensor):
         return array
-    if isinstance(array, Rows):
+    if isinstance(array, LazyRows):
         array = array[:]
     if not array.flags.writeable:  # pages of the object store: torch wants its own
         array = array.copy()

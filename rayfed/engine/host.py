@@ -159,10 +159,10 @@ class Host:
     def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
         """Score the clients' models on their own data, as downloaded or after adaptation."""
         scored = []
-        received = self.ctx.task.layout(down)
+        received = self.ctx.task.to_memory_format(down)
         for client in request.clients if "downloaded" in request.points else ():
             ctx = self._context(client, request)
-            fields = received | self.ctx.task.layout(unicast.get(client, {}))
+            fields = received | self.ctx.task.to_memory_format(unicast.get(client, {}))
             model = self.algorithm.downloaded_model(ctx, self._state(ctx), fields)
             scored.append(self.data.scored(ctx, client, model, "downloaded", request.splits, request.metrics))
         if "adapted" in request.points:
@@ -175,7 +175,7 @@ class Host:
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
         """Score the server's model on the clients' data, and on the server's test sets of this host."""
-        ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.layout(model)
+        ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.to_memory_format(model)
         splits, due = request.splits, request.metrics
         scored = [self.data.scored(ctx, client, model, "global", splits, due) for client in request.clients]
         return Scored.together([*scored, *self.data.scored_tests(ctx, model, due)])
@@ -183,7 +183,7 @@ class Host:
     def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Gradients]:
         """Return the gradients of the server's model on `splits` of the clients' data and test sets, by domain."""
         ctx = self.ctx.at(request.moment, cohort=request.cohort)
-        return self.data.gradients(ctx, request.clients, self.ctx.task.layout(model), splits)
+        return self.data.gradients(ctx, request.clients, self.ctx.task.to_memory_format(model), splits)
 
     def save(self) -> dict[ClientIndex, State]:
         """Return the state of every client that has been asked for so far."""
@@ -191,7 +191,7 @@ class Host:
 
     def load(self, states: Mapping[ClientIndex, State]) -> None:
         """Take over the states of the clients that live here."""
-        self.states = {i: self.ctx.task.layout(states[i]) for i in states if i in self.data.parts}
+        self.states = {i: self.ctx.task.to_memory_format(states[i]) for i in states if i in self.data.parts}
 
     def _trained(
         self,
@@ -202,12 +202,13 @@ class Host:
         **changes: Any,
     ) -> Iterator[TrainedClient]:
         """Train the clients of `request` in blocks of `vmap_clients`; `changes` are those of their contexts."""
-        layout = self.ctx.task.layout
-        common = layout(down)
+        to_memory_format = self.ctx.task.to_memory_format
+        common = to_memory_format(down)
         for first in range(0, len(request.clients), self.vmap_clients):
             jobs, received = [], []
             for client in request.clients[first : first + self.vmap_clients]:
-                ctx, fields = self._context(client, request, **changes), common | layout(unicast.get(client, {}))
+                ctx = self._context(client, request, **changes)
+                fields = common | to_memory_format(unicast.get(client, {}))
                 seed_torch(self.seed, "start", *ctx.moment, client)
                 work = exchange.start(ctx, self._state(ctx), fields)
                 jobs.append(Job(client, self.data.parts[client]["train"], work, ctx))
@@ -245,7 +246,7 @@ class Host:
         client = ClientIndex(ctx.client)
         if client not in self.states:
             seed_torch(self.seed, "join", client)
-            self.states[client] = self.ctx.task.layout(self.algorithm.join(ctx))
+            self.states[client] = self.ctx.task.to_memory_format(self.algorithm.join(ctx))
         return self.states[client]
 
     def _synchronise(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
 from rayfed.core.rng import generator
-from rayfed.core.trees import tensors
+from rayfed.core.trees import named_tensors
 from rayfed.engine.device_data import Part
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.scoring import Score
@@ -93,7 +93,7 @@ class Measures:
         """On a host: what the metrics of training say of a client's model before and after."""
         buffers = set(ctx.task.model.buffers)
         start, end = (
-            {p: t for p, t in tensors(m) if t.is_floating_point() and p not in buffers} for m in (before, after)
+            {p: t for p, t in named_tensors(m) if t.is_floating_point() and p not in buffers} for m in (before, after)
         )
         common = [path for path in start if path in end and start[path].shape == end[path].shape]
         if not common:

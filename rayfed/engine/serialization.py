@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
-from rayfed.core.trees import nbytes, tensors, tree_map
+from rayfed.core.trees import named_tensors, nbytes, tree_map
 
 
 class Packed(NamedTuple):
@@ -61,7 +61,7 @@ def bytes_by_formula(algorithm: Algorithm, ctx: Context, examples: Sequence[int]
 def state_hash(tree: Any) -> str:
     """Return a hash of the names, dtypes, shapes and bits of all tensors, equal only for bit-identical trees."""
     digest = hashlib.blake2b(digest_size=16)
-    for path, tensor in sorted(tensors(tree)):
+    for path, tensor in sorted(named_tensors(tree)):
         digest.update(f"{path}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -14,7 +14,7 @@ from rayfed.core.errors import BadHook, Diverged
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment, Stage
 from rayfed.core.rng import generator, seed_torch
-from rayfed.core.trees import tensors
+from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.evaluation import Evaluation, Evaluator, downloads
@@ -216,10 +216,10 @@ class Server:
         total = ExactSum()
         for part in sums:
             total.merge(part)
-        return {} if total.value is None else ctx.task.layout(total.result())
+        return {} if total.value is None else ctx.task.to_memory_format(total.result())
 
     def _check_finite(self, ctx: Context) -> None:
-        for path, tensor in tensors(self.state):
+        for path, tensor in named_tensors(self.state):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise Diverged(f"round {ctx.round}, server: {path} is no longer finite")
 

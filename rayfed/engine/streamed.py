@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from rayfed.core.memory import memory_bytes
+from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.population import Examples
-from rayfed.data.rows import Rows
 
 
 class Streamed:
     """A stand-in for a tensor [n, ...] on `device` that reads rows when they are indexed."""
 
-    def __init__(self, source: np.ndarray | Rows, device: torch.device):
+    def __init__(self, source: np.ndarray | LazyRows, device: torch.device):
         self.source, self.device = source, device
         self.dtype = torch.from_numpy(np.empty(0, source.dtype)).dtype
 
@@ -28,7 +28,7 @@ class Streamed:
     def _read(self, rows: np.ndarray) -> Tensor:
         pinned = self.device.type == "cuda"  # so that the copy to the GPU does not hold up the next batch
         batch = torch.empty((len(rows), *self.source.shape[1:]), dtype=self.dtype, pin_memory=pinned)
-        if isinstance(self.source, Rows):
+        if isinstance(self.source, LazyRows):
             self.source.read(rows, batch.numpy())
         else:
             np.take(self.source, rows, axis=0, out=batch.numpy(), mode="clip")  # "raise" would buffer the whole

@@ -18,12 +18,11 @@ from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.rng import seed_torch, torch_state_kept
-from rayfed.data.describe import fingerprint
-from rayfed.data.leave_out import without_clients
-from rayfed.data.load import load
-from rayfed.data.own_clients import own_clients
-from rayfed.data.partition import share
-from rayfed.data.population import Client, Population
+from rayfed.data.draws import floor_share
+from rayfed.data.leave_out import population_without_domain
+from rayfed.data.loading import load
+from rayfed.data.population import Client, Population, population_hash
+from rayfed.data.user_clients import user_population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.metric_checks import check_metrics
 from rayfed.engine.serialization import state_hash
@@ -33,7 +32,7 @@ from rayfed.experiments.unseen_clients import set_apart
 from rayfed.experiments.user_code import checked_code, code_hash, model_hash, own_name
 from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
-from rayfed.models.split import ensure_split
+from rayfed.models.split_model import ensure_split
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 MakeModel = Callable[[], nn.Module]
@@ -94,7 +93,7 @@ def make_plan(
     """Loads the data, builds the model, and refuses what cannot work.
 
     Args:
-        clients: the user's own clients in place of data and partition; see `own_clients`.
+        clients: the user's own clients in place of data and partition; see `user_population`.
         model: a factory (or a module) in place of model.name.
         loss: (logits, y) -> scalar mean, in place of cross-entropy.
         population: the same data, where a caller has loaded it already.
@@ -111,9 +110,9 @@ def make_plan(
     contents = ""
     if clients is not None:
         _check_no_other_data(config)
-        population = own_clients(clients, num_classes, classes=loss is None)
-        contents = fingerprint(population)  # of all of them, so that no seed's unseen clients make other data of them
-        population = without_clients(population, config.leave_out)
+        population = user_population(clients, num_classes, classes=loss is None)
+        contents = population_hash(population)  # of all clients, so that it does not depend on which are unseen
+        population = population_without_domain(population, config.leave_out)
     elif population is None:
         partition = config.partition.name, config.partition.options
         population = load(config.data.name or "", config.data.options, *partition, config.leave_out)
@@ -251,7 +250,7 @@ def _optimizer(config: Config) -> SGD | Adam:
 
 def _cohort(asked: int | float, clients: int) -> int:
     if isinstance(asked, float):
-        return max(1, share(clients, asked))
+        return max(1, floor_share(clients, asked))
     if asked > clients:
         raise UsageError(f"cohort={asked}: there are {clients} clients; give at most that, or a share such as 0.5")
     return asked

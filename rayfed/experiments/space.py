@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.core.options import SPACES as KINDS
+from rayfed.core.options import SPACE_KINDS as KINDS
 from rayfed.core.options import build, checked, option
 from rayfed.core.rng import generator
 from rayfed.experiments.sources import merged

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rayfed.core.errors import UsageError
 from rayfed.core.rng import generator
-from rayfed.data.partition import share
+from rayfed.data.draws import floor_share
 from rayfed.data.population import Population
 
 
@@ -17,9 +17,10 @@ def set_apart(population: Population, asked: int | float, seed: int) -> Populati
         UsageError: nobody would be left to train.
     """
     clients = sorted(population.clients, key=lambda client: client.id)  # as before any earlier draw
-    count = share(len(clients), asked) if isinstance(asked, float) else asked
+    count = floor_share(len(clients), asked) if isinstance(asked, float) else asked
     if count >= len(clients):
         raise UsageError(f"unseen_clients={asked}: there are {len(clients)} clients, and one at least must train")
-    drawn = set(generator(seed, "unseen_clients").choice(len(clients), count, replace=False).tolist())
+    # The stream keeps its first name, so that a seed draws the same clients for ever.
+    drawn = set(generator(seed, "newcomers").choice(len(clients), count, replace=False).tolist())
     ordered = sorted(range(len(clients)), key=lambda place: place in drawn)
     return replace(population, clients=tuple(clients[place] for place in ordered), unseen_clients=count)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rayfed.models.split import example
+from rayfed.models.split_model import example_inputs
 
 
 class Cost(NamedTuple):
@@ -23,7 +23,7 @@ class Cost(NamedTuple):
 def cost(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Cost:
     """The cost of `model` on one input of `shape`, by torch's own counter, which sees every operation that is run."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    x = example(shape, dtype)[:1]
+    x = example_inputs(shape, dtype)[:1]
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:

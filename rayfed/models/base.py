@@ -1,4 +1,4 @@
-"""What every model's options share."""
+"""Base class of model options."""
 
 import abc
 import dataclasses
@@ -9,45 +9,55 @@ from torch import nn
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.models.projection import with_projection
-from rayfed.models.split import Split
+from rayfed.models.split_model import SplitModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelOptions(abc.ABC):
-    """Options of one family of models; `build` makes a freshly initialised network.
+    """Options of a family of models. `build` creates a newly initialised network.
 
-    Weights are drawn from torch's global generator, so a caller that wants them repeatable seeds it first.
+    Initial weights are drawn from torch's global generator; seed it first for reproducible weights.
     """
 
     name: ClassVar[str]
     projection: int | None = option(
-        None, low=1, help="width of ADCOL's projection in front of the split (2048 in the paper); null: none"
+        None, low=1, help="width of ADCOL's projection before the split (2048 in the paper); null for no projection"
     )
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """A `Split` for inputs of `shape`, one sample's (C, H, W) for images, and `num_classes` classes.
+        """Create the network, with its projection if there is one.
+
+        Args:
+            shape: Shape of one input; (channels, height, width) for images.
+            num_classes: Number of classes.
 
         Raises:
-            UsageError: inputs of this shape do not fit.
+            UsageError: The network cannot take inputs of this shape.
         """
         model = self.network(tuple(shape), num_classes)
         return model if self.projection is None else with_projection(model, self.projection, num_classes)
 
     @abc.abstractmethod
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
-        """The network without a projection."""
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        """Create the network without a projection."""
 
-    def image_shape(self, shape: tuple[int, ...], *, least: int = 1) -> tuple[int, int, int]:
-        """`shape` as (channels, height, width), held against the smallest side that the network can take."""
+    def image_shape(self, shape: tuple[int, ...], *, minimum: int = 1) -> tuple[int, int, int]:
+        """Check that `shape` is that of an image of at least `minimum` x `minimum` pixels and return it.
+
+        Returns:
+            (channels, height, width).
+        """
         text = "x".join(str(size) for size in shape)
         if len(shape) != 3:
-            raise UsageError(f"model.name={self.name}: takes images (channels x height x width), got samples of {text}")
+            raise UsageError(f"model.name={self.name}: needs images (channels x height x width), got inputs of {text}")
         channels, height, width = shape
-        if min(height, width) < least:
-            raise UsageError(f"model.name={self.name}: images of {text} are too small, it needs {least}x{least}")
+        if min(height, width) < minimum:
+            raise UsageError(
+                f"model.name={self.name}: images of {text} are too small, needs at least {minimum}x{minimum}"
+            )
         return channels, height, width
 
 
-def scaled(channels: int, width: float) -> int:
-    """A layer's number of channels under the width multiplier, at least one."""
+def scaled_channels(channels: int, width: float) -> int:
+    """Return the number of channels times the width multiplier, at least one."""
     return max(1, round(channels * width))

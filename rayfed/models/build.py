@@ -1,4 +1,4 @@
-"""Models by name: rayfed's own, or a user's `module:Class`."""
+"""Creation of models by name: a model of rayfed's or a user's `module:Class`."""
 
 import dataclasses
 import inspect
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayfed.core import options as declared
 from rayfed.core.errors import UsageError
+from rayfed.core.options import build, checked
 from rayfed.core.registry import resolve
 from rayfed.models.projection import with_projection
-from rayfed.models.split import Split, ensure_split
+from rayfed.models.split_model import SplitModel, ensure_split
 
 MODELS: Mapping[str, str] = {
     "mlp": "rayfed.models.mlp:MLP",
@@ -31,7 +31,7 @@ MODELS: Mapping[str, str] = {
     "densenet121": "rayfed.models.from_torchvision:DenseNet121",
     "shufflenet_v2_x1_0": "rayfed.models.from_torchvision:ShuffleNetV2",
     "vgg11": "rayfed.models.from_torchvision:VGG11",
-    "vgg11_mean": "rayfed.models.vgg_mean:VGG11Mean",
+    "vgg11_mean": "rayfed.models.vgg11_mean:VGG11Mean",
     "torchvision": "rayfed.models.from_torchvision:Torchvision",
 }
 
@@ -42,40 +42,47 @@ def build_model(
     shape: tuple[int, ...],
     num_classes: int,
     dtype: torch.dtype = torch.float32,
-) -> Split:
-    """The network called `name` for inputs of `shape` (one sample's) and type `dtype`, with its split point.
+) -> SplitModel:
+    """Create the network called `name`, with its split point.
 
-    `name` is one of `MODELS` or a user's `module:Thing`, where the thing is either a dataclass of options with
-    `build(shape, num_classes)`, or an `nn.Module` class or function called with (shape, num_classes, **options).
     Initial weights are drawn from torch's global generator.
 
+    Args:
+        name: A key of `MODELS` or a user's `module:Name`: a dataclass of options with `build(shape, num_classes)`, or
+            an `nn.Module` class or a function called with (shape, num_classes, **options).
+        options: Options by name.
+        shape: Shape of one input.
+        num_classes: Number of classes.
+        dtype: Type of the inputs.
+
     Raises:
-        UsageError: unknown name or option, or inputs that do not fit.
+        UsageError: The name or an option is unknown, or the network cannot take such inputs.
     """
-    found, projection = _ready(name, options)
-    module = found(tuple(shape), num_classes)
+    create, projection = _factory(name, options)
+    module = create(tuple(shape), num_classes)
     if not isinstance(module, nn.Module):
-        raise UsageError(f"model.name={name}: must make an nn.Module, got {type(module).__name__}")
-    model = module if isinstance(module, Split) and module.feature_shape else ensure_split(module, shape, dtype)
+        raise UsageError(f"model.name={name}: must create an nn.Module, got {type(module).__name__}")
+    model = module if isinstance(module, SplitModel) and module.feature_shape else ensure_split(module, shape, dtype)
     return model if projection is None else with_projection(model, projection, num_classes)
 
 
 def check_model(name: str, options: Mapping[str, Any]) -> None:
-    """Raises `UsageError` if `build_model` would refuse `name` or `options`; builds nothing."""
-    _ready(name, options)
+    """Raise a `UsageError` if `build_model` would refuse `name` or `options`, without creating the network."""
+    _factory(name, options)
 
 
-def _ready(name: str, options: Mapping[str, Any]) -> tuple[Callable[[tuple[int, ...], int], Any], int | None]:
-    """What makes the network from shape and classes, and the projection that is still to be put in front of it."""
-    found = resolve(name, MODELS, where="model.name")
-    if inspect.isclass(found) and dataclasses.is_dataclass(found) and hasattr(found, "build"):
-        return declared.build(found, options, where="model").build, None
-    if not callable(found):
-        raise UsageError(f"model.name={name}: must be a class or a function, got {type(found).__name__}")
-    own = dict(options)
-    projection = declared.checked(own.pop("projection", None), int | None, {"low": 1}, where="model.projection")
+def _factory(name: str, options: Mapping[str, Any]) -> tuple[Callable[[tuple[int, ...], int], Any], int | None]:
+    """Return a function (shape, num_classes) -> network, and the width of the projection that is still to be added."""
+    target = resolve(name, MODELS, where="model.name")
+    if inspect.isclass(target) and dataclasses.is_dataclass(target) and hasattr(target, "build"):
+        model_options: Any = build(target, options, where="model")
+        return model_options.build, None
+    if not callable(target):
+        raise UsageError(f"model.name={name}: must be a class or a function, got {type(target).__name__}")
+    arguments = dict(options)
+    projection = checked(arguments.pop("projection", None), int | None, {"low": 1}, where="model.projection")
     try:
-        inspect.signature(found).bind((), 0, **own)
+        inspect.signature(target).bind((), 0, **arguments)
     except TypeError as error:
         raise UsageError(f"model.name={name}: is called with (shape, num_classes, **options): {error}") from error
-    return (lambda shape, num_classes: found(shape, num_classes, **own)), projection
+    return (lambda shape, num_classes: target(shape, num_classes, **arguments)), projection

@@ -1,4 +1,4 @@
-"""CCT-7/3x1, compact convolutional transformer (Hassani et al. 2021), which FedDebias uses for CIFAR-100."""
+"""CCT-7/3x1, the compact convolutional transformer (Hassani et al. 2021) that FedDebias uses for CIFAR-100."""
 
 import dataclasses
 from typing import ClassVar
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
-from rayfed.models.split import Split
+from rayfed.models.split_model import SplitModel
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention on [batch, tokens, width]; queries, keys and values without bias."""
+    """Multi-head self-attention on [batch, tokens, width], without bias in queries, keys and values."""
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
@@ -22,14 +22,15 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in self.qkv(x).chunk(3, -1))
+        q, k, v = (chunk.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for chunk in self.qkv(x).chunk(3, -1))
         scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
         mixed = self.dropout(scores.softmax(-1)) @ v
-        return self.out(mixed.transpose(-3, -2).flatten(-2))
+        output: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
+        return output
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training an example's residual is left out with probability `rate`, else scaled up."""
+    """Stochastic depth: in training, drop the residual of an example with probability `rate`, else scale it up."""
 
     def __init__(self, rate: float):
         super().__init__()
@@ -43,7 +44,7 @@ class DropPath(nn.Module):
 
 
 class Layer(nn.Module):
-    """A transformer layer of CCT's code: the second norm is on the main path, in front of both branches."""
+    """A transformer layer as in CCT's code: the second norm lies on the main path, before both branches."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float, drop_path: float):
         super().__init__()
@@ -54,21 +55,27 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm2(x + self.drop_path(self.attention(self.norm1(x))))
-        return x + self.drop_path(self.mlp(x))
+        output: Tensor = x + self.drop_path(self.mlp(x))
+        return output
 
 
 class Encoder(nn.Module):
-    """Images to one vector [batch, width]: convolutional tokens, positions, layers, attention-weighted mean."""
+    """Encoder from images to vectors [batch, width]: convolutional tokens, positions, layers and sequence pooling.
 
-    def __init__(self, shape: tuple[int, int, int], width: int, depth: int, heads: int, dropout: float, path: float):
+    Sequence pooling is a mean over tokens with learned attention weights.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int], width: int, depth: int, heads: int, dropout: float, drop_path: float
+    ):
         super().__init__()
-        channels, height, side = shape
+        channels, image_height, image_width = shape
         self.tokens = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)
         )
-        count = ((height + 1) // 2) * ((side + 1) // 2)
+        count = ((image_height + 1) // 2) * ((image_width + 1) // 2)
         self.positions = nn.Parameter(torch.zeros(1, count, width))
-        rates = [path * i / max(depth - 1, 1) for i in range(depth)]  # deeper layers are left out more often
+        rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]  # deeper layers are dropped more often
         self.layers = nn.Sequential(*(Layer(width, heads, 2 * width, dropout, rate) for rate in rates))
         self.norm = nn.LayerNorm(width)
         self.pool = nn.Linear(width, 1)
@@ -76,7 +83,8 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.tokens(x).flatten(2).transpose(1, 2) + self.positions
         x = self.norm(self.layers(x))
-        return (self.pool(x).softmax(1) * x).sum(1)
+        pooled: Tensor = (self.pool(x).softmax(1) * x).sum(1)
+        return pooled
 
 
 def _initialise(module: nn.Module) -> None:
@@ -92,20 +100,24 @@ def _initialise(module: nn.Module) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CCT(ModelOptions):
-    """One 3x3 convolution, 7 transformer layers of 4 heads, width 256 and MLP ratio 2, sequence pooling, FC C.
+    """One 3x3 convolution, 7 transformer layers (4 heads, width 256, MLP ratio 2), sequence pooling, FC C.
 
-    3,760,139 parameters on 3x32x32 with 10 classes. The representation is the pooled vector.
+    3,760,139 parameters for 3x32x32 and 10 classes. The representation is the pooled vector.
     """
 
     name: ClassVar[str] = "cct"
     depth: int = option(7, low=1, help="transformer layers")
     heads: int = option(4, low=1, help="attention heads")
-    width: int = option(64, low=1, help="width of a head; 64 gives the paper's 256 in all")
+    head_width: int = option(
+        64, low=1, help="width of one attention head; 64 gives the paper's total width of 256", formerly=["width"]
+    )
     attention_dropout: float = option(0.1, low=0, below=1, help="dropout of attention weights")
-    stochastic_depth: float = option(0.1, low=0, below=1, help="rate at which the last layer's branches are left out")
+    stochastic_depth: float = option(
+        0.1, low=0, below=1, help="probability of dropping the branches of the last layer; smaller for earlier layers"
+    )
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
-        size, width = self.image_shape(shape, least=2), self.heads * self.width
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        size, width = self.image_shape(shape, minimum=2), self.heads * self.head_width
         encoder = Encoder(size, width, self.depth, self.heads, self.attention_dropout, self.stochastic_depth)
-        model = Split(encoder, nn.Linear(width, num_classes), shape)
+        model = SplitModel(encoder, nn.Linear(width, num_classes), shape)
         return model.apply(_initialise)

@@ -1,4 +1,4 @@
-"""The four-layer CNN of FedAvg (McMahan et al., AISTATS 2017) as DBE uses it (Zhang et al., NeurIPS 2023)."""
+"""The four-layer CNN of FedAvg (McMahan et al., AISTATS 2017) as used by DBE (Zhang et al., NeurIPS 2023)."""
 
 import dataclasses
 from collections import OrderedDict
@@ -9,28 +9,28 @@ from torch import nn
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.models.base import ModelOptions, scaled
-from rayfed.models.split import Split, dry_run
+from rayfed.models.base import ModelOptions, scaled_channels
+from rayfed.models.split_model import SplitModel, dry_run, split_after
 
-_ENDS = {"conv1": "pool1", "conv2": "pool2", "fc1": "relu3"}  # the split comes after the layer's activation and pooling
+_LAST_LAYERS = {"conv1": "pool1", "conv2": "pool2", "fc1": "relu3"}  # the split is after activation and pooling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CNN(ModelOptions):
     """conv5x5(32) + ReLU + pool2, conv5x5(64) + ReLU + pool2, FC 512 + ReLU, FC C; no padding.
 
-    582,026 parameters on 1x28x28 with 10 classes. Representations on 28x28: conv1 32x12x12, conv2 64x4x4, fc1 512.
+    582,026 parameters for 1x28x28 and 10 classes. Representations for 28x28: conv1 32x12x12, conv2 64x4x4, fc1 512.
     """
 
     name: ClassVar[str] = "cnn"
-    width: float = option(1.0, above=0, help="multiplies 32, 64 and 512 (0.5 gives 16, 32 and 256)")
-    split: str = option("fc1", choices=tuple(_ENDS), help="the layer whose output is the representation")
+    width: float = option(1.0, above=0, help="multiplier of the widths 32, 64 and 512; 0.5 gives 16, 32 and 256")
+    split: str = option("fc1", choices=tuple(_LAST_LAYERS), help="layer whose output is the representation")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
-        channels, _, _ = self.image_shape(shape, least=16)
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        channels, _, _ = self.image_shape(shape, minimum=16)
         if self.projection is not None and self.split != "fc1":
-            raise UsageError(f"model.projection={self.projection}: goes with model.split=fc1, not {self.split}")
-        first, second, hidden = (scaled(size, self.width) for size in (32, 64, 512))
+            raise UsageError(f"model.projection={self.projection}: requires model.split=fc1, got {self.split}")
+        first, second, hidden = (scaled_channels(size, self.width) for size in (32, 64, 512))
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             conv1=nn.Conv2d(channels, first, 5),
             relu1=nn.ReLU(),
@@ -42,14 +42,4 @@ class CNN(ModelOptions):
         )
         flat = dry_run(nn.Sequential(layers), torch.zeros(1, *shape)).shape[1]
         layers.update(fc1=nn.Linear(flat, hidden), relu3=nn.ReLU(), fc2=nn.Linear(hidden, num_classes))
-        return cut(layers, _ENDS[self.split], shape)
-
-
-def cut(layers: "OrderedDict[str, nn.Module]", last: str, shape: tuple[int, ...]) -> Split:
-    """A chain of named layers split after the one called `last`; a head of one layer is that layer itself."""
-    names = list(layers)
-    end = names.index(last) + 1
-    features = nn.Sequential(OrderedDict((name, layers[name]) for name in names[:end]))
-    rest = OrderedDict((name, layers[name]) for name in names[end:])
-    head = next(iter(rest.values())) if len(rest) == 1 else nn.Sequential(rest)
-    return Split(features, head, shape)
+        return split_after(layers, _LAST_LAYERS[self.split], shape)

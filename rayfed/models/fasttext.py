@@ -1,4 +1,4 @@
-"""fastText (Joulin et al., EACL 2017) as DBE uses it for AG News (Zhang et al., NeurIPS 2023)."""
+"""fastText (Joulin et al., EACL 2017) as used by DBE for AG News (Zhang et al., NeurIPS 2023)."""
 
 import dataclasses
 from typing import ClassVar
@@ -9,37 +9,38 @@ from torch import Tensor, nn
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
-from rayfed.models.split import Split, dry_run
+from rayfed.models.split_model import SplitModel, dry_run
 
 
 class MeanEmbedding(nn.Module):
-    """Token numbers [batch, length] to the mean of their vectors [batch, width]; padding counts in the mean."""
+    """Mean of the embeddings [batch, width] of token numbers [batch, length]; padding is included in the mean."""
 
     def __init__(self, vocabulary: int, width: int):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.embedding(tokens.long()).mean(1)
+        mean: Tensor = self.embedding(tokens.long()).mean(1)
+        return mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FastText(ModelOptions):
-    """Embedding, mean over the text, FC without activation, FC C; the representation is the input of the last layer.
+    """Embedding, mean over tokens, FC without activation, FC C.
 
-    Inputs are whole numbers below `vocabulary`, 0 being padding. 3,157,508 parameters with 98,635 words and 4 classes.
-    Raw logits, without the log-softmax of PFLlib's.
+    Inputs are integers below `vocabulary`, with 0 for padding. The representation is the input of the last layer.
+    3,157,508 parameters for 98,635 words and 4 classes. Outputs are logits, without the log-softmax in PFLlib.
     """
 
     name: ClassVar[str] = "fasttext"
-    vocabulary: int = option(98_635, low=2, help="number of words, padding (0) included")
-    hidden: int = option(32, low=1, help="width of the word vectors and of the hidden layer")
+    vocabulary: int = option(98_635, low=2, help="number of words, including padding (0)")
+    hidden: int = option(32, low=1, help="width of the word embeddings and of the hidden layer")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         if len(shape) != 1:
             text = "x".join(str(size) for size in shape)
-            raise UsageError(f"model.name=fasttext: takes texts of token numbers (length), got samples of {text}")
+            raise UsageError(f"model.name=fasttext: needs sequences of token numbers (length), got inputs of {text}")
         body = nn.Sequential(MeanEmbedding(self.vocabulary, self.hidden), nn.Linear(self.hidden, self.hidden))
-        model = Split(body, nn.Linear(self.hidden, num_classes))
+        model = SplitModel(body, nn.Linear(self.hidden, num_classes))
         model.feature_shape = tuple(dry_run(body, torch.zeros(1, *shape, dtype=torch.long)).shape[1:])
         return model

@@ -1,4 +1,4 @@
-"""torchvision's classification networks: any of them by `arch`, common ones by their own names."""
+"""torchvision's classification networks: any of them as `torchvision` with `arch`, common ones by their own name."""
 
 import dataclasses
 from collections import OrderedDict
@@ -11,75 +11,76 @@ from torch import nn
 from rayfed.core import torchvision_cpu
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option, suggestion
-from rayfed.models import surgery
+from rayfed.models import layer_replacement
 from rayfed.models.base import ModelOptions
-from rayfed.models.cnn import cut
-from rayfed.models.split import Split, split_last_linear
+from rayfed.models.split_model import SplitModel, split_after, split_last_linear
 
 _RESNET_STAGES = ("stem", "layer1", "layer2", "layer3", "layer4", "pool")
-_ONE_OUTPUT = {"aux_logits": False, "init_weights": True}
+_NO_AUXILIARY_OUTPUTS = {"aux_logits": False, "init_weights": True}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TorchvisionOptions(ModelOptions):
-    """What can be changed about any of torchvision's networks."""
+    """Options of all torchvision networks."""
 
-    norm: str = option("batch", choices=("batch", "group"), help="group: every batch norm becomes a GroupNorm")
-    groups: int = option(2, low=1, help="number of groups with norm=group")
-    small_stem: bool = option(False, help="keep small images at full size at the entrance (stride 1, no pooling)")
-    pretrained: bool = option(False, help="start from torchvision's ImageNet weights, fetched or in torch's cache")
+    norm: str = option(
+        "batch", choices=("batch", "group"), help="normalisation layers; group replaces batch norm by GroupNorm"
+    )
+    groups: int = option(2, low=1, help="number of groups if norm=group")
+    small_stem: bool = option(False, help="no downsampling in the stem (stride 1, no pooling), for small images")
+    pretrained: bool = option(False, help="start from torchvision's ImageNet weights, from torch's cache or downloaded")
 
-    def whole(self, arch: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """torchvision's network, fitted to the options, the channels and the classes, not yet split."""
+    def create(self, arch: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """Create the network `arch` for the options, input channels and classes, without a split."""
         channels, _, _ = self.image_shape(shape)
         network = _create(arch, self.pretrained, num_classes)
         if self.norm == "group":
-            surgery.group_norm(network, self.groups)
+            layer_replacement.replace_batch_norm(network, self.groups)
         if self.small_stem:
-            surgery.small_stem(network)
-        surgery.input_channels(network, channels)
+            layer_replacement.adapt_stem_to_small_images(network)
+        layer_replacement.set_input_channels(network, channels)
         return network
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Torchvision(TorchvisionOptions):
-    """Any classification network of torchvision that ends in a linear layer, split before that layer."""
+    """Any classification network of torchvision whose last layer is linear, split before that layer."""
 
     name: ClassVar[str] = "torchvision"
-    arch: str = option(help="torchvision's name of the network, such as mobilenet_v3_large or convnext_tiny")
+    arch: str = option(help="name of the network in torchvision, such as mobilenet_v3_large or convnext_tiny")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
-        return split_last_linear(self.whole(self.arch, shape, num_classes), shape)
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        return split_last_linear(self.create(self.arch, shape, num_classes), shape)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Named(TorchvisionOptions):
-    """A network whose torchvision name is its name here too, split before its last linear layer."""
+class NamedTorchvision(TorchvisionOptions):
+    """A network with the same name in torchvision and rayfed, split before its last linear layer."""
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
-        return split_last_linear(self.whole(self.name, shape, num_classes), shape)
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        return split_last_linear(self.create(self.name, shape, num_classes), shape)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResNet(TorchvisionOptions):
-    """He et al. (CVPR 2016), with the split points of DBE's table 7.
+    """ResNets (He et al., CVPR 2016) with the split points of DBE's table 7.
 
-    Representations of ResNet-18 on 64x64: stem and layer1 64x16x16, layer2 128x8x8, layer3 256x4x4, layer4 512x2x2,
+    Representations of ResNet-18 for 64x64: stem and layer1 64x16x16, layer2 128x8x8, layer3 256x4x4, layer4 512x2x2,
     pool 512.
     """
 
-    split: str = option("pool", choices=_RESNET_STAGES, help="the stage whose output is the representation")
+    split: str = option("pool", choices=_RESNET_STAGES, help="stage whose output is the representation")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         if self.projection is not None and self.split != "pool":
-            raise UsageError(f"model.projection={self.projection}: goes with model.split=pool, not {self.split}")
+            raise UsageError(f"model.projection={self.projection}: requires model.split=pool, got {self.split}")
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        for name, layer in self.whole(self.name, shape, num_classes).named_children():
+        for name, layer in self.create(self.name, shape, num_classes).named_children():
             if name == "fc":
                 layers["flatten"] = nn.Flatten()
             layers[name] = layer
         last = {"stem": "maxpool", "pool": "flatten"}.get(self.split, self.split)
-        return cut(layers, last, shape)
+        return split_after(layers, last, shape)
 
 
 class ResNet18(ResNet):
@@ -95,37 +96,37 @@ class ResNet34(ResNet):
 
 
 class ResNet50(ResNet):
-    """ResNet-50, ADCOL's encoder; 23.5 million parameters."""
+    """ResNet-50, the encoder of ADCOL; 23.5 million parameters."""
 
     name = "resnet50"
 
 
-class MobileNetV3Small(Named):
-    """Howard et al. (ICCV 2019)."""
+class MobileNetV3Small(NamedTorchvision):
+    """MobileNetV3 small (Howard et al., ICCV 2019)."""
 
     name = "mobilenet_v3_small"
 
 
-class EfficientNetB0(Named):
-    """Tan and Le (ICML 2019)."""
+class EfficientNetB0(NamedTorchvision):
+    """EfficientNet-B0 (Tan and Le, ICML 2019)."""
 
     name = "efficientnet_b0"
 
 
-class DenseNet121(Named):
-    """Huang et al. (CVPR 2017)."""
+class DenseNet121(NamedTorchvision):
+    """DenseNet-121 (Huang et al., CVPR 2017)."""
 
     name = "densenet121"
 
 
-class ShuffleNetV2(Named):
-    """Ma et al. (ECCV 2018), width 1.0."""
+class ShuffleNetV2(NamedTorchvision):
+    """ShuffleNetV2 with width 1.0 (Ma et al., ECCV 2018)."""
 
     name = "shufflenet_v2_x1_0"
 
 
-class VGG11(Named):
-    """Simonyan and Zisserman (ICLR 2015), with its classifier of two hidden layers of 4096."""
+class VGG11(NamedTorchvision):
+    """VGG-11 (Simonyan and Zisserman, ICLR 2015) with its classifier of two hidden layers of 4096."""
 
     name = "vgg11"
 
@@ -134,20 +135,24 @@ def _create(arch: str, pretrained: bool, num_classes: int) -> nn.Module:
     torchvision_cpu.prepare()
     from torchvision import models
 
-    known = models.list_models(module=models)
-    if arch not in known:
-        raise UsageError(f"model.arch={arch}: torchvision has no such network; {suggestion(arch, known)}")
+    names = models.list_models(module=models)
+    if arch not in names:
+        raise UsageError(f"model.arch={arch}: torchvision has no such network; {suggestion(arch, names)}")
     if not pretrained:
-        # GoogLeNet and Inception would add auxiliary outputs, which no method here knows what to do with
-        extra: dict[str, Any] = {"googlenet": _ONE_OUTPUT, "inception_v3": _ONE_OUTPUT}.get(arch, {})
-        return models.get_model(arch, weights=None, num_classes=num_classes, **extra)
+        # No algorithm handles the auxiliary outputs of GoogLeNet and Inception.
+        extra: dict[str, Any] = {
+            "googlenet": _NO_AUXILIARY_OUTPUTS,
+            "inception_v3": _NO_AUXILIARY_OUTPUTS,
+        }.get(arch, {})
+        untrained: nn.Module = models.get_model(arch, weights=None, num_classes=num_classes, **extra)
+        return untrained
     try:
-        network = models.get_model(arch, weights="DEFAULT")
+        network: nn.Module = models.get_model(arch, weights="DEFAULT")
     except (URLError, ConnectionError, TimeoutError, RuntimeError) as error:
         folder = torch.hub.get_dir()
         raise UsageError(
-            f"model.pretrained=true: could not fetch the weights of {arch} ({error}); "
-            f"put them into {folder}/checkpoints, or leave model.pretrained=false"
+            f"model.pretrained=true: could not download the weights of {arch} ({error}); "
+            f"put them into {folder}/checkpoints, or set model.pretrained=false"
         ) from error
     name, last = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1]
     network.set_submodule(name, nn.Linear(last.in_features, num_classes))

@@ -1,4 +1,4 @@
-"""The CNN for UCI HAR (Zeng et al., MobiCASE 2014) as DBE uses it (Zhang et al., NeurIPS 2023)."""
+"""The CNN for UCI HAR (Zeng et al., MobiCASE 2014) as used by DBE (Zhang et al., NeurIPS 2023)."""
 
 import dataclasses
 from collections import OrderedDict
@@ -10,29 +10,28 @@ from torch import nn
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
-from rayfed.models.cnn import cut
-from rayfed.models.split import Split, dry_run
+from rayfed.models.split_model import SplitModel, dry_run, split_after
 
-_ENDS = {"conv2": "flatten", "fc1": "relu3", "fc2": "relu4"}
+_LAST_LAYERS = {"conv2": "flatten", "fc1": "relu3", "fc2": "relu4"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HARCNN(ModelOptions):
     """conv1x9(32) + ReLU + pool1x2, conv1x9(64) + ReLU + pool1x2, FC 1024 + ReLU, FC 512 + ReLU, FC C; no padding.
 
-    Inputs are channels x 1 x time; 2,253,958 parameters on 9x1x128 with 6 classes. The split is before all fully
-    connected layers (1664 values), as in DBE's code; its text says before the last one, which is `split=fc2`.
+    Inputs are channels x 1 x time. 2,253,958 parameters for 9x1x128 and 6 classes. The split is before all fully
+    connected layers (1664 values), as in DBE's code; the paper says before the last one, which is `split=fc2`.
     """
 
     name: ClassVar[str] = "har_cnn"
-    split: str = option("conv2", choices=tuple(_ENDS), help="the layer whose output is the representation")
+    split: str = option("conv2", choices=tuple(_LAST_LAYERS), help="layer whose output is the representation")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         text = "x".join(str(size) for size in shape)
         if len(shape) != 3 or shape[1] != 1:
-            raise UsageError(f"model.name=har_cnn: takes sensor signals (channels x 1 x time), got samples of {text}")
+            raise UsageError(f"model.name=har_cnn: needs sensor signals (channels x 1 x time), got inputs of {text}")
         if shape[2] < 28:
-            raise UsageError(f"model.name=har_cnn: signals of {text} are too short, it needs 28 points in time")
+            raise UsageError(f"model.name=har_cnn: signals of {text} are too short, needs at least 28 time steps")
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             conv1=nn.Conv2d(shape[0], 32, (1, 9)),
             relu1=nn.ReLU(),
@@ -45,4 +44,4 @@ class HARCNN(ModelOptions):
         flat = dry_run(nn.Sequential(layers), torch.zeros(1, *shape)).shape[1]
         layers.update(fc1=nn.Linear(flat, 1024), relu3=nn.ReLU(), fc2=nn.Linear(1024, 512), relu4=nn.ReLU())
         layers["fc3"] = nn.Linear(512, num_classes)
-        return cut(layers, _ENDS[self.split], shape)
+        return split_after(layers, _LAST_LAYERS[self.split], shape)

@@ -1,4 +1,4 @@
-"""Fully connected network; McMahan et al. (AISTATS 2017) use two hidden layers of 200 on MNIST ("2NN")."""
+"""Fully connected network. McMahan et al. (AISTATS 2017) use two hidden layers of 200 units for MNIST ("2NN")."""
 
 import dataclasses
 import math
@@ -8,18 +8,18 @@ from torch import nn
 
 from rayfed.core.options import option
 from rayfed.models.base import ModelOptions
-from rayfed.models.split import Split
+from rayfed.models.split_model import SplitModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MLP(ModelOptions):
-    """Flattened input, hidden layers with ReLU, one linear layer; the representation is the last hidden layer."""
+    """Flattened inputs, hidden layers with ReLU, one linear layer. The representation is the last hidden layer."""
 
     name: ClassVar[str] = "mlp"
-    hidden: list[int] = option([200, 200], low=1, help="widths of the hidden layers; [] is a linear model")
-    batch_norm: bool = option(False, help="batch norm between each hidden layer and its ReLU")
+    hidden: list[int] = option([200, 200], low=1, help="widths of the hidden layers; [] for a linear model")
+    batch_norm: bool = option(False, help="use batch norm between each hidden layer and its ReLU")
 
-    def network(self, shape: tuple[int, ...], num_classes: int) -> Split:
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         layers: list[nn.Module] = [nn.Flatten()]
         size = math.prod(shape)
         for width in self.hidden:
@@ -28,4 +28,4 @@ class MLP(ModelOptions):
                 layers.append(nn.BatchNorm1d(width))
             layers.append(nn.ReLU())
             size = width
-        return Split(nn.Sequential(*layers), nn.Linear(size, num_classes), shape)
+        return SplitModel(nn.Sequential(*layers), nn.Linear(size, num_classes), shape)

@@ -1,18 +1,20 @@
-"""ADCOL's projection in front of the split, and its predictor (Li, He and Song, "Adversarial Collaborative Learning
-on Non-IID Features", ICML 2023, section 5.1; the projection is that of SimSiam).
+"""ADCOL's projection before the split, and its predictor.
+
+Li, He and Song, "Adversarial Collaborative Learning on Non-IID Features", ICML 2023, section 5.1. The projection is
+that of SimSiam.
 """
 
 import math
 
 from torch import nn
 
-from rayfed.models.split import Split
+from rayfed.models.split_model import SplitModel
 
 PREDICTOR_WIDTH = 512
 
 
 def projection(inputs: int, dim: int) -> nn.Sequential:
-    """(B, inputs) -> (B, dim): three linear layers, hidden width = output width, batch norm on each, ReLU on two."""
+    """Create the projection (B, inputs) -> (B, dim): three linear layers of width `dim` with batch norm, two ReLUs."""
     return nn.Sequential(
         nn.Linear(inputs, dim),
         nn.BatchNorm1d(dim),
@@ -26,7 +28,7 @@ def projection(inputs: int, dim: int) -> nn.Sequential:
 
 
 def predictor(dim: int, num_classes: int) -> nn.Sequential:
-    """(B, dim) -> logits (B, C): one hidden layer of 512 with batch norm and ReLU."""
+    """Create the predictor (B, dim) -> logits (B, C): one hidden layer of 512 with batch norm and ReLU."""
     return nn.Sequential(
         nn.Linear(dim, PREDICTOR_WIDTH),
         nn.BatchNorm1d(PREDICTOR_WIDTH),
@@ -35,14 +37,16 @@ def predictor(dim: int, num_classes: int) -> nn.Sequential:
     )
 
 
-def with_projection(model: Split, dim: int, num_classes: int) -> Split:
-    """`model`'s features followed by a projection to `dim` values, with the split after it; its head is replaced.
+def with_projection(model: SplitModel, dim: int, num_classes: int) -> SplitModel:
+    """Append a projection to `dim` values to the features of `model` and replace its head by a predictor.
 
-    The paper takes dim = 2048. Features that are maps are flattened first.
+    The split is after the projection. Feature maps are flattened first. The paper uses dim = 2048.
     """
     if not model.feature_shape:
-        raise ValueError("with_projection needs a model whose feature_shape is known")
+        raise ValueError("with_projection requires a model with a feature_shape")
     inputs = math.prod(model.feature_shape)
-    projected = Split(nn.Sequential(model.features, nn.Flatten(), projection(inputs, dim)), predictor(dim, num_classes))
+    projected = SplitModel(
+        nn.Sequential(model.features, nn.Flatten(), projection(inputs, dim)), predictor(dim, num_classes)
+    )
     projected.feature_shape = (dim,)
     return projected

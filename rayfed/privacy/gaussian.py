@@ -1,7 +1,7 @@
-"""DP-SGD with Opacus, the Gaussian mechanism, and the accounting of both by Rényi differential privacy.
+"""The Gaussian mechanism: DP-SGD with Opacus, and privacy accounting by Rényi differential privacy.
 
-Neighbours differ by one row that is there or not; how many rows there are is no secret. Noise comes of torch's
-generators, so whoever has the seed can take it away, and it is not hardened against attacks on floating point.
+Neighbouring data sets differ by the addition or removal of one row; the number of rows is public. Noise comes from
+torch's generators: anyone with the seed can remove it, and it is not hardened against floating-point attacks.
 """
 
 import warnings
@@ -19,40 +19,47 @@ from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.trees import Weights
 
-# Every order gives a valid bound. Opacus's own end at 63, which cannot show less than ε = 0.1 at δ = 1e-5
+# Every order gives a valid bound. Opacus's default orders end at 63, which cannot give ε below 0.1 at δ = 1e-5.
 ORDERS = [1.01, 1.03, *RDPAccountant.DEFAULT_ALPHAS, 80, 112, 160, 256, 512, 1024]
 
 
 def check_budget(epsilon: float, delta: float, steps: int) -> None:
-    """Raises UsageError if no noise keeps `steps` steps to (ε, δ)."""
-    least = spent(MAX_SIGMA / 2, delta, rate=1.0, steps=steps)
-    if least >= epsilon:
+    """Raise a `UsageError` if no amount of noise makes `steps` steps (ε, δ)-differentially private."""
+    smallest = epsilon_spent(MAX_SIGMA / 2, delta, rate=1.0, steps=steps)
+    if smallest >= epsilon:
         raise UsageError(
-            f"algorithm.epsilon={epsilon:g}: no noise keeps {steps} steps below ε={least:.3g} at δ={delta:g}; "
-            "use a greater algorithm.epsilon or algorithm.delta"
+            f"algorithm.epsilon={epsilon:g}: no amount of noise keeps {steps} steps below ε={smallest:.3g} at "
+            f"δ={delta:g}; increase algorithm.epsilon or algorithm.delta"
         )
 
 
 def noise_multiplier(epsilon: float, delta: float, *, rate: float, steps: int) -> float:
-    """The least σ, to within 0.2% of ε, with which `steps` steps on Poisson batches of rate `rate` keep to (ε, δ).
+    """Return the smallest σ that makes `steps` steps on Poisson-sampled batches (ε, δ)-differentially private.
+
+    Args:
+        epsilon: ε. The σ returned spends it to within 0.2%.
+        delta: δ.
+        rate: Probability that a row is in a batch.
+        steps: Number of steps.
 
     Raises:
-        UsageError: no noise is enough.
+        UsageError: No amount of noise is enough.
     """
     check_budget(epsilon, delta, steps)
-    goal = {"target_epsilon": epsilon, "target_delta": delta, "epsilon_tolerance": 0.002 * epsilon}
-    with warnings.catch_warnings(action="ignore"):  # of bounds that more orders would make a little tighter
-        return get_noise_multiplier(**goal, sample_rate=rate, steps=steps, accountant="rdp", alphas=ORDERS)
+    target = {"target_epsilon": epsilon, "target_delta": delta, "epsilon_tolerance": 0.002 * epsilon}
+    with warnings.catch_warnings(action="ignore"):  # more orders would give slightly tighter bounds
+        sigma: float = get_noise_multiplier(**target, sample_rate=rate, steps=steps, accountant="rdp", alphas=ORDERS)
+    return sigma
 
 
-def spent(sigma: float, delta: float, *, rate: float, steps: int) -> float:
-    """ε that `steps` such steps have spent."""
+def epsilon_spent(sigma: float, delta: float, *, rate: float, steps: int) -> float:
+    """Return the ε spent by `steps` steps with noise multiplier `sigma` and sampling rate `rate`."""
     if not steps:
         return 0.0
     accountant = RDPAccountant()
     accountant.history = [(sigma, rate, steps)]
     with warnings.catch_warnings(action="ignore"):
-        return max(0.0, float(accountant.get_epsilon(delta, alphas=ORDERS)))  # less than 0: δ alone is enough
+        return max(0.0, float(accountant.get_epsilon(delta, alphas=ORDERS)))  # negative if δ alone is enough
 
 
 def train_privately(
@@ -67,16 +74,33 @@ def train_privately(
     sigma: float,
     clip: float,
 ) -> Weights:
-    """`weights` after `steps` steps of DP-SGD on the cross-entropy of (x, y); `module` is used up.
+    """Train by DP-SGD on the cross-entropy of (x, y).
 
-    Every row is in a batch with probability `rate`; its gradient is clipped to `clip` in L2, noise of σ·clip is added
-    to the sum, and the sum is divided by the expected size of a batch.
+    A batch contains every row with probability `rate`. Per-row gradients are clipped to an L2 norm of `clip`, Gaussian
+    noise with standard deviation σ·clip is added to their sum, and the sum is divided by the expected batch size.
+
+    Args:
+        module: The network. It is modified and must not be used afterwards.
+        weights: Initial weights.
+        x, y: Inputs and classes.
+        optimizer: Learning rate, momentum and weight decay.
+        rate: Probability that a row is in a batch.
+        steps: Number of steps.
+        sigma: Noise multiplier σ.
+        clip: Largest L2 norm of a per-row gradient.
+
+    Returns:
+        The weights after training.
     """
     module.load_state_dict(weights)
     private = GradSampleModule(module, loss_reduction="sum")
-    how = {"momentum": optimizer.momentum, "weight_decay": optimizer.weight_decay, "nesterov": optimizer.nesterov}
+    hyperparameters = {
+        "momentum": optimizer.momentum,
+        "weight_decay": optimizer.weight_decay,
+        "nesterov": optimizer.nesterov,
+    }
     sgd = DPOptimizer(
-        torch.optim.SGD(private.parameters(), lr=optimizer.lr, **how),  # type: ignore[arg-type]
+        torch.optim.SGD(private.parameters(), lr=optimizer.lr, **hyperparameters),  # type: ignore[arg-type]
         noise_multiplier=sigma,
         max_grad_norm=clip,
         expected_batch_size=max(1, round(rate * len(x))),
@@ -85,7 +109,7 @@ def train_privately(
         for _ in range(steps):
             rows = (torch.rand(len(x), device=x.device) < rate).nonzero().flatten()
             sgd.zero_grad()
-            inputs = x[rows].requires_grad_()  # Opacus's hooks want it so
-            F.cross_entropy(private(inputs), y[rows], reduction="sum").backward()
+            inputs = x[rows].requires_grad_()  # required by Opacus's hooks
+            F.cross_entropy(private(inputs), y[rows], reduction="sum").backward()  # type: ignore[no-untyped-call]
             sgd.step()
     return weights_of(module)

@@ -217,7 +217,7 @@ def test_the_regularisers_gradient_on_a_feature():
     features = torch.randn(5, 8, requires_grad=True)
     old = torch.randn(8)
     output = Output(torch.zeros(5, 3), features, {})
-    (term,) = ctx.task.terms
+    (term,) = ctx.task.loss_terms
     value, out = term(torch.tensor(0.0), work["weights"] | {MEAN: old}, output)
     (grad,) = torch.autograd.grad(value, features)
     m = 0.7 * old + 0.3 * features.detach().mean(0)

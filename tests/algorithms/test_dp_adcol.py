@@ -22,8 +22,8 @@ from rayfed.core.optim import SGD
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import introduce
-from rayfed.privacy.gaussian import noise_multiplier, spent, train_privately
-from rayfed.privacy.laplace import half_ball, laplace_like, unit_range
+from rayfed.privacy.gaussian import epsilon_spent, noise_multiplier, train_privately
+from rayfed.privacy.laplace import laplace_like, to_half_l1_ball, to_unit_range
 
 N = 120  # representations of all four clients
 
@@ -48,8 +48,8 @@ def test_laplace_noise_has_its_distribution():
 
 def test_normalisations():
     z = torch.tensor([[1.0, 3.0, 2.0], [-4.0, 0.0, 4.0], [5.0, 5.0, 5.0]])
-    assert unit_range(z).tolist() == [[0, 1, 0.5], [0, 0.5, 1], [0, 0, 0]]
-    halved = half_ball(unit_range(z))
+    assert to_unit_range(z).tolist() == [[0, 1, 0.5], [0, 0.5, 1], [0, 0, 0]]
+    halved = to_half_l1_ball(to_unit_range(z))
     torch.testing.assert_close(halved.abs().sum(1), torch.tensor([0.5, 0.5, 0.0]))
     pairs = (halved[:, None] - halved[None]).abs().sum(2)
     assert pairs.max() <= 1 + 1e-6
@@ -97,16 +97,16 @@ def test_an_empty_batch_is_a_step_of_noise():
 
 def test_the_noise_is_the_least_that_keeps_to_the_budget():
     sigma = noise_multiplier(5.0, 0.01, rate=0.1, steps=200)
-    assert 4.9 < spent(sigma, 0.01, rate=0.1, steps=200) <= 5.0
-    assert spent(sigma, 0.01, rate=0.1, steps=100) < 4.9
-    assert spent(sigma, 0.01, rate=0.1, steps=0) == 0
+    assert 4.9 < epsilon_spent(sigma, 0.01, rate=0.1, steps=200) <= 5.0
+    assert epsilon_spent(sigma, 0.01, rate=0.1, steps=100) < 4.9
+    assert epsilon_spent(sigma, 0.01, rate=0.1, steps=0) == 0
 
 
 def test_small_budgets_are_met_closely_and_nothing_spent_is_negative():
     for epsilon, delta in ((0.05, 1e-5), (0.009, 0.01), (500.0, 0.01)):
         sigma = noise_multiplier(epsilon, delta, rate=0.1, steps=200)
-        assert 0.997 * epsilon < spent(sigma, delta, rate=0.1, steps=200) <= epsilon
-    assert spent(1e5, 0.01, rate=0.1, steps=1) == 0.0  # δ alone covers it
+        assert 0.997 * epsilon < epsilon_spent(sigma, delta, rate=0.1, steps=200) <= epsilon
+    assert epsilon_spent(1e5, 0.01, rate=0.1, steps=1) == 0.0  # δ alone covers it
 
 
 def test_what_is_spent_is_between_the_exact_epsilon_and_a_bound_by_hand():
@@ -116,7 +116,7 @@ def test_what_is_spent_is_between_the_exact_epsilon_and_a_bound_by_hand():
         return stats.norm.cdf(mu / 2 - e / mu) - math.exp(e) * stats.norm.cdf(-mu / 2 - e / mu)
 
     for sigma, delta, steps in ((6.37, 0.01, 100), (2.0, 1e-5, 1), (50.0, 1e-5, 20)):
-        found = spent(sigma, delta, rate=1.0, steps=steps)
+        found = epsilon_spent(sigma, delta, rate=1.0, steps=steps)
         mu = math.sqrt(steps) / sigma
         assert exact(found, mu) <= delta < exact(0.8 * found, mu)
     # With it: Mironov et al. 2019, "Rényi Differential Privacy of the Sampled Gaussian Mechanism", section 3.3
@@ -127,7 +127,7 @@ def test_what_is_spent_is_between_the_exact_epsilon_and_a_bound_by_hand():
             logs = np.log([math.comb(a, int(i)) for i in k]) + (a - k) * np.log(1 - q) + k * np.log(q)
             rdp = np.logaddexp.reduce(logs + (k * k - k) / 2 / sigma**2) / (a - 1)
             bounds.append(steps * rdp - math.log(delta * a) / (a - 1) + math.log((a - 1) / a))
-        assert 0.9 * min(bounds) < spent(sigma, delta, rate=q, steps=steps) <= min(bounds) + 1e-9
+        assert 0.9 * min(bounds) < epsilon_spent(sigma, delta, rate=q, steps=steps) <= min(bounds) + 1e-9
 
 
 # Trusted server
@@ -188,7 +188,7 @@ def test_uploads_are_normalised_and_noisy(guarantee):
         for _ in range(50)
     ]
     z = ctx.task.represent(work["weights"], torch.from_numpy(people.clients[3].train.x))[client["order"]]
-    clean = unit_range(z) if guarantee == "coordinate" else half_ball(unit_range(z))
+    clean = to_unit_range(z) if guarantee == "coordinate" else to_half_l1_ball(to_unit_range(z))
     noise = (torch.stack(sent) - clean).flatten()
     assert stats.kstest(noise.numpy(), stats.laplace(scale=0.5).cdf).pvalue > 0.001
 
@@ -204,7 +204,7 @@ def test_the_local_divergence_sees_the_same_normalisation_without_noise():
     client = algorithm.join(ctx.at(client=0, examples=20))
     work = algorithm.start(ctx, client, down)
     z = ctx.task.forward(work["weights"], batch.x).features
-    expected = divergence(discriminator(unit_range(z)))
+    expected = divergence(discriminator(to_unit_range(z)))
     _, metrics = algorithm.step(ctx, {**work, "weights": dict(work["weights"])}, down, batch)
     assert metrics["divergence"].item() == pytest.approx(expected.item(), rel=1e-5)
 
@@ -283,7 +283,7 @@ def test_notes_give_the_limits_of_private_uploads():
             "up to 2 times in 6 rounds, which spends 10"
         )
         assert lines[2].endswith("training data have no record-level privacy")
-        assert lines[3].startswith("noise comes of the seed, and the tables' scores are bare")
+        assert lines[3].startswith("noise is drawn from the run's seed and recorded scores are exact")
 
 
 def test_a_coordinate_that_moves_the_range_moves_all_others():
@@ -291,7 +291,7 @@ def test_a_coordinate_that_moves_the_range_moves_all_others():
     z = torch.linspace(0, 1, 64)[None]
     other = z.clone()
     other[0, -1] = 1000
-    assert (unit_range(other) - unit_range(z)).abs().sum() > 30  # at most 1 if that coordinate alone had moved
+    assert (to_unit_range(other) - to_unit_range(z)).abs().sum() > 30  # at most 1 if that coordinate alone had moved
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,9 @@ def test_refusals():
 
 def test_a_budget_that_no_noise_meets_is_refused_before_anything_starts():
     people = blobs()
-    with pytest.raises(UsageError, match=r"^algorithm.epsilon=1e-06: no noise keeps 8 steps below ε=0.0125 at δ=1e-09"):
+    with pytest.raises(
+        UsageError, match=r"^algorithm.epsilon=1e-06: no amount of noise keeps 8 steps below ε=0.0125 at δ=1e-09"
+    ):
         blueprint(small(epsilon=1e-6, delta=1e-9), people).check(people)
     blueprint(small(epsilon=0.02, delta=1e-9), people).check(people)
 

@@ -15,7 +15,7 @@ from rayfed.algorithms.feddebias import FedDebias
 from rayfed.algorithms.mixup import Mixup
 from rayfed.core.errors import UsageError
 from rayfed.core.rng import generator, seed_torch
-from rayfed.core.task import Batch, Inputs
+from rayfed.core.task import Batch, InputSpec
 from rayfed.data.population import Client, Examples, Population
 
 
@@ -133,7 +133,7 @@ def test_mixtures_over_mixed_labels():
     assert all(torch.isfinite(value).all() for value in server.state["weights"].values())
 
 
-INPUTS = Inputs((3, 28, 28), (0.5,) * 3, (0.25,) * 3)
+INPUTS = InputSpec((3, 28, 28), (0.5,) * 3, (0.25,) * 3)
 
 
 def test_photographs():
@@ -143,14 +143,14 @@ def test_photographs():
     assert -2 <= one.min() < one.max() <= 2  # (x − 0.5)/0.25 of [0, 1]
     assert means.std(0).mean() < 0.3 * one.std(0).mean()
     assert not torch.equal(one[0], one[1])
-    grey = proxy_means("photographs", Inputs((1, 8, 8), (0.0,), (1.0,)), 3, 2)
+    grey = proxy_means("photographs", InputSpec((1, 8, 8), (0.0,), (1.0,)), 3, 2)
     assert grey.shape == (3, 1, 8, 8)
     assert 0 <= grey.min() < grey.max() <= 1
 
 
 def test_a_data_set_as_proxy():
     torch.manual_seed(0)
-    found = proxy_means("mini_digits", Inputs((1, 14, 14), (0.0,), (1.0,)), 3, 5)
+    found = proxy_means("mini_digits", InputSpec((1, 14, 14), (0.0,), (1.0,)), 3, 5)
     assert found.shape == (3, 1, 14, 14)
     assert 0 <= found.min() < found.max() <= 1
 

@@ -44,7 +44,7 @@ def test_the_clients_loss():
     model = net(batch_norm=False)
     ctx = plan(algorithm, people, model).context(people, "cpu")
     torch.manual_seed(0)
-    generator = ctx.task.modules["generator"].initial()
+    generator = ctx.task.modules["generator"].draw_weights()
     down = {"weights": ctx.task.initial_weights(), "generator": generator, "counts": torch.tensor([5.0, 3.0, 2.0])}
     x, y = data(people, 0)
     torch.manual_seed(5)
@@ -120,8 +120,8 @@ def test_under_dbe_generated_features_meet_the_head_without_bias():
     assert base.head(ctx.task) == set(HEAD)
     torch.manual_seed(0)
     down = {
-        "weights": {name: v for name, v in ctx.task.initial_weights().items() if name not in ctx.task.personal},
-        "generator": ctx.task.modules["generator"].initial(),
+        "weights": {name: v for name, v in ctx.task.initial_weights().items() if name not in ctx.task.personal_names},
+        "generator": ctx.task.modules["generator"].draw_weights(),
         "counts": torch.ones(3),
     }
     batch = Batch(*data(people, 0))

@@ -136,7 +136,7 @@ def test_a_wrappers_term_counts_in_full_and_sees_the_mixed_inputs_output():
         return gradients(loss, weights)
 
     plain, value, _ = gradient(ctx.task)
-    more, completed, _ = gradient(ctx.task.with_term(term))
+    more, completed, _ = gradient(ctx.task.with_loss_term(term))
     features = net(batch_norm=False).features((1 - lam) * x)
     assert (completed - value).item() == pytest.approx(1 + features.square().mean().item(), rel=1e-5)
     model = net(batch_norm=False)

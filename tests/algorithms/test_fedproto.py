@@ -11,7 +11,7 @@ from support import blueprint, net, simulate
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.fedproto import FedProto
 from rayfed.algorithms.solo import Solo
-from rayfed.core.trees import nbytes, tensors
+from rayfed.core.trees import named_tensors, nbytes
 
 
 def train(model, x, y, prototypes, lam, steps=2):
@@ -57,7 +57,7 @@ def test_without_the_pull_it_is_local_training():
     ours = run(FedProto(lam=0.0), people, model).fleet.save()
     alone = run(Solo(), people, model).fleet.save()
     for i in CLIENTS:
-        for (_, a), (_, b) in zip(tensors(ours[i]["weights"]), tensors(alone[i]["weights"]), strict=True):
+        for (_, a), (_, b) in zip(named_tensors(ours[i]["weights"]), named_tensors(alone[i]["weights"]), strict=True):
             assert torch.equal(a, b)
 
 

@@ -11,11 +11,10 @@ from support import Net, blobs, blueprint, net, simulate
 from torch import nn
 
 from rayfed.algorithm import Phase
-from rayfed.algorithms.common.fraug_networks import Generator, RTNet, cycled, entropy
-from rayfed.algorithms.common.mmd import mmd
-from rayfed.algorithms.common.prototypes import moved
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fraug import FRAug
+from rayfed.algorithms.fraug.mmd import mmd
+from rayfed.algorithms.fraug.networks import Generator, RTNet, cycled_classes, entropy, update_prototypes
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
@@ -99,7 +98,7 @@ def test_strength_grows_to_one_and_is_one_without_interpolation():
 def test_prototypes_by_hand():
     prototypes, seen = torch.tensor([[1.0, 1.0], [5.0, 5.0], [0.0, 0.0]]), torch.tensor([True, True, False])
     features, y = torch.tensor([[3.0, 1.0], [5.0, 3.0], [2.0, 8.0]]), torch.tensor([0, 0, 2])
-    after = moved(prototypes, seen, features, y, 0.3)
+    after = update_prototypes(prototypes, seen, features, y, 0.3)
     # class 0: 0.7·1 + 0.3·(3+5)/2 = 1.9 and 0.7·1 + 0.3·(1+3)/2 = 1.3; class 1 absent; class 2 new, so its mean
     torch.testing.assert_close(after, torch.tensor([[1.9, 1.3], [5.0, 5.0], [2.0, 8.0]]))
 
@@ -107,9 +106,9 @@ def test_prototypes_by_hand():
 def test_classes_go_round_and_leave_out_unseen_ones():
     everything = torch.ones(5, dtype=torch.bool)
     for position in (0, 4, 13):
-        assert cycled(everything, torch.tensor(position), 7).tolist() == [(position + j) % 5 for j in range(7)]
+        assert cycled_classes(everything, torch.tensor(position), 7).tolist() == [(position + j) % 5 for j in range(7)]
     some = torch.tensor([False, True, False, True, True])
-    assert cycled(some, torch.tensor(2), 5).tolist() == [4, 1, 3, 4, 1]
+    assert cycled_classes(some, torch.tensor(2), 5).tolist() == [4, 1, 3, 4, 1]
 
 
 def test_networks_have_the_papers_sizes():
@@ -401,7 +400,7 @@ def test_what_is_switched_off_is_neither_kept_nor_sent():
 class Quiet(FRAug):
     """Without noise, so that several clients at once can be held against one after the other."""
 
-    def drawn(self, ctx, count, width):
+    def draw_noise(self, ctx, count, width):
         return torch.arange(float(count * width)).sin().view(count, width)
 
 

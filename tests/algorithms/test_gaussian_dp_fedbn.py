@@ -91,6 +91,6 @@ def test_notes_and_refusals():
     plan = blueprint(algorithm, many)
     ctx = plan.context(many, "cpu").at(cohort=tuple(range(100)))
     lines = algorithm.notes(ctx, plan.problem(many, ctx.task))
-    assert lines[2].startswith("δ=0.01 is not below 1/100: to give away one of the 100 clients")
-    with pytest.raises(UsageError, match=r"^algorithm.epsilon=0.001: no noise keeps 2 steps below ε="):
+    assert lines[2].startswith("δ=0.01 is not below 1/100: publishing one of the 100 clients")
+    with pytest.raises(UsageError, match=r"^algorithm.epsilon=0.001: no amount of noise keeps 2 steps below ε="):
         blueprint(GaussianDPFedBN(epsilon=0.001, delta=1e-6), people).check(people)

@@ -10,9 +10,17 @@ from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment import AUGMENTS
 from rayfed.augment.base import Augment, build_augment
-from rayfed.augment.blur import Blur, blurred
-from rayfed.augment.colour_jitter import brightened, contrasted, grey, greyed, hued, jittered, saturated
-from rayfed.augment.geometry import Crop, HorizontalFlip, Rotation, draw_boxes, moved, resized, turned
+from rayfed.augment.blur import Blur, gaussian_blur
+from rayfed.augment.colour_jitter import (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_hue,
+    adjust_saturation,
+    jitter_colours,
+    random_grey,
+    to_grey,
+)
+from rayfed.augment.geometry import Crop, HorizontalFlip, Rotation, crop_and_resize, crop_at, draw_boxes, rotate
 from rayfed.augment.noise import Noise
 from rayfed.augment.schemes import Moderate, Weak
 from rayfed.cli.help import listing
@@ -41,16 +49,16 @@ def test_turned(sides):
     wanted = [
         TF.rotate(image, angle.item(), InterpolationMode.NEAREST) for image, angle in zip(x, degrees, strict=True)
     ]
-    same = (turned(x, degrees) == torch.stack(wanted)).float().mean(dim=(1, 2, 3))
+    same = (rotate(x, degrees) == torch.stack(wanted)).float().mean(dim=(1, 2, 3))
     assert same.min() > 0.99  # a pixel between two may fall either way
-    assert torch.equal(turned(x, torch.zeros(6)), x)
+    assert torch.equal(rotate(x, torch.zeros(6)), x)
 
 
 def test_turned_counter_clockwise_with_zeros_outside():
     x = torch.zeros(1, 1, 5, 5)
     x[0, 0, 2, 4] = 1  # right of the centre
-    assert turned(x, torch.tensor([90.0]))[0, 0].nonzero().tolist() == [[0, 2]]
-    corner = turned(torch.ones(1, 1, 9, 9), torch.tensor([45.0]))[0, 0]
+    assert rotate(x, torch.tensor([90.0]))[0, 0].nonzero().tolist() == [[0, 2]]
+    corner = rotate(torch.ones(1, 1, 9, 9), torch.tensor([45.0]))[0, 0]
     assert corner[0, 0] == 0 == corner[8, 8]
     assert corner[4, 4] == 1
 
@@ -59,7 +67,7 @@ def test_turned_counter_clockwise_with_zeros_outside():
 def test_blurred(channels):
     x, sigma = pictures(4, channels, 12, 15), torch.tensor([0.1, 0.5, 1.3, 2.0])
     wanted = [TF.gaussian_blur(image, [5, 5], [s.item()] * 2) for image, s in zip(x, sigma, strict=True)]
-    torch.testing.assert_close(blurred(x, sigma), torch.stack(wanted), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gaussian_blur(x, sigma), torch.stack(wanted), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("sides", [(28, 28), (20, 13)])
@@ -72,16 +80,16 @@ def test_resized(sides):
     wanted = [
         TF.resized_crop(image, *(int(side) for side in box), list(sides)) for image, box in zip(x, boxes.T, strict=True)
     ]
-    torch.testing.assert_close(resized(x, boxes), torch.stack(wanted), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(crop_and_resize(x, boxes), torch.stack(wanted), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "factors"),
     [
-        (brightened, TF.adjust_brightness, (0.0, 0.7, 1.0, 1.3)),
-        (contrasted, TF.adjust_contrast, (0.0, 0.7, 1.0, 1.3)),
-        (saturated, TF.adjust_saturation, (0.0, 0.7, 1.0, 1.3)),
-        (hued, TF.adjust_hue, (-0.3, -0.01, 0.0, 0.5)),
+        (adjust_brightness, TF.adjust_brightness, (0.0, 0.7, 1.0, 1.3)),
+        (adjust_contrast, TF.adjust_contrast, (0.0, 0.7, 1.0, 1.3)),
+        (adjust_saturation, TF.adjust_saturation, (0.0, 0.7, 1.0, 1.3)),
+        (adjust_hue, TF.adjust_hue, (-0.3, -0.01, 0.0, 0.5)),
     ],
 )
 @pytest.mark.parametrize("channels", [1, 3])
@@ -94,12 +102,12 @@ def test_colours(ours, theirs, factors, channels):
 
 def test_grey():
     x = pictures(2)
-    torch.testing.assert_close(grey(x), TF.rgb_to_grayscale(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(to_grey(x), TF.rgb_to_grayscale(x), rtol=1e-5, atol=1e-6)
 
 
 def test_moved():
     x = pictures(3, 2, 6, 7)
-    found = moved(x, torch.tensor([[0, 4, 8], [8, 4, 1]]), 4)
+    found = crop_at(x, torch.tensor([[0, 4, 8], [8, 4, 1]]), 4)
     padded = nn.functional.pad(x, [4] * 4)
     assert torch.equal(found[0], padded[0, :, 0:6, 8:15])
     assert torch.equal(found[1], x[1])
@@ -142,7 +150,7 @@ def test_a_box_that_never_fits_is_the_whole_image():
 
 def test_angles(monkeypatch):
     drawn = []
-    monkeypatch.setattr("rayfed.augment.geometry.turned", lambda x, degrees: drawn.append(degrees) or x)
+    monkeypatch.setattr("rayfed.augment.geometry.rotate", lambda x, degrees: drawn.append(degrees) or x)
     torch.manual_seed(0)
     Rotation(degrees=40.0)(torch.zeros(8000, 1, 2, 2))
     angles = drawn[0]
@@ -154,7 +162,7 @@ def test_angles(monkeypatch):
 
 def test_widths_of_the_blur(monkeypatch):
     drawn = []
-    monkeypatch.setattr("rayfed.augment.blur.blurred", lambda x, sigma: drawn.append(sigma) or x)
+    monkeypatch.setattr("rayfed.augment.blur.gaussian_blur", lambda x, sigma: drawn.append(sigma) or x)
     torch.manual_seed(0)
     Blur()(torch.zeros(8000, 1, 5, 5))
     assert 0.1 <= drawn[0].min() < 0.11
@@ -168,7 +176,7 @@ def test_shares():
     mirrored = HorizontalFlip(probability=0.3)(ramp)[:, 0, 0, 0] == 8
     assert mirrored.float().mean().item() == pytest.approx(0.3, abs=0.03)
     coloured = pictures(1).expand(4000, -1, -1, -1)
-    lost = greyed(coloured, 0.1)
+    lost = random_grey(coloured, 0.1)
     assert (lost[:, 0] == lost[:, 1]).all((1, 2)).float().mean().item() == pytest.approx(0.1, abs=0.02)
 
 
@@ -176,7 +184,7 @@ def test_jitter_in_every_order():
     """With two orders alone the outcome of one image would be one of two; all 24 are met."""
     x = pictures(1).expand(600, -1, -1, -1)
     torch.manual_seed(0)
-    found = jittered(x, 0.3)
+    found = jitter_colours(x, 0.3)
     assert 0 <= found.min() < found.max() <= 1
     torch.manual_seed(0)
     orders = torch.rand(600, 4).argsort(1)
@@ -373,12 +381,12 @@ def test_options_that_cannot_be(name, options, words):
 @pytest.mark.parametrize(
     ("augment", "shape", "dtype", "words"),
     [
-        (Rotation(), (6,), np.float32, "augment.name: Rotation needs images, this data's inputs are 6"),
-        (Moderate(), (3, 8, 8), np.float32, "augment.name=moderate: jitters colours"),
-        (Moderate(), (2, 8, 8), np.uint8, "augment.name=moderate: jitters colours"),
+        (Rotation(), (6,), np.float32, "augment.name: Rotation needs images, but the inputs of this data are 6"),
+        (Moderate(), (3, 8, 8), np.float32, "augment.name=moderate: colour jitter needs uint8"),
+        (Moderate(), (2, 8, 8), np.uint8, "augment.name=moderate: colour jitter needs uint8"),
         (Blur(low=1.0, high=0.5), (1, 8, 8), np.uint8, "augment.low=1: must be at most augment.high=0.5"),
         (Blur(), (1, 2, 8), np.uint8, "augment.name=blur: images of 2 x 8"),
-        (Noise(), (9,), np.int64, "augment.name=noise: needs images or real numbers"),
+        (Noise(), (9,), np.int64, "augment.name=noise: needs images or floats"),
     ],
 )
 def test_data_that_cannot_be_augmented(augment, shape, dtype, words):

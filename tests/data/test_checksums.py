@@ -11,7 +11,7 @@ import pytest
 from test_idx_files import idx_bytes
 from test_published_data import needs
 
-from rayfed.data.load import load
+from rayfed.data.loading import load
 from rayfed.data.readers import checksums
 from rayfed.data.sets.mnist import Mnist
 

@@ -46,7 +46,7 @@ def test_a_missing_folder_says_what_was_expected_and_where_it_comes_from(name, t
     assert "no such folder; expected " in message
     if name != "imagefolder":
         assert "; from http" in message
-        assert "data.root is the folder that holds it" in message
+        assert "data.root is the folder that contains it" in message
 
 
 IMAGES = {
@@ -89,7 +89,7 @@ def test_a_damaged_image_is_named(name, damage, written, tmp_path):
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     message = refused(name, tmp_path)
     assert message.startswith(f"{path}: ")
-    assert "empty, cut short, damaged or no image" in message
+    assert "empty, truncated, damaged or not an image" in message
 
 
 @pytest.mark.parametrize("name", ["domainnet", "tiny_imagenet", "camelyon17", "rxrx1"])
@@ -128,7 +128,7 @@ FOLDERS = [
     ("pacs", "PACS/kfold/photo/cow", os.mkdir, ["photo/cow: not one of the 7 classes"]),
     ("pacs", "PACS/kfold/sketch", shutil.rmtree, ["sketch: no such folder", "dog, elephant"]),
     ("pacs", "PACS/kfold/sketch/1.png", picture, ["sketch/1.png: an image without a label"]),
-    ("pacs", "PACS/kfold/sketch/dog", emptied, ["sketch/dog: no image in it", ".png"]),
+    ("pacs", "PACS/kfold/sketch/dog", emptied, ["sketch/dog: contains no image", ".png"]),
     ("office_home", f"{OH}/Art/Thing_03", shutil.rmtree, ["Art: 64 class folders", "expected 65"]),
     ("office_home", f"{OH}/Clipart/Thing_03", lambda p: renamed(p, "X"), ["Clipart: no class folder Thing_03"]),
     ("office_caltech10", "office_caltech_10/dslr/mug", lambda p: renamed(p, "cup"), ["dslr: no class folder mug"]),
@@ -138,7 +138,7 @@ FOLDERS = [
     ("imagefolder", "own/day/loose.png", picture, ["day/loose.png: an image without a label"]),
     ("domainnet", "DomainNet/real_test.txt", os.unlink, ["real_test.txt: no such file"]),
     ("tiny_imagenet", "tiny-imagenet-200/wnids.txt", os.unlink, ["wnids.txt: missing or empty", "from http"]),
-    ("tiny_imagenet", "tiny-imagenet-200/train/n00000007/images", emptied, ["n00000007/images: no image in it"]),
+    ("tiny_imagenet", "tiny-imagenet-200/train/n00000007/images", emptied, ["n00000007/images: contains no image"]),
     ("camelyon17", "camelyon17_v1.0/metadata.csv", os.unlink, ["metadata.csv: no such file", "tumor, center"]),
     ("digits5", "SVHN/test_32x32.mat", os.unlink, ["SVHN: no test_32x32.mat; expected", "from http"]),
     ("digits5", "MNIST/raw/t10k-labels-idx1-ubyte", os.unlink, ["t10k-labels-idx1-ubyte is missing"]),
@@ -166,7 +166,7 @@ LISTS = [
     ("camelyon17", CAMELYON, lambda t: [], ["metadata.csv: empty, damaged"]),
     ("camelyon17", CAMELYON, lambda t: t[:1], ["metadata.csv: has no rows"]),
     ("camelyon17", CAMELYON, lambda t: [t[0].replace("tumor", "y"), *t[1:]], ["no column 'tumor'", "found: ", "node"]),
-    ("camelyon17", CAMELYON, lambda t: [*t[:3], t[3][:12]], ["metadata.csv, line 4: ", "expected a whole number"]),
+    ("camelyon17", CAMELYON, lambda t: [*t[:3], t[3][:12]], ["metadata.csv, line 4: ", "expected an integer"]),
     ("camelyon17", CAMELYON, lambda t: [t[0], "1,004,1,0,64,2,0,0,0"], ["tumor 2; expected 0..1"]),
     ("camelyon17", CAMELYON, lambda t: [t[0], "1,004,1,0,64,1,0,7,0"], ["center 7; expected 0..4"]),
     ("rxrx1", RXRX, lambda t: [t[0], t[1].rpartition(",")[0] + ",1139"], ["sirna_id 1139; expected 0..1138"]),
@@ -207,14 +207,14 @@ IMAGE, LABELS = np.zeros((32, 32, 3, 4), np.uint8), np.arange(4)
 USPS = image_sets.usps_line(3, np.zeros(256))
 ARRAYS = [
     *(("cifar10", "cifar-10-batches-py/test_batch", *case) for case in [
-        (lambda p: image_sets.pickled(p, [1, 2]), ["no pickle of CIFAR's", "data and labels"]),
-        (lambda p: image_sets.pickled(p, {"data": BATCH["data"]}), ["no pickle of CIFAR's"]),
+        (lambda p: image_sets.pickled(p, [1, 2]), ["not a CIFAR pickle", "data and labels"]),
+        (lambda p: image_sets.pickled(p, {"data": BATCH["data"]}), ["not a CIFAR pickle"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "data": BATCH["data"][:, :768]}), ["uint8 [4, 768]", "[n, 3072]"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "data": BATCH["data"] / 255}), ["float64 [4, 3072]", "uint8"]),
-        (lambda p: image_sets.pickled(p, {**BATCH, "labels": [0, 1, 2, 10]}), ["0..10; expected whole numbers 0..9"]),
+        (lambda p: image_sets.pickled(p, {**BATCH, "labels": [0, 1, 2, 10]}), ["0..10; expected integers 0..9"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "labels": [0, 1, 2]}), ["3 labels for 4 images"]),
         (lambda p: image_sets.pickled(p, {"data": BATCH["data"][:0], "labels": []}), ["0 labels for 0 images"]),
-        (lambda p: image_sets.pickled(p, {**BATCH, "labels": list("0123")}), ["labels are <U1; expected whole"]),
+        (lambda p: image_sets.pickled(p, {**BATCH, "labels": list("0123")}), ["labels are <U1; expected integers"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "labels": [[0], [1, 2], [3], [4]]}), ["of uneven lengths"]),
         (lambda p: image_sets.pickled(p, Evil()), ["it asks for ", ".mkdir"]),
     ]),
@@ -222,9 +222,9 @@ ARRAYS = [
     *(("digits5", "SVHN/train_32x32.mat", *case) for case in [
         (lambda p: matlab(p, Y=LABELS), ["has Y; expected X [32, 32, 3, n] and y"]),
         (lambda p: matlab(p, X=IMAGE[:28], y=LABELS), ["uint8 [4, 28, 32, 3]; expected uint8 [n, 32, 32, 3]"]),
-        (lambda p: matlab(p, X=IMAGE, y=LABELS + 8), ["0..11; expected whole numbers 0..9"]),
+        (lambda p: matlab(p, X=IMAGE, y=LABELS + 8), ["0..11; expected integers 0..9"]),
         (lambda p: matlab(p, X=IMAGE, y=LABELS[:3]), ["3 labels for 4 images"]),
-        (lambda p: matlab(p, X=IMAGE, y=LABELS + 0.5), ["labels are float64; expected whole numbers 0..9"]),
+        (lambda p: matlab(p, X=IMAGE, y=LABELS + 0.5), ["labels are float64; expected integers 0..9"]),
     ]),
     *(("digits5", "USPS/usps.t.bz2", *case) for case in [
         (lambda p: p.write_bytes(bz2.compress(b"")), ["0 labels for 0 images"]),
@@ -237,9 +237,9 @@ ARRAYS = [
     ]),
     ("digits5", "SVHN/train_32x32.mat", lambda p: matlab(p, X="text", y="text"), ["expected uint8 [n, 32, 32, 3]"]),
     *(("digits5", "MNIST_M/mnist_m_test.pt", *case) for case in [
-        (lambda p: torch.save(torch.zeros(3), p), ["holds Tensor; expected a pair of tensors"]),
+        (lambda p: torch.save(torch.zeros(3), p), ["contains Tensor; expected a pair of tensors"]),
         (lambda p: torch.save((torch.zeros(3, 28, 28), torch.zeros(3)), p), ["float32 [3, 28, 28]; expected uint8"]),
-        (lambda p: torch.save(Evil(), p), ["empty, cut short or damaged"]),
+        (lambda p: torch.save(Evil(), p), ["empty, truncated or damaged"]),
     ]),
 ]  # fmt: skip
 

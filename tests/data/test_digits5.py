@@ -12,7 +12,7 @@ from image_sets import DIGITS, picture
 from PIL import Image
 
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
+from rayfed.data.loading import load
 from rayfed.data.sets.digits5 import Digits5
 
 ROOT = Path(os.environ.get("RAYFED_DATA", "unset"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
+from rayfed.data.loading import load
 from rayfed.data.readers import idx
 from rayfed.data.sets.mnist import FashionMnist, Mnist
 
@@ -99,8 +99,8 @@ def break_file(path, change):
         ("train-images-idx3-ubyte", lambda b: b"<htm" + b[4:], ["0x3c68746d", "expected 0x00000803", "images"]),
         ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.zeros(11)), ["11 labels", "train-images", "12 images"]),
         ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.full(12, 10)), ["label 10", "expected 0..9"]),
-        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.zeros(0)), ["holds no data", "0 entries"]),
-        ("t10k-images-idx3-ubyte", lambda b: b[: len(b) // 2], ["cut short", "bytes of IDX"]),
+        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.zeros(0)), ["contains no data", "0 entries"]),
+        ("t10k-images-idx3-ubyte", lambda b: b[: len(b) // 2], ["truncated", "bytes of IDX"]),
         ("t10k-images-idx3-ubyte", lambda b: b[:40] + bytes(20) + b[60:], ["damaged", "gzipped IDX file"]),
         ("t10k-labels-idx1-ubyte", lambda b: b"not gzip at all", ["damaged", "gzipped IDX file"]),
     ],
@@ -152,7 +152,7 @@ def test_a_download_that_fails_is_one_line(tmp_path, torchvision, error):
         raise error
 
     torchvision.datasets.FashionMNIST = fetch
-    with pytest.raises(UsageError, match=r"download=true: could not fetch FashionMNIST into .*: ") as caught:
+    with pytest.raises(UsageError, match=r"download=true: could not download FashionMNIST into .*: ") as caught:
         FashionMnist(root=str(tmp_path), download=True).load()
     assert "\n" not in str(caught.value)
 
@@ -175,7 +175,7 @@ def test_images_are_decoded_once(root, monkeypatch):
 @pytest.mark.parametrize("file", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte.gz"])
 def test_the_shape_is_in_the_header(root, file):
     path = root / "MNIST" / "raw" / file
-    assert idx.shape(path, dimensions=3) == (COUNTS[file.partition("-")[0]], 28, 28)
+    assert idx.read_shape(path, dimensions=3) == (COUNTS[file.partition("-")[0]], 28, 28)
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(UsageError, match=file):
-        idx.shape(path, dimensions=3)
+        idx.read_shape(path, dimensions=3)

@@ -10,9 +10,9 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
-from rayfed.data.load import load
+from rayfed.data.domain_sampling import DomainSampling
+from rayfed.data.loading import load
 from rayfed.data.readers import decoding
-from rayfed.data.sampling import Sampling
 from rayfed.data.sets import DATASETS
 
 
@@ -135,7 +135,7 @@ def test_another_folder_of_the_same_names_sizes_and_times_is_decoded_by_itself(t
 def test_folders_named_as_splits_are_not_taken_for_domains(tmp_path, names):
     image_sets.tree(tmp_path / "own", names, ("cat", "dog"))
     with pytest.raises(
-        UsageError, match=r"would be domains, but named as a split; expected .*data\.test is the"
+        UsageError, match=r"would be domains, but have the names of splits; expected .*data\.test is the"
     ) as caught:
         load("imagefolder", {"folder": str(tmp_path / "own")})
     assert "\n" not in str(caught.value)
@@ -157,7 +157,7 @@ SIZES = {"a": 157, "b": 1123, "c": 40}
 
 class TestSampling:
     def sizes(self, **given):
-        kept = Sampling(**given).kept(SIZES)
+        kept = DomainSampling(**given).sample(SIZES)
         return {name: (int((~part.is_test).sum()), int(part.is_test.sum())) for name, part in kept.items()}
 
     def test_a_fifth_is_for_testing_rounded_up(self):
@@ -170,7 +170,7 @@ class TestSampling:
 
     def test_a_share_is_of_the_training_set(self):
         """FRAug: OfficeHome's Art has 2,427 images; a tenth is for testing, a tenth of the rest is kept: 218."""
-        kept = Sampling(test=0.1, share=0.1).kept({"art": 2427})["art"]
+        kept = DomainSampling(test=0.1, share=0.1).sample({"art": 2427})["art"]
         assert (int((~kept.is_test).sum()), int(kept.is_test.sum())) == (218, 243)
 
     def test_a_domain_that_nobody_holds_is_whole_and_not_the_smallest(self):
@@ -178,8 +178,8 @@ class TestSampling:
         assert sum(self.sizes(per_party="smallest", share=0.5, held_out=["b"])["b"]) == 1123
 
     def test_rows_are_disjoint_and_follow_the_seed_and_not_the_other_domains(self):
-        first, again = (Sampling().kept(SIZES)["b"] for _ in range(2))
-        alone, other = Sampling().kept({"b": 1123})["b"], Sampling(seed=1).kept(SIZES)["b"]
+        first, again = (DomainSampling().sample(SIZES)["b"] for _ in range(2))
+        alone, other = DomainSampling().sample({"b": 1123})["b"], DomainSampling(seed=1).sample(SIZES)["b"]
         assert sorted(first.rows) == list(range(1123))
         np.testing.assert_array_equal(first.rows, again.rows)
         np.testing.assert_array_equal(first.rows, alone.rows)
@@ -260,11 +260,11 @@ def test_fedbns_lists_name_the_images_and_their_split(tmp_path):
 @pytest.mark.parametrize(
     ("held", "words"),
     [
-        ((["a.jpg"], ["cup"]), "'a.jpg' is of class 'cup'; expected one of back_pack, "),
+        ((["a.jpg"], ["cup"]), "'a.jpg' has the class 'cup'; expected one of back_pack, "),
         ((["a.jpg", "b.jpg"], ["mug"]), "1 class names for 2 paths"),
-        (["a.jpg"], "holds something else; expected a pickled pair"),
-        (5, "holds something else; expected a pickled pair"),
-        (([], []), "holds something else; expected a pickled pair"),
+        (["a.jpg"], "contains something else; expected a pickled pair"),
+        (5, "contains something else; expected a pickled pair"),
+        (([], []), "contains something else; expected a pickled pair"),
         ((["office_caltech_10/none.jpg"], ["mug"]), "none.jpg: cannot be opened"),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_published_split_must_not_train_on_test_images(tmp_path):
     image_sets.office_caltech10(tmp_path)
     pairs = [(f"office_caltech_10/amazon/mug/{number}.jpg", "mug") for number in range(3)]
     fedbn_lists(tmp_path, (pairs[:2], pairs[1:]))
-    with pytest.raises(UsageError, match=r"amazon/mug/1.jpg: listed for training and for testing; expected one of"):
+    with pytest.raises(UsageError, match=r"amazon/mug/1.jpg: listed for both training and testing; expected one of"):
         made("office_caltech10", tmp_path, domains=["amazon"], split="published")
 
 
@@ -331,7 +331,7 @@ class TestWilds:
     def test_all_hospitals_may_be_held_where_the_split_is_drawn(self, roots):
         root = {"root": str(roots("camelyon17")), "held_out": []}
         assert len(load("camelyon17", {**root, "split": "random"}).clients) == 5
-        with pytest.raises(UsageError, match="split=published: has no split of hospital-1"):
+        with pytest.raises(UsageError, match="split=published: hospital-1 has no split"):
             load("camelyon17", root)
 
     def test_rxrx1_trains_on_site_1_of_the_training_experiments(self, roots):
@@ -355,7 +355,7 @@ class TestWilds:
 
     def test_camelyon17s_published_split_leaves_out_its_own_two_hospitals(self, roots):
         given = {"root": str(roots("camelyon17")), "size": 8}
-        with pytest.raises(UsageError, match=r"^data.split=published: has no split of hospital-[12]; hold it out, or"):
+        with pytest.raises(UsageError, match=r"^data.split=published: hospital-[12] has no split; hold it out, or"):
             load("camelyon17", given, leave_out="hospital-0")
         population = load("camelyon17", {**given, "split": "random"}, leave_out="hospital-0")
         assert [test.domain for test in population.tests] == ["hospital-0"]
@@ -383,7 +383,7 @@ class TestRotatedCifar10:
 
     def test_an_image_has_its_angle_wherever_it_is(self, roots):
         dataset = self.view(roots, angles=[0, 90, 180], angle_alpha=5.0)
-        images, personal = np.asarray(dataset.images), dataset.personal
+        images, personal = np.asarray(dataset.images), dataset.client_view
         seen = personal.images(3, images)
         np.testing.assert_array_equal(personal.images(3, images[::-1])[::-1], seen)
         turns = [
@@ -393,7 +393,7 @@ class TestRotatedCifar10:
         assert set(turns) == {0, 1, 2}
 
     def test_angles_follow_the_clients_mix(self, roots):
-        personal = self.view(roots, angles=[0, 180]).personal
+        personal = self.view(roots, angles=[0, 180]).client_view
         images = np.random.default_rng(0).integers(0, 256, (4000, 3, 4, 4), dtype=np.uint8)
         for client in range(3):
             turned = (personal.images(client, images) != images).any(axis=(1, 2, 3)).mean()
@@ -403,11 +403,11 @@ class TestRotatedCifar10:
     def test_one_angle_is_the_clean_set(self, roots):
         dataset = self.view(roots, angles=[0])
         images = np.asarray(dataset.images)
-        np.testing.assert_array_equal(dataset.personal.images(1, images), images)
-        assert dataset.personal.domain(1) == "0deg"
+        np.testing.assert_array_equal(dataset.client_view.images(1, images), images)
+        assert dataset.client_view.domain(1) == "0deg"
 
 
 def test_decoding_reports_how_far_it_is(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("rayfed.core.status_line.LINE_SECONDS", 0.0)
-    decoding.in_threads(lambda row: None, 130, "images")
+    decoding.run_in_threads(lambda row: None, 130, "images")
     assert capsys.readouterr().err.splitlines() == ["images: 64 of 130", "images: 128 of 130", "images: 130 of 130"]

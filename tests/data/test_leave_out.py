@@ -9,8 +9,8 @@ from support import blobs, blueprint, simulate
 from rayfed.algorithms.ditto import Ditto
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset
-from rayfed.data.leave_out import check_rows, without_clients, without_domain
-from rayfed.data.load import load
+from rayfed.data.leave_out import check_rows, dataset_without_domain, population_without_domain
+from rayfed.data.loading import load
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 
@@ -25,8 +25,8 @@ def toy(**more):
 
 
 def test_nobody_holds_the_domain_and_its_own_choice_is_replaced():
-    assert without_domain(toy(), "b").rows().tolist() == [0, 1, 4, 5]
-    assert without_domain(toy(ood=("a",)), "b").rows().tolist() == [0, 1, 4, 5]
+    assert dataset_without_domain(toy(), "b").rows().tolist() == [0, 1, 4, 5]
+    assert dataset_without_domain(toy(ood=("a",)), "b").rows().tolist() == [0, 1, 4, 5]
 
 
 @pytest.mark.parametrize("partition", [("domains", {}), ("iid", {"clients": 3}), ("dirichlet", {"clients": 2})])
@@ -43,20 +43,20 @@ def test_refusals():
     with pytest.raises(UsageError, match=r"^leave_out=stret: no such domain in mini_digits; did you mean street\?$"):
         load("mini_digits", FEW, leave_out="stret")
     alone = toy(domains=("a",), domain=np.zeros(6, np.int16))
-    with pytest.raises(UsageError, match=r"^leave_out=a: toy has one domain alone; leave_out needs two or more$"):
-        without_domain(alone, "a")
+    with pytest.raises(UsageError, match=r"^leave_out=a: toy has only one domain; leave_out needs two or more$"):
+        dataset_without_domain(alone, "a")
 
 
 def test_a_partition_must_not_hand_it_out():
     with pytest.raises(UsageError, match=r"^partition: gives clients row 2 of toy, of b, which is left out$"):
-        check_rows(without_domain(toy(), "b"), np.array([0, 2, 5]))
+        check_rows(dataset_without_domain(toy(), "b"), np.array([0, 2, 5]))
     for row in (-1, 6):
         with pytest.raises(UsageError, match=rf"^partition: gives clients row {row} of toy; expected 0\.\.5$"):
             check_rows(toy(), np.array([0, row]))
 
 
 def test_own_clients_of_the_domain_become_the_test_set():
-    people = without_clients(blobs(4), "d1")  # domains d0 d1 d0 d1
+    people = population_without_domain(blobs(4), "d1")  # domains d0 d1 d0 d1
     assert [(client.id, client.domain) for client in people.clients] == [(0, "d0"), (1, "d0")]
     (test,) = people.tests
     assert len(test.examples) == (26 + 41) + 2 * (9 + 15)
@@ -71,7 +71,7 @@ def test_an_algorithm_without_a_global_model_is_refused():
 
 
 def test_the_global_model_is_scored_on_it_whatever_else_is():
-    people = without_clients(blobs(4), "d1")
+    people = population_without_domain(blobs(4), "d1")
     _, records = simulate(blueprint(Ditto(), people), people, points=("downloaded",))
     found = {(s.client, s.domain, s.split, s.metric) for s in records[-1].scores if s.point == "global"}
     assert found == {(-1, "d1", "ood", "accuracy"), (-1, "d1", "ood", "loss")}

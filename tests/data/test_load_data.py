@@ -1,4 +1,4 @@
-"""Names and options to a population: a user's own pieces, checks without loading, and the fingerprint."""
+"""Names and options to a population: a user's own pieces, checks without loading, and the population_hash."""
 
 import dataclasses
 import textwrap
@@ -7,9 +7,9 @@ import pytest
 
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
-from rayfed.data.describe import fingerprint
-from rayfed.data.load import check, load
+from rayfed.data.loading import build_data, load
 from rayfed.data.partitions import PARTITIONS
+from rayfed.data.population import population_hash
 from rayfed.data.sets import DATASETS
 
 OWN = """
@@ -99,7 +99,7 @@ def test_own_partitions_are_held_to_the_rules(own, what, words):
         (("mini_digits", {}, "dirichle"), "partition.name=dirichle: did you mean dirichlet"),
         (("mini_digits", {}, "dirichlet", {"alpha": -1}), "partition.alpha=-1.*more than 0"),
         (("mini_digits", {}, None, {"alpha": 1}), "partition.alpha: no such key"),
-        (("mini_digits", {}, "file"), "partition.file: needed, but not given"),
+        (("mini_digits", {}, "file"), "partition.file: required"),
         (("my_lines:function",), "expected a dataclass with a method load"),
         (("my_lines:Chosen",), "expected a dataclass with a method load"),
         (("mnist", {"mean": [0.1, 0.2]}), r"data.mean=\[0.1, 0.2\]: 2 numbers for 1 channels"),
@@ -107,27 +107,27 @@ def test_own_partitions_are_held_to_the_rules(own, what, words):
 )
 def test_check_finds_wrong_names_and_options_without_loading(own, arguments, words):
     with pytest.raises(UsageError, match=words):
-        check(*arguments)
+        build_data(*arguments)
 
 
 def test_check_reads_no_file():
-    check("mnist", {"root": "/nowhere"})
-    check("npz", {"file": "/nowhere/none.npz"})
-    data, partition = check("rotated_mnist", {"recipe": "feddebias"}, None, {"alpha": 1.0})
+    build_data("mnist", {"root": "/nowhere"})
+    build_data("npz", {"file": "/nowhere/none.npz"})
+    data, partition = build_data("rotated_mnist", {"recipe": "feddebias"}, None, {"alpha": 1.0})
     assert (type(data).__name__, type(partition).__name__) == ("RotatedMnist", "Lda")
     assert (partition.alpha, partition.base, partition.validation, partition.test) == (1.0, "prior", 0.2, 0.0)
-    _, partition = check("rotated_mnist", {"recipe": "feddebias"}, "iid")
+    _, partition = build_data("rotated_mnist", {"recipe": "feddebias"}, "iid")
     assert partition.test == 0.25
 
 
 def test_fingerprint_follows_every_byte():
     options = {"per_domain": 20, "held_out": ["font"]}
     first = load("mini_digits", options)
-    assert fingerprint(first) == fingerprint(load("mini_digits", options))
-    assert fingerprint(first) != fingerprint(load("mini_digits", options, None, {"seed": 1}))
-    before = fingerprint(first)
+    assert population_hash(first) == population_hash(load("mini_digits", options))
+    assert population_hash(first) != population_hash(load("mini_digits", options, None, {"seed": 1}))
+    before = population_hash(first)
     first.tests[0].examples.x[0, 0, 0, 0] ^= 1
-    assert fingerprint(first) != before
+    assert population_hash(first) != before
     first.tests[0].examples.x[0, 0, 0, 0] ^= 1
     first.clients[3].val.y[0] = 1 - first.clients[3].val.y[0]
-    assert fingerprint(first) != before
+    assert population_hash(first) != before

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.data import cache, mapped
+from rayfed.data import array_cache_file, cache
 
 KEY = {"version": 1, "of": "counting"}
 
@@ -104,8 +104,8 @@ def test_a_damaged_file_is_made_again(home, damage):
 
 
 def test_of_a_large_file_blocks_over_its_whole_length_are_checked(home, monkeypatch):
-    monkeypatch.setattr(mapped, "BLOCK", 16)
-    monkeypatch.setattr(mapped, "BLOCKS", 3)
+    monkeypatch.setattr(array_cache_file, "BLOCK", 16)
+    monkeypatch.setattr(array_cache_file, "BLOCKS", 3)
     fill = Counting()
     for place, caught in ((0, True), (192, True), (392, True), (40, False)):
         get(fill, (100,))
@@ -177,13 +177,13 @@ def unusable(request, home, monkeypatch):
         home.write_text("no folder")
     elif request.param == "disk full":
         usage = type("Usage", (), {"free": 100})
-        monkeypatch.setattr(mapped.shutil, "disk_usage", lambda path: usage)
+        monkeypatch.setattr(array_cache_file.shutil, "disk_usage", lambda path: usage)
     else:
 
         def full(*args):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(mapped.os, "posix_fallocate", full)
+        monkeypatch.setattr(array_cache_file.os, "posix_fallocate", full)
 
 
 def test_where_the_cache_cannot_hold_it_a_small_array_is_made_in_memory(unusable, home):

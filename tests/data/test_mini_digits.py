@@ -6,9 +6,9 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.data import cache
-from rayfed.data.contact_sheet import contact_sheet
+from rayfed.data.contact_sheet import save_contact_sheet
 from rayfed.data.dataset import Dataset
-from rayfed.data.load import load
+from rayfed.data.loading import load
 from rayfed.data.sets import mini_digits
 from rayfed.data.sets.mini_digits import DOMAINS, MiniDigits
 
@@ -78,11 +78,13 @@ def test_held_out_domains_become_ood_test_sets():
 
 
 def test_same_bits_with_a_cache_without_one_and_with_a_damaged_one(tmp_path, monkeypatch):
-    expected = cache.digest(*mini_digits.make(0).values())
+    expected = cache.array_hash(*mini_digits.generate(0).values())
 
     def found():
-        made = cache.cached("mini_digits", {"version": mini_digits.VERSION, "seed": 0}, lambda: mini_digits.make(0))
-        return cache.digest(*made.values())
+        made = cache.cached_arrays(
+            "mini_digits", {"version": mini_digits.VERSION, "seed": 0}, lambda: mini_digits.generate(0)
+        )
+        return cache.array_hash(*made.values())
 
     monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "new"))
     assert found() == expected
@@ -108,7 +110,7 @@ def test_a_full_disk_only_costs_time(tmp_path, monkeypatch):
 
     monkeypatch.setenv("RAYFED_CACHE", str(tmp_path))
     monkeypatch.setattr(np, "savez", full)
-    made = cache.cached("thing", {"version": 1}, lambda: {"a": np.arange(3)})
+    made = cache.cached_arrays("thing", {"version": 1}, lambda: {"a": np.arange(3)})
     np.testing.assert_array_equal(made["a"], np.arange(3))
     assert list(tmp_path.iterdir()) == []
 
@@ -132,9 +134,9 @@ def test_wrong_options_are_one_line(options, facts):
 
 
 def test_contact_sheet(tmp_path):
-    contact_sheet(MiniDigits(per_domain=20).load(), tmp_path / "new" / "sheet.png", columns=10)
+    save_contact_sheet(MiniDigits(per_domain=20).load(), tmp_path / "new" / "sheet.png", columns=10)
     with Image.open(tmp_path / "new" / "sheet.png") as image:
         assert image.format == "PNG"
         assert image.height == 5 * (2 * 28 + 2)
     with pytest.raises(UsageError, match=r"expected uint8 \[N, 1 or 3, height, width\]"):
-        contact_sheet(Dataset.of("flat", np.zeros((2, 4)), np.zeros(2)), tmp_path / "flat.png")
+        save_contact_sheet(Dataset.of("flat", np.zeros((2, 4)), np.zeros(2)), tmp_path / "flat.png")

@@ -6,9 +6,9 @@ from mnist_files import write_mnist
 from PIL import Image
 
 from rayfed.core.errors import UsageError
-from rayfed.data.load import divided, load
+from rayfed.data.lazy_rows import LazyRows
+from rayfed.data.loading import load, load_partitioned
 from rayfed.data.partitions.table import partition_hash, save
-from rayfed.data.rows import Rows
 from rayfed.data.sets import mnist_m
 from rayfed.data.sets.mnist_m import MnistM, blended
 
@@ -104,7 +104,7 @@ def test_the_images_are_made_once_and_mapped(monkeypatch):
     monkeypatch.setattr(mnist_m, "enlarged", None)
     np.testing.assert_array_equal(MnistM().load().images, first.images)
     population = load("mnist_m", {})
-    assert all(isinstance(client.train.x, Rows) for client in population.clients)
+    assert all(isinstance(client.train.x, LazyRows) for client in population.clients)
 
 
 @pytest.mark.parametrize("size", [28, 32])
@@ -117,11 +117,11 @@ def test_blocks_give_the_images_of_one_pass(monkeypatch, tmp_path, size):
 
 @pytest.mark.parametrize(("partition", "options"), [(None, {}), ("iid", {"clients": 4}), ("domains", {"test": 0.2})])
 def test_a_partition_can_be_saved_and_read(tmp_path, partition, options):
-    dataset, parts = divided("mnist_m", {}, partition, options)
+    dataset, parts = load_partitioned("mnist_m", {}, partition, options)
     assert dataset.sources == ("train", "t10k", "mnist_m/train", "mnist_m/t10k")
     path = tmp_path / "split.parquet"
     save(dataset, parts, path)
-    _, again = divided("mnist_m", {}, "file", {"file": str(path)})
+    _, again = load_partitioned("mnist_m", {}, "file", {"file": str(path)})
     for before, after in zip(parts, again, strict=True):
         assert (before.id, before.domain) == (after.id, after.domain)
         for rows, same in zip(before[2:], after[2:], strict=True):
@@ -139,7 +139,7 @@ def test_folders_without_good_photographs_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"data\.photographs=.*no \.jpg"):
         MnistM(photographs=str(tmp_path)).load()
     (tmp_path / "a.jpg").write_bytes(b"no picture")
-    with pytest.raises(UsageError, match=r"a\.jpg: missing, empty, cut short, damaged or no image"):
+    with pytest.raises(UsageError, match=r"a\.jpg: missing, empty, truncated, damaged or not an image"):
         MnistM(photographs=str(tmp_path)).load()
     Image.new("RGB", (27, 100)).save(tmp_path / "a.jpg")
     with pytest.raises(UsageError, match=r"a\.jpg: 27 x 100 pixels"):

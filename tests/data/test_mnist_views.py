@@ -5,7 +5,7 @@ import pytest
 from mnist_files import write_mnist
 
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
+from rayfed.data.loading import load
 from rayfed.data.sets.mnist_views import VIEWS, MnistViews, faint, textured
 
 TRAIN, TEST = 100, 25

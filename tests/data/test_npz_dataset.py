@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
+from rayfed.data.lazy_rows import LazyRows
+from rayfed.data.loading import load
 from rayfed.data.readers import npz_member
-from rayfed.data.rows import Rows
 from rayfed.data.sets.npz import Npz
 
 
@@ -55,15 +55,15 @@ def test_each_client_gets_its_own_rows(write):
 ])  # fmt: skip
 def test_images_are_unpacked_into_the_cache_a_piece_at_a_time(write, monkeypatch, images):
     """They may be larger than memory; a later start reads the labels only."""
-    monkeypatch.setattr(npz_member, "PIECE", 100)
+    monkeypatch.setattr(npz_member, "CHUNK_BYTES", 100)
     path = write(images=images)
     dataset = Npz(file=path).load()
     assert isinstance(dataset.images, np.memmap)
     expected = images if images.dtype == np.uint8 else images.astype(np.float32)
     np.testing.assert_array_equal(dataset.images.reshape(images.shape), expected)
-    monkeypatch.setattr(npz_member, "pieces", None)
+    monkeypatch.setattr(npz_member, "read_chunks", None)
     population = load("npz", {"file": path, "drop_clients": [1]})
-    assert all(isinstance(part.x, Rows) for client in population.clients for part in (client.train, client.test))
+    assert all(isinstance(part.x, LazyRows) for client in population.clients for part in (client.train, client.test))
     own = arrays()["client"] == 2
     found = population.clients[1].test.x[:]
     np.testing.assert_array_equal(found.reshape(-1, *images.shape[1:]), expected[own & arrays()["is_test"]])
@@ -93,8 +93,8 @@ def test_clients_that_cannot_be_dropped(write, dropped, facts):
     [
         ({"client": None}, ["no array 'client'", "found: images, labels, is_test"]),
         ({"labels": np.zeros(23, int)}, ["images 24", "labels 23", "one length"]),
-        ({"labels": np.zeros(24)}, ["labels is float64 [24]", "whole numbers"]),
-        ({"is_test": np.zeros(24, int)}, ["is_test is int64 [24]", "true or false"]),
+        ({"labels": np.zeros(24)}, ["labels is float64 [24]", "integers"]),
+        ({"is_test": np.zeros(24, int)}, ["is_test is int64 [24]", "booleans"]),
         ({"client": np.full(24, -1)}, ["client has -1", "from 0"]),
         ({"images": np.zeros((24, 4), np.uint8)}, ["images is uint8 [24, 4]", "[N, height, width]"]),
         ({"images": np.zeros((24, 4, 4), int)}, ["images is int64 [24, 4, 4]", "uint8"]),
@@ -120,17 +120,17 @@ def test_a_file_cut_short_is_one_line(write, tmp_path, size):
     short = tmp_path / "short.npz"
     with open(path, "rb") as whole:
         short.write_bytes(whole.read()[:size])
-    with pytest.raises(UsageError, match=r"short.npz: cannot read .*: cut short, damaged or no .npz"):
+    with pytest.raises(UsageError, match=r"short.npz: cannot read .*: truncated, damaged or not an .npz"):
         load("npz", {"file": str(short)})
 
 
 def test_other_files(tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(3))
-    with pytest.raises(UsageError, match=r"one.npy: a single array; expected an .npz with images, labels"):
+    with pytest.raises(UsageError, match=r"one.npy: a single array; expected an .npz file with images, labels"):
         load("npz", {"file": str(tmp_path / "one.npy")})
     with pytest.raises(UsageError, match=r"none.npz: no such file"):
         load("npz", {"file": str(tmp_path / "none.npz")})
-    with pytest.raises(UsageError, match=r"data.file: needed, but not given"):
+    with pytest.raises(UsageError, match=r"data.file: required"):
         load("npz")
 
 

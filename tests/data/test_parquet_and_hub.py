@@ -11,9 +11,9 @@ from PIL import Image
 from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
+from rayfed.data.lazy_rows import LazyRows
+from rayfed.data.loading import load
 from rayfed.data.readers import encoded_images
-from rayfed.data.rows import Rows
 from rayfed.data.sets.huggingface import HuggingFace
 from rayfed.data.sets.parquet import Parquet
 
@@ -100,7 +100,7 @@ class TestFeatures:
         file = write(tmp_path, image=cells, label=[0, 1] * 6, who=[0, 1, 2] * 4)
         population = load("parquet", {"file": file, "client": "who", "drop_clients": [1]})
         parts = [part for client in population.clients for part in (client.train, client.val, client.test)]
-        assert all(isinstance(part.x, Rows) for part in parts)
+        assert all(isinstance(part.x, LazyRows) for part in parts)
         values = [value for part in parts for value in part.x[:, 0, 0, 0].tolist()]
         assert sorted(values) == [value for value in range(12) if value % 3 != 1]
 
@@ -132,23 +132,23 @@ class TestRows:
     @pytest.mark.parametrize(
         ("columns", "options", "words"),
         [
-            ({"label": [0, -1]}, {}, r"mine.parquet: row 1: label -1: not labelled"),
+            ({"label": [0, -1]}, {}, r"mine.parquet: row 1: label -1 means unlabelled"),
             ({"label": [0, 3]}, {"num_classes": 3}, r"row 1: label 3, but there are 3 classes \(0\.\.2\)"),
             ({"label": [0, None]}, {}, r"mine.parquet: row 1: column 'label' is empty"),
-            ({"label": [0.5, 1.0]}, {}, r"column 'label' is double; expected whole numbers or texts"),
+            ({"label": [0.5, 1.0]}, {}, r"column 'label' is double; expected integers or strings"),
             ({"target": [0, 1]}, {}, r"mine.parquet: no column 'label'; it has x, target"),
             ({"label": [0, 1]}, {"client": "who"}, r"no column 'who'"),
             ({"label": [0, 1]}, {"split": "label"}, r"column 'label' has '0'; expected test, train"),
-            ({"label": [0, 1]}, {"drop_clients": [1]}, r"data.client names no column"),
-            ({"label": [0, 1]}, {"size": 8}, r"data.size=8: column 'x' holds no encoded images"),
+            ({"label": [0, 1]}, {"drop_clients": [1]}, r"set data.client to the column"),
+            ({"label": [0, 1]}, {"size": 8}, r"data.size=8: column 'x' has no encoded images"),
             ({"x": [1.0, 2.0], "label": [0, 1]}, {"features": ["x", "label"]}, r"^data\.features: label is data"),
-            ({"label": [0, 1]}, {"features": None}, r"no column image or img; name the inputs .*x, label"),
+            ({"label": [0, 1]}, {"features": None}, r"no column image or img; set data.features .*x, label"),
             ({"label": [0, 1], "x": [[1.0], [1.0, 2.0]]}, {}, r"column 'x' has lists of \[1, 2\] values"),
             ({"label": [0, 1], "x": [[1.0], [float("nan")]]}, {}, r"x: has values that are not finite"),
             ({"label": [0, 1], "x": ["a", "b"]}, {}, r"column 'x' is string; expected numbers"),
-            ({"label": [0, 1], "x": [b"no image", b"at all"]}, {}, r"row 0: column 'x' is cut short, damaged"),
-            ({"label": [0, 1], "x": [png(3), png(3)[:50]]}, {}, r"row 1: column 'x' is cut short, damaged or no image"),
-            ({"label": [0, 1], "x": [png(3), None]}, {}, r"row 1: column 'x' holds no image"),
+            ({"label": [0, 1], "x": [b"no image", b"at all"]}, {}, r"row 0: column 'x' is truncated, damaged"),
+            ({"label": [0, 1], "x": [png(3), png(3)[:50]]}, {}, r"row 1: column 'x' is truncated, damaged or not"),
+            ({"label": [0, 1], "x": [png(3), None]}, {}, r"row 1: column 'x' has no image"),
             ({"label": pa.array([], pa.int64()), "x": pa.array([], pa.list_(pa.float32()))}, {}, r"has no rows"),
         ],
     )  # fmt: skip
@@ -165,7 +165,7 @@ class TestRows:
             content = whole.read()
         with open(file, "wb") as short:
             short.write(content[:size])
-        with pytest.raises(UsageError, match=r"mine.parquet: missing, empty, cut short, damaged or no Parquet file"):
+        with pytest.raises(UsageError, match=r"mine.parquet: missing, empty, truncated, damaged or not a Parquet file"):
             Parquet(file=file, features=["x"]).load()
 
     def test_any_byte_may_be_wrong(self, tmp_path):
@@ -183,13 +183,13 @@ class TestRows:
             except UsageError as error:
                 messages.append(str(error))
         assert all("\n" not in message for message in messages)
-        assert any("mine.parquet: missing, empty, cut short, damaged" in message for message in messages)
+        assert any("mine.parquet: missing, empty, truncated, damaged" in message for message in messages)
         assert any(" rows, but the file says 3" in message for message in messages)
 
     def test_a_file_that_says_it_has_rows_but_has_none(self, tmp_path):
         file = Path(write(tmp_path, image=pa.array([], pa.binary())))
-        with pytest.raises(UsageError, match=r"mine.parquet: row 0: column 'image' holds no image"):
-            encoded_images.decoded("mine", [file], "image", 3, None)
+        with pytest.raises(UsageError, match=r"mine.parquet: row 0: column 'image' has no image"):
+            encoded_images.decode_column("mine", [file], "image", 3, None)
 
     def test_files_that_are_not_there_or_do_not_fit(self, tmp_path):
         with pytest.raises(UsageError, match=r"none.parquet: no such file"):
@@ -276,11 +276,11 @@ class TestHub:
         ("file", "content", "words"),
         [
             ("data-00001-of-00002.arrow", None, r"data-00001-of-00002.arrow: missing, though .*state.json lists it"),
-            ("data-00000-of-00002.arrow", b"\xff" * 99, r"data-00000.* cut short, damaged or no Arrow stream"),
-            ("data-00000-of-00002.arrow", b"", r"data-00000.* cut short, damaged or no Arrow stream"),
-            ("state.json", b"{", r"state.json: missing, cut short or damaged"),
-            ("state.json", b"[]", r"state.json: holds list"),
-            ("state.json", b'{"_indices_data_files": [1]}', r"train: saved with a selection.*flatten_indices"),
+            ("data-00000-of-00002.arrow", b"\xff" * 99, r"data-00000.* truncated, damaged or not an Arrow stream"),
+            ("data-00000-of-00002.arrow", b"", r"data-00000.* truncated, damaged or not an Arrow stream"),
+            ("state.json", b"{", r"state.json: missing, truncated or damaged"),
+            ("state.json", b"[]", r"state.json: contains list"),
+            ("state.json", b'{"_indices_data_files": [1]}', r"train: saved with a separate selection.*flatten_indices"),
             ("state.json", b"{}", r"state.json: lists no data files"),
         ],
     )  # fmt: skip
@@ -295,7 +295,9 @@ class TestHub:
         assert "\n" not in str(caught.value)
 
     def test_other_folders(self, tmp_path):
-        with pytest.raises(UsageError, match=r"none: no such folder; expected what datasets.save_to_disk wrote"):
+        with pytest.raises(
+            UsageError, match=r"none: no such folder; expected a folder written by datasets.save_to_disk"
+        ):
             HuggingFace(folder=str(tmp_path / "none")).load()
         with pytest.raises(UsageError, match=r"no .parquet or .arrow files"):
             HuggingFace(folder=str(tmp_path)).load()
@@ -303,7 +305,7 @@ class TestHub:
             HuggingFace(folder=dataset_dict(tmp_path / "pets"), splits=["dev"]).load()
         for config in ("plain", "fine"):
             write(tmp_path / "two" / config, "train-0.parquet", x=[[1.0]], label=[0])
-        with pytest.raises(UsageError, match=r"train files in 2 folders, fine and plain"):
+        with pytest.raises(UsageError, match=r"train files in 2 folders, including fine and plain"):
             HuggingFace(folder=str(tmp_path / "two"), features=["x"]).load()
 
     def test_an_arrow_file_cut_in_the_middle(self, tmp_path):
@@ -312,7 +314,7 @@ class TestHub:
         whole = path.read_bytes()
         for size in range(0, len(whole), 24):
             path.write_bytes(whole[:size])
-            with pytest.raises(UsageError, match=r"data-00000[^\n]* cut short, damaged or no Arrow stream [^\n]*$"):
+            with pytest.raises(UsageError, match=r"data-00000[^\n]* truncated, damaged or not an Arrow stream [^\n]*$"):
                 HuggingFace(folder=str(tmp_path / "pets")).load()
 
     def test_it_trains(self, tmp_path):

@@ -64,7 +64,7 @@ def test_validation_rows_of_the_file_are_taken_as_they_are(write):
         ({"source": ["tenk"] * 12}, ["source 'tenk'", "toy has train, t10k"]),
         ({"split": ["dev"] * 12}, ["split 'dev'", "train, val, test"]),
         ({"split": ["train"] * 6 + ["test"] * 6}, ["client 9 has no row with split=train"]),
-        ({"index": [0.5] * 12}, ["column 'index' is float64", "whole numbers"]),
+        ({"index": [0.5] * 12}, ["column 'index' is float64", "integers"]),
         ({"client": [None] + [1.0] * 11}, ["column 'client' has empty cells"]),
     ],
 )
@@ -86,7 +86,7 @@ def test_wrong_files(write, tmp_path):
         File(file=write(table().head(0))).split(dataset())
     text = tmp_path / "text.parquet"
     text.write_text("client,split,source,index\n")
-    with pytest.raises(UsageError, match=r"text.parquet: cut short, damaged or no Parquet file \("):
+    with pytest.raises(UsageError, match=r"text.parquet: truncated, damaged or not a Parquet file \("):
         File(file=str(text)).split(dataset())
     with pytest.raises(UsageError, match=r"none.parquet: no such file; expected a Parquet file of client, split"):
         File(file=str(tmp_path / "none.parquet")).split(dataset())

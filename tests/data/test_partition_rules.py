@@ -258,7 +258,9 @@ class TestDomainMixes:
         for seed in range(20):  # sizes ~ Normal(12, 10^2): the least of four is below 1 in two draws of five
             parts = split("domain_mixes", dataset, seed=seed, size_sd=10, validation=0.0)
             assert min(map(len, held(parts))) > 0
-        with pytest.raises(UsageError, match=r"^partition.clients_per_domain=61: in 1000 draws one or more .* 60 rows"):
+        with pytest.raises(
+            UsageError, match=r"^partition.clients_per_domain=61: in each of 1000 draws, a client .* 60 rows"
+        ):
             split("domain_mixes", dataset, clients_per_domain=61)
 
 

@@ -13,9 +13,9 @@ from test_published_data import SPLIT, needs
 
 from rayfed.cli.partition import main
 from rayfed.core.errors import UsageError
-from rayfed.data.describe import describe
-from rayfed.data.load import divided, load
+from rayfed.data.loading import load, load_partitioned
 from rayfed.data.partitions import plot as picture
+from rayfed.data.partitions.summary import describe
 from rayfed.data.partitions.table import partition_hash, save
 
 
@@ -69,7 +69,7 @@ class TestSavedAndRead:
     @needs("partitions/mnist_dir0.1_20clients.parquet")
     def test_the_published_split_is_itself_again(self):
         options = {"file": str(SPLIT), "validation": 0.0}
-        dataset, parts = divided("mnist", {}, "file", options)
+        dataset, parts = load_partitioned("mnist", {}, "file", options)
         published = pandas.read_parquet(SPLIT)
         save(dataset, parts, "again.parquet")
         columns = ["client", "split", "source", "index"]
@@ -126,7 +126,7 @@ class TestHash:
 
 def test_table():
     options = {"domains": ["plain", "font"], "per_domain": 50, "held_out": ["font"]}
-    assert describe(*divided("mini_digits", options)).splitlines() == [
+    assert describe(*load_partitioned("mini_digits", options)).splitlines() == [
         "mini_digits: 1 client, 10 classes, inputs 3 x 28 x 28",
         "client  domain  train  val  test  classes",
         "0       plain      36    4    10  0 1 2 3 4 5 6 7 8 9",
@@ -148,8 +148,8 @@ class TestPicture:
     def test_counts(self):
         dataset = dataclasses.replace(toy(20), labels=np.arange(20) % 3 + 1, num_classes=5)
         parts = split("domains", dataset, validation=0.25)
-        # Rows 0..9 without 0 and 5 have classes 2 3 1 2 / 1 2 3 1; rows 10..19 without 10 and 15 3 1 2 3 / 2 3 1 2.
-        assert picture.counts(dataset, parts).tolist() == [[0, 3, 3, 2, 0], [0, 2, 3, 3, 0]]
+        # LazyRows 0..9 without 0 and 5 have classes 2 3 1 2 / 1 2 3 1; rows 10..19 without 10 and 15 3 1 2 3 / 2 3 1 2.
+        assert picture.class_counts(dataset, parts).tolist() == [[0, 3, 3, 2, 0], [0, 2, 3, 3, 0]]
 
     @pytest.mark.parametrize("clients", [4, 70])
     def test_shows_something_for_few_clients_and_for_many(self, clients):
@@ -193,8 +193,8 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("given", "words"),
         [
-            (["--plot", "p.pdf"], "p.pdf: the picture is a PNG"),
-            (["--examples", "e.jpg"], "e.jpg: the picture is a PNG"),
+            (["--plot", "p.pdf"], "p.pdf: the plot is a PNG"),
+            (["--examples", "e.jpg"], "e.jpg: the plot is a PNG"),
             (["partition.name=shard"], "did you mean shards?"),
             (["--sav", "x", "--wrong"], "--wrong"),
             (["none.yaml"], "none.yaml: no such file"),

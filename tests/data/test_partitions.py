@@ -173,7 +173,7 @@ def test_a_vanishing_alpha_neither_fails_nor_divides_by_zero(alpha):
         ("dirichlet", {"clients": 5000}, ["partition.clients=5000", "1200 samples"]),
         ("iid", {"clients": 1200}, ["client 0 gets 1 samples", "partition.test=0.25"]),
         ("domains", {"clients_per_domain": 481}, ["clients_per_domain=481", "domain left", "480 training samples"]),
-        ("natural", {}, ["toy does not say whose", "domains, iid or dirichlet"]),
+        ("natural", {}, ["toy does not define clients", "domains, iid or dirichlet"]),
         ("dirichlet", {"min_size": 100}, ["min_size=100", "20 clients would need 2000 samples", "has 1200"]),
         ("dirichlet", {"alpha": 0}, ["partition.alpha=0", "more than 0"]),
         ("iid", {"validation": 1}, ["partition.validation=1", "less than 1"]),
@@ -218,7 +218,7 @@ def test_clients_hold_groups_of_classes_and_are_tested_on_them_or_on_the_others(
 
 
 def test_groups_of_classes_that_nobody_has_are_refused():
-    with pytest.raises(UsageError, match=r"groups=11: toy has 10 classes only"):
+    with pytest.raises(UsageError, match=r"groups=11: toy has only 10 classes"):
         split("classes", toy(), groups=11)
     with pytest.raises(UsageError, match=r"domain left of toy has no example of 0\.\.0"):
         split("classes", toy(), groups=10)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
+from rayfed.data.loading import load
 from rayfed.data.sets.mnist import Mnist
 from rayfed.data.sets.rotated_mnist import RotatedMnist
 

@@ -6,8 +6,8 @@ from mnist_files import write_mnist
 from PIL import Image
 
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
-from rayfed.data.rotate import halve, rotate
+from rayfed.data.loading import load
+from rayfed.data.rotation import halve, rotate
 from rayfed.data.sets.rotated_mnist import TEN_ANGLES, RotatedMnist
 
 TRAIN, TEST = 600, 120

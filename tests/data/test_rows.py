@@ -12,10 +12,9 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset
-from rayfed.data.describe import fingerprint
-from rayfed.data.load import load
-from rayfed.data.population import Examples
-from rayfed.data.rows import ArrayFile, Rows, lazy, pick
+from rayfed.data.lazy_rows import ArrayFile, LazyRows, as_lazy_rows, select_rows
+from rayfed.data.loading import load
+from rayfed.data.population import Examples, population_hash
 
 WHOLE = np.random.default_rng(0).integers(0, 256, (50, 3, 4, 4), dtype=np.uint8)
 
@@ -47,12 +46,12 @@ ORDERS = {
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "int64"])
 def test_rows_are_those_of_the_array(order, dtype):
     whole = WHOLE.astype(dtype)
-    rows, expected = pick(lazy(mapped(whole)), ORDERS[order]), whole[ORDERS[order]]
-    assert isinstance(rows, Rows)
+    rows, expected = select_rows(as_lazy_rows(mapped(whole)), ORDERS[order]), whole[ORDERS[order]]
+    assert isinstance(rows, LazyRows)
     assert (len(rows), rows.shape, rows.dtype, rows.ndim) == (len(expected), expected.shape, expected.dtype, 4)
     assert rows.nbytes == expected.nbytes
     np.testing.assert_array_equal(np.asarray(rows), expected)
-    np.testing.assert_array_equal(pick(rows, slice(1, None, 2)), expected[1::2])
+    np.testing.assert_array_equal(select_rows(rows, slice(1, None, 2)), expected[1::2])
 
 
 @pytest.mark.parametrize(
@@ -60,12 +59,12 @@ def test_rows_are_those_of_the_array(order, dtype):
     [3, -1, slice(2, 9, 3), slice(0, 0), np.array([4, 1, 1]), (0, 1), (slice(5), 0), (slice(None), slice(1), 2), ...],
 )
 def test_an_index_selects_what_it_selects_of_an_array(index):
-    rows, expected = lazy(mapped()).pick(ORDERS["shuffled"]), WHOLE[ORDERS["shuffled"]]
+    rows, expected = as_lazy_rows(mapped()).select(ORDERS["shuffled"]), WHOLE[ORDERS["shuffled"]]
     np.testing.assert_array_equal(rows[index], expected[index])
 
 
 def test_whoever_takes_them_for_an_array_gets_one():
-    rows = lazy(mapped())
+    rows = as_lazy_rows(mapped())
     np.testing.assert_array_equal(np.concatenate([rows, rows]), np.concatenate([WHOLE, WHOLE]))
     assert np.asarray(rows, np.float32).dtype == np.float32
     assert [image.sum() for image in rows] == [image.sum() for image in WHOLE]
@@ -78,7 +77,7 @@ def flipped(images, by=1):
 
 
 def test_a_view_is_applied_to_what_is_read():
-    rows = lazy(mapped()).pick(ORDERS["runs"]).seen(functools.partial(flipped, by=2))
+    rows = as_lazy_rows(mapped()).select(ORDERS["runs"]).with_view(functools.partial(flipped, by=2))
     expected = flipped(WHOLE[ORDERS["runs"]], 2)
     assert rows.shape == expected.shape
     np.testing.assert_array_equal(rows[:], expected)
@@ -88,11 +87,11 @@ def test_a_view_is_applied_to_what_is_read():
 
 @pytest.mark.parametrize("part", [np.s_[:], np.s_[10:], np.s_[10:40], np.s_[3:4]])
 def test_part_of_a_mapped_array_lies_where_it_does(part, tmp_path):
-    np.testing.assert_array_equal(lazy(mapped()[part])[:], WHOLE[part])
+    np.testing.assert_array_equal(as_lazy_rows(mapped()[part])[:], WHOLE[part])
     np.save(tmp_path / "own.npy", WHOLE)  # with a header before the data
     own = np.load(tmp_path / "own.npy", mmap_mode="r")
-    rows = lazy(own[part].reshape(-1, 48))
-    assert isinstance(rows, Rows)
+    rows = as_lazy_rows(own[part].reshape(-1, 48))
+    assert isinstance(rows, LazyRows)
     np.testing.assert_array_equal(rows[:], WHOLE[part].reshape(-1, 48))
 
 
@@ -100,14 +99,14 @@ def test_only_what_a_file_holds_as_it_is_becomes_rows(tmp_path):
     np.save(tmp_path / "own.npy", WHOLE)
     for mode in ("c", "r+"):  # what is written to the first is in no file
         array = np.load(tmp_path / "own.npy", mmap_mode=mode)
-        assert lazy(array) is array
+        assert as_lazy_rows(array) is array
     for array in (WHOLE, mapped()[::2], mapped()[:, :1], mapped()[np.arange(4)], mapped() + 1):
-        assert lazy(array) is array
+        assert as_lazy_rows(array) is array
 
 
 def test_they_are_sent_as_a_path():
-    rows = lazy(mapped(np.tile(WHOLE, (1000, 1, 1, 1)))).pick(np.arange(100))
-    sent = pickle.dumps([rows.pick([k]) for k in range(10)] + [rows])
+    rows = as_lazy_rows(mapped(np.tile(WHOLE, (1000, 1, 1, 1)))).select(np.arange(100))
+    sent = pickle.dumps([rows.select([k]) for k in range(10)] + [rows])
     assert len(sent) < 6000
     received = pickle.loads(sent)
     assert len({id(each.file) for each in received}) == 1  # opened once
@@ -115,7 +114,7 @@ def test_they_are_sent_as_a_path():
 
 
 def test_a_receiver_without_the_file_is_told(home):
-    sent = pickle.dumps(lazy(mapped()))
+    sent = pickle.dumps(as_lazy_rows(mapped()))
     (path,) = home.glob("*.array")
     path.unlink()
     with pytest.raises(UsageError, match=r"pictures-.*No such file.*; set RAYFED_CACHE to a folder that all machines"):
@@ -124,15 +123,15 @@ def test_a_receiver_without_the_file_is_told(home):
 
 def test_a_receiver_with_another_file_of_that_name_is_told(tmp_path):
     np.save(tmp_path / "own.npy", WHOLE)
-    sent = pickle.dumps(lazy(np.load(tmp_path / "own.npy", mmap_mode="r")))
+    sent = pickle.dumps(as_lazy_rows(np.load(tmp_path / "own.npy", mmap_mode="r")))
     np.save(tmp_path / "own.npy", WHOLE ^ 1)
-    with pytest.raises(UsageError, match="differs on this machine from where the run began"):
+    with pytest.raises(UsageError, match="differs on this machine from the machine that started the run"):
         pickle.loads(sent)[:]
 
 
 def test_a_file_that_shrinks_under_a_reader_is_an_error_and_no_crash(tmp_path):
     np.save(tmp_path / "own.npy", WHOLE)
-    rows = lazy(np.load(tmp_path / "own.npy", mmap_mode="r"))
+    rows = as_lazy_rows(np.load(tmp_path / "own.npy", mmap_mode="r"))
     rows[0]
     os.truncate(tmp_path / "own.npy", 1000)
     with pytest.raises(OSError, match="ends at byte 1000"):
@@ -150,7 +149,7 @@ class Pictures:
         labels, domain = np.arange(50) % 3, np.repeat(np.arange(2, dtype=np.int16), [40, 10])
         others = {"domain": domain, "domains": ("a", "b"), "ood": ("b",), "num_classes": 3}
         images = mapped() if self.on_disk else WHOLE
-        return Dataset.of("pictures", images, labels, personal=Flipped() if self.personal else None, **others)
+        return Dataset.of("pictures", images, labels, client_view=Flipped() if self.personal else None, **others)
 
 
 class Flipped:
@@ -176,11 +175,11 @@ def test_a_population_is_the_same_from_disk(monkeypatch, personal):
         disk = people(True)
         assert [len(part) for part in disk.examples()] == [len(part) for part in memory.examples()]
         assert disk.shape == memory.shape
-    assert all(isinstance(part.x, Rows) for part in disk.examples())
-    assert fingerprint(disk) == fingerprint(memory)
+    assert all(isinstance(part.x, LazyRows) for part in disk.examples())
+    assert population_hash(disk) == population_hash(memory)
     held = disk.read()
-    assert not any(isinstance(part.x, Rows) for part in held.examples())
-    assert fingerprint(held) == fingerprint(memory)
+    assert not any(isinstance(part.x, LazyRows) for part in held.examples())
+    assert population_hash(held) == population_hash(memory)
     assert len(pickle.dumps(disk)) < len(pickle.dumps(held))
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 from support import blobs
 
 from rayfed.core.registry import resolve
-from rayfed.data.load import divided
-from rayfed.data.sampling import Sampling
+from rayfed.data.domain_sampling import DomainSampling
+from rayfed.data.loading import load_partitioned
 from rayfed.data.sets import DATASETS
 from rayfed.experiments.unseen_clients import set_apart
 
@@ -37,13 +37,13 @@ def pin(*arrays):
     ],
 )
 def test_which_examples_of_a_domain_are_kept_and_which_are_for_testing(options, others, expected):
-    def drawn(**changes):
-        kept = Sampling(**{**options, **changes}).kept(SIZES, **others)
+    def draw_groups(**changes):
+        kept = DomainSampling(**{**options, **changes}).sample(SIZES, **others)
         return pin(*(values for name in SIZES for values in (kept[name].rows, kept[name].is_test)))
 
-    assert drawn() == expected
+    assert draw_groups() == expected
     if "published" not in others:
-        assert drawn(seed=11) != expected
+        assert draw_groups(seed=11) != expected
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_which_image_is_seen_where(root, name, options, rows, split):
     dataset = resolve(name, DATASETS, where="data")(**options).load()
     tests = [test.examples.y for test in dataset.tests]
     assert pin(dataset.source, dataset.index, dataset.domain, dataset.is_test, dataset.labels, *tests) == rows
-    _, parts = divided(name, options)
+    _, parts = load_partitioned(name, options)
     assert pin(*(np.sort(held) for part in parts for held in part[2:])) == split
 
 

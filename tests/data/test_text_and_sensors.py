@@ -8,7 +8,7 @@ import pytest
 
 from rayfed.cli.run import main
 from rayfed.core.errors import UsageError
-from rayfed.data.load import load
+from rayfed.data.loading import load
 from rayfed.data.readers.tokens import vocabulary, words
 from rayfed.data.sets.ag_news import AgNews
 from rayfed.data.sets.uci_har import SIGNALS, UciHar
@@ -93,7 +93,7 @@ class TestAgNews:
         ("damage", "words"),
         [
             (lambda text: "", r"train\.csv: empty"),
-            (lambda text: text[:-20], r"train\.csv: cut short"),
+            (lambda text: text[:-20], r"train\.csv: truncated"),
             (lambda text: text.replace('"1"', '"5"'), r"""train\.csv: entry 2 is '5,Vote.*expected a class 1\.\.4"""),
             (lambda text: text.replace('"Vote",', ""), r"train\.csv: entry 2 is .*title, description"),
             (lambda text: "\xff\xfe", r"train\.csv: damaged \(.*utf-8"),
@@ -110,7 +110,7 @@ class TestAgNews:
         with pytest.raises(UsageError, match=r"AG_NEWS .*no such folder; .*fancyzhx/ag_news; data.root"):
             AgNews(root=str(tmp_path)).load()
         (write_news(tmp_path) / "test.csv").unlink()
-        with pytest.raises(UsageError, match=r"AG_NEWS: no test.csv and no test\*.parquet"):
+        with pytest.raises(UsageError, match=r"AG_NEWS: contains neither test.csv nor test\*.parquet"):
             AgNews(root=str(tmp_path)).load()
 
     def test_fasttext_trains(self, tmp_path, capsys):
@@ -178,11 +178,11 @@ class TestUciHar:
             ("y_train.txt", lambda text: text[:-2], r"subject_train.txt: 36 lines, but y_train.txt has 35"),
             ("y_train.txt", lambda text: "", r"y_train.txt: empty"),
             ("subject_train.txt", lambda text: text.replace("1\n", "0\n", 1), r"subject_train.txt: line 1 is \[0.0\]"),
-            ("Inertial Signals/body_acc_y_train.txt", lambda text: text[:9000], r"body_acc_y_train.txt: missing, cut"),
+            ("Inertial Signals/body_acc_y_train.txt", lambda text: text[:9000], r"body_acc_y_train.txt: missing"),
             ("Inertial Signals/body_acc_y_train.txt", lambda text: "\n".join(text.splitlines()[:5]),
              r"body_acc_y_train.txt: 5 lines of 128 numbers; expected 36 of 128"),
             ("Inertial Signals/total_acc_z_train.txt", lambda text: text.replace("e+00", "e+xx", 1),
-             r"total_acc_z_train.txt: missing, cut short or damaged"),
+             r"total_acc_z_train.txt: missing, truncated or damaged"),
             ("Inertial Signals/total_acc_z_train.txt", lambda text: text.replace("2.8", "nan ", 1),
              r"total_acc_z_train.txt: "),
         ],

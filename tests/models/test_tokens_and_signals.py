@@ -48,10 +48,10 @@ def test_stochastic_depth_drops_examples_and_keeps_the_mean():
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("fasttext", (3, 8, 8), "model.name=fasttext: takes texts of token numbers .length., got samples of 3x8x8"),
-        ("har_cnn", (9, 2, 64), "model.name=har_cnn: takes sensor signals .channels x 1 x time., got samples of 9x2"),
-        ("har_cnn", (9, 1, 20), "model.name=har_cnn: signals of 9x1x20 are too short, it needs 28"),
-        ("cct", (9,), "model.name=cct: takes images"),
+        ("fasttext", (3, 8, 8), "model.name=fasttext: needs sequences of token numbers .length., got inputs of 3x8x8"),
+        ("har_cnn", (9, 2, 64), "model.name=har_cnn: needs sensor signals .channels x 1 x time., got inputs of 9x2"),
+        ("har_cnn", (9, 1, 20), "model.name=har_cnn: signals of 9x1x20 are too short, needs at least 28"),
+        ("cct", (9,), "model.name=cct: needs images"),
     ],
 )
 def test_refusals(name, shape, message):
@@ -115,7 +115,7 @@ def test_the_transformer_trains_in_the_engine(tmp_path, width):
     ]
     result = rayfed.run(
         {
-            "model": {"name": "cct", "depth": 2, "heads": 2, "width": 8},
+            "model": {"name": "cct", "depth": 2, "heads": 2, "head_width": 8},
             "local": {"epochs": 1, "batch_size": 4, "lr": 0.05},
             "rounds": 1,
             "placement.vmap_clients": width,

@@ -141,7 +141,7 @@ class Adcol(FedAvg):
 
     def personal(self, task: Task) -> frozenset[str]:
         names = frozenset(task.initial_weights())
-        return names - (task.head_names - task.personal) if self.share_predictor else names
+        return names - (task.head_names - task.personal_names) if self.share_predictor else names
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
         return {"discriminator": self.build_discriminator(task, task.num_clients)}

@@ -56,7 +56,7 @@ class ERM(FedAvg):
         refuse_sampling(problem, self.name, NEEDS_ALL_LOSSES)
         if self.allows_negative_weights:
             refuse_averaged_variances(problem, self.name, self.personal(problem.task), alternatives="frozen")
-        if problem.task.personal:
+        if problem.task.personal_names:
             policies = "frozen" if self.allows_negative_weights else "aggregate or frozen"
             raise UsageError(
                 f"batch_norm={problem.task.batch_norm}: algorithm.name={self.name} trains one central model and leaves "

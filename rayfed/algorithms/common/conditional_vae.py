@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rayfed.algorithm import Context
 from rayfed.algorithms.common.mlp import mlp
-from rayfed.algorithms.common.prototypes import one_hot
+from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.core.network import Network, gradients
 from rayfed.core.optim import Adam
 from rayfed.core.trees import Weights, clone
@@ -57,7 +57,7 @@ def trained_decoder(
 ) -> Weights:
     """The decoder after `steps` steps, with a new encoder, on batches drawn from (x, y); torch's generator."""
     modules = ctx.task.modules
-    parts = {"encoder": modules["encoder"].initial(), "decoder": clone(decoder)}
+    parts = {"encoder": modules["encoder"].draw_weights(), "decoder": clone(decoder)}
     flat = {f"{part}/{name}": value for part, weights in parts.items() for name, value in weights.items()}
     adam = Adam(lr=lr)
     moments = adam.init(flat)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import Context, State
-from rayfed.algorithms.common.prototypes import one_hot
+from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import gradients
 from rayfed.core.optim import Adam

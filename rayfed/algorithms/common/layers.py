@@ -9,7 +9,7 @@ from rayfed.core.trees import Weights
 
 def layers(task: Task) -> dict[str, int]:
     """For each weight that travels, the position of its layer: what comes before the last dot of its name."""
-    names = [name for name in task.initial_weights() if name not in task.personal]
+    names = [name for name in task.initial_weights() if name not in task.personal_names]
     order = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     return {name: order.index(name.rpartition(".")[0]) for name in names}
 

@@ -63,7 +63,7 @@ class ProjectedContrast(FedAvg):
         return {"projector": mlp([math.prod(task.feature_shape), *self.widths])} if self.projects else {}
 
     def init(self, ctx: Context) -> State:
-        drawn = {"projector": ctx.task.modules["projector"].initial()} if self.projects else {}
+        drawn = {"projector": ctx.task.modules["projector"].draw_weights()} if self.projects else {}
         return super().init(ctx) | drawn
 
     def start(self, ctx: Context, client: State, down: State) -> State:

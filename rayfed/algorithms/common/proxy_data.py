@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.core.errors import UsageError
-from rayfed.core.task import Inputs
+from rayfed.core.task import InputSpec
 
 NOISE, PHOTOGRAPHS = "noise", "photographs"
 PATCHES = 1000
 
 
-def check_proxy(name: str, inputs: Inputs) -> None:
+def check_proxy(name: str, inputs: InputSpec) -> None:
     """Raises UsageError for an unknown proxy, or one of images where the data are none."""
     if name == NOISE:
         return
@@ -24,7 +24,7 @@ def check_proxy(name: str, inputs: Inputs) -> None:
         _dataset(name)
 
 
-def proxy_means(name: str, inputs: Inputs, count: int, size: int) -> Tensor:
+def proxy_means(name: str, inputs: InputSpec, count: int, size: int) -> Tensor:
     """`count` means [count, *shape], normalised, of `size` random examples each; torch's generator."""
     if name == NOISE:
         return torch.randn(count, size, *inputs.shape).mean(1)
@@ -63,9 +63,9 @@ def _patches(sides: tuple[int, ...]) -> np.ndarray:
 
 
 def _dataset(name: str):  # type: ignore[no-untyped-def]
-    from rayfed.data.load import check  # late: only where a data set is asked for
+    from rayfed.data.loading import build_data  # late: only where a data set is asked for
 
     try:
-        return check(name)[0]
+        return build_data(name)[0]
     except UsageError as error:
         raise UsageError(f"algorithm.proxy={name}: photographs, noise, or a data set; {error}") from error

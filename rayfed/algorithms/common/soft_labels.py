@@ -1,4 +1,4 @@
-"""Labels as class probabilities."""
+"""Labels as class probabilities and one-hot vectors."""
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,14 @@ def soft(y: Tensor, classes: int) -> Tensor:
     return y if y.is_floating_point() else F.one_hot(y, classes).float()
 
 
+def one_hot(y: Tensor, classes: int) -> Tensor:
+    """Return one-hot vectors [batch, classes]; they are empty for 0 classes. Unlike torch's, it runs under `vmap`."""
+    return (y[:, None] == torch.arange(classes, device=y.device)).float()
+
+
 def check_real_inputs(problem: ProblemSpec, name: str) -> None:
     """Raise UsageError if inputs cannot be averaged."""
-    if not problem.task.inputs.real:
+    if not problem.task.inputs.continuous:
         raise UsageError(f"algorithm.name={name}: averages inputs, and the inputs of this dataset are word indices")
 
 

@@ -87,14 +87,14 @@ class DBE(Wrapper):
         if not ctx.task.feature_shape:
             return ctx  # `check` refuses it
         model = BiasedModel(ctx.task.model.module, bias=self.prbm, means=self.regularises)
-        task = ctx.task.with_model(model, personal=[name for name in DBE_WEIGHTS if name in weights_of(model)])
+        task = ctx.task.with_model(model, personal_names=[name for name in DBE_WEIGHTS if name in weights_of(model)])
         if self.regularises:
-            task = task.with_term(MeanRegulariser(self.kappa, self.mu))
-        return ctx.at(task=task, optimizer=replace(ctx.optimizer, plain=ctx.optimizer.plain | {BIAS}))
+            task = task.with_loss_term(MeanRegulariser(self.kappa, self.mu))
+        return ctx.at(task=task, optimizer=replace(ctx.optimizer, plain_names=ctx.optimizer.plain_names | {BIAS}))
 
     def global_model(self, ctx: Context, server: State) -> Any:
         task = copy.copy(ctx.task)
-        task.personal -= set(DBE_WEIGHTS)
+        task.personal_names -= set(DBE_WEIGHTS)
         model = super().global_model(ctx.at(task=task), server)
         return None if model is None else model | only(ctx.task.initial_weights(), DBE_WEIGHTS)
 

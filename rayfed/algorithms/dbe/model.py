@@ -75,5 +75,7 @@ class MeanRegulariser:
 def tracking_only(task: Task) -> Task:
     """Return `task` with a regulariser that updates the running mean but adds nothing to the loss."""
     task = copy.copy(task)
-    task.terms = tuple(replace(term, kappa=0.0) if isinstance(term, MeanRegulariser) else term for term in task.terms)
+    task.loss_terms = tuple(
+        replace(term, kappa=0.0) if isinstance(term, MeanRegulariser) else term for term in task.loss_terms
+    )
     return task

@@ -29,8 +29,8 @@ from rayfed.algorithm import Context, Privacy, ProblemSpec, Replies, State
 from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.dp_adcol.shared import RECORDS_NOTE, SETTING_REMOVED, refuse_shared_predictor
 from rayfed.core.options import option
-from rayfed.privacy.laplace import half_ball, laplace_like, unit_range
-from rayfed.privacy.limits import SIMULATED
+from rayfed.privacy.laplace import laplace_like, to_half_l1_ball, to_unit_range
+from rayfed.privacy.notes import SIMULATION_NOTE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class LocalDPAdcol(Adcol):
             f"an upload contains {self.sampling:g} of the records, and each pass over all of them spends ε again: a "
             f"record is sent up to {times} times in {problem.rounds} rounds, which spends {times * self.epsilon:g}",
             RECORDS_NOTE,
-            SIMULATED,
+            SIMULATION_NOTE,
             *super().notes(ctx, problem),
         )
 
@@ -84,7 +84,7 @@ class LocalDPAdcol(Adcol):
         return super().join(ctx) | {"order": torch.randperm(ctx.examples), "position": torch.tensor(0)}
 
     def discriminator_input(self, z: Tensor) -> Tensor:
-        return half_ball(unit_range(z)) if self.strict else unit_range(z)
+        return to_half_l1_ball(to_unit_range(z)) if self.strict else to_unit_range(z)
 
     def protect_upload(self, z: Tensor) -> Tensor:
         return z + laplace_like(z, 1 / self.epsilon)

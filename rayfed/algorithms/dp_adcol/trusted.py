@@ -24,8 +24,8 @@ from rayfed.algorithms.dp_adcol.shared import RECORDS_NOTE, SETTING_REMOVED, ref
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.trees import Weights
-from rayfed.privacy.gaussian import check_budget, noise_multiplier, spent, train_privately
-from rayfed.privacy.limits import SIMULATED, too_great
+from rayfed.privacy.gaussian import check_budget, epsilon_spent, noise_multiplier, train_privately
+from rayfed.privacy.notes import SIMULATION_NOTE, large_delta_note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,9 @@ class DPAdcol(Adcol):
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         return (
             f"ε={self.epsilon:g} at δ={self.delta:g} protects what the server sends; uploads are not protected",
-            *too_great(self.delta, sum(self.upload_sizes(problem)), "representations"),
+            *large_delta_note(self.delta, sum(self.upload_sizes(problem)), "representations"),
             RECORDS_NOTE,
-            SIMULATED,
+            SIMULATION_NOTE,
             *super().notes(ctx, problem),
         )
 
@@ -99,5 +99,5 @@ class DPAdcol(Adcol):
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         values = {name: float(value) for name, value in server["accounting"].items()}
-        epsilon = spent(values["sigma"], self.delta, rate=values["rate"], steps=round(values["steps"]))
+        epsilon = epsilon_spent(values["sigma"], self.delta, rate=values["rate"], steps=round(values["steps"]))
         return Privacy(epsilon, "representation")

@@ -1,4 +1,4 @@
-"""The partitions, one file each: who holds which rows of a dataset; the table is all that knows them by name."""
+"""Partitions, one file each: which client holds which rows of a dataset. `PARTITIONS` is their registry."""
 
 PARTITIONS = {
     "domains": "rayfed.data.partitions.domains:Domains",

@@ -1,4 +1,4 @@
-"""Label skew: every class is shared out over the clients in proportions from a Dirichlet distribution."""
+"""Label skew: every class is divided among the clients in proportions drawn from a Dirichlet distribution."""
 
 from dataclasses import dataclass
 
@@ -6,48 +6,54 @@ import numpy as np
 
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import DEAL, Pooled, by_class, check_least, generator, redrawn
+from rayfed.data.draws import numpy_generator
+from rayfed.data.partitions.base import ASSIGNMENT, PooledPartition, by_class, check_min_size, draw_until
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet(Pooled):
-    """Label skew, blind to domains. The smaller `alpha`, the fewer classes a client has.
+class Dirichlet(PooledPartition):
+    """Label skew that ignores domains. The smaller `alpha`, the fewer classes a client has.
 
-    Class after class is cut in proportions ~ Dirichlet(alpha) over the clients, except that with `capped` a client
-    that already has its equal share gets no more; sizes differ. All is drawn again until every client has `min_size`
-    rows. Capped, it is the rule of PFNM (Yurochkin et al. 2019), of PFLlib's "practical" splits, and, with
-    `min_size=10 common_test=true`, of NIID-Bench (Li et al. 2022: p_k ~ Dir(beta)).
+    One class after the other is divided in proportions ~ Dirichlet(alpha) over the clients, except that with `capped`
+    a client that already has an equal share of all rows gets no more. Client sizes differ. The draw is repeated until
+    every client has `min_size` rows. With `capped`, this is the rule of PFNM (Yurochkin et al. 2019), of PFLlib's
+    "practical" splits, and with `min_size=10 common_test=true` of NIID-Bench (Li et al. 2022: p_k ~ Dir(beta)).
     """
 
-    alpha: float = option(0.1, above=0, help="concentration; 0.1 is strong skew, 100 nearly none")
+    alpha: float = option(0.1, above=0, help="concentration; 0.1 gives strong skew, 100 nearly none")
     min_size: int | None = option(
-        None, low=1, help="redraw until every client has so many samples; null: 40, or half an equal share if less"
+        None,
+        low=1,
+        help="minimum of samples per client, by repeated draws; null: 40, or half of an equal share if that is less",
     )
-    capped: bool = option(True, help="who has an equal share gets no more; false: the proportions as they are drawn")
+    capped: bool = option(
+        True, help="a client with an equal share gets no more; false: use the drawn proportions unchanged"
+    )
 
-    def deal(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
-        random = generator(self.seed, DEAL)
+    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+        random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
         least = max(1, min(40, len(rows) // (2 * self.clients))) if self.min_size is None else self.min_size
-        check_least(least, self.clients, dataset, rows)
-        dealt = redrawn(
+        check_min_size(least, self.clients, dataset, rows)
+        assigned = draw_until(
             lambda: self._draw(stacks, len(rows), random),
             least,
             keys=f"partition.alpha={self.alpha}",
-            remedy="raise alpha, lower min_size or have fewer clients",
+            remedy="raise alpha, lower min_size or use fewer clients",
         )
-        return [random.permutation(own) for own in dealt]  # shuffled, so that a cut (per_client) keeps the class mix
+        # Shuffled so that cutting to per_client keeps the class mix.
+        return [random.permutation(client_rows) for client_rows in assigned]
 
     def _draw(self, stacks: list[np.ndarray], total: int, random: np.random.Generator) -> list[np.ndarray]:
-        dealt: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
+        assigned: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
         sizes = np.zeros(self.clients, int)
         for stack in stacks:
-            open_ = sizes < total / self.clients if self.capped and len(stack) else np.ones(self.clients, bool)
-            weights = random.dirichlet(np.full(self.clients, self.alpha)) * open_
-            if not weights.sum() > 0:  # a tiny alpha put all weight on clients that are full: share equally instead
-                weights = open_.astype(float)
+            eligible = sizes < total / self.clients if self.capped and len(stack) else np.ones(self.clients, bool)
+            weights = random.dirichlet(np.full(self.clients, self.alpha)) * eligible
+            if not weights.sum() > 0:  # a tiny alpha put all weight on full clients: divide equally instead
+                weights = eligible.astype(float)
             ends = (np.cumsum(weights / weights.sum())[:-1] * len(stack)).astype(int)
             for client, pile in enumerate(np.split(random.permutation(stack), ends)):
-                dealt[client].append(pile)
+                assigned[client].append(pile)
                 sizes[client] += len(pile)
-        return [np.concatenate(piles) for piles in dealt]
+        return [np.concatenate(piles) for piles in assigned]

@@ -1,4 +1,4 @@
-"""A published partition, read from a Parquet file that names every example by its origin."""
+"""A published partition, read from a Parquet file that identifies every example by source and index."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,8 @@ from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.dataset import Dataset, Part
-from rayfed.data.partition import Partition
+from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.partitions.base import Partition
 from rayfed.data.partitions.table import SPLITS
 
 COLUMNS = ("client", "split", "source", "index")
@@ -19,33 +19,35 @@ COLUMNS = ("client", "split", "source", "index")
 
 @dataclass(frozen=True, kw_only=True)
 class File(Partition):
-    """The partition that a Parquet file states, a row per example: client, split, source and index.
+    """The partition in a Parquet file with one row per example and the columns client, split, source and index.
 
-    `split` is train, val or test; without any val row, the validation share is drawn from each training part. `source`
-    and `index` name the example as the dataset does (MNIST: train or t10k, and the row in that IDX file). Clients are
-    numbered anew from 0 in the order of their numbers in the file. A further column `domain`, where it is there, says
-    the domain of each client. `python -m rayfed.partition … --save FILE` writes such a file for any partition.
+    `split` is train, val or test; if there is no val row, the validation share is drawn from each training part.
+    `source` and `index` identify the example as in the dataset (MNIST: train or t10k, and the row in that IDX file).
+    Clients are renumbered from 0 in the order of their numbers in the file. An optional column `domain` gives the
+    domain of each client. `python -m rayfed.partition … --save FILE` writes such a file for any partition.
     """
 
-    file: str = option(help="the Parquet file")
+    file: str = option(help="path of the Parquet file")
 
-    def split(self, dataset: Dataset) -> list[Part]:
+    def split(self, dataset: Dataset) -> list[ClientRows]:
         table = self._read()
         rows = self._rows(table, dataset)
         client, split = table["client"].to_numpy(), table["split"].to_numpy()
         has_val = bool((split == "val").any())
-        parts = []
-        for number, original in enumerate(np.unique(client)):
-            train, val, test = (rows[(client == original) & (split == name)] for name in SPLITS)
+        clients = []
+        for number, file_number in enumerate(np.unique(client)):
+            train, val, test = (rows[(client == file_number) & (split == name)] for name in SPLITS)
             if not len(train):
-                raise UsageError(f"partition.file={self.file}: client {original} has no row with split=train")
+                raise UsageError(f"partition.file={self.file}: client {file_number} has no row with split=train")
             if "domain" in table:
-                domain = str(table["domain"].to_numpy()[np.argmax(client == original)])
+                domain = str(table["domain"].to_numpy()[np.argmax(client == file_number)])
             else:
                 domain = dataset.domain_of(np.concatenate([train, val, test]))
-            as_it_is = has_val or not self.validation
-            parts.append(Part(number, domain, train, val, test) if as_it_is else self.part(number, domain, train, test))
-        return parts
+            if has_val or not self.validation:
+                clients.append(ClientRows(number, domain, train, val, test))
+            else:
+                clients.append(self.client_rows(number, domain, train, test))
+        return clients
 
     def _read(self) -> pandas.DataFrame:
         path = Path(self.file).expanduser()
@@ -54,23 +56,25 @@ class File(Partition):
             raise UsageError(f"partition.file={self.file}: no such file; expected a Parquet file of {needed}")
         try:
             stored = parquet.read_table(path)
-            stored.validate(full=True)  # texts are otherwise decoded late, one by one
-            # Without what pandas adds to the file about itself: it is not needed, and can be damaged too.
+            stored.validate(full=True)  # strings would otherwise be decoded later, one by one
+            # pandas' own metadata is not needed and could be damaged too.
             table = stored.to_pandas(ignore_metadata=True)
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise UsageError(f"partition.file={self.file}: cut short, damaged or no Parquet file ({reason})") from error
+            raise UsageError(
+                f"partition.file={self.file}: truncated, damaged or not a Parquet file ({reason})"
+            ) from error
         missing = [name for name in COLUMNS if name not in table]
         if missing:
-            found, needed = ", ".join(map(str, table.columns)), ", ".join(COLUMNS)
-            raise UsageError(f"partition.file={self.file}: no column {missing[0]!r} (found: {found}); needs {needed}")
+            present, needed = ", ".join(map(str, table.columns)), ", ".join(COLUMNS)
+            raise UsageError(f"partition.file={self.file}: no column {missing[0]!r} (found: {present}); needs {needed}")
         for name in COLUMNS:
             if table[name].isna().any():
                 raise UsageError(f"partition.file={self.file}: column {name!r} has empty cells")
         for name in ("client", "index"):
             if not pandas.api.types.is_integer_dtype(table[name]):
                 kind = table[name].dtype
-                raise UsageError(f"partition.file={self.file}: column {name!r} is {kind}; expected whole numbers")
+                raise UsageError(f"partition.file={self.file}: column {name!r} is {kind}; expected integers")
         unknown = sorted(set(table["split"].unique()) - set(SPLITS), key=str)
         if unknown:
             raise UsageError(f"partition.file={self.file}: split {unknown[0]!r}; expected {', '.join(SPLITS)}")
@@ -79,22 +83,22 @@ class File(Partition):
         return table
 
     def _rows(self, table: pandas.DataFrame, dataset: Dataset) -> np.ndarray:
-        """The row of the dataset that each row of the table names."""
+        """Return the row of the dataset that each row of the table identifies."""
         unknown = sorted(set(table["source"].unique()) - set(dataset.sources), key=str)
         if unknown:
-            known = ", ".join(dataset.sources)
-            raise UsageError(f"partition.file={self.file}: source {unknown[0]!r}; {dataset.name} has {known}")
+            sources = ", ".join(dataset.sources)
+            raise UsageError(f"partition.file={self.file}: source {unknown[0]!r}; {dataset.name} has {sources}")
         source = table["source"].map({name: code for code, name in enumerate(dataset.sources)}).to_numpy(dtype=int)
         index = table["index"].to_numpy(dtype=int)
         size = int(dataset.index.max()) + 1
-        place = np.full((len(dataset.sources), size), -1)
-        held = dataset.rows()
-        place[dataset.source[held], dataset.index[held]] = held
-        rows = np.where((index >= 0) & (index < size), place[source, index.clip(0, size - 1)], -1)
+        row_of = np.full((len(dataset.sources), size), -1)
+        allowed = dataset.rows()
+        row_of[dataset.source[allowed], dataset.index[allowed]] = allowed
+        rows = np.where((index >= 0) & (index < size), row_of[source, index.clip(0, size - 1)], -1)
         if (rows < 0).any():
             first = int(np.argmax(rows < 0))
-            known = dataset.index[held][dataset.source[held] == source[first]]
-            span = f"{len(known)} of them, {known.min()}..{known.max()}" if len(known) else "none"
+            valid = dataset.index[allowed][dataset.source[allowed] == source[first]]
+            span = f"{len(valid)} of them, {valid.min()}..{valid.max()}" if len(valid) else "none"
             raise UsageError(
                 f"partition.file={self.file}: index {index[first]} of source {dataset.sources[source[first]]!r} "
                 f"is not among those that clients of {dataset.name} may hold ({span})"

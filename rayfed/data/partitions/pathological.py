@@ -1,4 +1,4 @@
-"""Label skew by groups: neighbouring clients share one small set of classes, in unequal parts."""
+"""Label skew in groups: consecutive clients share a small set of classes, in unequal parts."""
 
 from dataclasses import dataclass
 
@@ -7,32 +7,33 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import DEAL, Pooled, by_class, generator
+from rayfed.data.draws import numpy_generator
+from rayfed.data.partitions.base import ASSIGNMENT, PooledPartition, by_class
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pathological(Pooled):
+class Pathological(PooledPartition):
     """PFLlib's "pathological" splits (Zhang et al. 2023, DBE): 20 clients, 2 classes of 10 or 10 of 100 each.
 
-    Class after class goes to the first ceil(clients / C x `classes_per_client`) clients, by number, that have fewer
-    than `classes_per_client` classes yet, so clients come in groups with the same classes. Of a class with n rows and
-    m clients, all but the last get a whole number drawn from [max(n / 10 m, least / C), n / m), least being
-    min(40, an equal share / 2), and the last gets the rest; rows keep the dataset's order. With `balanced` each gets
-    n / m, rounded down, and the last the rest.
+    Each class in turn goes to the first ceil(clients / C x `classes_per_client`) clients that have fewer than
+    `classes_per_client` classes so far, so that groups of clients have the same classes. Of a class with n rows and m
+    clients, all clients but the last get an integer drawn from [max(n / 10 m, least / C), n / m), where least is
+    min(40, an equal share / 2), and the last client gets the rest; rows keep the dataset's order. With `balanced`, all
+    but the last get floor(n / m), and the last gets the rest.
     """
 
-    classes_per_client: int = option(2, low=1, help="classes of a client")
-    balanced: bool = option(False, help="equal parts of a class in place of parts drawn at random")
+    classes_per_client: int = option(2, low=1, help="number of classes per client")
+    balanced: bool = option(False, help="divide each class equally instead of randomly")
 
-    def deal(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
-        random = generator(self.seed, DEAL)
+    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+        random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
         quota = np.full(self.clients, self.classes_per_client)
-        sharing = -(-self.clients * self.classes_per_client // len(stacks))  # rounded up
+        group_size = -(-self.clients * self.classes_per_client // len(stacks))  # rounded up
         least = min(40, len(rows) // (2 * self.clients)) / len(stacks)
-        dealt: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
+        assigned: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
         for label, stack in enumerate(stacks):
-            chosen = np.flatnonzero(quota > 0)[:sharing]
+            chosen = np.flatnonzero(quota > 0)[:group_size]
             if not len(chosen):
                 raise UsageError(
                     f"partition.classes_per_client={self.classes_per_client}: no client is left for class {label} of "
@@ -42,18 +43,18 @@ class Pathological(Pooled):
             quota[chosen] -= 1
             sizes = self._sizes(len(stack), len(chosen), least, random)
             for client, pile in zip(chosen, np.split(stack, np.cumsum(sizes)), strict=True):
-                dealt[client].append(pile)
-        empty = [client for client, piles in enumerate(dealt) if not sum(map(len, piles))]
+                assigned[client].append(pile)
+        empty = [client for client, piles in enumerate(assigned) if not sum(map(len, piles))]
         if empty:
             raise UsageError(
                 f"partition.clients={self.clients}: nothing of {dataset.name} is left for client {empty[0]}; "
                 f"clients x classes_per_client should be a multiple of its {len(stacks)} classes"
             )
-        # Shuffled, so that a cut (per_client) keeps a client's class mix.
-        return [random.permutation(np.concatenate(piles)) for piles in dealt]
+        # Shuffled so that cutting to per_client keeps the class mix.
+        return [random.permutation(np.concatenate(piles)) for piles in assigned]
 
     def _sizes(self, size: int, clients: int, least: float, random: np.random.Generator) -> list[int]:
-        """The parts of a class for all its clients but the last."""
+        """Return the sizes of the parts of a class, for all its clients but the last."""
         mean = size // clients
         if self.balanced:
             return [mean] * (clients - 1)

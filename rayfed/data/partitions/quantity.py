@@ -1,4 +1,4 @@
-"""Quantity skew: clients that differ only in how much they have."""
+"""Quantity skew: clients that differ only in their number of examples."""
 
 from dataclasses import dataclass
 
@@ -6,24 +6,25 @@ import numpy as np
 
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import DEAL, Pooled, check_least, generator, redrawn
+from rayfed.data.draws import numpy_generator
+from rayfed.data.partitions.base import ASSIGNMENT, PooledPartition, check_min_size, draw_until
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantity(Pooled):
-    """Random rows in shares ~ Dirichlet(alpha) over the clients (NIID-Bench, Li et al. 2022: q ~ Dir(beta))."""
+class Quantity(PooledPartition):
+    """Random rows in shares q ~ Dirichlet(alpha) over the clients (NIID-Bench, Li et al. 2022: q ~ Dir(beta))."""
 
-    alpha: float = option(0.5, above=0, help="concentration; 0.1 leaves a few clients most rows, 100 is nearly even")
-    min_size: int = option(10, low=1, help="redraw until every client has so many samples")
+    alpha: float = option(0.5, above=0, help="concentration; 0.1 gives most rows to a few clients, 100 is nearly even")
+    min_size: int = option(10, low=1, help="minimum of samples per client, by repeated draws")
 
-    def deal(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
-        check_least(self.min_size, self.clients, dataset, rows)
-        random = generator(self.seed, DEAL)
+    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+        check_min_size(self.min_size, self.clients, dataset, rows)
+        random = numpy_generator(self.seed, ASSIGNMENT)
         shuffled = random.permutation(rows)
 
         def draw() -> list[np.ndarray]:
             shares = random.dirichlet(np.full(self.clients, self.alpha))
             return np.split(shuffled, (np.cumsum(shares)[:-1] * len(rows)).astype(int))
 
-        remedy = "raise alpha, lower min_size or have fewer clients"
-        return redrawn(draw, self.min_size, keys=f"partition.alpha={self.alpha}", remedy=remedy)
+        remedy = "raise alpha, lower min_size or use fewer clients"
+        return draw_until(draw, self.min_size, keys=f"partition.alpha={self.alpha}", remedy=remedy)

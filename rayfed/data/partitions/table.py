@@ -1,4 +1,4 @@
-"""A partition as a table, a row per example that a client holds: what `partition.name=file` reads."""
+"""A partition as a table with one row per example that a client holds, as `partition.name=file` reads it."""
 
 import hashlib
 from pathlib import Path
@@ -8,22 +8,22 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
-from rayfed.data.dataset import Dataset, Part
+from rayfed.data.dataset import ClientRows, Dataset
 
 SPLITS = ("train", "val", "test")
 
 
-def save(dataset: Dataset, parts: list[Part], path: str | Path) -> None:
-    """Writes client, split, source, index and domain of every row held, in the order in which clients hold them.
+def save(dataset: Dataset, clients: list[ClientRows], path: str | Path) -> None:
+    """Write client, split, source, index and domain of every row that a client holds, in the clients' order.
 
     Raises:
-        UsageError: two rows of the dataset have the same origin, or `path` cannot be written.
+        UsageError: Two rows of the dataset have the same source and index, or `path` cannot be written.
     """
-    rows, client, split = _columns(parts)
+    rows, client, split = _columns(clients)
     origins = np.stack([dataset.source[rows], dataset.index[rows]])
     if np.unique(origins, axis=1).shape[1] < len(rows):
         raise UsageError(f"{path}: rows of {dataset.name} have the same source and index, so no file can name them")
-    names = np.array([client_domain(dataset, part) for part in parts], object)
+    names = np.array([client_domain(dataset, client) for client in clients], object)
     columns = {
         "client": client,
         "split": pa.DictionaryArray.from_arrays(pa.array(split), list(SPLITS)).cast(pa.string()),
@@ -38,30 +38,30 @@ def save(dataset: Dataset, parts: list[Part], path: str | Path) -> None:
         raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-def partition_hash(dataset: Dataset, parts: list[Part]) -> str:
-    """Twelve hex digits of who holds what: client, split, source and index of every row, in no particular order.
+def partition_hash(dataset: Dataset, clients: list[ClientRows]) -> str:
+    """Return a hash of client, split, source and index of all rows, regardless of their order; 12 hexadecimal digits.
 
-    It is the same for a partition and for its file, on any machine. It names rows and does not look into them: what an
-    example is, and which test sets nobody holds, is for the options of the dataset to say.
+    It is the same for a partition and for its file, on every machine. It does not depend on the contents of the rows
+    nor on test sets that no client holds: these follow from the options of the dataset.
     """
-    rows, client, split = _columns(parts)
+    rows, client, split = _columns(clients)
     source, index = dataset.source[rows].astype("<i8"), dataset.index[rows].astype("<i8")
     order = np.lexsort((index, source, split, client))
-    found = hashlib.blake2b("|".join(dataset.sources).encode(), digest_size=6)
+    digest = hashlib.blake2b("|".join(dataset.sources).encode(), digest_size=6)
     for column in (client, split, source, index):
-        found.update(np.ascontiguousarray(column[order].astype("<i8")).data)
-    return found.hexdigest()
+        digest.update(np.ascontiguousarray(column[order].astype("<i8")).data)
+    return digest.hexdigest()
 
 
-def _columns(parts: list[Part]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows that clients hold, and the number of the client and of the split of each."""
-    pieces = [rows for part in parts for rows in part[2:]]
+def _columns(clients: list[ClientRows]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rows that clients hold, and for each row the numbers of its client and split."""
+    pieces = [rows for client in clients for rows in client[2:]]
     sizes = [len(rows) for rows in pieces]
     rows = np.concatenate(pieces).astype(np.int64)
-    client = np.repeat(np.repeat([part.id for part in parts], len(SPLITS)), sizes)
-    return rows, client, np.repeat(np.tile(np.arange(len(SPLITS)), len(parts)), sizes)
+    numbers = np.repeat(np.repeat([client.id for client in clients], len(SPLITS)), sizes)
+    return rows, numbers, np.repeat(np.tile(np.arange(len(SPLITS)), len(clients)), sizes)
 
 
-def client_domain(dataset: Dataset, part: Part) -> str:
-    """The domain of a client: the dataset's word, where it makes clients differ, else the partition's."""
-    return dataset.personal.domain(part.id) if dataset.personal else part.domain
+def client_domain(dataset: Dataset, client: ClientRows) -> str:
+    """Return the domain of a client: from the dataset's client view if it has one, else from the partition."""
+    return dataset.client_view.domain(client.id) if dataset.client_view else client.domain

@@ -1,1 +1,1 @@
-"""Readers of the forms that datasets come in: image folders, array files, tables, lists; nothing here is a dataset."""
+"""Readers for the file formats of datasets: image folders, array files, tables and lists."""

@@ -1,42 +1,42 @@
-"""Whether files are those that their authors published, by the checksums that torchvision carries."""
+"""Compare files with the checksums of the published datasets, as torchvision lists them."""
 
 import hashlib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-_compared: set[Path] = set()  # a process says it once, though several data sets read the same file
+_compared: set[Path] = set()  # each process warns once per file, even if several datasets read it
 
 
 def compare(paths: Iterable[Path], name: str) -> None:
-    """Prints a line for each file whose md5 is not that of torchvision's class `name`; files unknown there pass.
+    """Print a warning for each file whose MD5 differs from the one in torchvision's class `name`.
 
-    No error: a copy that was packed anew, or put into another order, may be what the user wants. To be called where
-    files are read for the cache, not at every start.
+    Files that torchvision does not list are ignored. A difference is no error, as a repacked or reordered copy may be
+    intended. Call this when files are read for the cache, not at every start.
     """
-    known = published(name)
+    checksums = published(name)
     for path in paths:
-        wanted = known.get(path.name)
-        if wanted is None or path in _compared:
+        expected = checksums.get(path.name)
+        if expected is None or path in _compared:
             continue
         _compared.add(path)
         with open(path, "rb") as file:
-            found = hashlib.file_digest(file, "md5").hexdigest()
-        if found != wanted:
+            actual = hashlib.file_digest(file, "md5").hexdigest()
+        if actual != expected:
             print(
-                f"rayfed: {path}: md5 {found}, but the published file has {wanted}; packed anew, changed or damaged",
+                f"rayfed: {path}: md5 {actual}, but the published file has {expected}; repacked, changed or damaged",
                 file=sys.stderr,
             )
 
 
 def published(name: str) -> dict[str, str]:
-    """The md5 of each file that torchvision's class `name` reads."""
-    from rayfed.core import torchvision_cpu  # late: half a second and more to import
+    """Return the MD5 of each file that torchvision's class `name` lists."""
+    from rayfed.core import torchvision_cpu  # imported late: takes half a second or more
 
     torchvision_cpu.prepare()
     import torchvision
 
-    owner = getattr(torchvision.datasets, name, None)
-    lists = [getattr(owner, kind, ()) for kind in ("resources", "train_list", "test_list")]
-    found = {file: md5 for entries in lists for file, md5 in entries}
-    return found | {file: md5 for _, file, md5 in getattr(owner, "split_list", {}).values()}
+    dataset = getattr(torchvision.datasets, name, None)
+    lists = [getattr(dataset, kind, ()) for kind in ("resources", "train_list", "test_list")]
+    listed = {file: md5 for entries in lists for file, md5 in entries}
+    return listed | {file: md5 for _, file, md5 in getattr(dataset, "split_list", {}).values()}

@@ -1,4 +1,4 @@
-"""From columns of tables to labels, and to who or what each row belongs to."""
+"""Table columns as labels, clients, domains and splits."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ TEST, TRAINING = ("test",), ("train", "training", "validation", "valid", "val", 
 
 
 def column(files: Sequence[Path], name: str) -> pa.ChunkedArray:
-    """One column of all files; they must agree on its type, and no cell may be empty."""
+    """Return one column of all files; its type must be the same in all of them, and no cell may be empty."""
     pieces: list[pa.ChunkedArray] = []
     for path in files:
         piece = tables.read(path, [name])[name]
@@ -28,9 +28,10 @@ def column(files: Sequence[Path], name: str) -> pa.ChunkedArray:
 
 
 def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[np.ndarray, int]:
-    """Labels int64 [rows] and the number of classes; texts become numbers in alphabetical order.
+    """Return labels, int64 [rows], and the number of classes; strings are numbered in alphabetical order.
 
-    The number of classes is `num_classes`, else what the files say of themselves as the hub's do, else what there is.
+    The number of classes is `num_classes`, else the one in the files' metadata, as files of the Hugging Face hub have
+    it, else the highest label plus 1.
     """
     values = column(files, name)
     if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
@@ -38,12 +39,13 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
     elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         labels = np.unique(values.to_numpy().astype(str), return_inverse=True)[1].astype(np.int64)
     else:
-        raise UsageError(f"{files[0]}: column {name!r} is {values.type}; expected whole numbers or texts as labels")
+        raise UsageError(f"{files[0]}: column {name!r} is {values.type}; expected integers or strings as labels")
     if len(labels) and labels.min() < 0:
         raise UsageError(
-            f"{_file_of(files, name, int(labels.argmin()))}: label {labels.min()}: not labelled; leave that part out"
+            f"{_file_of(files, name, int(labels.argmin()))}: label {labels.min()} means unlabelled; "
+            "leave that split out"
         )
-    count = num_classes or _declared(files[0], name) or int(labels.max(initial=0)) + 1
+    count = num_classes or _declared_classes(files[0], name) or int(labels.max(initial=0)) + 1
     if len(labels) and labels.max() >= count:
         raise UsageError(
             f"{_file_of(files, name, int(labels.argmax()))}: label {labels.max()}, but there are {count} classes "
@@ -52,42 +54,42 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
     return labels, count
 
 
-def numbered(files: Sequence[Path], name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Whole numbers as they are, or texts by their place in alphabetical order: int64 [rows], and the names."""
+def encode_names(files: Sequence[Path], name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return a column as int64 [rows], and the names; integers are kept, strings numbered in alphabetical order."""
     values = column(files, name)
     if pa.types.is_integer(values.type):
-        found = values.to_numpy().astype(np.int64)
-        return found, tuple(map(str, np.unique(found)))
+        numbers = values.to_numpy().astype(np.int64)
+        return numbers, tuple(map(str, np.unique(numbers)))
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        raise UsageError(f"{files[0]}: column {name!r} is {values.type}; expected whole numbers or texts")
-    names, place = np.unique(values.to_numpy().astype(str), return_inverse=True)
-    return place.astype(np.int64), tuple(names.tolist())
+        raise UsageError(f"{files[0]}: column {name!r} is {values.type}; expected integers or strings")
+    names, codes = np.unique(values.to_numpy().astype(str), return_inverse=True)
+    return codes.astype(np.int64), tuple(names.tolist())
 
 
 def test_rows(files: Sequence[Path], name: str) -> np.ndarray:
-    """bool [rows]: what a column says is for testing, true and false or "test" beside "train", "validation", …."""
+    """Return the test mask, bool [rows], from a column of booleans or of "test", "train", "validation", …."""
     values = column(files, name)
     if pa.types.is_boolean(values.type):
         return values.to_numpy()
-    found = values.to_numpy().astype(str)
-    unknown = sorted(set(np.unique(found).tolist()) - {*TEST, *TRAINING})
+    splits = values.to_numpy().astype(str)
+    unknown = sorted(set(np.unique(splits).tolist()) - {*TEST, *TRAINING})
     if unknown:
         raise UsageError(f"{files[0]}: column {name!r} has {unknown[0]!r}; expected {', '.join((*TEST, *TRAINING))}")
-    return np.isin(found, TEST)
+    return np.isin(splits, TEST)
 
 
-def _declared(path: Path, name: str) -> int | None:
-    """How many classes a file's own description, in the form of the package `datasets`, gives a label."""
-    told = (tables.schema(path).metadata or {}).get(b"huggingface")
+def _declared_classes(path: Path, name: str) -> int | None:
+    """Return the number of classes of a label in a file's metadata, in the format of the package `datasets`."""
+    metadata = (tables.schema(path).metadata or {}).get(b"huggingface")
     try:
-        names = json.loads(told)["info"]["features"][name]["names"] if told else None
-    except (ValueError, KeyError, TypeError):  # no class label, or a description of another form
+        names = json.loads(metadata)["info"]["features"][name]["names"] if metadata else None
+    except (ValueError, KeyError, TypeError):  # no class label, or metadata in another format
         return None
     return len(names) if names else None
 
 
 def _file_of(files: Sequence[Path], name: str, row: int) -> str:
-    """The file in which a row of all files lies, and which of its rows it is."""
+    """Return the file that contains a row of the concatenated files, and the row's number in it."""
     for path in files:
         size = len(tables.read(path, [name]))
         if row < size:

@@ -16,53 +16,53 @@ from rayfed.core.status_line import StatusLine
 from rayfed.data.cache import memory_mapped
 
 VERSION = 1  # raise it when the pixels change
-BLOCK = 64  # files that a thread takes at a time
+BLOCK = 64  # files per task of a thread
 
-# What Pillow raises on a file that it cannot make sense of.
+# Raised by Pillow for a file that it cannot decode.
 UNREADABLE = (
     OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, KeyError, OverflowError,
     struct.error, zlib.error, Image.DecompressionBombError,
 )  # fmt: skip
 
 
-def decoded(name: str, root: Path, files: Sequence[str], size: int) -> np.ndarray:
-    """uint8 [n, 3, size, size], read-only: `files` below `root`, in colour, shrunk or enlarged to a square (bilinear).
+def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.ndarray:
+    """Decode `files` below `root` to RGB and resize them bilinearly to squares: uint8 [n, 3, size, size], read-only.
 
-    Made once for the same folder, names, sizes and times of change; later only these are looked at.
+    The array is cached; later, only the folder and the files' names, sizes and modification times are checked.
 
     Raises:
-        UsageError: a file that is missing, empty, cut short, damaged or no image.
+        UsageError: A file is missing, empty, truncated, damaged or not an image.
     """
-    key = {"version": VERSION, "files": manifest(root, files)}
+    key = {"version": VERSION, "files": files_hash(root, files)}
     return memory_mapped(name, key, (len(files), 3, size, size), "uint8", lambda out: _fill(out, name, root, files))
 
 
-def manifest(root: Path, files: Sequence[str]) -> str:
-    """A sha256 over `root` and the name, the size and the time of change of each file below it.
+def files_hash(root: Path, files: Sequence[str]) -> str:
+    """Return the SHA-256 of `root` and the name, size and modification time of each of its `files`.
 
-    The folder counts, as a copy of a folder with other pixels may have the same names, sizes and times.
+    The folder is included, as a copy of it with other pixels may have the same names, sizes and times.
     """
-    found = hashlib.sha256(f"{root.resolve()}\0".encode())
+    digest = hashlib.sha256(f"{root.resolve()}\0".encode())
     for file in files:
         try:
             status = os.stat(root / file)
         except OSError as error:
             raise UsageError(f"{root / file}: cannot be opened ({error.strerror}), though it is listed") from error
-        found.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return found.hexdigest()
+        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
 
 
 def _fill(out: np.ndarray, name: str, root: Path, files: Sequence[str]) -> None:
-    def one(row: int) -> None:
-        out[row] = resized(opened(root / files[row]), out.shape[-1])
+    def decode(row: int) -> None:
+        out[row] = resize_image(open_image(root / files[row]), out.shape[-1])
 
-    in_threads(one, len(files), f"{name}: images decoded, once")
+    run_in_threads(decode, len(files), f"{name}: decoding images (only once)")
 
 
-def in_threads(work: Callable[[int], None], count: int, what: str) -> None:
-    """`work(0)` to `work(count - 1)` in threads, with a line on the terminal; the first error in that order is raised.
+def run_in_threads(work: Callable[[int], None], count: int, what: str) -> None:
+    """Call `work(0)` to `work(count - 1)` in threads, with a status line; raise the first error in that order.
 
-    Threads suffice, as Pillow lets go of the interpreter while it decodes and resizes.
+    Threads suffice, as Pillow releases the interpreter lock while it decodes and resizes.
     """
 
     def block(start: int) -> int:
@@ -75,20 +75,20 @@ def in_threads(work: Callable[[int], None], count: int, what: str) -> None:
             status.show(f"{what}: {done:,} of {count:,}")
 
 
-def opened(path: Path) -> Image.Image:
-    """An image file, in colour."""
+def open_image(path: Path) -> Image.Image:
+    """Open an image file as RGB."""
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
     except UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise UsageError(
-            f"{path}: missing, empty, cut short, damaged or no image ({reason}); fetch it again"
+            f"{path}: missing, empty, truncated, damaged or not an image ({reason}); download it again"
         ) from error
 
 
-def resized(image: Image.Image, size: int) -> np.ndarray:
-    """uint8 [3, size, size] of an RGB image, shrunk or enlarged to a square (bilinear)."""
+def resize_image(image: Image.Image, size: int) -> np.ndarray:
+    """Resize an RGB image bilinearly to a square: uint8 [3, size, size]."""
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(image).transpose(2, 0, 1)

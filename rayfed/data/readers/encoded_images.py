@@ -1,4 +1,4 @@
-"""Images that lie encoded (PNG, JPEG, …) in a column of a table, decoded once into the cache."""
+"""Encoded images (PNG, JPEG, …) in a table column, decoded once into the cache."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -11,39 +11,39 @@ from PIL import Image
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import memory_mapped
 from rayfed.data.readers import tables
-from rayfed.data.readers.decoding import UNREADABLE, in_threads, manifest
+from rayfed.data.readers.decoding import UNREADABLE, files_hash, run_in_threads
 
 VERSION = 1  # raise it when the pixels change
-BLOCK = 1024  # rows whose bytes are in memory at a time
+BLOCK = 1024  # rows that are in memory at a time
 GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 
 def is_image(kind: pa.DataType) -> bool:
-    """Whether a column holds encoded images: bytes, or the hub's struct of bytes and path."""
+    """Return whether a column of this type holds encoded images: bytes, or the hub's struct of bytes and path."""
     if pa.types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
-def decoded(name: str, files: Sequence[Path], column: str, rows: int, size: int | None) -> np.ndarray:
-    """uint8 [rows, channels, height, width], read-only: the images of `files`, in order.
+def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size: int | None) -> np.ndarray:
+    """Decode the images in a column of `files`: uint8 [rows, channels, height, width], read-only.
 
-    Grey or in colour, and of the height and width, of the first one; with `size` shrunk or enlarged to a square
-    (bilinear). Made once for the same names, sizes and times of change of the files.
+    The first image decides whether all are grey or RGB, and their height and width unless `size` is given: then all
+    are resized bilinearly to squares. The array is cached for the files' names, sizes and modification times.
 
     Raises:
-        UsageError: a row without an image, with a damaged one, or, without `size`, with one of another size.
+        UsageError: A row has no image or a damaged one, or without `size` one of another size than the first.
     """
     cells = ((path, cell) for path in files for _, cell in _cells(path, column))
-    path, first = next(cells, (files[0], None))  # None: the file says that it has rows, but gives none
+    path, first = next(cells, (files[0], None))  # None: the metadata counts rows, but there are none
     image = _opened(first, path, 0, column)
     mode = "L" if image.mode in GREY else "RGB"
     width, height = (size, size) if size else image.size
     key = {
         "version": VERSION,
-        "files": manifest(Path("/"), [str(path.resolve()) for path in files]),
+        "files": files_hash(Path("/"), [str(path.resolve()) for path in files]),
         "column": column,
-        "size": size,  # without it images of several sizes are refused, not resized to the first one's
+        "size": size,  # None differs from the first image's size: images of other sizes are refused, not resized
         "mode": mode,
     }
 
@@ -64,7 +64,7 @@ def decoded(name: str, files: Sequence[Path], column: str, rows: int, size: int 
 def _decode(out, path: Path, block, column: str, mode: str, *, resize: bool, name: str) -> int:
     shape = out.shape[-1], out.shape[-2]
 
-    def one(position: int) -> None:
+    def decode(position: int) -> None:
         number, cell = block[position]
         image = _opened(cell, path, number, column)
         if image.size != shape:
@@ -72,18 +72,18 @@ def _decode(out, path: Path, block, column: str, mode: str, *, resize: bool, nam
                 (width, height), (w, h) = image.size, shape
                 raise UsageError(
                     f"{path}: row {number}: an image of {width} x {height}, but the first is {w} x {h}; "
-                    "set data.size to bring all to one size"
+                    "set data.size to resize all of them"
                 )
             image = image.resize(shape, Image.Resampling.BILINEAR)
         pixels = np.asarray(image.convert(mode))
         out[position] = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
 
-    in_threads(one, len(block), f"{name}: images decoded, once")
+    run_in_threads(decode, len(block), f"{name}: decoding images (only once)")
     return len(block)
 
 
 def _cells(path: Path, column: str) -> Iterator[tuple[int, object]]:
-    """The number and the bytes of each row; None where it has none."""
+    """Yield the number and the bytes of each row; None if it has none."""
     number = 0
     for batch in tables.batches(path, column, BLOCK):
         values = batch.field("bytes") if pa.types.is_struct(batch.type) else batch
@@ -94,13 +94,13 @@ def _cells(path: Path, column: str) -> Iterator[tuple[int, object]]:
 
 def _opened(cell: object, path: Path, number: int, column: str) -> Image.Image:
     if not isinstance(cell, bytes) or not cell:
-        raise UsageError(f"{path}: row {number}: column {column!r} holds no image; expected its bytes")
+        raise UsageError(f"{path}: row {number}: column {column!r} has no image; expected its bytes")
     try:
         image = Image.open(io.BytesIO(cell))
         image.load()
     except UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise UsageError(
-            f"{path}: row {number}: column {column!r} is cut short, damaged or no image ({reason})"
+            f"{path}: row {number}: column {column!r} is truncated, damaged or not an image ({reason})"
         ) from error
     return image

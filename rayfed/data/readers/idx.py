@@ -1,4 +1,4 @@
-"""The IDX files of MNIST and its relatives, plain or gzipped, read where they lie."""
+"""Reader for the IDX files of MNIST and related datasets, plain or gzipped."""
 
 import contextlib
 import math
@@ -16,7 +16,7 @@ FILES = tuple(f"{source}-{kind}" for source in SOURCES for kind in ("images-idx3
 
 
 def find(folder: Path, file: str) -> Path | None:
-    """The file, or else its gzipped form, in `folder`; None where neither is there."""
+    """Return the path of the file or of its gzipped form in `folder`, or None if neither exists."""
     for path in (folder / file, folder / f"{file}.gz"):
         if path.is_file():
             return path
@@ -24,10 +24,10 @@ def find(folder: Path, file: str) -> Path | None:
 
 
 def read_pairs(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Images uint8 [n, height, width] and labels uint8 [n] of "train" and "t10k"; all four files must be there.
+    """Return images, uint8 [n, height, width], and labels, uint8 [n], of "train" and "t10k"; all four files must exist.
 
     Raises:
-        UsageError: a file that is cut short or damaged, is of another kind, or does not fit the file beside it.
+        UsageError: A file is truncated, damaged, of another kind, or does not match its counterpart.
     """
     pairs = {}
     for source in SOURCES:
@@ -44,39 +44,39 @@ def read_pairs(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def read(path: Path, *, dimensions: int) -> np.ndarray:
-    """The uint8 array of an IDX file of so many dimensions (3: images, 1: labels)."""
+    """Return the uint8 array of an IDX file with the given number of dimensions (3: images, 1: labels)."""
     content = _content(path)
-    magic, header = 0x0800 + dimensions, 4 + 4 * dimensions  # 08 in the magic number says unsigned bytes
+    magic, header = 0x0800 + dimensions, 4 + 4 * dimensions  # 08 in the magic number stands for unsigned bytes
     if len(content) < header:
         raise UsageError(f"{path}: {len(content)} bytes; expected an IDX header of {header} bytes and the data")
-    (found,) = struct.unpack(">I", content[:4])
-    if found != magic:
+    (actual_magic,) = struct.unpack(">I", content[:4])
+    if actual_magic != magic:
         kind = "images" if dimensions == 3 else "labels"
-        raise UsageError(f"{path}: starts with 0x{found:08x}; expected 0x{magic:08x}, an IDX file of {kind}")
+        raise UsageError(f"{path}: starts with 0x{actual_magic:08x}; expected 0x{magic:08x}, an IDX file of {kind}")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
-    size = int(np.prod(shape, dtype=object))  # as Python integers: a damaged header must not overflow
+    size = int(np.prod(shape, dtype=object))  # Python integers, as a damaged header must not overflow
     if len(content) - header != size:
-        found, form = len(content) - header, " x ".join(map(str, shape))
-        raise UsageError(f"{path}: {found} bytes of data; expected {size} ({form}); fetch the file again")
+        actual_size, form = len(content) - header, " x ".join(map(str, shape))
+        raise UsageError(f"{path}: {actual_size} bytes of data; expected {size} ({form}); download the file again")
     if size == 0:
-        raise UsageError(f"{path}: holds no data ({shape[0]} entries); expected at least one")
+        raise UsageError(f"{path}: contains no data ({shape[0]} entries); expected at least one")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
-def shape(path: Path, *, dimensions: int) -> tuple[int, ...]:
-    """The shape in the header of an IDX file, if the file's length agrees with it; else `read` says what is wrong."""
+def read_shape(path: Path, *, dimensions: int) -> tuple[int, ...]:
+    """Return the shape in the header of an IDX file; if it does not match the file's length, `read` raises."""
     header = 4 + 4 * dimensions
     with open(path, "rb") as file:
         start, length = file.read(1 << 16), file.seek(0, os.SEEK_END)
         if path.suffix == ".gz" and length >= 4:
             file.seek(-4, os.SEEK_END)
-            (length,) = struct.unpack("<I", file.read(4))  # gzip notes it at the end, modulo 2**32
+            (length,) = struct.unpack("<I", file.read(4))  # gzip stores the length at the end, modulo 2**32
     with contextlib.suppress(zlib.error):
         start = zlib.decompressobj(wbits=31).decompress(start, header) if path.suffix == ".gz" else start[:header]
         if len(start) == header and start[:4] == struct.pack(">I", 0x0800 + dimensions):
-            found = struct.unpack(f">{dimensions}I", start[4:])
-            if length == (header + math.prod(found)) % 2**32 and math.prod(found):
-                return found
+            shape = struct.unpack(f">{dimensions}I", start[4:])
+            if length == (header + math.prod(shape)) % 2**32 and math.prod(shape):
+                return shape
     return read(path, dimensions=dimensions).shape
 
 
@@ -88,10 +88,10 @@ def _content(path: Path) -> bytes:
     try:
         plain = stream.decompress(content)
     except zlib.error as error:
-        raise UsageError(f"{path}: damaged; expected a gzipped IDX file ({error}); fetch the file again") from error
+        raise UsageError(f"{path}: damaged; expected a gzipped IDX file ({error}); download the file again") from error
     if not stream.eof:
         raise UsageError(
-            f"{path}: cut short: its {len(content)} bytes give {len(plain)} bytes of IDX and then end; "
-            "expected a whole gzip stream; fetch the file again"
+            f"{path}: truncated: its {len(content)} bytes contain only {len(plain)} bytes of IDX; "
+            "expected a complete gzip stream; download the file again"
         )
     return plain

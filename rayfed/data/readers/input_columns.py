@@ -1,4 +1,4 @@
-"""From columns of tables to inputs: encoded images, lists of numbers, or numbers."""
+"""Table columns as inputs: encoded images, lists of numbers, or numbers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,32 +13,32 @@ from rayfed.data.readers.columns import column
 IMAGE_COLUMNS = ("image", "img")
 
 
-def inputs(name: str, files: Sequence[Path], features: Sequence[str], rows: int, size: int | None) -> np.ndarray:
-    """The inputs [rows, ...]: images of one column, its lists of numbers, or the numbers of several columns.
+def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows: int, size: int | None) -> np.ndarray:
+    """Return the inputs [rows, ...]: images or lists of numbers in one column, or the numbers in several columns.
 
-    Encoded images are uint8 [rows, channels, height, width], and so are lists of lists of uint8; lists of whole numbers
-    int64, anything else float32.
+    Encoded images and lists of lists of uint8 become uint8 [rows, channels, height, width], other lists of integers
+    int64, and anything else float32.
 
     Raises:
-        UsageError: columns of other kinds, of different lengths, with empty cells or values that are not finite.
+        UsageError: Columns have other types, lists of different lengths, empty cells, or values that are not finite.
     """
     kinds = [_storage(tables.schema(files[0]).field(feature).type) for feature in features]
     if len(features) == 1 and encoded_images.is_image(kinds[0]):
-        return encoded_images.decoded(name, files, features[0], rows, size)
+        return encoded_images.decode_column(name, files, features[0], rows, size)
     if size is not None:
-        raise UsageError(f"data.size={size}: column {features[0]!r} holds no encoded images")
+        raise UsageError(f"data.size={size}: column {features[0]!r} has no encoded images")
     if len(features) == 1 and _is_list(kinds[0]):
-        found = _stacked(column(files, features[0]), files[0], features[0])
+        values = _stack_lists(column(files, features[0]), files[0], features[0])
     else:
         for feature, kind in zip(features, kinds, strict=True):
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
                 raise UsageError(
                     f"{files[0]}: column {feature!r} is {kind}; expected numbers, or one column of lists or images"
                 )
-        found = np.stack([column(files, feature).to_numpy().astype(np.float32) for feature in features], 1)
-    if not np.isfinite(found).all():
+        values = np.stack([column(files, feature).to_numpy().astype(np.float32) for feature in features], 1)
+    if not np.isfinite(values).all():
         raise UsageError(f"{files[0].parent}: {', '.join(features)}: has values that are not finite")
-    return found
+    return values
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:
@@ -49,21 +49,21 @@ def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
-def _stacked(values: pa.ChunkedArray, path: Path, name: str) -> np.ndarray:
-    """Lists, or lists of lists, all of one length, as one array."""
-    found = values.combine_chunks()
-    found = found.storage if isinstance(found, pa.ExtensionArray) else found
-    shape = [len(found)]
-    while _is_list(found.type):
-        lengths = np.unique(found.value_lengths().to_numpy(zero_copy_only=False)) if len(found) else np.zeros(1, int)
+def _stack_lists(column_values: pa.ChunkedArray, path: Path, name: str) -> np.ndarray:
+    """Return lists, or lists of lists, of one length as one array."""
+    values = column_values.combine_chunks()
+    values = values.storage if isinstance(values, pa.ExtensionArray) else values
+    shape = [len(values)]
+    while _is_list(values.type):
+        lengths = np.unique(values.value_lengths().to_numpy(zero_copy_only=False)) if len(values) else np.zeros(1, int)
         if len(lengths) != 1 or not lengths[0] > 0:
             raise UsageError(f"{path}: column {name!r} has lists of {lengths.tolist()[:4]} values; expected one length")
         shape.append(int(lengths[0]))
-        found = found.flatten()
-    if found.null_count or not (pa.types.is_integer(found.type) or pa.types.is_floating(found.type)):
-        kind = "empty values" if found.null_count else found.type
-        raise UsageError(f"{path}: column {name!r} holds lists of {kind}; expected numbers")
-    array = found.to_numpy(zero_copy_only=False).reshape(shape)
+        values = values.flatten()
+    if values.null_count or not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        kind = "empty values" if values.null_count else values.type
+        raise UsageError(f"{path}: column {name!r} has lists of {kind}; expected numbers")
+    array = values.to_numpy(zero_copy_only=False).reshape(shape)
     if array.dtype == np.uint8 and array.ndim in (3, 4):
         return array.reshape(len(array), -1, *array.shape[-2:])
     return array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)

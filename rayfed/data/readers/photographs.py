@@ -1,4 +1,4 @@
-"""Photographs for the backgrounds of made data sets: a folder's, or the two that scikit-learn carries."""
+"""Photographs for the backgrounds of generated datasets, from a folder or from scikit-learn."""
 
 from pathlib import Path
 
@@ -7,30 +7,30 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.data.readers.class_folders import ENDINGS, image_files
-from rayfed.data.readers.decoding import opened
+from rayfed.data.readers.decoding import open_image
 
 
-def photographs(folder: str | None, least: int) -> list[np.ndarray]:
-    """uint8 [height, width, 3] of every photograph in `folder`, in the order of names; None: scikit-learn's, halved.
+def load_photographs(folder: str | None, least: int) -> list[np.ndarray]:
+    """Return the photographs in `folder`, uint8 [height, width, 3], sorted by name; None: the two of scikit-learn.
 
-    Halved, so that a piece of 28 pixels shows some of the photograph's structure and not only sky.
+    Those of scikit-learn are halved in size, so that a patch of 28 pixels shows some structure and not only sky.
 
     Raises:
-        UsageError: a folder without photographs, a damaged one, or one with a side of less than `least` pixels.
+        UsageError: The folder has no photographs, or one is damaged or has a side of less than `least` pixels.
     """
     if folder is None:
-        from sklearn.datasets import load_sample_images  # late: a second to import
+        from sklearn.datasets import load_sample_images  # imported late: takes a second
 
         return [np.asarray(Image.fromarray(image).reduce(2)) for image in load_sample_images().images]
-    place = Path(folder).expanduser()
-    paths = [place / name for name in image_files(place)] if place.is_dir() else []
+    root = Path(folder).expanduser()
+    paths = [root / name for name in image_files(root)] if root.is_dir() else []
     if not paths:
-        raise UsageError(f"data.photographs={folder}: no {', '.join(ENDINGS)} in it; null: scikit-learn's")
+        raise UsageError(f"data.photographs={folder}: contains no {', '.join(ENDINGS)}; use null for scikit-learn's")
     return [_opened(path, least) for path in paths]
 
 
 def _opened(path: Path, least: int) -> np.ndarray:
-    found = np.asarray(opened(path))
-    if min(found.shape[:2]) < least:
-        raise UsageError(f"{path}: {found.shape[1]} x {found.shape[0]} pixels; needs {least} x {least} or more")
-    return found
+    pixels = np.asarray(open_image(path))
+    if min(pixels.shape[:2]) < least:
+        raise UsageError(f"{path}: {pixels.shape[1]} x {pixels.shape[0]} pixels; expected at least {least} x {least}")
+    return pixels

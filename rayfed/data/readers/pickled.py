@@ -1,4 +1,4 @@
-"""Pickle files that hold numbers and texts and nothing else: a file from elsewhere cannot run code."""
+"""A restricted reader for pickle files: only numbers, strings and containers, so that a file cannot run code."""
 
 import _codecs
 import pickle
@@ -13,7 +13,10 @@ from rayfed.core.errors import UsageError
 ALLOWED = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _codecs.encode,  # how Python 3 writes bytes for Python 2, and in the next line no bytes
+    (
+        "_codecs",
+        "encode",
+    ): _codecs.encode,  # bytes as Python 3 writes them for Python 2 (next line: empty ones)
     ("__builtin__", "bytes"): bytes,
     **{(f"numpy.{core}.multiarray", "_reconstruct"): multiarray._reconstruct for core in ("core", "_core")},  # type: ignore[attr-defined]
     **{(f"numpy.{core}.multiarray", "scalar"): multiarray.scalar for core in ("core", "_core")},  # type: ignore[attr-defined]
@@ -21,7 +24,7 @@ ALLOWED = {
 }
 
 
-class _Numbers(pickle.Unpickler):
+class _RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
@@ -29,14 +32,14 @@ class _Numbers(pickle.Unpickler):
 
 
 def read_pickle(path: Path, expected: str) -> Any:
-    """What a pickle file of Python 2 or 3 holds: arrays, numbers, texts, and lists, tuples and dicts of these.
+    """Read a pickle file of Python 2 or 3 with arrays, numbers, strings, and lists, tuples and dicts of these.
 
     Raises:
-        UsageError: a file that is empty, cut short, damaged, or holds anything else; the line says what was `expected`.
+        UsageError: The file is empty, truncated, damaged or contains anything else; the message states `expected`.
     """
     try:
         with open(path, "rb") as file:
-            return _Numbers(file, encoding="latin1").load()
+            return _RestrictedUnpickler(file, encoding="latin1").load()
     except Exception as error:  # a damaged pickle can raise anything
         reason = " ".join(str(error).split())
-        raise UsageError(f"{path}: empty, cut short or damaged ({reason}); expected {expected}") from error
+        raise UsageError(f"{path}: empty, truncated or damaged ({reason}); expected {expected}") from error

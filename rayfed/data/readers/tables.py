@@ -1,4 +1,4 @@
-"""Files of columns, read with pyarrow: Parquet, and Arrow streams as the package `datasets` writes them."""
+"""Readers for tables with pyarrow: Parquet files, and Arrow streams as written by the package `datasets`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,36 +10,37 @@ from pyarrow import ipc, parquet
 from rayfed.core.errors import UsageError
 
 ENDINGS = (".parquet", ".arrow")
-_END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream; pyarrow itself does without it and would miss a cut
+# End of an Arrow stream; pyarrow does not require it, so it would not notice truncation.
+_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def schema(path: Path) -> pa.Schema:
-    """The columns of a file.
+    """Return the schema of a file.
 
     Raises:
-        UsageError: for a file that is missing, empty, cut short or damaged, as all functions here.
+        UsageError: The file is missing, empty, truncated or damaged; this holds for all functions of this module.
     """
     with _readable(path):
         return _arrow(path).schema if path.suffix == ".arrow" else parquet.read_schema(path)
 
 
 def read(path: Path, columns: Sequence[str]) -> pa.Table:
-    """Some columns of a file, whole; an Arrow file is mapped into memory, not read."""
+    """Return some columns of a file; an Arrow file is memory-mapped, not read."""
     check_columns(path, columns)
     with _readable(path):
-        wanted = list(dict.fromkeys(columns))
+        names = list(dict.fromkeys(columns))
         if path.suffix == ".arrow":
-            table = _arrow(path).read_all().select(wanted)
+            table = _arrow(path).read_all().select(names)
         else:
             file = parquet.ParquetFile(path)
-            table = file.read(columns=wanted)
+            table = file.read(columns=names)
             _check_rows(file, table.num_rows)
         table.validate(full=True)
         return table
 
 
 def batches(path: Path, column: str, size: int) -> Iterator[pa.Array]:
-    """One column of a file, at most `size` rows at a time."""
+    """Yield one column of a file, at most `size` rows at a time."""
     check_columns(path, [column])
     with _readable(path):
         if path.suffix == ".arrow":
@@ -55,15 +56,15 @@ def batches(path: Path, column: str, size: int) -> Iterator[pa.Array]:
 
 
 def check_columns(path: Path, columns: Sequence[str]) -> None:
-    """Refuses a file without one of the `columns`."""
-    found = schema(path).names
+    """Raise UsageError if a file lacks one of the `columns`."""
+    names = schema(path).names
     for column in columns:
-        if column not in found:
-            raise UsageError(f"{path}: no column {column!r}; it has {', '.join(found) or 'none'}")
+        if column not in names:
+            raise UsageError(f"{path}: no column {column!r}; it has {', '.join(names) or 'none'}")
 
 
 def _check_rows(file: parquet.ParquetFile, rows: int) -> None:
-    """pyarrow takes a column that a damaged page cut short for a whole one."""
+    """Check the number of rows, as pyarrow does not notice a column that a damaged page has shortened."""
     if rows != file.metadata.num_rows:
         raise ValueError(f"a column of {rows} rows, but the file says {file.metadata.num_rows}")
 
@@ -84,6 +85,6 @@ def _readable(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, EOFError) as error:
         if isinstance(error, UsageError):
             raise
-        kind = "Arrow stream" if path.suffix == ".arrow" else "Parquet file"
+        kind = "an Arrow stream" if path.suffix == ".arrow" else "a Parquet file"
         reason = " ".join(str(error).split())
-        raise UsageError(f"{path}: missing, empty, cut short, damaged or no {kind} ({reason})") from error
+        raise UsageError(f"{path}: missing, empty, truncated, damaged or not {kind} ({reason})") from error

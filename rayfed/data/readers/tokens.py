@@ -1,4 +1,4 @@
-"""Texts as rows of word numbers."""
+"""Texts as rows of token numbers."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,15 +12,15 @@ _TABLE = str.maketrans(_MARKS | {'"': "", ";": " ", ":": " "})
 
 
 def words(text: str) -> list[str]:
-    """The words and marks of an English text, in small letters: the rules of torchtext's "basic_english".
+    """Return the lower-case words of an English text by the rules of torchtext's "basic_english".
 
-    The marks ' . , ( ) ! ? are words of their own; quotation marks, colons, semicolons and <br /> are left out.
+    The punctuation marks ' . , ( ) ! ? are separate words; quotation marks, colons, semicolons and <br /> are removed.
     """
     return text.lower().replace("<br />", " ").translate(_TABLE).split()
 
 
 def vocabulary(texts: Iterable[str], size: int) -> dict[str, int]:
-    """Numbers from 2 for the most frequent words, `size` in all with padding (0) and unknown (1); ties by alphabet."""
+    """Number the most frequent words from 2; `size` includes padding (0) and unknown (1); ties by alphabet."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(words(text))
@@ -29,8 +29,8 @@ def vocabulary(texts: Iterable[str], size: int) -> dict[str, int]:
 
 
 def encode(out: np.ndarray, texts: Iterable[str], numbers: dict[str, int]) -> None:
-    """Fills `out` [n, length], which is zero, with the first words of each text."""
+    """Fill `out` [n, length], which must be zero, with the numbers of the first words of each text."""
     length = out.shape[1]
     for row, text in enumerate(texts):
-        found = [numbers.get(word, UNKNOWN) for word in words(text)[:length]]
-        out[row, : len(found)] = found
+        row_numbers = [numbers.get(word, UNKNOWN) for word in words(text)[:length]]
+        out[row, : len(row_numbers)] = row_numbers

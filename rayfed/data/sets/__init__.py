@@ -1,4 +1,4 @@
-"""Datasets, one file each or one for a family; the table is all that knows them by name."""
+"""Datasets, one file per dataset or family. `DATASETS` is their registry."""
 
 DATASETS = {
     "mini_digits": "rayfed.data.sets.mini_digits:MiniDigits",

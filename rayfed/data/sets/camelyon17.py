@@ -1,4 +1,4 @@
-"""Camelyon17 as WILDS publishes it: tumours in patches of tissue from five hospitals."""
+"""Camelyon17-WILDS: tumours in tissue patches from five hospitals."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,14 +7,14 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Entry, Listing
-from rayfed.data.readers.dataset_paths import ROOT, place
+from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
 from rayfed.data.readers.wilds_metadata import read_metadata
 from rayfed.data.sets.image_domains import ImageFiles
 
 URL = "https://wilds.stanford.edu/datasets/#camelyon17"
 NUMBERS = ("x_coord", "y_coord", "tumor", "center", "split")
 HOSPITALS = 5
-TRAIN, ID_VAL = 0, 1  # in the column split; of hospitals 1 and 2 it says nothing that is used
+TRAIN, ID_VAL = 0, 1  # values of the column split that are used; those of hospitals 1 and 2 are not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,38 +24,40 @@ class Camelyon17(ImageFiles):
     From https://wilds.stanford.edu, 10 GB: `camelyon17_v1.0/metadata.csv` and
     `patches/patient_004_node_4/patch_patient_004_node_4_x_3328_y_21792.png`. Public domain (CC0).
 
-    The hospitals are the domains and the clients. Hospital 1 is WILDS' validation domain and hospital 2 its test
-    domain: by default nobody holds them. With split=published, WILDS' in-distribution validation patches are the test
-    examples of hospitals 0, 3 and 4, and hospitals 1 and 2 must be held out.
+    Domains and clients are the hospitals. Hospital 1 is WILDS' validation domain and hospital 2 its test domain; both
+    are held out by default. With split=published, WILDS' in-distribution validation patches are the test examples of
+    hospitals 0, 3 and 4, and hospitals 1 and 2 must be held out.
     """
 
     name: ClassVar[str] = "camelyon17"
 
-    root: str | None = option(None, help=ROOT)
-    size: int = option(96, low=8, help="side of the images, to which they are shrunk or enlarged")
-    held_out: list[str] = option(["hospital-1", "hospital-2"], help='hospitals that nobody holds: the "ood" test sets')
-    split: str = option("published", choices=("published", "random"), help="WILDS' in-distribution split, or drawn")
+    root: str | None = option(None, help=ROOT_HELP)
+    size: int = option(96, low=8, help="side to which images are resized")
+    held_out: list[str] = option(["hospital-1", "hospital-2"], help='hospitals no client holds: the "ood" test sets')
+    split: str = option("published", choices=("published", "random"), help="WILDS' in-distribution split, or random")
 
-    def known(self) -> tuple[str, ...]:
+    def available_domains(self) -> tuple[str, ...]:
         return tuple(f"hospital-{number}" for number in range(HOSPITALS))
 
     def load(self) -> Dataset:
-        """The patches that are kept; `client` is the hospital.
+        """Return the patches that are kept; `client` is the hospital.
 
         Raises:
-            UsageError: a table or patches that are missing or damaged, or options that do not fit.
+            UsageError: The table or patches are missing or damaged, or the options contradict each other.
         """
-        domains = self.chosen()
-        free = {"hospital-1", "hospital-2"} & set(domains) - set(self.held_out)
-        if self.split == "published" and free:
-            raise UsageError(f"data.split=published: has no split of {min(free)}; hold it out, or data.split=random")
+        domains = self.selected_domains()
+        without_split = {"hospital-1", "hospital-2"} & set(domains) - set(self.held_out)
+        if self.split == "published" and without_split:
+            raise UsageError(
+                f"data.split=published: {min(without_split)} has no split; hold it out, or use data.split=random"
+            )
         expected = "metadata.csv and the folder patches"
-        folder = place(self.root, ("camelyon17_v1.0", "camelyon17"), expected=expected, source=URL)
+        folder = find_dataset_folder(self.root, ("camelyon17_v1.0", "camelyon17"), expected=expected, source=URL)
         path = folder / "metadata.csv"
         table = read_metadata(path, NUMBERS, ("patient", "node"), URL)
-        for name, most in (("tumor", 1), ("center", HOSPITALS - 1)):
-            if table[name].max() > most:
-                raise UsageError(f"{path}: {name} {table[name].max()}; expected 0..{most}")
+        for name, highest in (("tumor", 1), ("center", HOSPITALS - 1)):
+            if table[name].max() > highest:
+                raise UsageError(f"{path}: {name} {table[name].max()}; expected 0..{highest}")
         numbers = {int(domain[-1]): number for number, domain in enumerate(domains)}
         entries = [
             Entry(

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from the pickle files for Python, as torchvision keeps them."""
+"""CIFAR-10 and CIFAR-100 from their pickle files for Python, in the folders that torchvision uses."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +8,10 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.dataset import Dataset, row_numbers
-from rayfed.data.normalisation import Colour
-from rayfed.data.readers.array_files import ArrayFiles, Arrays, checked, joined
-from rayfed.data.readers.dataset_paths import ROOT, place
+from rayfed.data.dataset import Dataset, index_within_group
+from rayfed.data.normalisation import ChannelNormalisation
+from rayfed.data.readers.array_files import ArrayFiles, Arrays, join_splits, validated_arrays
+from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
 from rayfed.data.readers.pickled import read_pickle
 
 SOURCES = ("train", "test")
@@ -19,8 +19,8 @@ SIDE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class CifarFiles(Colour):
-    """`<root>/<folder>/` with the pickles of the training and of the test images."""
+class CifarFiles(ChannelNormalisation):
+    """Base class: `<root>/<folder>/` contains the pickles of the training and test images."""
 
     name: ClassVar[str]
     folder: ClassVar[str]
@@ -31,37 +31,37 @@ class CifarFiles(Colour):
     url: ClassVar[str]
     default_partition: ClassVar[str] = "dirichlet"
 
-    root: str | None = option(None, help=ROOT)
+    root: str | None = option(None, help=ROOT_HELP)
 
     def files(self) -> ArrayFiles:
-        """All images [60000, 3, 32, 32], training images first.
+        """Return all images [60000, 3, 32, 32], training images first.
 
         Raises:
-            UsageError: files that are missing, damaged or of another kind.
+            UsageError: Files are missing, damaged or of another kind.
         """
         names = (*self.train, *self.test)
-        places = (self.folder, f"cifar{self.classes}/{self.folder}")
-        folder = place(self.root, places, expected=", ".join(names), source=self.url)
+        folders = (self.folder, f"cifar{self.classes}/{self.folder}")
+        folder = find_dataset_folder(self.root, folders, expected=", ".join(names), source=self.url)
         for file in names:
             if not (folder / file).is_file():
                 raise UsageError(f"{folder / file}: no such file; expected {', '.join(names)}; from {self.url}")
 
         def read() -> Arrays:
             parts = [[self._read(folder / file) for file in side] for side in (self.train, self.test)]
-            return joined(*parts)
+            return join_splits(*parts)
 
         return ArrayFiles(self.folder, folder, names, read, published=f"CIFAR{self.classes}")
 
     def _read(self, path: Path) -> Arrays:
         expected = f"a pickled dict with the keys data and {self.key}"
-        held = read_pickle(path, expected)
-        if not isinstance(held, dict) or not {"data", self.key} <= set(held):
-            raise UsageError(f"{path}: no pickle of CIFAR's; expected {expected}")
-        rows = checked(path, held["data"], held[self.key], (3 * SIDE * SIDE,), self.classes)
+        content = read_pickle(path, expected)
+        if not isinstance(content, dict) or not {"data", self.key} <= set(content):
+            raise UsageError(f"{path}: not a CIFAR pickle; expected {expected}")
+        rows = validated_arrays(path, content["data"], content[self.key], (3 * SIDE * SIDE,), self.classes)
         return rows._replace(images=rows.images.reshape(-1, 3, SIDE, SIDE))
 
     def load(self) -> Dataset:
-        """All images; `is_test` marks the test images, `source` is train or test, `index` the row in it."""
+        """Return all images; `is_test` marks the test images, `source` is train or test, `index` the row in it."""
         files = self.files()
         return Dataset.of(
             self.name,
@@ -71,14 +71,14 @@ class CifarFiles(Colour):
             num_classes=self.classes,
             source=files.is_test.astype(np.int8),
             sources=SOURCES,
-            index=row_numbers(files.is_test),
+            index=index_within_group(files.is_test),
             **self.normalisation(),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10(CifarFiles):
-    """CIFAR-10 (Krizhevsky 2009): 60,000 images of 32 x 32 of ten kinds of things, 6,000 each; no licence is stated.
+    """CIFAR-10 (Krizhevsky 2009): 60,000 images of 32 x 32 in ten classes of 6,000 each; no licence is stated.
 
     From https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz (md5 c58f30108f718f92721af3b95e74349a), unpacked:
     `cifar-10-batches-py/data_batch_1` to `data_batch_5` and `test_batch`.
@@ -95,10 +95,10 @@ class Cifar10(CifarFiles):
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar100(CifarFiles):
-    """CIFAR-100 (Krizhevsky 2009): 60,000 images of 32 x 32 of 100 kinds of things; no licence is stated.
+    """CIFAR-100 (Krizhevsky 2009): 60,000 images of 32 x 32 in 100 classes; no licence is stated.
 
     From https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz (md5 eb9058c3a382ffc7106e4002c42a8d85), unpacked:
-    `cifar-100-python/train` and `test`. Labels are the fine ones. FedDebias: mean=[.507,.487,.441] and
+    `cifar-100-python/train` and `test`. Labels are the fine labels. FedDebias: mean=[.507,.487,.441] and
     std=[.267,.256,.276].
     """
 

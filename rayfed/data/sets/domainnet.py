@@ -1,4 +1,4 @@
-"""DomainNet with its 345 classes, and with the ten of FedBN."""
+"""DomainNet with all 345 classes, and with the ten of FedBN."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +18,19 @@ class DomainNet10(FedBnLists):
     """Ten classes of DomainNet in six domains, those of FedBN (Li et al. 2021) and ADCOL: 22,851 images.
 
     From https://ai.bu.edu/M3SDA (the cleaned version) or the links in https://github.com/med-air/FedBN:
-    `DomainNet/clipart/bird/*.jpg`; folders of other classes may lie beside them. With split=published, FedBN's lists
+    `DomainNet/clipart/bird/*.jpg`; folders of other classes are ignored. With split=published, FedBN's lists
     `DomainNet/clipart_train.pkl`, `clipart_test.pkl`, … For research (fair use).
     """
 
     name: ClassVar[str] = "domainnet10"
-    places: ClassVar[tuple[str, ...]] = ("DomainNet", "domainnet", "domain_net")
+    dataset_folders: ClassVar[tuple[str, ...]] = ("DomainNet", "domainnet", "domain_net")
     folders: ClassVar[dict[str, tuple[str, ...]]] = {name: (name,) for name in DOMAINS}
     classes: ClassVar[tuple[str, ...]] = (
         "bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra",
     )  # fmt: skip
     count: ClassVar[int] = 10
     url: ClassVar[str] = "https://ai.bu.edu/M3SDA"
-    others: ClassVar[bool] = True
+    ignore_others: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class DomainNet(DomainNet10):
 
     From https://ai.bu.edu/M3SDA: the six archives and the twelve lists `DomainNet/clipart_train.txt`,
     `clipart_test.txt`, … with lines such as `clipart/aircraft_carrier/clipart_001_000001.jpg 0`. For research (fair
-    use). At 64 x 64 its images take 7.2 GB of the cache, at 224 x 224 88 GB; `per_party` or `share` makes it less.
+    use). The images take 7.2 GB of the cache at 64 x 64, and 88 GB at 224 x 224; `per_party` or `share` reduces this.
     """
 
     name: ClassVar[str] = "domainnet"
@@ -48,17 +48,17 @@ class DomainNet(DomainNet10):
     count: ClassVar[int] = 345
 
     split: str = option(
-        "published", choices=("published", "random"), help="the lists' training and test images, or pooled and drawn"
+        "published", choices=("published", "random"), help="the split of the lists, or a random one of all images"
     )
 
     def load(self) -> Dataset:
-        """As DomainNet's lists name them.
+        """Return the images in DomainNet's lists.
 
         Raises:
-            UsageError: lists or images that are missing, empty or damaged, or an option that does not fit them.
+            UsageError: Lists or images are missing, empty or damaged, or an option does not match them.
         """
-        domains = self.chosen()
-        folder = self.place()
+        domains = self.selected_domains()
+        folder = self.dataset_folder()
         entries = [
             Entry(file, label, number, part == "test")
             for number, domain in enumerate(domains)
@@ -69,17 +69,17 @@ class DomainNet(DomainNet10):
 
 
 def read_list(path: Path, classes: int, url: str) -> list[tuple[str, int]]:
-    """The files and labels of a list with a line "file label" for each image."""
+    """Return the files and labels of a list with one line "file label" per image."""
     if not path.is_file():
         raise UsageError(f"{path}: no such file; expected DomainNet's list of images and labels; from {url}")
-    found = []
+    entries = []
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
         file, _, label = line.rpartition(" ")
         if not file or not label.isdecimal():
-            raise UsageError(f"{path}, line {number}: {line[:80]!r}; expected a file and its label, 0..{classes - 1}")
+            raise UsageError(f"{path}, line {number}: {line[:80]!r}; expected a file name and a label 0..{classes - 1}")
         if int(label) >= classes:
             raise UsageError(f"{path}, line {number}: label {label}; expected 0..{classes - 1}")
-        found.append((file, int(label)))
-    if not found:
+        entries.append((file, int(label)))
+    if not entries:
         raise UsageError(f"{path}: has no lines; expected one per image")
-    return found
+    return entries

@@ -1,4 +1,4 @@
-"""How mini_digits draws a digit in each of its five styles; every function returns uint8 [28, 28, 3]."""
+"""The five drawing styles of mini_digits; every function returns an image, uint8 [28, 28, 3]."""
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -30,28 +30,28 @@ FONTS = (
 
 
 def plain(digit: np.ndarray, random: Random) -> np.ndarray:
-    """As MNIST: white strokes on black, 20 pixels high, the middle of the ink at the centre."""
+    """Draw a digit as in MNIST: white strokes on black, 20 pixels high, centred."""
     mask = centred(ink(digit, 20), SIDE)
     return as_pixels(np.repeat(mask[:, :, None], 3, axis=2))
 
 
 def blended(digit: np.ndarray, photographs: list[np.ndarray], random: Random) -> np.ndarray:
-    """As MNIST-M (Ganin et al. 2016): |photograph - digit| in each colour."""
+    """Draw a digit as in MNIST-M (Ganin et al. 2016): |photograph - digit| in each channel."""
     mask = centred(ink(digit, 22), SIDE)
     return as_pixels(np.abs(patch(photographs, random) - mask[:, :, None]))
 
 
 def blurred(digit: np.ndarray, random: Random) -> np.ndarray:
-    """As USPS: drawn on 16 x 16 pixels, which it nearly fills, slanted a little, and enlarged without sharpness."""
+    """Draw a digit as in USPS: slightly slanted, nearly filling 16 x 16 pixels, and enlarged so that it is blurred."""
     small = np.zeros((16, 16), np.float32)
     width = int(random.integers(10, 15))
     left = (16 - width) // 2
     small[1:15, left : left + width] = resized(digit / 16, (width, 14), Image.Resampling.BILINEAR)
     slant = random.uniform(-0.25, 0.25)
-    leaning = Image.fromarray(small).transform(
+    slanted = Image.fromarray(small).transform(
         (16, 16), Image.Transform.AFFINE, (1, slant, -slant * 7.5, 0, 1, 0), Image.Resampling.BILINEAR
     )
-    mask = resized(np.asarray(leaning), (SIDE, SIDE), Image.Resampling.BICUBIC).clip(0, 1)
+    mask = resized(np.asarray(slanted), (SIDE, SIDE), Image.Resampling.BICUBIC).clip(0, 1)
     grey = mask ** random.uniform(0.7, 1.1) * random.uniform(0.8, 1.0)
     return as_pixels(np.repeat(grey[:, :, None], 3, axis=2))
 
@@ -59,15 +59,15 @@ def blurred(digit: np.ndarray, random: Random) -> np.ndarray:
 def street(
     digit: np.ndarray, left: np.ndarray, right: np.ndarray, photographs: list[np.ndarray], random: Random
 ) -> np.ndarray:
-    """As SVHN: one digit of a house number, its neighbours cut off by the frame, one colour on a wall of another."""
+    """Draw a digit as in SVHN: part of a house number with cropped neighbours, in one colour on a wall of another."""
     height = int(random.integers(19, 25))
     step = int(height * random.uniform(0.66, 0.8))
     canvas = np.zeros((3 * SIDE, 3 * SIDE), np.float32)
     middle = 3 * SIDE // 2
     for neighbour, shift in ((left, -step), (right, step), (digit, 0)):
         if neighbour is digit or random.random() < 0.8:
-            place = canvas[middle - SIDE // 2 :, middle - SIDE // 2 + shift :][:SIDE, :SIDE]
-            np.maximum(place, centred(ink(neighbour, height), SIDE), out=place)
+            window = canvas[middle - SIDE // 2 :, middle - SIDE // 2 + shift :][:SIDE, :SIDE]
+            np.maximum(window, centred(ink(neighbour, height), SIDE), out=window)
     turned = Image.fromarray(canvas).rotate(random.uniform(-8, 8), Image.Resampling.BILINEAR)
     down, across = random.integers(-2, 3, size=2)
     top = middle - SIDE // 2
@@ -79,13 +79,13 @@ def street(
 
 
 def font(label: int, random: Random) -> np.ndarray:
-    """As SynthDigits: printed in one of eight DejaVu faces, at any place, colour and tilt, on a shaded ground."""
-    large = 4 * SIDE  # drawn large and reduced, for smooth edges
+    """Draw a digit as in SynthDigits: one of eight DejaVu fonts, any position, colour and tilt, a shaded background."""
+    large = 4 * SIDE  # drawn large and then reduced, for smooth edges
     canvas = Image.new("L", (large, large))
     face = typeface(FONTS[random.integers(len(FONTS))], int(4 * random.integers(20, 28)))
     shift = random.uniform(-9, 9, size=2)
-    place = (large / 2 + float(shift[0]), large / 2 + float(shift[1]))
-    ImageDraw.Draw(canvas).text(place, str(label), fill=255, font=face, anchor="mm")
+    position = (large / 2 + float(shift[0]), large / 2 + float(shift[1]))
+    ImageDraw.Draw(canvas).text(position, str(label), fill=255, font=face, anchor="mm")
     turned = canvas.rotate(random.uniform(-20, 20), Image.Resampling.BILINEAR)
     mask = np.asarray(turned.resize((SIDE, SIDE), Image.Resampling.BOX), np.float32)[:, :, None] / 255
     front, back = colours(random, contrast=0.4)

@@ -1,4 +1,4 @@
-"""What drawing a digit takes: strokes, places, colours, blur and letters."""
+"""Helpers to draw digits: strokes, positions, colours, blur and fonts."""
 
 from functools import cache
 from pathlib import Path
@@ -12,13 +12,13 @@ Random = np.random.Generator
 
 
 def ink(digit: np.ndarray, height: int) -> np.ndarray:
-    """Strokes [height, height] in [0, 1] from an 8 x 8 digit of 0..16: enlarged, then the soft edges made steep."""
+    """Enlarge an 8 x 8 digit of values 0..16 to strokes [height, height] in [0, 1] with sharpened edges."""
     large = resized(digit / 16, (height, height), Image.Resampling.BICUBIC)
     return np.clip((large - 0.2) / 0.55, 0, 1)
 
 
 def centred(mask: np.ndarray, side: int) -> np.ndarray:
-    """`mask` on a square of zeros, with the middle of its ink's columns and rows at the centre."""
+    """Place `mask` on a square of zeros so that the bounding box of its strokes is centred."""
     framed = np.zeros((side, side), np.float32)
     rows, columns = (np.flatnonzero(mask.max(axis=axis) > 0.3) for axis in (1, 0))
     if not len(rows) or not len(columns):
@@ -30,20 +30,20 @@ def centred(mask: np.ndarray, side: int) -> np.ndarray:
 
 
 def resized(values: np.ndarray, size: tuple[int, int], method: Image.Resampling) -> np.ndarray:
-    """Floats [h, w] at `size` (width, height)."""
+    """Resize floats [h, w] to `size` (width, height)."""
     return np.asarray(Image.fromarray(values.astype(np.float32)).resize(size, method))
 
 
 def patch(photographs: list[np.ndarray], random: Random) -> np.ndarray:
-    """A random 28 x 28 x 3 piece, in [0, 1], of one of the photographs."""
+    """Return a random patch [28, 28, 3] in [0, 1] of one of the photographs."""
     photograph = photographs[random.integers(len(photographs))]
     top, left = (int(random.integers(size - SIDE + 1)) for size in photograph.shape[:2])
     return photograph[top : top + SIDE, left : left + SIDE] / np.float32(255)
 
 
 def colours(random: Random, *, contrast: float, faded: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """Two colours whose brightness differs by at least `contrast`; `faded` 1 would leave only their greys."""
-    weights = np.array([0.299, 0.587, 0.114])  # of red, green and blue in what the eye takes for brightness
+    """Draw two colours whose brightness differs by at least `contrast`; `faded` is the share of grey mixed in."""
+    weights = np.array([0.299, 0.587, 0.114])  # of red, green and blue in the perceived brightness
     while True:
         front, back = random.random((2, 3))
         if abs(weights @ (front - back)) >= contrast:
@@ -51,25 +51,25 @@ def colours(random: Random, *, contrast: float, faded: float = 0.0) -> tuple[np.
 
 
 def gradient(random: Random, strength: float) -> np.ndarray:
-    """A shade [28, 28, 1] that rises in a random direction from -strength / 2 to strength / 2 at most."""
+    """Return a gradient [28, 28, 1] in a random direction, within -strength / 2 and strength / 2."""
     angle = random.uniform(0, 2 * np.pi)
     down, across = np.indices((SIDE, SIDE)) / (SIDE - 1) - 0.5
     return (strength * random.random() * (np.sin(angle) * down + np.cos(angle) * across))[:, :, None]
 
 
 def smoothed(pixels: np.ndarray, radius: float) -> np.ndarray:
-    """`pixels` after a Gaussian blur."""
+    """Apply a Gaussian blur to `pixels`."""
     return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
 
 
 def as_pixels(values: np.ndarray) -> np.ndarray:
-    """Floats in [0, 1] as uint8."""
+    """Convert floats in [0, 1] to uint8."""
     return np.rint(values.clip(0, 1) * 255).astype(np.uint8)
 
 
 @cache
 def typeface(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """One of the fonts that matplotlib ships."""
+    """Load one of the fonts that matplotlib ships."""
     import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name), size)

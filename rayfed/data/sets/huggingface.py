@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, from a folder on disk and without the package `datasets`."""
+"""Datasets of the Hugging Face hub in a local folder, read without the package `datasets`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,23 +12,23 @@ from rayfed.data.dataset import Dataset
 from rayfed.data.readers import tables
 from rayfed.data.readers.columns import TEST
 from rayfed.data.readers.hub_folders import tables_by_split
-from rayfed.data.readers.labelled_rows import LabelledRows
+from rayfed.data.readers.labelled_table import LabelledTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFace(LabelledRows):
-    """A folder with a labelled dataset of the hub, read by pyarrow; nothing is fetched.
+class HuggingFace(LabelledTable):
+    """A labelled dataset of the hub in a local folder, read by pyarrow; nothing is downloaded.
 
-    `folder` is what `datasets.Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote, a copy of the dataset's
-    repository with its Parquet files (`hf download … --repo-type dataset`), or its folder in the cache of
-    huggingface_hub (`datasets--owner--name`) or of datasets. Licences are those of the datasets; see their pages.
+    `folder` was written by `datasets.Dataset.save_to_disk` or `DatasetDict.save_to_disk`, is a copy of the dataset's
+    repository with its Parquet files (`hf download … --repo-type dataset`), or is its folder in the cache of
+    huggingface_hub (`datasets--owner--name`) or of datasets. For licences, see the datasets' pages.
 
-    Columns are used as in `parquet`. The split called test holds the test examples, all others are for training; many
-    datasets with clients or domains have no such split, so a quarter of each is for testing by default, and
-    `partition.test=null` takes the split.
+    Columns are used as in `parquet`. The split named test contains the test examples; all others are for training. Many
+    datasets with clients or domains have no such split, so by default a quarter of each client or domain is used for
+    testing; `partition.test=null` uses the split.
     """
 
-    folder: str = option(help="the folder")
+    folder: str = option(help="folder of the dataset")
     splits: list[str] | None = option(None, help="splits to read; null: all")
 
     @property
@@ -36,19 +36,20 @@ class HuggingFace(LabelledRows):
         return {} if self.default_partition == "iid" else {"test": 0.25}
 
     def load(self) -> Dataset:
-        """The rows of all splits, training first; `source` is the split and `index` the row in it.
+        """Return the rows of all splits, training first; `source` is the split and `index` the row in it.
 
         Raises:
-            UsageError: a folder of another form, files that are missing or damaged, columns as in `parquet`.
+            UsageError: The folder has another format, files are missing or damaged, or columns do not match, as in
+                `parquet`.
         """
         folder = Path(self.folder).expanduser()
-        found = tables_by_split(folder)
+        by_split = tables_by_split(folder)
         for split in self.splits or []:
-            if split not in found:
-                raise UsageError(f"data.splits={self.splits}: {folder} has {', '.join(found)}")
-        splits = sorted(self.splits or found, key=lambda split: (split in TEST, split))
-        files = [path for split in splits for path in found[split]]
-        counts = [sum(len(tables.read(path, [self.label])) for path in found[split]) for split in splits]
+            if split not in by_split:
+                raise UsageError(f"data.splits={self.splits}: {folder} has {', '.join(by_split)}")
+        splits = sorted(self.splits or by_split, key=lambda split: (split in TEST, split))
+        files = [path for split in splits for path in by_split[split]]
+        counts = [sum(len(tables.read(path, [self.label])) for path in by_split[split]) for split in splits]
         source = np.repeat(np.arange(len(splits), dtype=np.int8), counts)
         is_test = np.isin(source, [number for number, split in enumerate(splits) if split in TEST])
         name = folder.name.removeprefix("datasets--").rpartition("--")[2]

@@ -1,4 +1,4 @@
-"""Five small domains of digits made from what scikit-learn and matplotlib carry, so that nothing is downloaded."""
+"""Five small domains of digits, generated from data in scikit-learn and matplotlib without any download."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,87 +6,87 @@ from typing import ClassVar
 import numpy as np
 
 from rayfed.core.options import option
-from rayfed.data.cache import Arrays, cached
-from rayfed.data.chosen_domains import ChosenDomains
+from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import generator
-from rayfed.data.readers.photographs import photographs
+from rayfed.data.domain_selection import DomainSelection
+from rayfed.data.draws import numpy_generator
+from rayfed.data.readers.photographs import load_photographs
 from rayfed.data.sets import drawing
 
 VERSION = 2  # raise it when the pixels change
 DOMAINS = ("plain", "blended", "blurred", "street", "font")
 HANDWRITTEN = DOMAINS[:4]
-PER_DOMAIN = 449  # the 1,797 handwritten digits over four domains
+PER_DOMAIN = 449  # 1,797 handwritten digits over four domains
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiniDigits(ChosenDomains):
-    """Digits in five domains in the manner of Digits-5, 449 colour images of 28 x 28 each, a fifth of them for testing.
+class MiniDigits(DomainSelection):
+    """Digits in five domains similar to Digits-5, with 449 colour images of 28 x 28 each, a fifth of them for testing.
 
-    The digits are scikit-learn's 1,797 handwritten ones of 8 x 8 (from UCI, Alpaydin and Kaynak 1998), each used in
-    one domain only; the backgrounds come from scikit-learn's two photographs. "plain" is like MNIST, "blended" like
-    MNIST-M, "blurred" like USPS, "street" like SVHN (the neighbours in a picture come from its own domain and its own
-    side of the train/test split), and "font" like SynthDigits, printed in fonts that matplotlib carries.
+    The digits are scikit-learn's 1,797 handwritten digits of 8 x 8 (from UCI, Alpaydin and Kaynak 1998), each used in
+    only one domain; the backgrounds come from scikit-learn's two photographs. "plain" is like MNIST, "blended" like
+    MNIST-M, "blurred" like USPS, "street" like SVHN (an image's neighbouring digits come from its own domain and its
+    own side of the train/test split), and "font" like SynthDigits, printed in fonts that matplotlib ships.
 
     Labels are balanced to within one image per domain. `source` is "digits" (`index`: the row in load_digits) or
     "font". Mean and std are 0.5 per channel, as FedBN and ADCOL normalise Digits-5.
     """
 
-    seed: int = option(0, low=0, help="of which digit goes where and of all drawing")
-    per_domain: int | None = option(None, low=10, high=PER_DOMAIN, help="at most so many images per domain; null: 449")
+    seed: int = option(0, low=0, help="seed of the assignment of digits to domains and of all drawing")
+    per_domain: int | None = option(None, low=10, high=PER_DOMAIN, help="maximum of images per domain; null: 449")
 
     name: ClassVar[str] = "mini_digits"
     default_partition: ClassVar[str] = "domains"
 
     def __post_init__(self) -> None:
-        self.chosen()
+        self.selected_domains()
 
-    def known(self) -> tuple[str, ...]:
+    def available_domains(self) -> tuple[str, ...]:
         return DOMAINS
 
     def load(self) -> Dataset:
-        """The chosen domains one after the other; within each, every prefix is about a fifth test images."""
-        domains = self.chosen()
-        made = cached(self.name, {"version": VERSION, "seed": self.seed}, lambda: make(self.seed))
+        """Return the selected domains one after the other; about a fifth of each prefix of a domain are test images."""
+        domains = self.selected_domains()
+        arrays = cached_arrays(self.name, {"version": VERSION, "seed": self.seed}, lambda: generate(self.seed))
         size = self.per_domain or PER_DOMAIN
         rows = np.concatenate([DOMAINS.index(name) * PER_DOMAIN + np.arange(size) for name in domains])
         return Dataset.of(
             self.name,
-            np.ascontiguousarray(made["images"][rows].transpose(0, 3, 1, 2)),
-            made["labels"][rows],
-            is_test=made["is_test"][rows],
+            np.ascontiguousarray(arrays["images"][rows].transpose(0, 3, 1, 2)),
+            arrays["labels"][rows],
+            is_test=arrays["is_test"][rows],
             num_classes=10,
             domain=np.repeat(np.arange(len(domains), dtype=np.int16), size),
             domains=domains,
-            source=made["source"][rows],
+            source=arrays["source"][rows],
             sources=("digits", "font"),
-            index=made["index"][rows],
+            index=arrays["index"][rows],
             mean=(0.5,) * 3,
             std=(0.5,) * 3,
             ood=tuple(self.held_out),
         )
 
 
-def make(seed: int) -> Arrays:
-    """All five domains: images uint8 [2245, 28, 28, 3] and, for each, label, is_test, source code and index."""
-    from sklearn.datasets import load_digits  # late: a second to import, not needed with a cache
+def generate(seed: int) -> Arrays:
+    """Generate all five domains: images, uint8 [2245, 28, 28, 3], and their labels, is_test, source codes and index."""
+    from sklearn.datasets import load_digits  # imported late: takes a second, and a cached dataset does not need it
 
     digits = load_digits()
-    pictures = photographs(None, drawing.SIDE)
-    originals = deal(digits.target, generator(seed, 0))
+    pictures = load_photographs(None, drawing.SIDE)
+    rows_of = split_rows(digits.target, numpy_generator(seed, 0))
     is_test = np.arange(PER_DOMAIN) % 5 == 4
     images: list[np.ndarray] = []
     labels = []
     for position, domain in enumerate(DOMAINS):
-        random = generator(seed, 1, position)
+        random = numpy_generator(seed, 1, position)
         if domain == "font":
-            faces = random.permutation(np.arange(PER_DOMAIN) % 10)
-            labels.append(faces)
-            images.extend(drawing.font(int(label), random) for label in faces)
+            printed = random.permutation(np.arange(PER_DOMAIN) % 10)
+            labels.append(printed)
+            images.extend(drawing.font(int(label), random) for label in printed)
             continue
-        own = digits.images[originals[position]]
-        labels.append(digits.target[originals[position]])
-        for row, digit in enumerate(own):
+        domain_digits = digits.images[rows_of[position]]
+        labels.append(digits.target[rows_of[position]])
+        for row, digit in enumerate(domain_digits):
             if domain == "plain":
                 images.append(drawing.plain(digit, random))
             elif domain == "blended":
@@ -94,20 +94,20 @@ def make(seed: int) -> Arrays:
             elif domain == "blurred":
                 images.append(drawing.blurred(digit, random))
             else:
-                left, right = own[random.choice(np.flatnonzero(is_test == is_test[row]), 2)]
+                left, right = domain_digits[random.choice(np.flatnonzero(is_test == is_test[row]), 2)]
                 images.append(drawing.street(digit, left, right, pictures, random))
     return {
         "images": np.stack(images),
         "labels": np.concatenate(labels).astype(np.int64),
         "is_test": np.tile(is_test, len(DOMAINS)),
         "source": np.repeat(np.array([0] * len(HANDWRITTEN) + [1], np.int8), PER_DOMAIN),
-        "index": np.concatenate([*originals, np.arange(PER_DOMAIN)]).astype(np.int64),
+        "index": np.concatenate([*rows_of, np.arange(PER_DOMAIN)]).astype(np.int64),
     }
 
 
-def deal(labels: np.ndarray, random: np.random.Generator) -> list[np.ndarray]:
-    """Disjoint rows of load_digits for each handwritten domain, shuffled, the classes as even as they come."""
+def split_rows(labels: np.ndarray, random: np.random.Generator) -> list[np.ndarray]:
+    """Return disjoint, shuffled rows of load_digits for each handwritten domain, with classes as equal as possible."""
     shuffled = random.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    hands = len(HANDWRITTEN)
-    return [random.permutation(by_class[hand::hands][:PER_DOMAIN]) for hand in range(hands)]
+    count = len(HANDWRITTEN)
+    return [random.permutation(by_class[domain::count][:PER_DOMAIN]) for domain in range(count)]

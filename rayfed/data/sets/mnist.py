@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from their four IDX files, in the folders that torchvision keeps them in."""
+"""MNIST and Fashion-MNIST from their four IDX files, in the folders that torchvision uses."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,78 +10,78 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
-from rayfed.data.dataset import Dataset, row_numbers
+from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import per_channel
 from rayfed.data.readers import checksums, idx
-from rayfed.data.readers.dataset_paths import ROOT, datasets
+from rayfed.data.readers.dataset_paths import ROOT_HELP, datasets_folder
 
-VERSION = 1  # raise it when the array that is kept changes
+VERSION = 1  # raise it when the cached array changes
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdxFiles:
-    """Where four IDX files lie: `<root>/<folder>/raw/`, plain or as .gz; the folder may be read-only."""
+    """Base class: four IDX files in `<root>/<folder>/raw/`, plain or as .gz; the folder may be read-only."""
 
-    folder: ClassVar[str] = "MNIST"  # also the name of torchvision's class, which knows the checksums
+    folder: ClassVar[str] = "MNIST"  # also the name of torchvision's class, which lists the checksums
 
-    root: str | None = option(None, help=ROOT)
-    download: bool = option(False, help="fetch the files with torchvision where they are missing")
+    root: str | None = option(None, help=ROOT_HELP)
+    download: bool = option(False, help="download missing files with torchvision")
 
     def pool(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """All images [N, 1, 28, 28], labels [N], source codes [N] (0 train, 1 t10k) and rows in their files [N].
+        """Return images [N, 1, 28, 28], labels [N], source codes [N] (0 train, 1 t10k) and rows in their files [N].
 
         The images are read-only, and decoded once for all runs on this machine.
 
         Raises:
-            UsageError: files that are missing, damaged, or cannot be fetched.
+            UsageError: Files are missing or damaged, or cannot be downloaded.
         """
-        root = datasets(self.root)
+        root = datasets_folder(self.root)
         raw = root / self.folder / "raw"
         missing = [file for file in idx.FILES if idx.find(raw, file) is None]
         if missing and self.download:
-            self._fetch(root, raw)
+            self._download(root, raw)
         elif missing:
             raise UsageError(
                 f"{raw}: no {', '.join(missing)} (plain or .gz); "
-                f"set data.download=true to fetch them, or data.root to the folder that holds {self.folder}/raw"
+                f"set data.download=true to download them, or data.root to the folder that contains {self.folder}/raw"
             )
         files = {file: path for file in idx.FILES if (path := idx.find(raw, file)) is not None}
-        forms = [idx.shape(files[file], dimensions=3) for file in idx.FILES[::2]]
-        sizes = {form[1:] for form in forms}
+        shapes = [idx.read_shape(files[file], dimensions=3) for file in idx.FILES[::2]]
+        sizes = {shape[1:] for shape in shapes}
         if len(sizes) > 1:
             raise UsageError(f"{raw}: train and t10k images differ in size: {sorted(sizes)}")
-        counts = [form[0] for form in forms]
+        counts = [shape[0] for shape in shapes]
 
         def fill(images: np.ndarray) -> None:
             checksums.compare([path for path in files.values() if path.suffix == ".gz"], self.folder)
             pairs = idx.read_pairs(raw)
-            np.concatenate([pairs[source][0] for source in idx.SOURCES], out=images[:, 0])
+            np.concatenate([pairs[name][0] for name in idx.SOURCES], out=images[:, 0])
 
         key = {"version": VERSION, "files": [hashlib.sha256(path.read_bytes()).hexdigest() for path in files.values()]}
-        shape = (sum(counts), 1, *forms[0][1:])
+        shape = (sum(counts), 1, *shapes[0][1:])
         images = memory_mapped(self.folder.lower(), key, shape, "uint8", fill)
         labels = np.concatenate([idx.read(files[file], dimensions=1) for file in idx.FILES[1::2]]).astype(np.int64)
-        code = np.repeat(np.arange(2, dtype=np.int8), counts)
-        return images, labels, code, row_numbers(code)
+        source = np.repeat(np.arange(2, dtype=np.int8), counts)
+        return images, labels, source, index_within_group(source)
 
-    def _fetch(self, root: Path, raw: Path) -> None:
-        from rayfed.core import torchvision_cpu  # late: only a download needs torchvision
+    def _download(self, root: Path, raw: Path) -> None:
+        from rayfed.core import torchvision_cpu  # imported late: only a download needs torchvision
 
         torchvision_cpu.prepare()
         import torchvision
 
         try:
             getattr(torchvision.datasets, self.folder)(str(root), download=True)
-        except (OSError, RuntimeError) as error:  # no network, no mirror that answers, a folder that is read-only
+        except (OSError, RuntimeError) as error:  # no network, no responding mirror, or a read-only folder
             reason = " ".join(str(error).split())
-            raise UsageError(f"data.download=true: could not fetch {self.folder} into {raw}: {reason}") from error
+            raise UsageError(f"data.download=true: could not download {self.folder} into {raw}: {reason}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mnist(IdxFiles):
     """MNIST (LeCun, Cortes and Burges): 70,000 grey 28 x 28 images of ten digits, train and t10k pooled.
 
-    .gz files are compared with the checksums that torchvision has, once, when they are read for the cache.
+    .gz files are compared with torchvision's checksums once, when they are read for the cache.
     """
 
     name: ClassVar[str] = "mnist"
@@ -95,7 +95,7 @@ class Mnist(IdxFiles):
         per_channel(self.std, 1, where="data.std")
 
     def load(self) -> Dataset:
-        """All images; `is_test` marks t10k, `source` is train or t10k, `index` the row in that file."""
+        """Return all images; `is_test` marks t10k, `source` is train or t10k, `index` the row in that file."""
         images, labels, source, index = self.pool()
         return Dataset.of(
             self.name,
@@ -113,7 +113,7 @@ class Mnist(IdxFiles):
 
 @dataclass(frozen=True, kw_only=True)
 class FashionMnist(Mnist):
-    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017): 70,000 grey 28 x 28 images of ten kinds of clothing."""
+    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017): 70,000 grey 28 x 28 images of clothes in ten classes."""
 
     name: ClassVar[str] = "fashion_mnist"
     folder: ClassVar[str] = "FashionMNIST"

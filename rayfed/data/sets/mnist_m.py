@@ -1,9 +1,9 @@
-"""MNIST and MNIST-M, the latter made from the former: Ganin et al. 2016, "Domain-Adversarial Training of Neural
+"""MNIST, and MNIST-M generated from it: Ganin et al. 2016, "Domain-Adversarial Training of Neural
 Networks", section 5.2.4.
 
-    MNIST-M:  |photograph − digit|, a random piece of a random photograph, in each colour
+    MNIST-M:  |photograph − digit| in each channel, with a random patch of a random photograph
 
-Ganin et al. took the photographs of BSDS500; any folder of photographs serves.
+Ganin et al. used the photographs of BSDS500; any folder of photographs works.
 """
 
 from dataclasses import dataclass
@@ -14,54 +14,54 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.cache import digest, memory_mapped
+from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
-from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, Colour
-from rayfed.data.partition import generator, share
+from rayfed.data.draws import floor_share, numpy_generator
+from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, ChannelNormalisation
 from rayfed.data.readers import idx
-from rayfed.data.readers.decoding import resized
-from rayfed.data.readers.photographs import photographs
+from rayfed.data.readers.decoding import resize_image
+from rayfed.data.readers.photographs import load_photographs
 from rayfed.data.sets.mnist import IdxFiles
 
 VERSION = 1  # raise it when the pixels change
 SIDE = 28
-BLOCK = 1024  # digits that are drawn at a time
+BLOCK = 1024  # digits processed at a time
 DOMAINS = ("mnist", "mnist_m")
 SOURCES = (*idx.SOURCES, *(f"mnist_m/{source}" for source in idx.SOURCES))
-HELD_OUT = 0.1  # share of the digits that are for testing
+TEST_SHARE = 0.1  # share of the digits used for testing
 
 
 @dataclass(frozen=True, kw_only=True)
-class MnistM(IdxFiles, Colour):
+class MnistM(IdxFiles, ChannelNormalisation):
     """Two domains in colour, MNIST and MNIST-M, with the split of FRAug's Digits (Chen et al. 2023, appendix).
 
-    The 70,000 digits are shuffled. A tenth, the same in both domains, is for testing; of the others MNIST takes its
-    `share` from the front and MNIST-M from the back, so that up to a half they have no digit in common. Whatever the
-    partition, both versions of a digit are on one side: what is tested is trained on in neither domain.
+    The 70,000 digits are shuffled. A tenth, the same in both domains, is used for testing. Of the others, MNIST takes
+    its `share` from the front and MNIST-M from the back, so that they have no training digit in common if `share` is at
+    most 0.5. The two versions of a digit form a leakage group: no partition trains on one and tests on the other.
     """
 
     name: ClassVar[str] = "mnist_m"
     default_partition: ClassVar[str] = "domains"
 
-    share: float = option(1.0, above=0, high=1, help="share of the training digits in use; 0.01 in FRAug")
-    tests: int | None = option(None, low=1, help="at most so many test images per domain; null: 7000")
-    size: int = option(32, choices=(28, 32), help="side of the images; 32: enlarged from 28 x 28, bilinear")
+    share: float = option(1.0, above=0, high=1, help="share of the training digits to use; FRAug: 0.01")
+    tests: int | None = option(None, low=1, help="maximum of test images per domain; null: 7000")
+    size: int = option(32, choices=(28, 32), help="side of the images; 32: enlarged bilinearly from 28 x 28")
     photographs: str | None = option(None, help="folder of photographs (.jpg, .png); null: scikit-learn's two")
     mean: list[float] = option(IMAGENET_MEAN, help="subtracted from images in [0, 1]; one number or three")
     std: list[float] = option(IMAGENET_STD, above=0, help="images are divided by it; one number or three")
-    seed: int = option(0, low=0, help="of which digits are kept, and of the pieces of the photographs")
+    seed: int = option(0, low=0, help="seed of the choice of digits and of the patches of the photographs")
 
     def load(self) -> Dataset:
-        """MNIST, then MNIST-M; `index` is the row of a digit in its file, `source` says which file and which domain."""
+        """Return MNIST, then MNIST-M; `index` is the row of a digit in its file, `source` its file and domain."""
         digits, labels, source, index = self.pool()
         if digits.shape[1:] != (1, SIDE, SIDE):
             raise UsageError(f"data=mnist_m: images of {digits.shape[2]} x {digits.shape[3]}; expected 28 x 28")
-        order = generator(self.seed).permutation(len(labels))
-        held = order[: share(len(order), HELD_OUT)]
-        free = order[len(held) :]
-        count = max(1, share(len(free), self.share))
-        tests = held[: self.tests]
-        kept = [np.concatenate([train, tests]) for train in (free[:count], free[-count:])]
+        order = numpy_generator(self.seed).permutation(len(labels))
+        test_pool = order[: floor_share(len(order), TEST_SHARE)]
+        train_pool = order[len(test_pool) :]
+        count = max(1, floor_share(len(train_pool), self.share))
+        tests = test_pool[: self.tests]
+        kept = [np.concatenate([train, tests]) for train in (train_pool[:count], train_pool[-count:])]
         rows = np.concatenate(kept)
         domain = np.repeat(np.arange(2, dtype=np.int16), count + len(tests))
         return Dataset.of(
@@ -75,46 +75,49 @@ class MnistM(IdxFiles, Colour):
             source=source[rows] + len(idx.SOURCES) * domain,
             sources=SOURCES,
             index=index[rows],
-            original=rows,
+            leakage_group=rows,
             **self.normalisation(),
         )
 
     def _images(self, digits: np.ndarray, kept: list[np.ndarray]) -> np.ndarray:
-        """uint8 [n, 3, size, size], read-only; a digit's piece of a photograph depends on its row and the seed."""
-        plain, pasted = kept
-        pictures = photographs(self.photographs, SIDE)
+        """Return the images, uint8 [n, 3, size, size], read-only; a digit's patch depends on its row and the seed."""
+        plain, merged = kept
+        pictures = load_photographs(self.photographs, SIDE)
 
         def fill(out: np.ndarray) -> None:
             for start in range(0, len(plain), BLOCK):
                 block = digits[plain[start : start + BLOCK]].repeat(3, axis=1)
                 out[start : start + len(block)] = enlarged(block, self.size)
-            places = generator(self.seed, 1).random((3, len(digits)))
-            for start in range(0, len(pasted), BLOCK):
-                rows = pasted[start : start + BLOCK]
-                block = blended(digits[rows], pictures, *places[:, rows])
+            positions = numpy_generator(self.seed, 1).random((3, len(digits)))
+            for start in range(0, len(merged), BLOCK):
+                rows = merged[start : start + BLOCK]
+                block = blended(digits[rows], pictures, *positions[:, rows])
                 out[len(plain) + start :][: len(rows)] = enlarged(block, self.size)
 
-        key = {"version": VERSION, "seed": self.seed, "made of": digest(digits, *kept, *pictures)}
-        shape = (len(plain) + len(pasted), 3, self.size, self.size)
+        key = {"version": VERSION, "seed": self.seed, "made of": array_hash(digits, *kept, *pictures)}
+        shape = (len(plain) + len(merged), 3, self.size, self.size)
         return memory_mapped(self.name, key, shape, "uint8", fill)
 
 
 def blended(
     digits: np.ndarray, pictures: list[np.ndarray], picture: np.ndarray, top: np.ndarray, left: np.ndarray
 ) -> np.ndarray:
-    """uint8 [n, 3, 28, 28]: |piece − digit| of `digits` [n, 1, 28, 28], places [n] in [0, 1) of what is possible."""
-    made = np.empty((len(digits), 3, SIDE, SIDE), np.uint8)
+    """Compute |patch − digit| for `digits` [n, 1, 28, 28]: uint8 [n, 3, 28, 28].
+
+    `picture`, `top` and `left` [n] in [0, 1) select a photograph and a position, relative to the number of choices.
+    """
+    images = np.empty((len(digits), 3, SIDE, SIDE), np.uint8)
     for row, digit in enumerate(digits):
-        chosen = pictures[int(picture[row] * len(pictures))]
-        high, wide = (side - SIDE + 1 for side in chosen.shape[:2])
+        photograph = pictures[int(picture[row] * len(pictures))]
+        high, wide = (side - SIDE + 1 for side in photograph.shape[:2])
         y, x = int(top[row] * high), int(left[row] * wide)
-        piece = chosen[y : y + SIDE, x : x + SIDE].transpose(2, 0, 1)
-        made[row] = np.abs(piece.astype(np.int16) - digit)
-    return made
+        patch = photograph[y : y + SIDE, x : x + SIDE].transpose(2, 0, 1)
+        images[row] = np.abs(patch.astype(np.int16) - digit)
+    return images
 
 
 def enlarged(images: np.ndarray, size: int) -> np.ndarray:
-    """uint8 [n, 3, 28, 28] at `size`."""
+    """Resize images, uint8 [n, 3, 28, 28], to `size`."""
     if size == images.shape[-1]:
         return images
-    return np.stack([resized(Image.fromarray(image.transpose(1, 2, 0)), size) for image in images])
+    return np.stack([resize_image(Image.fromarray(image.transpose(1, 2, 0)), size) for image in images])

@@ -1,4 +1,4 @@
-"""MNIST or Fashion-MNIST with a view to each domain: feature skew so strong that one set of weights serves it badly."""
+"""MNIST or Fashion-MNIST with a different view in each domain: feature skew too strong for one shared model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,38 +9,38 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import generator
+from rayfed.data.draws import numpy_generator
 from rayfed.data.readers import idx
-from rayfed.data.rotate import halve
+from rayfed.data.rotation import halve
 from rayfed.data.sets.mnist import IdxFiles
 
 
 def plain(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """As they are."""
+    """Return the images unchanged."""
     return images
 
 
 def inverted(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Black on white."""
+    """Invert the images: black on white."""
     return 255 - images
 
 
 def turned(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """A quarter turn, counter-clockwise."""
+    """Rotate by 90 degrees, counter-clockwise."""
     return np.rot90(images, axes=(2, 3))
 
 
 def textured(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """|image - texture|, a texture for each image: 5 x 5 random greys, blended in between."""
+    """Return |image - texture|, where each image has a texture of 5 x 5 random greys, interpolated bilinearly."""
     side = images.shape[-1]
-    place = np.linspace(0, 4, side)
-    near = np.maximum(0, 1 - np.abs(place[:, None] - np.arange(5))).astype(np.float32)  # [side, 5], bilinear weights
+    position = np.linspace(0, 4, side)
+    weights = np.maximum(0, 1 - np.abs(position[:, None] - np.arange(5))).astype(np.float32)  # bilinear, [side, 5]
     greys = random.random((len(images), 1, 5, 5), dtype=np.float32)
-    return np.abs(images - 255 * (near @ greys @ near.T))
+    return np.abs(images - 255 * (weights @ greys @ weights.T))
 
 
 def faint(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """A fifth of the contrast about the middle grey, with normal noise of a twentieth of the range."""
+    """Reduce the contrast to a fifth and add normal noise with a standard deviation of a twentieth of the range."""
     noise = random.standard_normal(images.shape, dtype=np.float32)
     return 127.5 + 0.2 * (images - np.float32(127.5)) + 255 / 20 * noise
 
@@ -52,36 +52,36 @@ VIEWS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MnistViews(IdxFiles):
-    """A domain for each view: plain, inverted, turned by a quarter, textured, faint.
+    """One domain per view: plain, inverted, turned by 90 degrees, textured, faint.
 
-    Each image is in one domain only. The test examples of a domain come from the t10k images; mean and std are 0.5.
+    Each image is in only one domain. The test examples of a domain come from the t10k images; mean and std are 0.5.
     """
 
     name: ClassVar[str] = "mnist_views"
     default_partition: ClassVar[str] = "domains"
 
-    views: list[str] = option(list(VIEWS), choices=tuple(VIEWS), help="which views, in this order")
-    per_domain: int | None = option(None, low=1, help="at most so many training images per view; null: an equal share")
-    tests_per_domain: int | None = option(None, low=1, help="at most so many test images per view; null: likewise")
-    size: int = option(28, choices=(28, 14), help="side of the images; 14: 2 x 2 means, taken before the view")
-    seed: int = option(0, low=0, help="of which image is seen how, and of textures and noise")
+    views: list[str] = option(list(VIEWS), choices=tuple(VIEWS), help="views to use, in this order")
+    per_domain: int | None = option(None, low=1, help="maximum of training images per view; null: an equal share")
+    tests_per_domain: int | None = option(None, low=1, help="maximum of test images per view; null: an equal share")
+    size: int = option(28, choices=(28, 14), help="side of the images; 14: means of 2 x 2, computed before the view")
+    seed: int = option(0, low=0, help="seed of the assignment of images to views, and of textures and noise")
 
     def __post_init__(self) -> None:
         if not self.views or len(set(self.views)) < len(self.views):
-            raise UsageError(f"data.views={self.views}: name one view at least, and each one once")
+            raise UsageError(f"data.views={self.views}: expected at least one view, each once")
 
     def load(self) -> Dataset:
-        """The views one after the other, the training images of each before its test images."""
+        """Return the views one after the other, each with its training images before its test images."""
         images, labels, source, index = self.pool()
         if images.shape[1:] != (1, 28, 28):
             raise UsageError(f"data={self.name}: images of {images.shape[2]} x {images.shape[3]}; expected 28 x 28")
-        order = generator(self.seed).permutation(len(labels))
+        order = numpy_generator(self.seed).permutation(len(labels))
         parts = [self._rows(order, source, position) for position in range(len(self.views))]
-        seen = [self._seen(images[part], position) for position, part in enumerate(parts)]
+        views = [self._apply_view(images[part], position) for position, part in enumerate(parts)]
         rows = np.concatenate(parts)
         return Dataset.of(
             self.name,
-            np.concatenate(seen),
+            np.concatenate(views),
             labels[rows],
             is_test=source[rows] == 1,
             num_classes=10,
@@ -99,11 +99,11 @@ class MnistViews(IdxFiles):
         shares = [order[source[order] == code][position :: len(self.views)] for code in range(2)]
         return np.concatenate([share[:cap] for share, cap in zip(shares, caps, strict=True)])
 
-    def _seen(self, images: np.ndarray, position: int) -> np.ndarray:
-        small = images if self.size == 28 else halve(images)
+    def _apply_view(self, images: np.ndarray, position: int) -> np.ndarray:
+        resized = images if self.size == 28 else halve(images)
         view = self.views[position]
-        made = VIEWS[view](small, generator(self.seed, 1 + list(VIEWS).index(view)))
-        return np.rint(made).clip(0, 255).astype(np.uint8)
+        values = VIEWS[view](resized, numpy_generator(self.seed, 1 + list(VIEWS).index(view)))
+        return np.rint(values).clip(0, 255).astype(np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""OfficeHome: things of the office and the home in four domains."""
+"""OfficeHome: objects of office and home in four domains."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,7 +18,7 @@ class OfficeHome(DomainFolders):
     """
 
     name: ClassVar[str] = "office_home"
-    places: ClassVar[tuple[str, ...]] = ("OfficeHomeDataset_10072016", "OfficeHome", "office_home")
+    dataset_folders: ClassVar[tuple[str, ...]] = ("OfficeHomeDataset_10072016", "OfficeHome", "office_home")
     folders: ClassVar[dict[str, tuple[str, ...]]] = {
         "art": ("Art", "art"),
         "clipart": ("Clipart", "clipart"),
@@ -28,6 +28,6 @@ class OfficeHome(DomainFolders):
     count: ClassVar[int] = 65
     url: ClassVar[str] = "https://www.hemanthdv.org/officeHomeDataset.html"
 
-    size: int = option(224, low=8, help="side of the images, to which they are shrunk or enlarged")
+    size: int = option(224, low=8, help="side to which images are resized")
     mean: list[float] = option(IMAGENET_MEAN, help="subtracted from images in [0, 1]; one number or three")
     std: list[float] = option(IMAGENET_STD, above=0, help="images are divided by it; one number or three")

@@ -18,7 +18,7 @@ class Pacs(DomainFolders):
     """
 
     name: ClassVar[str] = "pacs"
-    places: ClassVar[tuple[str, ...]] = ("PACS/kfold", "PACS", "pacs/kfold", "pacs")
+    dataset_folders: ClassVar[tuple[str, ...]] = ("PACS/kfold", "PACS", "pacs/kfold", "pacs")
     folders: ClassVar[dict[str, tuple[str, ...]]] = {
         name: (name,) for name in ("photo", "art_painting", "cartoon", "sketch")
     }
@@ -26,6 +26,6 @@ class Pacs(DomainFolders):
     count: ClassVar[int] = 7
     url: ClassVar[str] = "https://dali-dl.github.io/project_iccv2017.html"
 
-    size: int = option(224, low=8, help="side of the images; FedDebias: 32")
+    size: int = option(224, low=8, help="side to which images are resized; FedDebias: 32")
     mean: list[float] = option(IMAGENET_MEAN, help="subtracted from images in [0, 1]; one number or three")
     std: list[float] = option(IMAGENET_STD, above=0, help="images are divided by it; one number or three")

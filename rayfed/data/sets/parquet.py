@@ -1,4 +1,4 @@
-"""A user's own data in Parquet files: numbers, lists of numbers or images, with a label in each row."""
+"""A user's own data in Parquet files: rows of numbers, lists of numbers or images, with labels."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,34 +10,34 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers import columns, tables
-from rayfed.data.readers.labelled_rows import LabelledRows
+from rayfed.data.readers.labelled_table import LabelledTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parquet(LabelledRows):
-    """A Parquet file, or all those of a folder in the order of their names, as one table of labelled rows.
+class Parquet(LabelledTable):
+    """A Parquet file, or all Parquet files of a folder in the order of their names, as one table of labelled rows.
 
-    Images are bytes of PNG, JPEG and so on, in a column of bytes or a struct with a field `bytes`. `split` names a
-    column that marks test examples; without it the partition holds out a quarter of each client or domain.
+    Images are encoded (PNG, JPEG, …) in a column of bytes or of structs with a field `bytes`. `split` names a column
+    that marks test examples; without it, the partition holds out a quarter of each client or domain.
     """
 
-    file: str = option(help="the Parquet file, or a folder of them")
-    split: str | None = option(None, help="column that is test (or true) for test examples, train or val for others")
+    file: str = option(help="path of the Parquet file, or of a folder of them")
+    split: str | None = option(None, help="column with test (or true) for test examples, train or val for others")
 
     @property
     def partition_defaults(self) -> dict[str, Any]:
         return {} if self.split or self.default_partition == "iid" else {"test": 0.25}
 
     def load(self) -> Dataset:
-        """All rows; `index` counts them through all files.
+        """Return all rows; `index` counts them across all files.
 
         Raises:
-            UsageError: a file that is missing or damaged, columns that are missing, of a wrong kind or not filled.
+            UsageError: A file is missing or damaged, or a column is missing, of a wrong type or has empty cells.
         """
         path = Path(self.file).expanduser()
         files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
         if not files or not files[0].is_file():
-            raise UsageError(f"data.file={self.file}: no such file, or no .parquet in the folder")
+            raise UsageError(f"data.file={self.file}: no such file, or a folder without .parquet files")
         size = sum(len(tables.read(file, [self.label])) for file in files)
         is_test = columns.test_rows(files, self.split) if self.split else np.zeros(size, bool)
         return self.dataset(path.stem, files, np.zeros(size, np.int8), ("all",), is_test)

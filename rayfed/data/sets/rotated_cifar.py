@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 by the recipe of FedDebias: every client turns its images by angles of its own mix."""
+"""Rotated CIFAR-10 and CIFAR-100 of FedDebias: every client rotates its images by angles from its own mix."""
 
 import zlib
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset
-from rayfed.data.partition import generator
+from rayfed.data.draws import numpy_generator
 from rayfed.data.population import Examples, TestSet
 from rayfed.data.readers.array_files import ArrayFiles
-from rayfed.data.rotate import rotate
+from rayfed.data.rotation import rotate
 from rayfed.data.sets.cifar import SOURCES, Cifar10, Cifar100, CifarFiles
-from rayfed.data.sets.rotated_mnist import TEN_ANGLES, name_of
+from rayfed.data.sets.rotated_mnist import TEN_ANGLES, angle_name
 
 VERSION = 1  # raise it when the pixels change
 
 
 @dataclass(frozen=True)
-class TurnedByMix:
-    """A dataset's `personal`: client i draws q ~ Dirichlet(alpha), and by q an angle for each image, once and for all.
+class RotationMix:
+    """The client view in which client i draws q ~ Dirichlet(alpha), and for each image a fixed angle from q.
 
-    The draw is a hash of the seed, the client and the image's pixels, so that an image has its angle wherever it is.
+    That draw is a hash of the seed, the client and the image's pixels, so it does not depend on the image's position.
     """
 
     angles: tuple[int, ...]
@@ -32,32 +32,32 @@ class TurnedByMix:
     seed: int
 
     def mix(self, client: int) -> np.ndarray:
-        """q: the share of each angle."""
-        return generator(self.seed, client).dirichlet([self.alpha] * len(self.angles))
+        """Return q, the share of each angle."""
+        return numpy_generator(self.seed, client).dirichlet([self.alpha] * len(self.angles))
 
     def domain(self, client: int) -> str:
-        return name_of(self.angles[0]) if len(self.angles) == 1 else "mixed"
+        return angle_name(self.angles[0]) if len(self.angles) == 1 else "mixed"
 
     def images(self, client: int, images: np.ndarray) -> np.ndarray:
         start = zlib.crc32(f"{self.seed} {client}".encode())
         draws = np.array([zlib.crc32(image.tobytes(), start) for image in images]) / 2**32
-        which = np.searchsorted(np.cumsum(self.mix(client))[:-1], draws, side="right")
-        made = np.empty_like(images)
+        angle_of = np.searchsorted(np.cumsum(self.mix(client))[:-1], draws, side="right")
+        rotated = np.empty_like(images)
         for number, angle in enumerate(self.angles):
-            own = which == number
-            made[own] = rotate(images[own], angle) if angle else images[own]
-        return made
+            mask = angle_of == number
+            rotated[mask] = rotate(images[mask], angle) if angle else images[mask]
+        return rotated
 
 
 @dataclass(frozen=True, kw_only=True)
 class RotatedCifar(CifarFiles):
-    """What both sets share; `angles=[0]` turns nothing."""
+    """Base class of both datasets; `angles=[0]` rotates nothing."""
 
     mean: list[float] = option([0.0], help="subtracted from images in [0, 1]; one number or three")
     std: list[float] = option([1.0], above=0, help="images are divided by it; one number or three")
-    angles: list[int] = option(list(TEN_ANGLES), low=0, below=360, help="degrees that images are turned by")
+    angles: list[int] = option(list(TEN_ANGLES), low=0, below=360, help="angles of rotation, in degrees")
     angle_alpha: float = option(1.0, above=0, help="concentration of a client's mix of angles")
-    seed: int = option(0, low=0, help="of the mixes and of which image gets which angle")
+    seed: int = option(0, low=0, help="seed of the mixes and of each image's angle")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,10 +65,10 @@ class RotatedCifar(CifarFiles):
             raise UsageError(f"data.angles={self.angles}: expected at least one angle, each once")
 
     def load(self) -> Dataset:
-        """The training images, turned once clients are known, and the common test sets."""
+        """Return the training images, which the client view rotates, and the common test sets."""
         files = self.files()
         train, test = np.flatnonzero(~files.is_test), np.flatnonzero(files.is_test)
-        turned = self._tests(files, test)
+        tests = self._rotated_tests(files, test)
         return Dataset.of(
             self.name,
             files.images()[: len(train)],
@@ -78,15 +78,15 @@ class RotatedCifar(CifarFiles):
             sources=SOURCES[:1],
             index=train,
             tests=tuple(
-                TestSet(name_of(angle), "test", Examples(turned[number], files.labels[test]))
+                TestSet(angle_name(angle), "test", Examples(tests[number], files.labels[test]))
                 for number, angle in enumerate(self.angles)
             ),
-            personal=TurnedByMix(tuple(self.angles), self.angle_alpha, self.seed),
+            client_view=RotationMix(tuple(self.angles), self.angle_alpha, self.seed),
             **self.normalisation(),
         )
 
-    def _tests(self, files: ArrayFiles, rows: np.ndarray) -> np.ndarray:
-        """uint8 [angles, n, 3, 32, 32]."""
+    def _rotated_tests(self, files: ArrayFiles, rows: np.ndarray) -> np.ndarray:
+        """Return the test images at every angle, uint8 [angles, n, 3, 32, 32]."""
 
         def fill(out: np.ndarray) -> None:
             images = np.asarray(files.images()[rows])
@@ -102,12 +102,12 @@ _RECIPE = {"clients": 10, "alpha": 0.1, "validation": 0.2, "test": 0.0}
 
 @dataclass(frozen=True, kw_only=True)
 class RotatedCifar10(RotatedCifar, Cifar10):
-    """CIFAR-10, turned counter-clockwise (FedDebias, section 5.1): bilinear, zero outside.
+    """CIFAR-10, rotated counter-clockwise (FedDebias, section 5.1), bilinearly and with zeros outside of the image.
 
-    Clients share the 50,000 training images, by default by the recipe of FedDebias (10 clients, class mix ~
-    Dirichlet(0.1 x class prior), 20 % held out for validation); each draws its mix of angles and turns each image by
-    an angle of that mix. The 10,000 test images, turned by each of the angles, are common test sets (split "test").
-    angles=[0] is the clean CIFAR-10 of FedDebias' Table 6. Files and source are those of cifar10.
+    Clients share the 50,000 training images, by default as in FedDebias (10 clients, class mix ~ Dirichlet(0.1 x class
+    prior), 20 % held out for validation). Each client draws a mix of angles and rotates each image by an angle from it.
+    The 10,000 test images, rotated by each of the angles, are common test sets (split "test"). angles=[0] is the clean
+    CIFAR-10 of FedDebias' Table 6. Files and source are those of cifar10.
     """
 
     name: ClassVar[str] = "rotated_cifar10"
@@ -117,8 +117,8 @@ class RotatedCifar10(RotatedCifar, Cifar10):
 
 @dataclass(frozen=True, kw_only=True)
 class RotatedCifar100(RotatedCifar, Cifar100):
-    """CIFAR-100, turned as `rotated_cifar10`; a class mix ~ Dirichlet(0.1) for every class, as FedDebias has it for
-    CIFAR-100, which it does not turn. Files and source are those of cifar100."""
+    """CIFAR-100, rotated like `rotated_cifar10`; the class mix is ~ Dirichlet(0.1) for every class, as in FedDebias for
+    CIFAR-100 (without rotation). Files and source are those of cifar100."""
 
     name: ClassVar[str] = "rotated_cifar100"
     default_partition: ClassVar[str] = "lda"

@@ -1,4 +1,4 @@
-"""Rows of an array in a file, as an array that is read only where it is looked at."""
+"""Rows of an array in a file, behind numpy's interface, which are read only when they are used."""
 
 import functools
 import math
@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.data.mapped import checksum
+from rayfed.data.array_cache_file import checksum
 
 View = Callable[[np.ndarray], np.ndarray]
 
 
 class ArrayFile:
-    """An array [N, ...] that lies in a file. Sent to another process it is a path: the receiver opens its own file.
+    """An array [N, ...] in a file. Pickled, it is only a path: the receiving process opens the file itself.
 
-    Rows are read, not mapped: pages then count as the machine's cache, which all processes share, and not as theirs,
-    and a disk that fails raises OSError instead of killing the process.
+    Rows are read, not memory-mapped. Pages then belong to the operating system's cache, which all processes share,
+    instead of to each process, and a failing disk raises OSError instead of killing the process.
     """
 
     def __init__(self, path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype):
@@ -32,35 +32,35 @@ class ArrayFile:
 
     def __getstate__(self) -> dict[str, Any]:
         if self._checksum is None:
-            self._checksum = self._sum(self._opened())
+            self._checksum = self._sum(self._descriptor())
         return {**self.__dict__, "_file": None}
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Fills `out` [n, ...], contiguous, with the rows, each contiguous run of them at once, in the file's order."""
+        """Fill `out` [n, ...], contiguous, with `rows`; each contiguous run is read at once, in the file's order."""
         if not out.nbytes:
             return
-        file, target = self._opened(), out.data.cast("B")
+        file, target = self._descriptor(), out.data.cast("B")
         order = np.argsort(rows, kind="stable")
         breaks = np.flatnonzero((np.diff(rows[order]) != 1) | (np.diff(order) != 1)) + 1
         firsts = np.concatenate([[0], breaks])
         counts = np.diff(np.append(firsts, len(rows))) * self.row_bytes
         sources = self.offset + rows[order[firsts]] * self.row_bytes
         runs = list(zip(sources.tolist(), counts.tolist(), (order[firsts] * self.row_bytes).tolist(), strict=True))
-        if hasattr(os, "posix_fadvise"):  # what is not in memory comes from the disk all at once, not one by one
+        if hasattr(os, "posix_fadvise"):  # lets the system fetch all runs from the disk at once, not one by one
             for source, count, _ in runs:
                 os.posix_fadvise(file, source, count, os.POSIX_FADV_WILLNEED)
-        for source, count, place in runs:
-            self._fill(file, source, target[place : place + count])
+        for source, count, position in runs:
+            self._fill(file, source, target[position : position + count])
 
     def _fill(self, file: int, source: int, target: memoryview) -> None:
         while target:
-            got = os.preadv(file, [target], source)
-            if not got:
+            count = os.preadv(file, [target], source)
+            if not count:
                 raise OSError(f"{self.path}: ends at byte {source}; it was longer when it was opened")
-            source, target = source + got, target[got:]
+            source, target = source + count, target[count:]
 
-    def _opened(self) -> int:
-        """The file, opened; one that was sent here is compared with the sender's by the checksum of `mapped`."""
+    def _descriptor(self) -> int:
+        """Return the descriptor of the open file; after unpickling, check that the file is the one that was pickled."""
         if self._file is None:
             try:
                 file = os.open(self.path, os.O_RDONLY)
@@ -68,7 +68,9 @@ class ArrayFile:
                 raise UsageError(f"{self.path}: {error.strerror} on this machine; {_REMEDY}") from error
             weakref.finalize(self, os.close, file)
             if self._checksum is not None and self._sum(file) != self._checksum:
-                raise UsageError(f"{self.path}: differs on this machine from where the run began; {_REMEDY}")
+                raise UsageError(
+                    f"{self.path}: differs on this machine from the machine that started the run; {_REMEDY}"
+                )
             self._file = file
         return self._file
 
@@ -76,36 +78,36 @@ class ArrayFile:
         return checksum(file, self.shape[0] * self.row_bytes, self.offset)
 
 
-_REMEDY = "set RAYFED_CACHE to a folder that all machines share, or start the run once on each of them"
+_REMEDY = "set RAYFED_CACHE to a folder that all machines share, or start the run once on each machine"
 
 
-class Rows:
-    """Some rows of an `ArrayFile`, in an order: what code that reads numpy arrays asks of one, and nothing kept.
+class LazyRows:
+    """A sequence of rows of an `ArrayFile` that can be read like a numpy array, without keeping what was read.
 
-    An index or a slice reads what it selects, `np.asarray` reads all. `view`, where given, is applied to what was read;
-    it must treat each row on its own.
+    An index or a slice reads the selected rows, `np.asarray` reads all of them. `view`, if given, is applied to the
+    rows that were read; it must treat every row on its own.
     """
 
     def __init__(self, file: ArrayFile, rows: np.ndarray, view: View | None = None):
         self.file, self.rows, self.view = file, rows, view
 
     @functools.cached_property
-    def _none(self) -> np.ndarray:
-        """No rows, as they would look."""
-        nothing = np.empty((0, *self.file.shape[1:]), self.file.dtype)
-        return nothing if self.view is None else self.view(nothing)
+    def _empty(self) -> np.ndarray:
+        """An array of no rows, with the right shape and dtype."""
+        empty = np.empty((0, *self.file.shape[1:]), self.file.dtype)
+        return empty if self.view is None else self.view(empty)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.rows), *self._none.shape[1:])
+        return (len(self.rows), *self._empty.shape[1:])
 
     @property
     def dtype(self) -> np.dtype:
-        return self._none.dtype
+        return self._empty.dtype
 
     @property
     def ndim(self) -> int:
-        return self._none.ndim
+        return self._empty.ndim
 
     @property
     def nbytes(self) -> int:
@@ -114,16 +116,16 @@ class Rows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def pick(self, rows: Any) -> "Rows":
-        """Some of these rows, still unread."""
-        return Rows(self.file, self.rows[rows], self.view)
+    def select(self, rows: Any) -> "LazyRows":
+        """Return a selection of these rows without reading them."""
+        return LazyRows(self.file, self.rows[rows], self.view)
 
-    def seen(self, view: View) -> "Rows":
-        """The same rows through `view`, still unread."""
-        return Rows(self.file, self.rows, view)
+    def with_view(self, view: View) -> "LazyRows":
+        """Return the same rows seen through `view`, without reading them."""
+        return LazyRows(self.file, self.rows, view)
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Fills `out` [n, ...], contiguous, with these of the rows."""
+        """Fill `out` [n, ...], contiguous, with the selected rows."""
         if self.view is None:
             self.file.read(self.rows[rows], out)
         else:
@@ -136,27 +138,27 @@ class Rows:
         rows = np.arange(len(self))[first]
         out = np.empty((rows.size, *self.shape[1:]), self.dtype)
         self.read(rows.reshape(-1), out)
-        found = out.reshape(rows.shape + self.shape[1:])
-        return found[(slice(None),) * rows.ndim + tuple(others)] if others else found
+        values = out.reshape(rows.shape + self.shape[1:])
+        return values[(slice(None),) * rows.ndim + tuple(others)] if others else values
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("rows of a file are copied when they are read")
-        found = self[:]
-        return found if dtype is None else found.astype(dtype)
+        values = self[:]
+        return values if dtype is None else values.astype(dtype)
 
 
-def lazy(array: Any) -> Any:
-    """A read-only `np.memmap` of contiguous rows as `Rows` of its file; anything else as it is."""
+def as_lazy_rows(array: Any) -> Any:
+    """Return `LazyRows` for a read-only `np.memmap` of contiguous rows; return anything else unchanged."""
     mapping = getattr(array, "_mmap", None) if isinstance(array, np.memmap) else None
     if mapping is None or array.mode != "r" or not array.filename or not array.ndim or not array.flags.c_contiguous:
         return array
-    start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY  # where in the file the mapping begins
+    start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY  # position in the file at which the mapping starts
     inside = array.__array_interface__["data"][0] - np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
     file = ArrayFile(Path(array.filename).absolute(), start + inside, array.shape, array.dtype)
-    return Rows(file, np.arange(len(array)))
+    return LazyRows(file, np.arange(len(array)))
 
 
-def pick(array: Any, rows: Any) -> Any:
-    """`array[rows]`, unread where the array is `Rows`."""
-    return array.pick(rows) if isinstance(array, Rows) else array[rows]
+def select_rows(array: Any, rows: Any) -> Any:
+    """Return `array[rows]`, without reading it if the array is `LazyRows`."""
+    return array.select(rows) if isinstance(array, LazyRows) else array[rows]

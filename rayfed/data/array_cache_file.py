@@ -1,4 +1,4 @@
-"""Files that hold one array each: whole or not there, checked when opened, and mapped by all who read them."""
+"""Cache files with one array each: written atomically, checked when opened, and memory-mapped by all readers."""
 
 import contextlib
 import json
@@ -12,20 +12,22 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-BLOCK, BLOCKS = 1 << 16, 1 << 10  # what is checked when a file is opened: all of it up to 64 MiB, else as much of it
+# Bytes per block and blocks that the checksum covers: all of a file up to 64 MiB, and 64 MiB of a larger one.
+BLOCK, BLOCKS = 1 << 16, 1 << 10
 
 Fill = Callable[[np.ndarray], None]
 
 
 class CacheUnusable(Exception):
-    """The folder cannot be written, or has no room."""
+    """Raised when the cache folder cannot be written or has no room."""
 
 
-def opened(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap | None:
-    """The array in `path`, read-only; None where the file is missing, cut short, damaged, or of another key.
+def open_array(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap | None:
+    """Return the array in `path`, read-only, or None if the file is missing, truncated, damaged or has another key.
 
-    The array's bytes come first, so that they begin on a page; after them, as JSON, the key and a checksum. Of more
-    than 64 MiB the checksum covers 1,024 blocks, evenly spread: a file that was cut or half written never passes.
+    The array's bytes come first, so that they start on a page; the key and a checksum follow as JSON. For more than
+    64 MiB, the checksum covers 1,024 evenly spaced blocks, which is enough to detect every truncated or half-written
+    file.
     """
     size = _size(shape, dtype)
     try:
@@ -40,27 +42,27 @@ def opened(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype) -> np.
         return None
 
 
-def made(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.memmap:
-    """As `opened`, filling the array first if need be; meanwhile, others that want the same file wait.
+def open_or_create_array(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> np.memmap:
+    """Return the array in `path`, creating it with `fill` if necessary; other processes wait in the meantime.
 
     Raises:
-        CacheUnusable: the folder cannot be written, or has no room for the array.
+        CacheUnusable: The folder cannot be written, or has no room for the array.
     """
-    with _alone(path):
-        found = opened(path, key, shape, dtype)
-        if found is None:
+    with _exclusive_lock(path):
+        array = open_array(path, key, shape, dtype)
+        if array is None:
             _write(path, key, shape, dtype, fill)
-            found = opened(path, key, shape, dtype)
-    if found is None:
+            array = open_array(path, key, shape, dtype)
+    if array is None:
         raise CacheUnusable(f"{path} cannot be read back")
-    return found
+    return array
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    with _reported():
+def _exclusive_lock(path: Path) -> Iterator[None]:
+    with _os_errors_as_unusable():
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_name(f"{path.name.rpartition('-')[0]}.lock"))  # one for all arrays of a dataset
+        lock = FileLock(path.with_name(f"{path.name.rpartition('-')[0]}.lock"))  # one lock per dataset
         lock.acquire()
     try:
         yield
@@ -69,16 +71,17 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> None:
-    """Fills a file beside `path` and renames it, so that a reader sees a whole file or none, also after a crash."""
-    for left in path.parent.glob(f"{path.name}.*.part"):  # of a writer that was killed: this one is alone
-        left.unlink(missing_ok=True)
+    """Fill a file beside `path` and rename it, so that readers see a complete file or none, even after a crash."""
+    # The lock is held, so any such file was left by a writer that was killed.
+    for stale in path.parent.glob(f"{path.name}.*.part"):
+        stale.unlink(missing_ok=True)
     size, temporary = _size(shape, dtype), path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.part")
     try:
-        with _reported():
+        with _os_errors_as_unusable():
             _reserve(temporary, size)
         array = np.memmap(temporary, dtype, "r+", shape=shape)
         fill(array)
-        with _reported():
+        with _os_errors_as_unusable():
             array.flush()
             with open(temporary, "r+b") as file:
                 file.seek(size)
@@ -91,18 +94,18 @@ def _write(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype, fill: 
 
 
 def _reserve(path: Path, size: int) -> None:
-    """A file of `size` bytes whose room on the disk is its own: a page without room would kill whoever fills it."""
+    """Create a file of `size` bytes and allocate its space: writing to a page without space kills the process."""
     free = shutil.disk_usage(path.parent).free
     if size > free:
         raise CacheUnusable(f"{path.parent} has {free / 1e9:.1f} GB free")
     with open(path, "wb") as file:
         if size and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
-        file.truncate(max(size, 1))  # of an empty array, too, there must be something to map
+        file.truncate(max(size, 1))  # mmap needs at least one byte, even for an empty array
 
 
 @contextlib.contextmanager
-def _reported() -> Iterator[None]:
+def _os_errors_as_unusable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -114,7 +117,7 @@ def _size(shape: tuple[int, ...], dtype: np.dtype) -> int:
 
 
 def checksum(file: int, size: int, offset: int = 0) -> int:
-    """CRC-32 of `size` bytes from `offset`, or of blocks spread evenly over them, the first and the last included."""
+    """Return the CRC-32 of `size` bytes from `offset`, or of evenly spaced blocks, including the first and the last."""
     count = -(-size // BLOCK)
     crc = 0
     for block in range(count) if count <= BLOCKS else (k * (count - 1) // (BLOCKS - 1) for k in range(BLOCKS)):

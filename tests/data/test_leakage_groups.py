@@ -7,9 +7,9 @@ from mnist_files import write_mnist
 from PIL import Image
 
 from rayfed.core.errors import UsageError
-from rayfed.data.dataset import Dataset, Part
-from rayfed.data.leakage_groups import capped, drawn, firsts, unheld, versions
-from rayfed.data.load import divided, load
+from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.leakage_groups import cap_rows, draw_groups, expand_groups, first_of_each_group, unheld_rows
+from rayfed.data.loading import load, load_partitioned
 from rayfed.data.partitions.table import save
 
 DIGITS = 400
@@ -71,7 +71,7 @@ PARTITIONS = [
 @pytest.mark.parametrize("name", ["mnist_m", "digits5"])
 @pytest.mark.parametrize(("partition", "chosen"), PARTITIONS)
 def test_no_digit_is_on_two_sides(root, name, partition, chosen):
-    dataset, parts = divided(name, options(name, root), partition, chosen)
+    dataset, parts = load_partitioned(name, options(name, root), partition, chosen)
     train, val, test = sides(dataset, parts)
     assert (len(train & test), len(val & test), len(train & val)) == (0, 0, 0)
     held = np.concatenate([rows for part in parts for rows in part[2:]])
@@ -85,7 +85,7 @@ def test_no_digit_is_on_two_sides(root, name, partition, chosen):
 
 def test_half_of_the_digits_train_each_domain_and_the_same_ones_test_both(root):
     """By hand: of 400 digits 320 train, of which the first 160 in MNIST and the last 160 in MNIST-M, and 80 test."""
-    dataset, _ = divided("digits5", {**options("digits5", root), "share": 0.5})
+    dataset, _ = load_partitioned("digits5", {**options("digits5", root), "share": 0.5})
     found = [
         [set(dataset.index[(dataset.domain == domain) & (dataset.is_test == is_test)]) for is_test in (False, True)]
         for domain in (0, 1)
@@ -97,11 +97,11 @@ def test_half_of_the_digits_train_each_domain_and_the_same_ones_test_both(root):
 
 @pytest.mark.parametrize("name", ["mnist_m", "digits5"])
 def test_a_domain_left_out_shows_nothing_that_is_trained_on_or_is_refused(root, name):
-    dataset, parts = divided(name, options(name, root), None, {}, "mnist_m")
+    dataset, parts = load_partitioned(name, options(name, root), None, {}, "mnist_m")
     train, val, _ = sides(dataset, parts)
     population = load(name, options(name, root), None, {}, "mnist_m")
     (ood,) = population.tests
-    left = unheld(dataset, parts, "mnist_m")
+    left = unheld_rows(dataset, parts, "mnist_m")
     assert len(ood.examples) == len(left) == DIGITS - len(train | val)
     assert not set(digit_of(dataset)[left]) & (train | val)
     with pytest.raises(UsageError, match=r"every example of mnist_m, which is left out, is trained on"):
@@ -110,43 +110,45 @@ def test_a_domain_left_out_shows_nothing_that_is_trained_on_or_is_refused(root, 
 
 def test_a_partition_that_tests_what_it_trains_on_is_refused(root, tmp_path):
     """As a user's own file may say; every partition is looked at."""
-    dataset, _ = divided("mnist_m", options("mnist_m", root))
+    dataset, _ = load_partitioned("mnist_m", options("mnist_m", root))
     zero, one = (np.flatnonzero(dataset.domain == domain) for domain in (0, 1))
-    save(dataset, [Part(0, "both", zero, zero[:0], one)], tmp_path / "split.parquet")
-    with pytest.raises(UsageError, match=r"^partition: 400 test rows of mnist_m, row \d+ the first, show what is"):
+    save(dataset, [ClientRows(0, "both", zero, zero[:0], one)], tmp_path / "split.parquet")
+    with pytest.raises(
+        UsageError, match=r"^partition: 400 test rows of mnist_m, the first of them row \d+, show originals"
+    ):
         load("mnist_m", options("mnist_m", root), "file", {"file": str(tmp_path / "split.parquet"), "validation": 0.0})
 
 
 def test_either_of_the_two_domains_may_be_held_out(root):
     for held in ("mnist", "mnist_m"):
         given = {**options("digits5", root), "held_out": [held], "test": 0.25}
-        dataset, parts = divided("digits5", given)
+        dataset, parts = load_partitioned("digits5", given)
         train, val, test = sides(dataset, parts)
-        left = digit_of(dataset)[unheld(dataset, parts, held)].tolist()
+        left = digit_of(dataset)[unheld_rows(dataset, parts, held)].tolist()
         assert (len(train | val), len(test), sorted(left)) == (300, 100, sorted(test))
 
 
 def test_the_published_files_of_mnist_m_have_no_common_names(root, tmp_path):
     """Nothing says which digit is which there, so rows are dealt one by one, as before."""
     image_sets.digits5(tmp_path)
-    dataset, _ = divided("digits5", {"root": str(tmp_path), "photographs": str(root / "photographs")})
-    assert dataset.original is None
+    dataset, _ = load_partitioned("digits5", {"root": str(tmp_path), "photographs": str(root / "photographs")})
+    assert dataset.leakage_group is None
 
 
 def toy():
-    """Rows 0..5 show originals 7, 8, 9, 7, 8, 5."""
-    return Dataset.of("toy", np.zeros((6, 1), np.float32), np.zeros(6, int), original=np.array([7, 8, 9, 7, 8, 5]))
+    """LazyRows 0..5 show originals 7, 8, 9, 7, 8, 5."""
+    return Dataset.of("toy", np.zeros((6, 1), np.float32), np.zeros(6, int), leakage_group=np.array([7, 8, 9, 7, 8, 5]))
 
 
 def test_versions_by_hand():
     dataset, rows = toy(), np.arange(6)
-    assert firsts(dataset, rows).tolist() == [0, 1, 2, 5]
-    assert firsts(dataset, np.array([4, 3, 1])).tolist() == [4, 3]
-    assert versions(dataset, np.array([2, 1]), rows).tolist() == [2, 1, 4]
-    assert versions(dataset, np.array([1]), np.array([0, 1, 2])).tolist() == [1]
-    assert capped(dataset, np.array([1, 2, 0]), rows, 4).tolist() == [1, 2]
-    assert capped(dataset, np.array([1, 2, 0]), rows, None).tolist() == [1, 2, 0]
-    chosen = drawn(dataset, rows, np.random.default_rng(0), 0.5)
+    assert first_of_each_group(dataset, rows).tolist() == [0, 1, 2, 5]
+    assert first_of_each_group(dataset, np.array([4, 3, 1])).tolist() == [4, 3]
+    assert expand_groups(dataset, np.array([2, 1]), rows).tolist() == [2, 1, 4]
+    assert expand_groups(dataset, np.array([1]), np.array([0, 1, 2])).tolist() == [1]
+    assert cap_rows(dataset, np.array([1, 2, 0]), rows, 4).tolist() == [1, 2]
+    assert cap_rows(dataset, np.array([1, 2, 0]), rows, None).tolist() == [1, 2, 0]
+    chosen = draw_groups(dataset, rows, np.random.default_rng(0), 0.5)
     assert chosen[[0, 1]].tolist() == chosen[[3, 4]].tolist()
-    assert len(np.unique(dataset.original[chosen])) == 2
-    assert drawn(dataset, np.array([0, 1, 2]), np.random.default_rng(0), 0.5) is None
+    assert len(np.unique(dataset.leakage_group[chosen])) == 2
+    assert draw_groups(dataset, np.array([0, 1, 2]), np.random.default_rng(0), 0.5) is None

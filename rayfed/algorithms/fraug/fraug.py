@@ -1,0 +1,320 @@
+"""FRAug: Chen et al. 2023, "FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation",
+Alg. 1 and Eq. 1 to 6, with the scaling of the authors' code.
+
+All clients share a generator g (ω), which makes embeddings. Each client has a network m (φ) of its own, which turns
+them into residuals that are added to real embeddings. Client, in each step, on a batch (X, y):
+
+    1. θ:  u = f(X), prototypes ū_c follow u;  û = u + λ·m(g(z, y), y),  û_c = ū_{y_c} + λ·m(g(z', y_c), y_c)
+           L = (1−κ)·CE(h(u), y) + κ·½[CE(h(sg û), y) + CE(h(sg û_c), y_c)],  κ = min(½, λ),  λ = exp(γ(r−R))
+    2. ω:  v = g(z, y_c);  L = CE(h(v), y_c) − α·D(v, f(X))
+    3. φ:  û, û_c with λ = 1;  L = ½[−H(h(û)) − H(h(û_c))] + β·½[D(û, f(X)) + D(û_c, ū_{y_c})],  H the entropy
+    server: averages θ, without the clients' batch norm, and ω; φ and ū are never sent
+
+y_c cycles over the classes that the client has seen; rounds r count from 0. A model without batch norm works too: all
+of θ is averaged then. The authors' settings: PACS alpha=10 distance_rt=mse; digits distance_g=prototype_mse (unbounded
+below: watch `generated_norm`) interpolate=false; OfficeHome generator_bn=local; SGD 0.01 with momentum 0.5 for θ.
+
+With `augmenter` = uniform, laplace or gaussian there is only step 1, and û is u plus plain noise of scale γ, the same
+in every round. The noise baselines of table 7 augment u alone: use embeddings=u, since otherwise ū_c plus noise is û_c.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
+from rayfed.algorithms.common.soft_labels import one_hot
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.fraug.mmd import mmd
+from rayfed.algorithms.fraug.networks import Generator, RTNet, cycled_classes, entropy, update_prototypes
+from rayfed.core.batch_norm import batch_norm_names, batch_norm_statistics
+from rayfed.core.errors import UsageError
+from rayfed.core.network import gradients, weights_of
+from rayfed.core.optim import SGD
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Task
+from rayfed.core.trees import Weights, only, without
+from rayfed.privacy.laplace import laplace_like
+
+Anchors = Sequence[tuple[Tensor, Tensor]]
+"""Real embeddings [batch, width] to augment, and their classes [batch]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FRAug(FedAvg):
+    """Clients send θ without batch norm, and ω; they keep their batch norm, φ, prototypes and optimisers. The client's
+    model is scored."""
+
+    name: ClassVar[str] = "fraug"
+    reference: ClassVar[str] = "Chen et al. 2023, Alg. 1, Eq. 1 to 6"
+    averaged: ClassVar[tuple[str, ...]] = ("weights", "generator")
+    supports_loss_terms: ClassVar[bool] = False
+    requires_hard_labels: ClassVar[bool] = True
+    default_eval_point: ClassVar[str] = "downloaded"
+
+    # What is augmented, and how
+
+    use_generator: bool = option(True, help="use the shared generator; without it, RTNets receive noise")
+    use_rtnet: bool = option(
+        True, help="use the clients' own networks; without them, the generator's output is mixed in"
+    )
+    embeddings: str = option(
+        "both", choices=("u", "uc", "both"), help="what is augmented: the batch, the prototypes, or both"
+    )
+    interpolate: bool = option(True, help="let the augmentation grow, λ = exp(γ(r−R)); without it, λ = 1")
+    gamma: float = option(0.01, low=0, help="γ of λ; adapt it to the number of rounds (200 in the paper)")
+    latent: int = option(256, low=1, high=65536, help="width of the noise and of the RTNets' hidden layer")
+    noise: str = option("normal", choices=("normal", "uniform"), help="distribution of the noise: N(0, I) or U[0, 1)")
+    conditional: bool = option(True, help="give the class to the generator and the RTNets")
+    augmenter: str = option(
+        "fraug",
+        choices=("fraug", "uniform", "laplace", "gaussian"),
+        help="what makes û: the networks, or plain noise added to u",
+    )
+    noise_scale: float = option(
+        0.1, above=0, help="γ of plain noise: U(−γ, γ), Lap(0, γ) or N(0, γ²) on each value of u"
+    )
+
+    # Local training
+
+    lambda_c: float = option(0.3, above=0, high=1, help="λ_c, rate at which prototypes follow the batches")
+    alpha: float = option(1.0, low=0, help="α, weight of the distance that the generator maximises")
+    beta: float = option(1.0, low=0, help="β, weight of the distance that the RTNets minimise")
+    distance_g: str = option("mmd", choices=("mmd", "prototype_mse"), help="D of the generator's loss")
+    distance_rt: str = option("mmd", choices=("mmd", "mse"), help="D of the RTNets' loss")
+    lr_g: float = option(0.05, above=0, help="learning rate of the generator's SGD")
+    lr_m: float = option(0.05, above=0, help="learning rate of the RTNets' SGD")
+    momentum: float = option(0.5, low=0, below=1, help="momentum of the generator's and the RTNets' SGD")
+
+    # What is kept and averaged
+
+    keep_optimizer: bool = option(True, help="keep the state of all three optimisers with the client between rounds")
+    bn_mode: str = option(
+        "stats", choices=("all", "stats"), help="the batch norm that stays with clients: all of it, or its statistics"
+    )
+    generator_bn: str = option("averaged", choices=("averaged", "local"), help="batch norm of the generator")
+    uniform: bool = option(False, help="average with equal weights, as Alg. 1 is printed, not by training examples")
+
+    @property
+    def generates(self) -> bool:
+        """Whether there is a generator."""
+        return self.use_generator and self.augmenter == "fraug"
+
+    @property
+    def transforms(self) -> bool:
+        """Whether there are RTNets."""
+        return self.use_rtnet and self.augmenter == "fraug"
+
+    def check(self, problem: ProblemSpec) -> None:
+        shape, size = problem.task.feature_shape, problem.batch_size
+        if len(shape) != 1:
+            actual = "x".join(map(str, shape)) if shape else "none, since it has no split point"
+            raise UsageError(f"algorithm.name=fraug: needs features that are vectors, the model's are {actual}")
+        if self.augmenter == "fraug" and not self.generates and not self.transforms:
+            raise UsageError("algorithm.use_generator=false, algorithm.use_rtnet=false: one of them has to augment")
+        if size == 1 or (not problem.drop_last and any(n % size == 1 for n in problem.examples.values())):
+            raise UsageError(
+                f"local.batch_size={size}: algorithm.name=fraug cannot train its batch norm on a batch of one example; "
+                "use another size, or local.drop_last=true"
+            )
+
+    def modules(self, task: Task) -> dict[str, nn.Module]:
+        if len(task.feature_shape) != 1:
+            return {}  # `check` refuses it
+        (width,), classes = task.feature_shape, task.num_classes if self.conditional else 0
+        networks: dict[str, nn.Module] = {}
+        if self.generates:
+            networks["generator"] = Generator(self.latent, width, classes)
+        if self.transforms:
+            networks["rtnet"] = RTNet(self.latent, width, classes)
+        return networks
+
+    # State
+
+    def personal(self, task: Task) -> frozenset[str]:
+        names = batch_norm_names if self.bn_mode == "all" else batch_norm_statistics
+        return task.personal_names | names(task.model.module)
+
+    def personal_generator(self, task: Task) -> frozenset[str]:
+        """Return the names of the generator's weights that stay with the client."""
+        local = self.generates and self.generator_bn == "local"
+        return batch_norm_names(task.modules["generator"].module) if local else frozenset()
+
+    def init(self, ctx: Context) -> State:
+        server = super().init(ctx)
+        if not self.generates:
+            return server
+        generator = ctx.task.modules["generator"].draw_weights()
+        return server | {"generator": without(generator, self.personal_generator(ctx.task))}
+
+    def join(self, ctx: Context) -> State:
+        modules, device = ctx.task.modules, ctx.task.device
+        shape = (ctx.task.num_classes, *ctx.task.feature_shape)
+        state: State = {
+            "prototypes": torch.zeros(shape, device=device),
+            "seen": torch.zeros(shape[0], dtype=torch.bool, device=device),
+            "position": torch.zeros((), dtype=torch.long, device=device),  # in the cycle over the classes
+        }
+        if self.generates:
+            state["generator"] = only(weights_of(modules["generator"].module), self.personal_generator(ctx.task))
+        if self.transforms:
+            state["rtnet"] = modules["rtnet"].draw_weights()
+        return super().join(ctx) | state
+
+    # A round
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return server
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        work = super().start(ctx, client, down)
+        work |= only(client, ("prototypes", "seen", "position", "rtnet"))
+        if self.generates:
+            work["generator"] = down["generator"] | client["generator"]
+        for module, network in ctx.task.modules.items():
+            fresh = self.module_optimizer(module).init(only(work[module], network.parameters))
+            work[f"optimizer_{module}"] = client.get(f"optimizer_{module}", fresh)
+        return work
+
+    def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
+        present = one_hot(batch.y, ctx.task.num_classes).sum(0) > 0
+        seen = work["seen"] | present
+        classes = cycled_classes(seen, work["position"], len(batch.y))
+        work, metrics = self.train_classifier(ctx, work, down, batch, classes)
+        work = work | {"seen": seen, "position": work["position"] + len(batch.y)}
+        u = ctx.task.represent(work["weights"], batch.x)
+        if self.generates:
+            work, generator_metrics = self.train_generator(ctx, work, u, classes)
+            metrics |= generator_metrics
+        if self.transforms:
+            work, rtnet_metrics = self.train_rtnet(ctx, work, self.anchors(u, batch.y, work["prototypes"], classes))
+            metrics |= rtnet_metrics
+        return work, metrics
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        state, up = super().finish(ctx, work, client, down, data)
+        state |= only(work, ("prototypes", "seen", "position", "rtnet"))
+        if self.keep_optimizer:
+            state |= only(work, [f"optimizer_{module}" for module in ctx.task.modules])
+        if self.generates:
+            names = self.personal_generator(ctx.task)
+            state["generator"] = only(work["generator"], names)
+            up["generator"] = without(work["generator"], names)
+        return state, up
+
+    def weight(self, ctx: Context, examples: int) -> float:
+        return 1.0 if self.uniform else super().weight(ctx, examples)
+
+    def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
+        return server | replies.mean
+
+    # The three parts of a step
+
+    def train_classifier(
+        self, ctx: Context, work: State, down: State, batch: Batch, classes: Tensor
+    ) -> tuple[State, dict[str, Tensor]]:
+        """Part 1: train θ on real and augmented embeddings, and update the prototypes."""
+        kappa = min(0.5, self.strength(ctx))
+
+        def objective(trained: Weights) -> tuple[Tensor, tuple[Weights, Tensor]]:
+            weights = work["weights"] | trained
+            real, output = self.loss(ctx, weights, work, down, batch)
+            u = output.features.detach()  # the synthetic terms train the head only
+            prototypes = update_prototypes(work["prototypes"], work["seen"], u, batch.y, self.lambda_c)
+            synthetic = [
+                ctx.task.loss(ctx.task.head(weights, self.augmented(ctx, work, anchors, y)), y)
+                for anchors, y in self.anchors(u, batch.y, prototypes, classes)
+            ]
+            total = (1 - kappa) * real + kappa * torch.stack(synthetic).mean()
+            return total, (output.buffers, prototypes)
+
+        weights = work["weights"]
+        grads, loss, (buffers, prototypes) = gradients(objective, only(weights, self.trained(ctx)))
+        ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
+        return work | {"weights": weights | buffers, "prototypes": prototypes}, {"loss": loss}
+
+    def train_generator(self, ctx: Context, work: State, u: Tensor, classes: Tensor) -> tuple[State, dict[str, Tensor]]:
+        """Part 2: train ω to make embeddings that are classified correctly and lie far from the real ones."""
+        network, weights = ctx.task.modules["generator"], work["generator"]
+        z = self.draw_noise(ctx, len(u), self.latent)
+
+        def objective(trained: Weights) -> tuple[Tensor, tuple[Weights, Tensor]]:
+            v, buffers = network(weights | trained, z, classes)
+            error = ctx.task.loss(ctx.task.head(work["weights"], v, train=False), classes)
+            distance = mmd(v, u) if self.distance_g == "mmd" else F.mse_loss(v, work["prototypes"][classes])
+            return error - self.alpha * distance, (buffers, v.norm(dim=1).mean())
+
+        grads, loss, (buffers, norm) = gradients(objective, only(weights, network.parameters))
+        self.module_optimizer("generator").update_(weights, grads, work["optimizer_generator"])
+        return work | {"generator": weights | buffers}, {"generator_loss": loss, "generated_norm": norm}
+
+    def train_rtnet(self, ctx: Context, work: State, anchors: Anchors) -> tuple[State, dict[str, Tensor]]:
+        """Part 3: train φ to make residuals that confuse the classifier and stay near the real embeddings."""
+        network, weights = ctx.task.modules["rtnet"], work["rtnet"]
+        inputs = [self.generated(ctx, work, y) for _, y in anchors]
+
+        def objective(trained: Weights) -> tuple[Tensor, Weights]:
+            phi = weights | trained
+            buffers: Weights = {}
+            losses = []
+            for (real, y), v in zip(anchors, inputs, strict=True):
+                residual, buffers = network(phi | buffers, v, y)
+                synthetic = real + residual
+                distance = mmd(synthetic, real) if self.distance_rt == "mmd" else F.mse_loss(synthetic, real)
+                confusion = entropy(ctx.task.head(work["weights"], synthetic, train=False))
+                losses.append(self.beta * distance - confusion)
+            return torch.stack(losses).mean(), buffers
+
+        grads, loss, buffers = gradients(objective, only(weights, network.parameters))
+        self.module_optimizer("rtnet").update_(weights, grads, work["optimizer_rtnet"])
+        return work | {"rtnet": weights | buffers}, {"rtnet_loss": loss}
+
+    def module_optimizer(self, module: str) -> SGD:
+        """Return the optimiser of the generator or of the RTNet."""
+        return SGD(lr=self.lr_g if module == "generator" else self.lr_m, momentum=self.momentum)
+
+    # Synthetic embeddings
+
+    def strength(self, ctx: Context) -> float:
+        """Return λ of the round."""
+        return math.exp(self.gamma * (ctx.round - 1 - ctx.rounds)) if self.interpolate else 1.0
+
+    def anchors(self, u: Tensor, y: Tensor, prototypes: Tensor, classes: Tensor) -> Anchors:
+        """Return the embeddings to augment: those of the batch, prototypes of `classes`, or both."""
+        available = {"u": (u, y), "uc": (prototypes[classes], classes)}
+        return [pair for name, pair in available.items() if self.embeddings in (name, "both")]
+
+    def draw_noise(self, ctx: Context, count: int, width: int) -> Tensor:
+        """Return the generator's input z [count, width]."""
+        if self.noise == "uniform":
+            return torch.rand(count, width, device=ctx.task.device)
+        return torch.randn(count, width, device=ctx.task.device)
+
+    def generated(self, ctx: Context, work: State, y: Tensor) -> Tensor:
+        """Return v for new noise, from the generator in evaluation mode; without a generator, noise."""
+        if not self.generates:
+            return self.draw_noise(ctx, len(y), *ctx.task.feature_shape)
+        z = self.draw_noise(ctx, len(y), self.latent)
+        return ctx.task.modules["generator"](work["generator"], z, y, train=False)[0]
+
+    def augmented(self, ctx: Context, work: State, anchors: Tensor, y: Tensor) -> Tensor:
+        """Return û as the classifier receives it."""
+        if self.augmenter != "fraug":
+            return anchors + self.plain_noise(anchors)
+        v, strength = self.generated(ctx, work, y), self.strength(ctx)
+        if not self.transforms:
+            return (1 - strength) * anchors + strength * v
+        return anchors + strength * ctx.task.modules["rtnet"](work["rtnet"], v, y, train=False)[0]
+
+    def plain_noise(self, anchors: Tensor) -> Tensor:
+        """Return Δu of the paper's noise baselines (table 7), in the shape of `anchors`."""
+        if self.augmenter == "laplace":
+            return laplace_like(anchors, self.noise_scale)
+        draw = torch.randn if self.augmenter == "gaussian" else torch.rand
+        noise = draw(anchors.shape, device=anchors.device)
+        return self.noise_scale * (noise if self.augmenter == "gaussian" else 2 * noise - 1)

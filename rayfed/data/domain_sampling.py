@@ -1,0 +1,91 @@
+"""The options that divide each domain of a dataset into training and test examples and keep a share of them."""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.data.domain_selection import DomainSelection
+from rayfed.data.draws import floor_share, numpy_generator
+from rayfed.data.normalisation import ChannelNormalisation
+
+SMALLEST = "smallest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainSampling(DomainSelection, ChannelNormalisation):
+    """Options of image datasets with several domains.
+
+    ADCOL (section 5.1): test=0.2, per_party=smallest. FRAug (section 4): test=0.1, and share=0.01 for digits or 0.1 for
+    PACS and OfficeHome.
+    """
+
+    test: float = option(
+        0.2, low=0, below=1, help="share of each domain that is used for testing, if the split is random"
+    )
+    per_party: int | str | None = option(
+        None, low=1, help='maximum of training examples per domain; "smallest": as many as the smallest domain has'
+    )
+    share: float = option(1.0, above=0, high=1, help="share of each domain's training examples that is kept")
+    seed: int = option(0, low=0, help="seed of the random split and of the choice of examples to keep")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.per_party, str) and self.per_party != SMALLEST:
+            raise UsageError(f"data.per_party={self.per_party!r}: expected an integer, {SMALLEST!r} or null")
+
+    def sample(
+        self,
+        sizes: Mapping[str, int],
+        published: Mapping[str, np.ndarray] | None = None,
+        made_of: Mapping[str, str] | None = None,
+    ) -> dict[str, "SampledRows"]:
+        """Return the rows to keep of each domain, training rows first. Held-out domains keep all their rows.
+
+        Args:
+            sizes: Number of examples of each domain.
+            published: Each domain's own test examples, bool [n]; None: they are drawn.
+            made_of: For a domain that is made of another one, row by row, the name of that other domain. Both are
+                tested on the same rows, and take their training rows from opposite ends of the same random order, so
+                that they have no training row in common as long as each keeps at most half of them.
+        """
+        drawn = {}
+        for name, size in sizes.items():
+            origin = (made_of or {}).get(name)
+            is_test = published[name] if published else None
+            drawn[name] = self._draw(name, origin or name, size, is_test, from_the_end=origin is not None)
+        train_sizes = [len(train) for name, (train, _) in drawn.items() if name not in self.held_out]
+        limit = min(train_sizes) if isinstance(self.per_party, str) else self.per_party
+        sampled = {}
+        for name, (train, test) in drawn.items():
+            train = np.sort(train if name in self.held_out else train[:limit])
+            rows = np.concatenate([train, np.sort(test)])
+            sampled[name] = SampledRows(rows, np.arange(len(rows)) >= len(train))
+        return sampled
+
+    def _draw(
+        self, name: str, stream: str, size: int, is_test: np.ndarray | None, *, from_the_end: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return training rows in random order, cut to their share, and test rows; `stream` and seed fix the order."""
+        order = numpy_generator(self.seed, zlib.crc32(stream.encode())).permutation(size)
+        if is_test is None:
+            count = floor_share(size, 1 - self.test)
+            train, test = order[:count], order[count:]
+        else:
+            train, test = order[~is_test[order]], order[is_test[order]]
+        if from_the_end:
+            train = train[::-1]
+        if name in self.held_out:
+            return train, test
+        return train[: max(1, floor_share(len(train), self.share))], test
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """The rows of a domain that are kept, and which of them are test examples."""
+
+    rows: np.ndarray
+    is_test: np.ndarray

@@ -1,0 +1,144 @@
+"""Loading: from the names and options of a dataset and a partition to the population that the engine is given."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import build
+from rayfed.core.registry import resolve
+from rayfed.data import leakage_groups
+from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.lazy_rows import LazyRows, as_lazy_rows, select_rows
+from rayfed.data.leave_out import check_rows, load_without_domain
+from rayfed.data.partitions import PARTITIONS
+from rayfed.data.partitions.table import client_domain, partition_hash
+from rayfed.data.population import Client, Examples, Population, TestSet
+from rayfed.data.sets import DATASETS
+
+
+def build_data(
+    data_name: str,
+    data_options: Mapping[str, Any] | None = None,
+    partition_name: str | None = None,
+    partition_options: Mapping[str, Any] | None = None,
+) -> tuple[Any, Any]:
+    """Return the dataset and the partition, built from their options but not loaded.
+
+    A name is an entry of `DATASETS` or `PARTITIONS`, or a user's own "module:Class": a dataclass whose fields are its
+    options, with `load() -> Dataset` for a dataset or `split(dataset) -> list[ClientRows]` for a partition. A dataset
+    may define `default_partition` (else "domains") and `partition_defaults`, default options of that partition.
+
+    Raises:
+        UsageError: A name is unknown, or an option is unknown, missing, of a wrong type or out of range.
+    """
+    data = build(_class(data_name, DATASETS, "data", "load"), dict(data_options or {}), where="data")
+    default = getattr(data, "default_partition", "domains")
+    name = default if partition_name is None else partition_name
+    options = dict(getattr(data, "partition_defaults", {}) if name == default else {}) | dict(partition_options or {})
+    return data, build(_class(name, PARTITIONS, "partition", "split"), options, where="partition")
+
+
+def load(
+    data_name: str = "mini_digits",
+    data_options: Mapping[str, Any] | None = None,
+    partition_name: str | None = None,
+    partition_options: Mapping[str, Any] | None = None,
+    leave_out: str | None = None,
+) -> Population:
+    """Return the population that results from partitioning a dataset.
+
+    Args:
+        data_name: Name of the dataset.
+        data_options: Options of the dataset.
+        partition_name: Name of the partition; None: the dataset's default.
+        partition_options: Options of the partition.
+        leave_out: A domain that no client holds. It becomes the "ood" test set, in place of the domains of `held_out`.
+
+    Raises:
+        UsageError: As for `build_data`; also if files are missing or damaged, or the dataset cannot be partitioned
+            like this.
+    """
+    dataset, held_rows = load_partitioned(data_name, data_options, partition_name, partition_options, leave_out)
+    dataset = dataclasses.replace(dataset, images=as_lazy_rows(dataset.images))
+    clients = tuple(_client(dataset, rows) for rows in held_rows)
+    return Population(
+        name=dataset.name,
+        clients=clients,
+        num_classes=dataset.num_classes,
+        shape=tuple(clients[0].train.x.shape[1:]),
+        mean=dataset.mean,
+        std=dataset.std,
+        tests=(
+            *map(_lazy_test_set, dataset.tests),
+            *(_ood_test_set(dataset, held_rows, name) for name in dataset.ood),
+        ),
+        partition_hash=partition_hash(dataset, held_rows),
+    )
+
+
+def load_partitioned(
+    data_name: str,
+    data_options: Mapping[str, Any] | None = None,
+    partition_name: str | None = None,
+    partition_options: Mapping[str, Any] | None = None,
+    leave_out: str | None = None,
+) -> tuple[Dataset, list[ClientRows]]:
+    """Return the dataset and the rows of each client; arguments and errors are those of `load`."""
+    data, partition = build_data(data_name, data_options, partition_name, partition_options)
+    dataset = load_without_domain(data, leave_out)
+    clients = [ClientRows(*client) for client in partition.split(dataset)]
+    _check_clients(dataset, clients)
+    return dataset, clients
+
+
+def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type[Any]:
+    where = f"{where}.name"
+    cls = resolve(name, table, where=where)
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and hasattr(cls, method)):
+        raise UsageError(f"{where}={name}: expected a dataclass with a method {method}(), got {cls!r}")
+    return cls
+
+
+def _check_clients(dataset: Dataset, clients: list[ClientRows]) -> None:
+    """Check what every partition must ensure: ids in order, training samples for all clients, no row used twice."""
+    if [client.id for client in clients] != list(range(len(clients))) or not clients:
+        first = [client.id for client in clients][:5]
+        raise UsageError(f"partition: client ids {first}…; expected 0..N-1 in order, at least one")
+    for client in clients:
+        if not len(client.train):
+            raise UsageError(
+                f"partition: client {client.id} ({client.domain}) of {dataset.name} has no training samples"
+            )
+    rows = np.concatenate([rows for client in clients for rows in client[2:]])
+    check_rows(dataset, rows)
+    values, counts = np.unique(rows, return_counts=True)
+    if counts.max() > 1:
+        row = values[counts.argmax()]
+        raise UsageError(f"partition: row {row} of {dataset.name} is in {counts.max()} parts; expected each row in one")
+    leakage_groups.check_no_leakage(dataset, clients)
+
+
+def _client(dataset: Dataset, client: ClientRows) -> Client:
+    client_view = dataset.client_view
+    examples = []
+    for rows in client[2:]:
+        images = select_rows(dataset.images, rows)
+        if client_view:
+            view = functools.partial(client_view.images, client.id)
+            images = images.with_view(view) if isinstance(images, LazyRows) else view(images)
+        examples.append(Examples(images, dataset.labels[rows]))
+    return Client(client.id, client_domain(dataset, client), *examples)
+
+
+def _lazy_test_set(test: TestSet) -> TestSet:
+    examples = test.examples
+    return dataclasses.replace(test, examples=dataclasses.replace(examples, x=as_lazy_rows(examples.x)))
+
+
+def _ood_test_set(dataset: Dataset, clients: list[ClientRows], name: str) -> TestSet:
+    rows = leakage_groups.unheld_rows(dataset, clients, name)
+    return TestSet(name, "ood", Examples(select_rows(dataset.images, rows), dataset.labels[rows]))

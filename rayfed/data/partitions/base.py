@@ -1,0 +1,152 @@
+"""Base classes of partitions: seed, validation share, and how rows are shuffled and held out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.draws import floor_share, numpy_generator
+from rayfed.data.leakage_groups import cap_rows, expand_groups, first_of_each_group
+
+# Purposes of the random streams that a partition's seed gives; draws for one purpose do not shift another's.
+ASSIGNMENT, TEST, VALIDATION = range(3)
+MAX_DRAWS = 1000  # attempts after which a partition with a minimum size gives up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """Assigns the rows of a dataset to clients. The same dataset, options and seed always give the same rows."""
+
+    seed: int = option(0, low=0, help="seed of all draws of the partition")
+    validation: float = option(
+        0.1, low=0, below=1, help="share of each client's training part that is kept for validation, rounded down"
+    )
+
+    def split(self, dataset: Dataset) -> list[ClientRows]:
+        """Return one `ClientRows` per client, with ids 0..N-1 in order; no row is used twice.
+
+        Raises:
+            UsageError: The dataset cannot be divided like this.
+        """
+        raise NotImplementedError
+
+    def client_rows(
+        self, client: int, domain: str, train: np.ndarray, test: np.ndarray, validated: np.ndarray | None = None
+    ) -> ClientRows:
+        """Return a client's rows, with the validation part taken from `train` and the rest shuffled.
+
+        Args:
+            client: Number of the client.
+            domain: Name of its domain.
+            train: Rows for training and validation.
+            test: Rows for testing.
+            validated: Mask of the rows to use for validation, bool [N]; None: they are drawn.
+        """
+        order = numpy_generator(self.seed, VALIDATION, client).permutation(train)
+        if validated is not None:
+            return ClientRows(client, domain, order[~validated[order]], order[validated[order]], test)
+        count = floor_share(len(train), self.validation)
+        return ClientRows(client, domain, order[count:], order[:count], test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledPartition(Partition):
+    """Assigns all rows, including the dataset's own test examples, to clients, each of which splits its own rows.
+
+    One row of each leakage group is assigned and split, and the others of the group follow it.
+
+    With `common_test`, only the training examples are assigned like this. The dataset's own test examples are
+    distributed at random and in equal numbers as the clients' test parts, so that all models are tested on all classes.
+    """
+
+    clients: int = option(20, low=1, help="number of clients")
+    test: float = option(
+        0.25, low=0, below=1, help="share of each client's rows that becomes its test part, rounded up"
+    )
+    per_client: int | None = option(None, low=1, help="maximum of rows per client, before they are split")
+    common_test: bool = option(False, help="test on equal shares of the dataset's own test examples instead of `test`")
+
+    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+        """Return the rows of each client, in an order in which any prefix is a fair sample."""
+        raise NotImplementedError
+
+    def split(self, dataset: Dataset) -> list[ClientRows]:
+        rows = dataset.rows(is_test=False if self.common_test else None)
+        if self.clients > len(rows):
+            raise UsageError(f"partition.clients={self.clients}: more than the {len(rows)} samples of {dataset.name}")
+        common_tests = self._common_tests(dataset) if self.common_test else None
+        clients = []
+        for client, assigned in enumerate(self.assign_rows(dataset, first_of_each_group(dataset, rows))):
+            capped = cap_rows(dataset, assigned, rows, self.per_client)
+            shuffled = numpy_generator(self.seed, TEST, client).permutation(capped)
+            domain = dataset.domain_of(expand_groups(dataset, shuffled, rows))
+            if common_tests is not None:
+                held = self.client_rows(client, domain, shuffled, shuffled[:0])
+                clients.append(_with_groups(dataset, held, rows)._replace(test=common_tests[client]))
+                continue
+            count = floor_share(len(shuffled), 1 - self.test)
+            if count == 0:
+                raise UsageError(
+                    f"partition.clients={self.clients}: client {client} gets {len(shuffled)} samples of "
+                    f"{dataset.name}, none to train on after partition.test={self.test}; use fewer clients "
+                    "or a smaller test share"
+                )
+            held = self.client_rows(client, domain, shuffled[:count], shuffled[count:])
+            clients.append(_with_groups(dataset, held, rows))
+        return clients
+
+    def _common_tests(self, dataset: Dataset) -> list[np.ndarray]:
+        tests = dataset.rows(is_test=True)
+        if len(tests) < self.clients:
+            raise UsageError(
+                f"partition.common_test=true: {dataset.name} has {len(tests)} test samples of its own for "
+                f"{self.clients} clients"
+            )
+        return np.array_split(numpy_generator(self.seed, TEST).permutation(tests), self.clients)
+
+
+def _with_groups(dataset: Dataset, client: ClientRows, rows: np.ndarray) -> ClientRows:
+    """Return `client` with all rows, among `rows`, of the leakage groups that it holds."""
+    return ClientRows(client.id, client.domain, *(expand_groups(dataset, part, rows) for part in client[2:]))
+
+
+def by_class(dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+    """Return `rows` separated by their class 0..C-1, each in the given order."""
+    labels = dataset.labels[rows]
+    return [rows[labels == label] for label in range(dataset.num_classes)]
+
+
+def draw_until(draw: Callable[[], list[np.ndarray]], least: int, *, keys: str, remedy: str) -> list[np.ndarray]:
+    """Repeat `draw` until every client has `least` rows, and return the result.
+
+    Args:
+        draw: Draws the rows of each client.
+        least: Minimum of rows per client.
+        keys: The options to name in the error message.
+        remedy: The advice in the error message.
+
+    Raises:
+        UsageError: No draw out of `MAX_DRAWS` gave every client that many rows.
+    """
+    best = 0
+    for _ in range(MAX_DRAWS):
+        assigned = draw()
+        if (smallest := min(map(len, assigned))) >= least:
+            return assigned
+        best = max(best, smallest)
+    raise UsageError(
+        f"{keys}: in {MAX_DRAWS} draws for {len(assigned)} clients, the smallest client had at most {best} samples, "
+        f"fewer than min_size={least}; {remedy}"
+    )
+
+
+def check_min_size(least: int, clients: int, dataset: Dataset, rows: np.ndarray) -> None:
+    """Raise UsageError if no division of `rows` gives every client `least` of them (`partition.min_size`)."""
+    if least * clients > len(rows):
+        raise UsageError(
+            f"partition.min_size={least}: {clients} clients would need {least * clients} samples, "
+            f"{dataset.name} has {len(rows)}"
+        )

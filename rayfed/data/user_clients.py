@@ -1,0 +1,126 @@
+"""A user's own clients, given as arrays or tensors in place of a dataset and a partition."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rayfed.core.errors import UsageError
+from rayfed.data.population import Client, Examples, Population
+
+
+def user_population(
+    clients: Sequence[Client | Mapping[str, Any]], num_classes: int | None = None, *, classes: bool = True
+) -> Population:
+    """Return a population of the user's own clients.
+
+    Args:
+        clients: Each a `Client`, or a mapping with `train` and `test` (optionally `val` and `domain`), whose parts are
+            pairs (x [n, ...], y [n]) of arrays or tensors. uint8 images are scaled to [0, 1]; anything else reaches
+            the model unchanged.
+        num_classes: Number of classes; None: the largest label plus 1.
+        classes: Whether labels are classes: integers from 0, also as floats or in a column [n, 1]. If not, y is
+            whatever the user's own loss takes.
+
+    Raises:
+        UsageError: A client is invalid; the message names the client and the part.
+    """
+    if isinstance(clients, Mapping) or not isinstance(clients, Iterable):
+        raise UsageError(f"clients: expected a list, {_FORM}; got {type(clients).__name__}")
+    checked = [c if isinstance(c, Client) else _client(i, c, classes) for i, c in enumerate(clients)]
+    if not checked:
+        raise UsageError("clients: expected at least one")
+    checked = [dataclasses.replace(client, id=i) for i, client in enumerate(checked)]
+    _check_alike(checked)
+    labels = [part.y for client in checked for part in (client.train, client.val, client.test) if len(part)]
+    are_integers = all(label.dtype.kind in "iu" for label in labels)
+    least = int(max((label.max() for label in labels), default=0)) + 1 if are_integers else 1
+    if num_classes is None:
+        num_classes = least if are_integers else 1
+    if are_integers and num_classes < least:
+        raise UsageError(f"num_classes={num_classes}: the labels go up to {least - 1}, so there are at least {least}")
+    return Population("clients", tuple(checked), num_classes, tuple(checked[0].train.x.shape[1:]))
+
+
+def _client(number: int, given: Any, classes: bool) -> Client:
+    where = f"clients[{number}]"
+    if not isinstance(given, Mapping):
+        raise UsageError(f"{where}: expected {_FORM}, got {type(given).__name__}")
+    allowed = {"train", "val", "test", "domain"}
+    for key in given:
+        if key not in allowed:
+            raise UsageError(f"{where}: {key!r} is not one of {', '.join(sorted(allowed))}")
+    for key in ("train", "test"):
+        if key not in given:
+            raise UsageError(f"{where}: {key!r} is missing; give a pair (x, y)")
+    train = _examples(given["train"], f"{where}.train", classes)
+    empty = Examples(train.x[:0], train.y[:0])
+    val = _examples(given["val"], f"{where}.val", classes) if given.get("val") is not None else empty
+    domain = str(given.get("domain", f"client-{number}"))
+    return Client(number, domain, train, val, _examples(given["test"], f"{where}.test", classes))
+
+
+def _examples(pair: Any, where: str, classes: bool) -> Examples:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise UsageError(f"{where}: expected a pair (x, y), got {type(pair).__name__}")
+    x, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part) for part in pair)
+    if not x.ndim or not y.ndim:
+        raise UsageError(f"{where}: expected arrays x [n, ...] and y [n], got a single number")
+    if len(x) != len(y):
+        raise UsageError(f"{where}: {len(x)} inputs but {len(y)} labels")
+    if x.dtype.kind not in "biuf":
+        raise UsageError(f"{where}: x has the type {x.dtype}; give numbers, such as x.astype('float32')")
+    x = x.astype(np.float32) if x.dtype == np.float64 else x
+    return Examples(x, _classes(y, where) if classes else _targets(y, where))
+
+
+def _classes(y: np.ndarray, where: str) -> np.ndarray:
+    """Return labels as int64 [n]. Integers may come as floats, as pandas gives them if a column once had gaps."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1:
+        raise UsageError(f"{where}: y has the shape {y.shape}; expected one class for each of {len(y)} examples, [n]")
+    y = _targets(y, where)
+    invalid = y[(y < 0) | (y != np.floor(y))]  # also NaN, which is not equal to itself
+    if len(invalid):
+        raise UsageError(
+            f"{where}: label {invalid[0]:g}; a class is an integer from 0 (for other labels, give your own loss)"
+        )
+    return y.astype(np.int64)
+
+
+def _targets(y: np.ndarray, where: str) -> np.ndarray:
+    """Return labels as int64 or float32."""
+    if y.dtype.kind not in "biuf":
+        # Numbers from a table of mixed columns have the dtype object.
+        strings = [value for value in y.reshape(-1).tolist() if not isinstance(value, (int, float))]
+        if strings:
+            raise UsageError(
+                f"{where}: label {strings[0]!r} is not a number; number the classes of all clients from 0, for example "
+                "by classes.index(label)"
+            )
+        y = y.astype(np.float64)
+    return y.astype(np.int64) if y.dtype.kind in "biu" else y.astype(np.float32)
+
+
+def _check_alike(clients: Sequence[Client]) -> None:
+    """Check that all inputs have the same shape and dtype, as one model serves all clients."""
+    first = clients[0].train.x
+    for number, client in enumerate(clients):
+        for name, part in (("train", client.train), ("val", client.val), ("test", client.test)):
+            where, x = f"clients[{number}].{name}", part.x
+            if len(part) and (x.shape[1:] != first.shape[1:] or x.dtype != first.dtype):
+                actual, expected = (f"{tuple(array.shape[1:])} of {array.dtype}" for array in (x, first))
+                raise UsageError(
+                    f"{where}: an input is {actual}, but in clients[0].train {expected}; all inputs must be alike"
+                )
+            if x.dtype == np.uint8 and x.ndim < 3:
+                raise UsageError(
+                    f"{where}: x [n, ...] of uint8 with the shape {tuple(x.shape)}; uint8 is for images [n, channels, "
+                    "height, width], so give tabular data as x.astype('float32')"
+                )
+
+
+_FORM = 'each client as {"train": (x, y), "test": (x, y), "domain": "a name"}'
