@@ -18,12 +18,12 @@ from rayfed.engine.fleet import LocalFleet
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Loss, MakeModel, Plan, make_plan
 from rayfed.experiments.progress import one_trial, watch_trials
-from rayfed.experiments.recorder import Recorder
 from rayfed.experiments.run_summary import introduce
 from rayfed.experiments.sources import from_file, merged
 from rayfed.experiments.trial import resumed, run_trial
-from rayfed.results.folder import make_place
+from rayfed.results.folder import make_experiment_folder
 from rayfed.results.read import read
+from rayfed.results.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def run(
         config = Config.read(config.tree(), overrides)
     _check_placement(config.placement)
     plan = make_plan(config, clients=clients, model=model, loss=loss, num_classes=num_classes)
-    make_place(config.results, config.experiment)
+    make_experiment_folder(config.results, config.experiment)
     if not quiet:
         print(introduce(plan), file=sys.stderr, flush=True)
     saved = _saved(plan, quiet)

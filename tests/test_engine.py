@@ -15,6 +15,7 @@ from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import Diverged, UsageError
 from rayfed.core.optim import SGD
+from rayfed.core.records import Record, Score
 from rayfed.core.rng import generator, seed_of, torch_state_kept
 from rayfed.core.task import Task
 from rayfed.core.trees import nbytes, tree_map
@@ -23,9 +24,8 @@ from rayfed.engine.device_data import batch_rows
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.purity import ImpureHook
-from rayfed.engine.scoring import Score
 from rayfed.engine.serialization import bytes_by_field, pack, state_hash, unpack
-from rayfed.engine.server import Evaluation, Record, Server
+from rayfed.engine.server import Evaluation, Server
 from rayfed.models.build import build_model
 
 POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
@@ -670,7 +670,7 @@ def test_images_of_one_channel_take_the_fast_convolutions():
 
 
 def test_the_accuracy_of_a_round_is_the_mean_over_participants_at_one_point():
-    """Newcomers, other points and other metrics are left out; test sets stand in where no client has the split."""
+    """Unseen clients, other points and other metrics are left out; test sets stand in where no client has the split."""
     rows = [
         (0, "test", "global", "accuracy", 0.5, False),
         (1, "test", "global", "accuracy", 0.7, False),
@@ -680,6 +680,9 @@ def test_the_accuracy_of_a_round_is_the_mean_over_participants_at_one_point():
         (0, "test", "global", "loss", 9.0, False),
         (-1, "ood", "global", "accuracy", 0.25, False),
     ]
-    scores = [Score(i, "d", split, point, metric, value, 1, late) for i, split, point, metric, value, late in rows]
-    found = Record("round", 1, 2, scores).accuracy("global")
+    scores = [
+        Score(client=i, domain="d", split=split, point=point, metric=metric, value=value, n=1, unseen=unseen)
+        for i, split, point, metric, value, unseen in rows
+    ]
+    found = Record(stage="round", round=1, cohort=2, scores=scores).accuracy("global")
     assert found == {"test": pytest.approx(0.6), "ood": 0.25}

@@ -498,7 +498,7 @@ def test_rules_that_say_nothing_are_refused(papers):
         {"spent": "days"},
         {"reach": "a", "target": "high", "unit": "rounds"},
     ):
-        with pytest.raises(UsageError, match="is no rule of a column"):
+        with pytest.raises(UsageError, match="is not a valid rule for a column"):
             columns.kind(wrong)
 
 
@@ -506,7 +506,7 @@ def test_patterns_choose_rows(papers):
     table = fake_table(papers)
     assert [row for row, _ in table.cells("small", ["t*"])] == ["two"]
     assert len(table.space("small", {}, ["t*"]).arms) == 1
-    with pytest.raises(UsageError, match=r"--rows: no row fits x or y; there are one, two"):
+    with pytest.raises(UsageError, match=r"--rows: no row matches x or y; there are one, two"):
         table.space("small", {}, ["x", "y"])
 
 

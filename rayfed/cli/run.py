@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Diverged, HostLost, BadHook) as error:
         print(f"rayfed: {error}", file=sys.stderr)
         return 1
-    from rayfed.cli.report import render
+    from rayfed.results.report import render
 
     try:
         print(render(result.folder.parent, result.folder.name))

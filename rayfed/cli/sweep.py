@@ -13,10 +13,9 @@ from typing import Any
 
 from rayfed.cli.help import usage
 from rayfed.cli.interrupts import INTERRUPTED, command
-from rayfed.cli.report import plot, render
 from rayfed.core.errors import UsageError
+from rayfed.core.records import Record
 from rayfed.distributed.capacity import bundles, check_fits, known_nodes
-from rayfed.engine.server import Record
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan, trial_name
 from rayfed.experiments.progress import many_trials, span, watch_trials
@@ -24,8 +23,9 @@ from rayfed.experiments.run_summary import counted, remarks
 from rayfed.experiments.sources import from_arguments, from_file
 from rayfed.experiments.space import Space, read_space
 from rayfed.experiments.user_code import own_classes
-from rayfed.results.folder import make_place
+from rayfed.results.folder import make_experiment_folder
 from rayfed.results.read import read
+from rayfed.results.report import plot, render
 
 NOTES = 8  # of the algorithms' remarks, so many are shown before a sweep
 
@@ -49,7 +49,7 @@ def sweep(space: Space, *, quiet: bool = False) -> int:
     if any((c.results, c.experiment) != (first.results, first.experiment) for c in configs):
         raise UsageError("results and experiment: one for the whole sweep, not one for each arm")
     notes = _check_all(configs, space)
-    make_place(first.results, first.experiment)
+    make_experiment_folder(first.results, first.experiment)
     done = _done(first) if first.resume else set()
     todo = [
         {"trial": name, "values": values} for name, (_, values) in zip(names, trials, strict=True) if name not in done

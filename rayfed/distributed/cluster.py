@@ -13,15 +13,15 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rayfed.core.errors import HostLost
+from rayfed.core.records import Record
 from rayfed.distributed.capacity import bundles, check_fits, cluster_is_running, this_machine
 from rayfed.distributed.ray_fleet import RayFleet, sendable
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import Fleet, LocalFleet
-from rayfed.engine.server import Record
 from rayfed.experiments.config import Placement
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.recorder import Progress, Recorder
 from rayfed.experiments.trial import interrupted, run_trial
+from rayfed.results.recorder import Progress, Recorder
 
 RESERVE_SECONDS = 60
 AUTOSCALE_SECONDS = 1800

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from rayfed.core.status_line import StatusLine
-from rayfed.experiments.recorder import Progress
+from rayfed.results.recorder import Progress
 
 
 def one_trial(progress: Progress) -> str:

@@ -8,11 +8,12 @@ from typing import Any, Protocol
 import torch
 
 from rayfed.core.errors import Diverged, UsageError
+from rayfed.core.records import Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.engine import checkpoint
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.serialization import state_hash
-from rayfed.engine.server import Record, Server
+from rayfed.engine.server import Server
 from rayfed.experiments.plan import Plan
 
 

@@ -20,7 +20,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.config import Config
-from rayfed.results.trials import recorded
+from rayfed.results.trials import recorded_value
 
 
 def checked_code(config: Config, trial: str) -> str | None:
@@ -34,7 +34,7 @@ def checked_code(config: Config, trial: str) -> str | None:
         return None
     now = code_hash(*own.values(), roots={_root(getattr(thing, "__module__", None)) for thing in own.values()})
     if config.resume:
-        before = recorded(config.results, config.experiment, trial, "code_hash")
+        before = recorded_value(config.results, config.experiment, trial, "code_hash")
         if before is not None and before != now:
             raise UsageError(
                 f"resume=true: {' or '.join(own)}: its code (or Python's version) changed since {trial} ran; give "
