@@ -21,7 +21,7 @@ from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.experiments.run_summary import introduce
+from rayfed.experiments.run_summary import run_summary
 from rayfed.privacy.gaussian import epsilon_spent, noise_multiplier, train_privately
 from rayfed.privacy.laplace import laplace_like, to_half_l1_ball, to_unit_range
 
@@ -260,7 +260,7 @@ def test_the_rounds_table_has_epsilon_and_other_methods_have_none(tmp_path):
     assert bare.epsilon.isna().all()
     assert bare.privacy_unit.isna().all()
     plan = make_plan(Config.read(settings | private), clients=clients)
-    assert "note  ε=3 at δ=0.01 protects what the server sends; uploads are not protected" in introduce(plan)
+    assert "note  ε=3 at δ=0.01 protects what the server sends; uploads are not protected" in run_summary(plan)
 
 
 def test_notes_give_the_limits_of_private_uploads():
