@@ -18,8 +18,8 @@ from rayfed.engine.server import Record
 from rayfed.experiments.config import Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import one_trial, watch_trials
-from rayfed.experiments.recorder import Progress, Recorder
 from rayfed.experiments.trial import Sink, run_trial
+from rayfed.results.recorder import Progress, Recorder
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
