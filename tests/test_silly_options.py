@@ -26,8 +26,8 @@ CLIPPED = {
     "fada": {"server_batch_size", "target"},
     "faug": {"seeds"},
     "fedfomo": {"models"},
-    "fedmix": {"mean_examples", "means"},
-    "vhl": {"virtual_batch"},
+    "fedmix": {"mean_examples", "means_per_step"},
+    "vhl": {"virtual_batch_size"},
 }
 
 
