@@ -121,7 +121,16 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "feddebias": Case({"name": "feddebias", "widths": [16, 8]}),
     "vhl": Case({"name": "vhl", "virtual_examples": 40, "virtual_batch_size": 6}),
     "fada": Case({"name": "fada", "target": 1, "hidden": [16]}, sampled=False),
-    "faug": Case({"name": "faug", "seeds": 2, "made": 12, "made_batch": 3, "hidden": 8, "server_steps": 5}),
+    "faug": Case(
+        {
+            "name": "faug",
+            "seed_examples": 2,
+            "generated_examples": 12,
+            "generated_batch_size": 3,
+            "hidden": 8,
+            "server_steps": 5,
+        }
+    ),
     "group_dro": Case({"name": "group_dro"}),
     "erm": Case({"name": "erm"}, sampled=False),
     "central_group_dro": Case({"name": "central_group_dro"}, sampled=False),

@@ -24,7 +24,7 @@ CLIPPED = {
     "adcol": {"server_batch_size"},
     "dp_adcol": {"server_batch_size"},
     "fada": {"server_batch_size", "target"},
-    "faug": {"seeds"},
+    "faug": {"seed_examples"},
     "fedfomo": {"models"},
     "fedmix": {"mean_examples", "means_per_step"},
     "vhl": {"virtual_batch_size"},

@@ -40,7 +40,9 @@ class FedReg(FedAvg):
     reference: ClassVar[str] = "Xu et al. 2022 (FedReg), public code"
 
     eta_s: float = option(0.1, above=0, help="η_s, step size of the pseudo-data, in units of normalised inputs")
-    gamma: float = option(0.5, low=0, high=1, help="γ, share of the current weights in those at which the gradient is computed")
+    gamma: float = option(
+        0.5, low=0, high=1, help="γ, share of the current weights in those at which the gradient is computed"
+    )
     uniform: bool = option(True, help="average models with equal weights, not by training examples")
 
     def check(self, problem: ProblemSpec) -> None:

@@ -7,8 +7,8 @@ Heterogeneous Medical Images", Eq. 2 to 7, Alg. 1.
     server:  unweighted mean of models
 
 A client's mean is a running mean over its batches: A is the mean of the first batch, then A ← (1−m)·A + m·batch mean.
-The released code replaces only the lowest frequency, truncates m to 0, and computes A while it trains round 1; here Ā is
-complete before round 1 and then frozen. The running statistics of batch norm come from the forward pass at θ.
+The released code replaces only the lowest frequency, truncates m to 0, and computes A while it trains round 1; here Ā
+is complete before round 1 and then frozen. The running statistics of batch norm come from the forward pass at θ.
 """
 
 import copy

@@ -1,8 +1,8 @@
 """VHL: Tang et al. 2022, "Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated Learning",
 Eq. 5, with the alignment loss of its code (`proxy_align_loss`, features detached, contrast among virtual data).
 
-All clients train on the same labelled virtual data (v, y_v), generated from noise. z are features scaled to unit length,
-and sg stops the gradient.
+All clients train on the same labelled virtual data (v, y_v), generated from noise. z are features scaled to unit
+length, and sg stops the gradient.
 
     client:  L = CE(x, y) + α CE(v, y_v) + S({z(x), sg z(v)}) + 0.1 S({z(v)})
     S:       supervised contrastive loss: mean over anchors a of −mean over b of a's class, b ≠ a, of

@@ -74,7 +74,9 @@ def test_two_steps_by_hand(width, batch_norm):
 
 def test_without_virtual_terms_it_is_fedavg():
     people = population()
-    fedavg, vhl = (run(a, people, net()).state["weights"] for a in (FedAvg(), VHL(virtual_examples=32, alpha=0.0, align=0.0)))
+    fedavg, vhl = (
+        run(a, people, net()).state["weights"] for a in (FedAvg(), VHL(virtual_examples=32, alpha=0.0, align=0.0))
+    )
     for name, value in fedavg.items():
         torch.testing.assert_close(vhl[name], value)
 
@@ -110,5 +112,7 @@ def test_neighbouring_pixels_of_virtual_images_are_alike():
 
 
 def test_refusals():
-    with pytest.raises(UsageError, match=r"^algorithm.virtual_examples=8: must be at least algorithm.virtual_batch_size=32"):
+    with pytest.raises(
+        UsageError, match=r"^algorithm.virtual_examples=8: must be at least algorithm.virtual_batch_size=32"
+    ):
         blueprint(VHL(virtual_examples=8), blobs()).check(blobs())

@@ -52,8 +52,9 @@ from rayfed.models.single_example_batchnorm import trains_on_single_examples
 
 @dataclass(frozen=True, kw_only=True)
 class FedDebias(FedAvg):
-    """Clients receive the model, the projector and pseudo-data, and send the model, the projector and means of their
-    examples. They keep nothing, or the pseudo-data with `transfer=once`. The global model is scored."""
+    """Clients send the model, the projector and means of their examples (not with `pseudo=mixture`); they receive the
+    model, the projector and pseudo-data. They keep nothing, or the pseudo-data with `transfer=once`. The global model is
+    scored."""
 
     name: ClassVar[str] = "feddebias"
     reference: ClassVar[str] = "Guo, Tang and Lin 2022, Alg. 1 and 2"
