@@ -16,7 +16,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from rayfed.core.records import Record
 from rayfed.data.population import Client, Examples, Population
 from rayfed.distributed import cluster
-from rayfed.distributed.capacity import bundles
+from rayfed.distributed.placement import bundles, run_reserved
 from rayfed.experiments.plan import Plan
 from rayfed.results.read import read
 
@@ -85,7 +85,7 @@ def _on_ray(plan: Plan, after_round: Callable[[], None]) -> tuple[list[float], d
     try:
         ray.get(group.ready())
         recorder = cluster.remote_recorder(plan.config.results, plan.config.experiment)
-        _, state = cluster.run_placed(plan, recorder, group, None, report)
+        _, state = run_reserved(plan, recorder, group, None, report)
     finally:
         remove_placement_group(group)
     rows = read(plan.config.results, plan.config.experiment).rounds

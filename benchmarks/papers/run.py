@@ -19,7 +19,7 @@ import pandas as pd
 from _columns import in_points
 from _tables import Claim, PaperTable, measure, names, read_table
 
-from rayfed.cli.sweep import sweep
+from rayfed.api import sweep
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments

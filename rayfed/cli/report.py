@@ -1,14 +1,10 @@
-"""`python -m rayfed.report RESULTS`: tables of a run or a sweep, also while it runs, and a plot of its curves."""
+"""`rayfed report`: print the results of a run or a sweep as a table, plot its curves, compare algorithms."""
 
 import argparse
 import shutil
-import sys
-from collections.abc import Sequence
-from typing import NoReturn
 
 import pandas as pd
 
-from rayfed.cli.interrupts import command
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
 from rayfed.results.queries import comparison_text, target_text
@@ -19,58 +15,46 @@ from rayfed.results.selection import RULES
 from rayfed.results.summary import summarise
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m rayfed.report", description=__doc__)
-    parser.add_argument("folder", metavar="RESULTS", help="the folder that runs write to")
-    parser.add_argument("--experiment", metavar="NAME", help="one experiment of the folder (default: all)")
-    parser.add_argument("--metric", default="accuracy", help="accuracy, loss, ... (default: accuracy)")
-    parser.add_argument("--point", choices=POINTS, help="model to show (default: the one that each paper evaluates)")
-    parser.add_argument("--split", choices=SPLITS, help="default: the first of test, ood, val and train with values")
-    parser.add_argument(
-        "--rule", choices=RULES, help="rule for the round (default: selected; without validation final)"
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Print the results of a run or a sweep as a table, also while it runs. By default, each trial is reported at "
+        "the round with the best validation accuracy."
     )
-    parser.add_argument("--target", type=float, metavar="VALUE", help="report rounds and gigabytes to reach e.g. 0.8")
+    parser.add_argument("folder", metavar="RESULTS", help="folder of the results (the key `results` of the runs)")
+    parser.add_argument("--experiment", metavar="NAME", help="one experiment of the folder (default: all of them)")
+    parser.add_argument("--metric", default="accuracy", help="accuracy, loss, ... (default: accuracy)")
+    parser.add_argument("--point", choices=POINTS, help="model scored (default: the one scored in the method's paper)")
+    parser.add_argument("--split", choices=SPLITS, help="data scored (default: test; without test values, ood or val)")
+    parser.add_argument("--rule", choices=RULES, help="choice of the round (default: selected; final if not validated)")
+    parser.add_argument("--target", type=float, metavar="VALUE", help="report rounds and gigabytes to reach VALUE")
     parser.add_argument(
         "--compare",
         nargs=2,
         metavar=("A", "B"),
-        help='paired difference B - A; each is an algorithm, or "algorithm hyperparameters" as in the table',
+        help='paired difference B minus A; each is an algorithm, or "algorithm hyperparameters" as in the table',
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="write the curves over rounds")
-    parser.add_argument("--csv", metavar="FILE", help="write means, standard deviations and seed counts of every rule")
-    return parser
+    parser.add_argument("--plot", metavar="FILE.png", help="plot the curves over rounds")
+    parser.add_argument("--csv", metavar="FILE", help="write means, standard deviations and seed counts, all rules")
 
 
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 2 after printing one line on what is wrong with the request."""
-    try:
-        given = _parser().parse_args(arguments)
-        shown = {"metric": given.metric, "point": given.point, "split": given.split}
-        answers = [render(given.folder, given.experiment, rule=given.rule, **shown)]
-        if given.plot or given.csv or given.compare or given.target is not None:
-            tables = read(given.folder, given.experiment)
-            width = shutil.get_terminal_size((100, 24)).columns
-            if given.target is not None:
-                answers.append(target_text(tables, given.target, width=width, **shown))
-            if given.compare:
-                names = (given.compare[0], given.compare[1])
-                answers.append(comparison_text(tables, names, rule=given.rule, width=width, **shown))
-            if given.plot:
-                plot(tables, given.plot, **shown)
-                answers.append(f"Plot: {given.plot}")
-            if given.csv:
-                _write_csv(filter_rows(summarise(tables).rows, tables, **shown), given.csv)
-                answers.append(f"CSV: {given.csv}")
-        print("\n\n".join(answers))
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def execute(options: argparse.Namespace) -> int:
+    scored = {"metric": options.metric, "point": options.point, "split": options.split}
+    answers = [render(options.folder, options.experiment, rule=options.rule, **scored)]
+    if options.plot or options.csv or options.compare or options.target is not None:
+        tables = read(options.folder, options.experiment)
+        wide = {**scored, "width": shutil.get_terminal_size((100, 24)).columns}
+        if options.target is not None:
+            answers.append(target_text(tables, options.target, **wide))
+        if options.compare:
+            names = (options.compare[0], options.compare[1])
+            answers.append(comparison_text(tables, names, rule=options.rule, **wide))
+        if options.plot:
+            plot(tables, options.plot, **scored)
+            answers.append(f"Plot: {options.plot}")
+        if options.csv:
+            _write_csv(filter_rows(summarise(tables).rows, tables, **scored), options.csv)
+            answers.append(f"CSV: {options.csv}")
+    print("\n\n".join(answers))
     return 0
 
 
@@ -79,7 +63,3 @@ def _write_csv(rows: pd.DataFrame, path: str) -> None:
         rows.drop(columns=["order", "higher_is_better"]).to_csv(path, index=False)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
-
-
-if __name__ == "__main__":
-    sys.exit(main())

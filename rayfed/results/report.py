@@ -132,7 +132,7 @@ def _ood_hint(rows: pd.DataFrame, metric: str, split: str, folder: str | Path) -
     ood = rows[(rows["split"] == "ood") & (rows["metric"] == metric)]
     if split != "ood" and not ood.empty:
         arguments = shlex.join([str(folder), "--experiment", str(rows["experiment"].iloc[0])])
-        yield f"Also scored on a domain that no client holds: python -m rayfed.report {arguments} --split ood"
+        yield f"Also scored on a domain that no client holds: rayfed report {arguments} --split ood"
 
 
 def _not_shown(rows: pd.DataFrame, shown: pd.DataFrame, what: str) -> list[str]:

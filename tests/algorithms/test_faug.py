@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import LR, assert_weights, data, descend, mean, plan, population, run
-from support import blobs, net, simulate
 from torch import nn
 
+from helpers.federations import blobs, net, simulate
+from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run
 from rayfed.algorithms.faug import Decoder, Encoder, FAug, balance_classes, draw_seed_examples, vae_loss
 from rayfed.core.network import Network, weights_of
 from rayfed.core.rng import seed_torch

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
-from support import blobs, blueprint, net, simulate
 from torch import nn
 
+from helpers.comparison import equal
+from helpers.federations import blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.fedavg import FedAvg
@@ -28,10 +29,6 @@ PHASE = Phase("train", steps=2)
 
 def small(**options):
     return FedDebias(**({"widths": [7, 5]} | options))
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 class Workbench:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, LR, data, plan, population, run
-from support import Point, net, quadratic, quadratics, simulate
 
+from helpers.federations import Point, net, quadratic, quadratics, simulate
+from helpers.reference import CLIENTS, LR, data, plan, population, run
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg

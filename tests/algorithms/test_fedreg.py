@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, LR, assert_weights, data, plan, population, run
-from support import net
 
+from helpers.federations import net
+from helpers.reference import CLIENTS, LR, assert_weights, data, plan, population, run
 from rayfed.algorithms.fedreg import FedReg
 from rayfed.core.errors import UsageError
 from rayfed.data.population import Examples

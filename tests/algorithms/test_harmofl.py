@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, LR, assert_weights, data, plan, population, run
-from support import net, on_pictures, reshaped, simulate
 
+from helpers.federations import net, on_pictures, reshaped, simulate
+from helpers.reference import CLIENTS, LR, assert_weights, data, plan, population, run
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.harmofl import AMPLITUDE, HarmoFL, mean_amplitude, normalise_amplitude
 from rayfed.core.errors import UsageError

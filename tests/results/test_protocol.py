@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from score_rows import Row, frame, row, write
 
-from rayfed.cli import report
+from helpers.commands import command
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER, Record
 from rayfed.results.comparison import check_paired, compare, find_group
@@ -16,6 +16,8 @@ from rayfed.results.summary import summarise
 from rayfed.results.target import rounds_to_target
 from rayfed.results.trials import record_trial
 from rayfed.results.writer import TrialWriter
+
+main = command("report")
 
 
 def add(folder: Path, name: str, rows: list[Row], *, algorithm: str = "fedavg", seed: int = 0, **config) -> None:
@@ -40,12 +42,12 @@ def curve(means: list[float], *, spread: float = 0.1) -> list[Row]:
 
 
 def told(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert report.main([str(folder), *arguments]) == 0
+    assert main([str(folder), *arguments]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
 def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert report.main([str(folder), *arguments]) == 2
+    assert main([str(folder), *arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     return error

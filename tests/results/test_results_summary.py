@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from score_rows import Row, frame, row, write
 
-from rayfed.cli.report import main
+from helpers.commands import command
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER
 from rayfed.core.registry import resolve
@@ -23,6 +23,8 @@ from rayfed.results.selection import aggregate_clients, pick_rounds
 from rayfed.results.summary import summarise
 from rayfed.results.trials import record_trial
 from rayfed.results.writer import TrialWriter
+
+main = command("report")
 
 Curve = list[tuple[float, float]]  # a (validation, test) pair a round, from round 1; NaN: not evaluated
 NAN = float("nan")
@@ -400,13 +402,13 @@ def test_bad_input_is_one_line_and_code_2(
     add_trial(tmp_path, "t", [(0.5, 0.5)])
     assert main([str(tmp_path), *arguments]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ")
+    assert error.startswith("rayfed: ")
     assert words in error
     assert error.count("\n") == 1
 
 
 def test_the_report_starts_without_torch_ray_or_matplotlib() -> None:
-    code = "import sys, rayfed.report; print({'torch', 'ray', 'matplotlib'} & set(sys.modules))"
+    code = "import sys, rayfed.cli.report; print({'torch', 'ray', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

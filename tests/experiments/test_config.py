@@ -1,0 +1,302 @@
+"""The configuration tree: where values come from, which win, and what they become."""
+
+import dataclasses
+
+import pytest
+
+from rayfed.algorithms import ALGORITHMS
+from rayfed.algorithms.fedprox import FedProx
+from rayfed.algorithms.scaffold import Scaffold
+from rayfed.core.errors import UsageError
+from rayfed.core.registry import resolve
+from rayfed.experiments.config import Config
+from rayfed.experiments.naming import trial_name
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.sources import from_arguments, from_file, merged
+
+MINE = """
+from dataclasses import dataclass
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.options import option
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(FedAvg):
+    strength: float = option(1.0, low=0, help="of my idea")
+
+class Bare:
+    pass
+
+from torch import nn
+
+class MyNet(nn.Sequential):
+    def __init__(self, shape, num_classes, width=4):
+        pixels = shape[0] * shape[1] * shape[2]
+        super().__init__(nn.Flatten(), nn.Linear(pixels, width), nn.ReLU(), nn.Linear(width, num_classes))
+"""
+
+
+def written(*pairs):
+    return Config.read(from_arguments(pairs))
+
+
+def refusal(*pairs):
+    with pytest.raises(UsageError) as caught:
+        written(*pairs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class TestMerging:
+    def test_nested_and_dotted_keys_are_the_same(self):
+        nested = {"local": {"lr": 0.5, "epochs": 2}, "algorithm": {"name": "fedprox", "mu": 0.3}}
+        dotted = {"local.lr": 0.5, "local.epochs": 2, "algorithm.name": "fedprox", "algorithm.mu": 0.3}
+        assert merged(nested) == merged(dotted) == nested
+        assert Config.read(nested) == Config.read(dotted)
+
+    def test_dotted_keys_may_stand_inside_a_group(self):
+        assert merged({"a": {"b.c": 1}}) == {"a": {"b": {"c": 1}}}
+
+    def test_later_sources_win_and_groups_are_merged_key_by_key(self):
+        tree = merged({"local": {"lr": 0.1, "epochs": 2}}, {"local.lr": 0.2}, {"local": {"batch_size": 4}})
+        assert tree == {"local": {"lr": 0.2, "epochs": 2, "batch_size": 4}}
+
+    def test_sources_are_not_changed(self):
+        first = {"local": {"lr": 0.1}}
+        merged(first, {"local.lr": 0.2})
+        assert first == {"local": {"lr": 0.1}}
+
+    def test_a_new_name_clears_the_options_of_the_old_one(self):
+        tree = merged({"algorithm": {"name": "fedprox", "mu": 0.3}}, {"algorithm.name": "scaffold"})
+        assert tree == {"algorithm": {"name": "scaffold"}}
+        assert isinstance(Config.read(tree).algorithm, Scaffold)
+
+    def test_the_same_name_again_keeps_them(self):
+        tree = merged({"algorithm": {"name": "fedprox", "mu": 0.3}}, {"algorithm.name": "fedprox"})
+        assert tree == {"algorithm": {"name": "fedprox", "mu": 0.3}}
+
+    def test_options_given_with_the_new_name_stay(self):
+        tree = merged({"model": {"name": "cnn", "width": 8}}, {"model": {"name": "mlp", "hidden": [16]}})
+        assert tree == {"model": {"name": "mlp", "hidden": [16]}}
+
+    def test_a_value_has_no_keys_below_it(self):
+        with pytest.raises(UsageError, match=r"rounds\.x: rounds already has the value 3"):
+            merged({"rounds": 3}, {"rounds.x": 1})
+
+    def test_precedence_of_file_and_arguments(self, tmp_path):
+        file = tmp_path / "a.yaml"
+        file.write_text("rounds: 3\nlocal: {lr: 0.5, batch_size: 7}\nalgorithm.name: fedprox\n")
+        config = Config.read(from_file(file), from_arguments(["local.lr=0.25", "algorithm.mu=0.125"]))
+        assert (config.rounds, config.local.lr, config.local.batch_size) == (3, 0.25, 7)
+        assert config.algorithm == FedProx(mu=0.125)
+
+
+class TestArguments:
+    def test_values_are_yaml(self):
+        given = from_arguments(["a=1", "b=0.5", "c=true", "d=null", "e=[1, 2]", "f=text", "g=", "h={x: 1}", "i=a=b"])
+        expected = {"a": 1, "b": 0.5, "c": True, "d": None, "e": [1, 2], "f": "text", "g": None, "h": {"x": 1}}
+        assert given == {**expected, "i": "a=b"}
+
+    def test_scientific_notation_is_a_number_whatever_yaml_says(self):
+        assert from_arguments(["lr=1e-3"]) == {"lr": "1e-3"}  # YAML 1.1 wants 1.0e-3
+        assert written("local.lr=1e-3").local.lr == 0.001
+        assert type(written("local.lr=1e-3").local.lr) is float
+
+    def test_a_comment_is_none_so_that_no_part_of_a_text_is_lost(self):
+        given = from_arguments(["a=lr sweep #2", "b=#2", "c='x #2'", "d=x#2", "e=[1, 2] # two", "f=3 #"])
+        expected = {"a": "lr sweep #2", "b": "#2", "c": "x #2", "d": "x#2", "e": "[1, 2] # two", "f": "3 #"}
+        assert given == expected
+        assert written("experiment=lr sweep #2").experiment == "lr sweep #2"
+        assert refusal("rounds=3 # few") == "rounds='3 # few': expected an integer, got str"
+
+    @pytest.mark.parametrize("argument", ["rounds", "=3"])
+    def test_an_argument_without_a_key_or_a_value_is_refused(self, argument):
+        with pytest.raises(UsageError, match="expected key=value"):
+            from_arguments([argument])
+
+
+class TestTypes:
+    def test_whole_numbers_stand_for_floats_and_back_only_without_loss(self):
+        assert type(written("local.lr=1").local.lr) is float
+        assert type(written("rounds=3.0").rounds) is int
+        assert refusal("rounds=3.5") == "rounds=3.5: expected an integer, got float"
+
+    @pytest.mark.parametrize(
+        ("pair", "message"),
+        [
+            ("rounds=many", "rounds='many': expected an integer, got str"),
+            ("rounds=true", "rounds=True: expected an integer, got bool"),
+            ("rounds=null", "rounds=None: expected an integer, got null"),
+            ("local.lr=fast", "local.lr='fast': expected a number, got str"),
+            ("local.drop_last=1", "local.drop_last=1: expected true or false, got int"),
+            ("local.optimizer=3", "local.optimizer='3': known: adam, sgd"),
+            ("evaluate.points=global", "evaluate.points='global': expected a list of strings or null, got str"),
+            ("local=3", "local=3: expected a mapping; it has keys such as local.epochs"),
+            ("algorithm=fedavg", "algorithm='fedavg': expected a mapping; did you mean algorithm.name=fedavg?"),
+            ("algorithm.name=3", "algorithm.name=3: expected a string, got int"),
+            ("model.name=[cnn]", "model.name=['cnn']: expected a string, got list"),
+            ("local.momentum=1", "local.momentum=1.0: must be less than 1"),
+            ("local.lr=0", "local.lr=0.0: must be more than 0"),
+            ("local.lr=.nan", "local.lr=nan: not a number"),
+            ("evaluate.points=[global, everything]", "evaluate.points='everything': known: adapted, downloaded"),
+            ("batch_norm=locl", "batch_norm='locl': did you mean local?"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_in_one_line(self, pair, message):
+        assert refusal(pair).startswith(message)
+
+    def test_local_epochs_and_steps_exclude_each_other(self):
+        assert "local.epochs and local.steps" in refusal("local.epochs=1", "local.steps=3")
+        assert written("local.steps=3").local.epochs is None
+
+    def test_adam_has_no_momentum_of_ours(self):
+        assert "local.momentum" in refusal("local.optimizer=adam", "local.momentum=0.9")
+
+
+class TestCohort:
+    @pytest.mark.parametrize(
+        ("text", "value", "clients"), [("3", 3, 3), ("1", 1, 1), ("1.0", 1.0, 5), ("0.5", 0.5, 2), ("1e-1", 0.1, 1)]
+    )
+    def test_whole_numbers_count_and_others_are_shares(self, text, value, clients):
+        config = written(f"cohort={text}", "model.name=mlp")
+        assert (config.cohort, type(config.cohort)) == (value, type(value))
+        assert make_plan(config).blueprint.cohort == clients
+
+    def test_the_default_is_everyone(self):
+        assert written().cohort == 1.0
+        assert make_plan(written("model.name=mlp")).blueprint.cohort == 5
+
+    @pytest.mark.parametrize("value", ["0", "-1", "0.0", "-0.5", "1.5", ".nan", "half", "2.0", "true", "null"])
+    def test_what_is_no_cohort_is_refused(self, value):
+        assert refusal(f"cohort={value}").startswith("cohort=")
+
+
+class TestAlgorithm:
+    def test_default(self):
+        assert written().algorithm_name == "fedavg"
+
+    @pytest.mark.parametrize(
+        "pairs",
+        [
+            ("algorithm.base=scaffold", "algorithm.base.server_lr=0.5"),
+            ("algorithm.base={name: scaffold, server_lr: 0.5}",),
+            ("algorithm.base.name=scaffold", "algorithm.base.server_lr=0.5"),
+        ],
+    )
+    def test_a_base_is_an_algorithm_however_it_is_written(self, pairs):
+        config = written("algorithm.name=dbe", *pairs)
+        assert config.algorithm.base == Scaffold(server_lr=0.5)
+
+    def test_a_base_given_as_a_text_alone(self):
+        assert written("algorithm.name=dbe", "algorithm.base=scaffold").algorithm.base == Scaffold()
+
+    def test_another_base_as_a_text_replaces_a_group(self):
+        tree = merged({"algorithm": {"name": "dbe", "base": {"name": "fedprox", "mu": 1}}}, {"algorithm.base": "moon"})
+        assert Config.read(tree).algorithm.base.name == "moon"
+
+    def test_errors_in_a_base_name_the_whole_key(self):
+        message = refusal("algorithm.name=dbe", "algorithm.base={name: scaffold, server_rl: 0.5}")
+        assert message == "algorithm.base.server_rl: no such key; did you mean algorithm.base.server_lr?"
+        assert refusal("algorithm.name=dbe", "algorithm.base=3").startswith(
+            "algorithm.base=3: expected the name of an algorithm"
+        )
+        assert "algorithm.base.name=scafold" in refusal("algorithm.name=dbe", "algorithm.base=scafold")
+
+    def test_the_users_own(self, tmp_path, monkeypatch):
+        (tmp_path / "config_mine.py").write_text(MINE)
+        monkeypatch.chdir(tmp_path)
+        config = written("algorithm.name=config_mine:Mine", "algorithm.strength=2")
+        assert type(config.algorithm).__name__ == "Mine"
+        assert config.algorithm.strength == 2.0
+        assert trial_name(config).startswith("Mine-seed0-")
+        assert refusal("algorithm.name=config_mine:Mine", "algorithm.strength=-1").startswith("algorithm.strength=-1.0")
+        assert "must be a dataclass that derives from" in refusal("algorithm.name=config_mine:Bare")
+
+    @pytest.mark.parametrize(
+        ("key", "base"),
+        [
+            ("algorithm.name", "rayfed.algorithms.fedprox.FedProx"),
+            ("data.name", "rayfed.data.sets.mini_digits.MiniDigits"),
+            ("augment.name", "rayfed.augment.base.Augment"),
+            ("metrics", "rayfed.metrics.base.OfPredictions"),
+        ],
+    )
+    def test_options_of_a_class_without_the_decorator_are_refused(self, tmp_path, monkeypatch, key, base):
+        module, name = base.rsplit(".", 1)
+        text = f"from {module} import {name} as Base\nfrom rayfed.core.options import option\n"
+        text += "class Bare(Base):\n    shrink: bool = option(False, help='')\nclass Same(Base):\n    pass\n"
+        text += "class Below(Bare):\n    pass\n"
+        own = f"config_bare_{name.lower()}"
+        (tmp_path / f"{own}.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
+        for wrong in ("Bare", "Below"):
+            pair = f"metrics.{own}:{wrong}=true" if key == "metrics" else f"{key}={own}:{wrong}"
+            with pytest.raises(UsageError) as caught:
+                make_plan(written(pair))
+            message = str(caught.value)
+            assert f"{own}:Bare declares shrink but is not a dataclass; decorate it with @dataclass(" in message
+            assert "\n" not in message
+        written(f"metrics.{own}:Same=true" if key == "metrics" else f"{key}={own}:Same")
+
+    def test_the_users_own_model(self, tmp_path, monkeypatch):
+        (tmp_path / "config_net.py").write_text(MINE)
+        monkeypatch.chdir(tmp_path)
+        plan = make_plan(written("model.name=config_net:MyNet", "model.width=6"))
+        assert plan.blueprint.model.feature_shape == (6,)
+
+
+class TestTree:
+    @pytest.mark.parametrize(
+        "pairs",
+        [
+            (),
+            ("algorithm.name=fedprox", "algorithm.mu=0.3", "cohort=0.5", "local.steps=4", "evaluate.points=[trained]"),
+            ("algorithm.name=dbe", "algorithm.base={name: scaffold, server_lr: 0.5}"),
+            ("data.per_domain=50", "partition={name: iid, clients: 3}", "model={name: mlp, hidden: [5]}", "cohort=2"),
+            ("placement.hosts=2", "placement.cpus=0.5", "checkpoint.every=2", "resume=true", "seed=9"),
+        ],
+    )
+    def test_round_trip(self, pairs):
+        config = written(*pairs)
+        again = Config.read(config.tree())
+        assert again == config
+        assert trial_name(again) == trial_name(config)
+
+    @pytest.mark.parametrize("name", sorted(ALGORITHMS))
+    def test_round_trip_of_every_algorithm(self, name):
+        config = written(f"algorithm.name={name}")
+        assert Config.read(config.tree()) == config
+
+    def test_holds_every_default(self):
+        tree = written().tree()
+        assert tree["local"]["lr"] == 0.01
+        assert tree["algorithm"] == {"name": "fedavg", "keep_optimizer": False}
+        assert {f.name for f in dataclasses.fields(Config)} - {"algorithm_name"} == set(tree)
+
+
+class TestTrialNames:
+    def test_placement_and_bookkeeping_do_not_change_them(self):
+        name = trial_name(written())
+        same = ("placement.hosts=2", "placement.cpus=0.25", "checkpoint.every=1", "resume=true", "results=r")
+        assert all(trial_name(written(pair)) == name for pair in same)
+
+    def test_whatever_changes_the_outcome_changes_them(self):
+        pairs = (
+            "seed=0",
+            "seed=1",
+            "rounds=3",
+            "local.lr=0.1",
+            "placement.vmap_clients=2",
+            "placement.threads=2",
+            "data.seed=1",
+        )
+        assert len({trial_name(written(pair)) for pair in pairs}) == len(pairs)
+
+
+def test_nesterov_needs_momentum_as_in_torch():
+    assert refusal("local.nesterov=true").startswith("local.nesterov=true: needs momentum; give local.momentum")
+    assert written("local.nesterov=true", "local.momentum=0.9").local.nesterov
+
+
+def test_every_algorithm_of_the_table_has_that_name():
+    for name in ALGORITHMS:
+        assert resolve(name, ALGORITHMS, where="algorithm.name").name == name

@@ -1,0 +1,173 @@
+"""Search spaces: which configurations a sweep runs."""
+
+import math
+
+import pytest
+
+from rayfed.core.errors import UsageError
+from rayfed.experiments.config import Config
+from rayfed.experiments.space import read_space
+
+
+def drawn(*sources):
+    return [list(arm) for arm in read_space(*sources).arms]
+
+
+def refusal(*sources):
+    with pytest.raises(UsageError) as caught:
+        read_space(*sources)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class TestGrids:
+    def test_every_point_of_the_product_in_order(self):
+        space = {"local.lr": {"grid": [0.1, 0.2]}, "local": {"batch_size": {"choice": [5, 10]}}, "rounds": 3}
+        (arm,) = drawn(space)
+        assert [(c["local"]["lr"], c["local"]["batch_size"]) for c in arm] == [(0.1, 5), (0.1, 10), (0.2, 5), (0.2, 10)]
+        assert all(c["rounds"] == 3 for c in arm)
+
+    def test_without_spaces_an_arm_is_one_configuration(self):
+        assert drawn({"rounds": 3}) == [[{"rounds": 3}]]
+
+    def test_a_grid_over_whole_groups(self):
+        (arm,) = drawn({"algorithm": {"name": "dbe", "base": {"grid": ["fedavg", {"name": "fedprox", "mu": 1.0}]}}})
+        assert [Config.read(values).algorithm.base.name for values in arm] == ["fedavg", "fedprox"]
+
+    def test_a_grid_over_names_keeps_the_other_keys(self):
+        (arm,) = drawn({"algorithm": {"name": {"grid": ["fedprox", "ditto"]}, "mu": 0.5}})
+        assert [c["algorithm"] for c in arm] == [{"name": "fedprox", "mu": 0.5}, {"name": "ditto", "mu": 0.5}]
+
+    def test_samples_caps_a_grid_the_same_way_each_time(self):
+        space = {"local.lr": {"grid": [k / 100 for k in range(1, 51)]}, "search.samples": 7}
+        first, second = drawn(space), drawn(space)
+        assert first == second
+        rates = [c["local"]["lr"] for c in first[0]]
+        assert len(set(rates)) == 7
+        assert rates == sorted(rates)
+        assert drawn(space, {"search.seed": 1}) != first
+
+    def test_a_grid_below_the_cap_is_whole(self):
+        (arm,) = drawn({"local.lr": {"grid": [0.1, 0.2]}, "search.samples": 7})
+        assert len(arm) == 2
+
+
+ARMS = {
+    "rounds": 3,
+    "algorithm": {"name": "fedprox", "mu": 0.5},
+    "arms": [{"algorithm.name": "fedavg", "rounds": 4}, {"algorithm.mu": {"grid": [1, 2]}}],
+}
+
+
+class TestArms:
+    def test_an_arm_wins_over_the_keys_of_all(self):
+        first, second = drawn(ARMS)
+        assert first == [{"rounds": 4, "algorithm": {"name": "fedavg"}}]  # a new name drops the old one's keys
+        assert [c["algorithm"] for c in second] == [{"name": "fedprox", "mu": 1}, {"name": "fedprox", "mu": 2}]
+
+    def test_the_command_line_wins_over_the_arms(self):
+        first, second = drawn(ARMS, {"rounds": 1})
+        assert {c["rounds"] for c in [*first, *second]} == {1}
+
+    def test_the_command_line_can_fix_what_an_arm_searches(self):
+        (arm,) = drawn({"local.lr": {"grid": [0.1, 0.2]}}, {"local.lr": 0.3})
+        assert [c["local"]["lr"] for c in arm] == [0.3]
+
+    def test_an_arm_cannot_search_one_key_in_two_ways(self):
+        space = {"local.lr": {"grid": [0.1]}, "arms": [{"local.lr": {"uniform": [0, 1]}}]}
+        assert refusal(space).startswith("local.lr: has the spaces grid and uniform")
+
+    def test_the_command_line_can_replace_the_arms(self):
+        assert len(drawn(ARMS, {"arms": [{"algorithm.name": "solo"}]})) == 1
+
+    @pytest.mark.parametrize("arms", [[], {}, "fedavg", ["fedavg"], None])
+    def test_arms_are_a_list_of_mappings(self, arms):
+        assert refusal({"arms": arms}).startswith("arms: expected a list")
+
+
+RANDOM = {
+    "search": {"kind": "random", "samples": 60},
+    "a": {"uniform": [2, 3]},
+    "b": {"loguniform": [1e-4, 1]},
+    "c": {"randint": [1, 3]},
+    "d": {"choice": ["x", "y"]},
+}
+
+
+class TestRandom:
+    def test_within_bounds(self):
+        (arm,) = drawn(RANDOM)
+        assert len(arm) == 60
+        assert all(2 <= c["a"] < 3 and 1e-4 <= c["b"] <= 1 for c in arm)
+        assert {c["c"] for c in arm} == {1, 2, 3}
+        assert {c["d"] for c in arm} == {"x", "y"}
+        assert all(type(c["c"]) is int for c in arm)
+
+    def test_loguniform_is_even_over_magnitudes(self):
+        (arm,) = drawn(RANDOM, {"search.samples": 400})
+        logs = [math.log10(c["b"]) for c in arm]
+        shares = [sum(low <= value < low + 1 for value in logs) / len(logs) for low in (-4, -3, -2, -1)]
+        assert all(0.18 < share < 0.32 for share in shares)
+
+    def test_the_same_draws_each_time_and_others_with_another_seed(self):
+        assert drawn(RANDOM) == drawn(RANDOM)
+        assert drawn(RANDOM) != drawn(RANDOM, {"search.seed": 1})
+
+    def test_more_samples_begin_with_the_same(self):
+        assert drawn(RANDOM)[0] == drawn(RANDOM, {"search.samples": 80})[0][:60]
+
+    def test_arms_get_equal_budgets_and_draws_of_their_own(self):
+        first, second = drawn(RANDOM, {"arms": [{"e": 0}, {"e": 1}]})
+        assert len(first) == len(second) == 60
+        assert [c["a"] for c in first] != [c["a"] for c in second]
+
+    def test_an_arm_with_nothing_to_search_is_one_configuration(self):
+        first, second = drawn(RANDOM, {"arms": [{"a": 2, "b": 1, "c": 1, "d": "x"}, {}]})
+        assert (len(first), len(second)) == (1, 60)
+
+
+class TestSeeds:
+    def test_seeds_are_outermost(self):
+        space = read_space({"seeds": [3, 1], "arms": [{"rounds": 1}, {"rounds": {"grid": [2, 3]}}]})
+        assert [(t["seed"], t["rounds"]) for t in space.trials()] == [(3, 1), (3, 2), (3, 3), (1, 1), (1, 2), (1, 3)]
+
+    def test_one_seed_by_default(self):
+        assert [t["seed"] for t in read_space({"rounds": 1}).trials()] == [0]
+        assert [t["seed"] for t in read_space({"seed": 5}).trials()] == [5]
+
+    @pytest.mark.parametrize("seeds", [[], 3, [1.5], [-1], [True], ["a"], [0, 0]])
+    def test_bad_seeds(self, seeds):
+        assert refusal({"seeds": seeds}).startswith("seeds=")
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"local.lr": {"grid": []}}, "local.lr: grid needs a list of values"),
+        ({"local.lr": {"grid": 0.1}}, "local.lr: grid needs a list of values, got 0.1"),
+        ({"local.lr": {"uniform": [0.1, 1]}}, "local.lr: uniform needs search.kind=random"),
+        ({"search.kind": "random", "a": {"uniform": [1, 2]}}, "search.samples: required for search.kind=random"),
+        ({"a": {"uniform": [2, 1]}}, "a: uniform needs two numbers [low, high]"),
+        ({"a": {"uniform": [1]}}, "a: uniform needs two numbers"),
+        ({"a": {"uniform": [1, 2, 3]}}, "a: uniform needs two numbers"),
+        ({"a": {"uniform": ["x", "y"]}}, "a: uniform needs two numbers"),
+        ({"a": {"loguniform": [0, 1]}}, "a: loguniform needs two numbers"),
+        ({"a": {"loguniform": [-1, 1]}}, "a: loguniform needs two numbers"),
+        (
+            {"search.kind": "random", "search.samples": 1, "a": {"randint": [0.5, 2]}},
+            "a: randint needs two integers",
+        ),
+        ({"search": {"kind": "bayes"}}, "search.kind='bayes': known: grid, random"),
+        ({"search": {"sampels": 3}}, "search.sampels: no such key; did you mean search.samples?"),
+        ({"search": {"samples": 0}}, "search.samples=0: must be at least 1"),
+        ({"search": "grid"}, "search='grid': expected a mapping"),
+        ({"search.reduction_factor": 1}, "search.reduction_factor=1.0: must be more than 1"),
+    ],
+)
+def test_what_is_no_space_is_refused_in_one_line(space, message):
+    assert refusal(space).startswith(message)
+
+
+def test_numbers_in_scientific_notation_that_yaml_reads_as_text():
+    (arm,) = drawn({"search": {"kind": "random", "samples": 5}, "local.lr": {"loguniform": ["1e-4", "1e-1"]}})
+    assert all(1e-4 <= c["local"]["lr"] <= 1e-1 for c in arm)
