@@ -105,7 +105,7 @@ def test_lambda_zero_is_fedavg():
 
 def test_fewer_means_than_examples_are_shared():
     people = population((12, 12))
-    algorithm = FedMix(means=3, mean_examples=4, lam=0.3)
+    algorithm = FedMix(means_per_step=3, mean_examples=4, lam=0.3)
     ctx = plan(algorithm, people, net(batch_norm=False)).context(people, "cpu").at(client=0, step=1)
     means = {"x": torch.randn(6, 6), "y": torch.rand(6, 3).softmax(1)}
     server = algorithm.init(ctx)
