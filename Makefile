@@ -9,13 +9,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Extra arguments: make demo DEMO_ARGS="rounds=2", make test TEST_ARGS="-k placement", make bench BENCH_ARGS="..."
 DEMO_ARGS ?=
 TEST_ARGS ?=
+TEST_WORKERS ?= 2
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test test-all lint format docs bench clean
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+
+.PHONY: help venv install demo test test-all record-weights lint format docs bench clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## install rayfed and its tools into .venv, unless they are up to date
 
@@ -37,16 +40,20 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 demo: $(STAMP) ## run the sweep of the README on the embedded data
 	$(BIN)/rayfed sweep demo $(DEMO_ARGS)
 
-test: $(STAMP) ## run the tests without the slow ones
-	$(BIN)/python -m pytest $(TEST_ARGS)
+test: $(STAMP) ## run the tests without the slow ones, in two processes (TEST_WORKERS=1 for one)
+	$(PYTEST) $(TEST_ARGS)
 
-test-all: $(STAMP) ## run all tests, which takes hours
-	$(BIN)/python -m pytest -m "" $(TEST_ARGS)
+test-all: $(STAMP) ## run all tests, the slow ones too
+	$(PYTEST) -m "" $(TEST_ARGS)
+
+record-weights: $(STAMP) ## record the final weights that tests compare, only where results are meant to change
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python -m helpers.final_weights
 
 lint: $(STAMP) ## check style, format and types
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP) ## fix style and format
 	$(BIN)/python -m ruff check --fix .

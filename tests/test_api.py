@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support import Net, blobs, net
 from torch import nn
 
 import rayfed
+from helpers.federations import Net, blobs, net
 from rayfed.core.errors import Diverged
 from rayfed.core.trees import named_tensors
 from rayfed.results.hyperparameter_groups import group_trials

@@ -76,8 +76,8 @@ class Record:
         bytes_formula: bytes both ways by the formula of the method's paper; None where it has none.
         epsilon: the differential privacy spent so far; None without privacy.
         privacy_unit: what `epsilon` protects: `client`, all data of one client; `representation`, one vector;
-            `stretched coordinate`, one coordinate of a vector that was stretched to [0, 1], while its others stay (see
-            `rayfed.algorithms.dp_adcol`).
+            `rescaled coordinate`, one coordinate of a vector that was rescaled to [0, 1], while its others stay (see
+            `rayfed.algorithms.dp_adcol.local`).
     """
 
     stage: str

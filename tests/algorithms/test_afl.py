@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
-from support import net
 
+from helpers.federations import net
+from helpers.reference import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
 from rayfed.algorithm import Reply
 from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.common.simplex import project_simplex

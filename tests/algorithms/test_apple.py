@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, LR, data, plan, population, run
-from support import net, simulate
 
+from helpers.federations import net, simulate
+from helpers.reference import CLIENTS, LR, data, plan, population, run
 from rayfed.algorithms.apple import APPLE
 from rayfed.core.errors import UsageError
 

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, assert_weights, data, plan, population, run
-from support import blobs, blueprint, net, simulate
 
+from helpers.federations import blobs, blueprint, net, simulate
+from helpers.reference import CLIENTS, assert_weights, data, plan, population, run
 from rayfed.algorithms.centralised import ERM, IRM, CentralGroupDRO, MMREx, VREx
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
-from support import blobs, blueprint, net
 from torch import nn
 
+from helpers.federations import blobs, blueprint, net
+from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
 from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.dann import DANN
 from rayfed.algorithms.fedavg import FedAvg
@@ -16,7 +16,7 @@ from rayfed.core.rng import seed_torch
 
 
 def first_discriminator(people):
-    """What the server draws in `init`."""
+    """Return the discriminator that the server draws in `init`."""
     algorithm = DANN(hidden=[7])
     ctx = blueprint(algorithm, people).context(people, "cpu")
     seed_torch(0, "init")

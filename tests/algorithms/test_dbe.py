@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support import Net, blobs, blueprint, net, simulate
 from torch import nn
 
+from helpers.comparison import equal
+from helpers.federations import Net, blobs, blueprint, net, simulate
 from rayfed.algorithm import Algorithm, ClientData
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.dbe.model import BIAS, CONSENSUS, MEAN
@@ -32,10 +33,6 @@ from rayfed.engine.training import Job, _rows
 from rayfed.experiments.config import build_algorithm
 
 LR = 0.05
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def stepwise(algorithm, population=None, **changes):

@@ -2,9 +2,21 @@
 
 import pytest
 import torch
-from plain import CLIENTS, LR, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
-from support import net, simulate
 
+from helpers.federations import net, simulate
+from helpers.reference import (
+    CLIENTS,
+    LR,
+    assert_weights,
+    cross_entropy,
+    data,
+    descend,
+    mean,
+    plan,
+    population,
+    run,
+    shares,
+)
 from rayfed.algorithm import Phase
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg

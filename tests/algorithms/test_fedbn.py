@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from plain import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
-from support import net, simulate
 
+from helpers.federations import net, simulate
+from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.errors import UsageError

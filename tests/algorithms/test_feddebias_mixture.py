@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import LR, assert_weights, data, descend, mean, plan, population, run, shares
-from support import blobs, blueprint, net, simulate
 
+from helpers.federations import blobs, blueprint, net, simulate
+from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.common.mlp import mlp
-from rayfed.algorithms.common.proxy_data import proxy_means
-from rayfed.algorithms.common.pseudo_data import mixture
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.feddebias import FedDebias
+from rayfed.algorithms.feddebias.pseudo_data import mixture, proxy_means
 from rayfed.algorithms.mixup import Mixup
 from rayfed.core.errors import UsageError
 from rayfed.core.rng import generator, seed_torch
@@ -156,11 +155,11 @@ def test_a_data_set_as_proxy():
 
 
 def test_refusals():
-    with pytest.raises(UsageError, match=r"^algorithm.proxy=photographs: are images, which this data is not"):
+    with pytest.raises(UsageError, match=r"^algorithm.proxy=photographs: this proxy consists of images"):
         blueprint(mixing(proxy="photographs"), blobs()).check(blobs())
     images = Examples(np.zeros((10, 1, 4, 4), np.uint8), np.zeros(10, np.int64))
     pictures = Population("pictures", (Client(0, "d", images, images, images),), 2, (1, 4, 4))
-    with pytest.raises(UsageError, match=r"^algorithm.proxy=mnits: photographs, noise, or a data set; .*mnist"):
+    with pytest.raises(UsageError, match=r"^algorithm.proxy=mnits: use photographs, noise or the name of .*mnist"):
         blueprint(mixing(proxy="mnits"), pictures).check(pictures)
     words = Examples(np.zeros((10, 5), np.int64), np.zeros(10, np.int64))
     texts = Population("texts", (Client(0, "d", words, words, words),), 2, (5,))

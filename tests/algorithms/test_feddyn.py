@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, population, run
-from support import Point, blueprint, net, quadratic, quadratics, simulate
 
+from helpers.federations import Point, blueprint, net, quadratic, quadratics, simulate
+from helpers.reference import CLIENTS, assert_weights, cross_entropy, data, descend, mean, population, run
 from rayfed.algorithm import Phase
 from rayfed.algorithms.feddyn import FedDyn
 from rayfed.core.optim import SGD
@@ -57,9 +57,9 @@ def test_it_reaches_the_optimum_of_the_mean(cohort, width):
     local = Phase("train", steps=60)
     changes = {"model": Point(), "loss": quadratic, "batch_size": 1, "optimizer": SGD(lr=0.1)}
     plan = blueprint(
-        FedDyn(alpha=1.0), population, rounds=200, local=local, cohort=cohort, vmap_clients=width, **changes
+        FedDyn(alpha=1.0), population, rounds=80, local=local, cohort=cohort, vmap_clients=width, **changes
     )
-    server, _ = simulate(plan, population, every=200)
+    server, _ = simulate(plan, population, every=80)
     assert server.state["weights"]["w"].item() == pytest.approx(8.0, abs=1e-3)
     for i, (h, a) in enumerate(((1.0, 0.0), (4.0, 10.0))):  # g_i has become the gradient at the optimum
         assert server.fleet.save()[i]["g"]["w"].item() == pytest.approx(h * (8 - a), abs=1e-2)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, assert_weights, data, descend, plan, population, run
-from support import blobs, net, simulate
 
+from helpers.federations import blobs, net, simulate
+from helpers.reference import CLIENTS, assert_weights, data, descend, plan, population, run
 from rayfed.algorithm import ClientData, Replies, Reply
 from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.core.errors import UsageError

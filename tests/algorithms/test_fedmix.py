@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import LR, assert_weights, data, descend, mean, plan, population, run, shares
-from support import blobs, blueprint, net, simulate
 
+from helpers.federations import blobs, blueprint, net, simulate
+from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedmix import FedMix
@@ -105,7 +105,7 @@ def test_lambda_zero_is_fedavg():
 
 def test_fewer_means_than_examples_are_shared():
     people = population((12, 12))
-    algorithm = FedMix(means=3, mean_examples=4, lam=0.3)
+    algorithm = FedMix(means_per_step=3, mean_examples=4, lam=0.3)
     ctx = plan(algorithm, people, net(batch_norm=False)).context(people, "cpu").at(client=0, step=1)
     means = {"x": torch.randn(6, 6), "y": torch.rand(6, 3).softmax(1)}
     server = algorithm.init(ctx)

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from plain import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
-from support import Point, net, quadratic, quadratics, simulate
 
+from helpers.federations import Point, net, quadratic, quadratics, simulate
+from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.fedper import FedPer
 from rayfed.core.errors import UsageError
 

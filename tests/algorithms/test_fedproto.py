@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, LR, assert_weights, data, plan, population, run
-from support import blueprint, net, simulate
 
+from helpers.federations import blueprint, net, simulate
+from helpers.reference import CLIENTS, LR, assert_weights, data, plan, population, run
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.fedproto import FedProto
 from rayfed.algorithms.solo import Solo

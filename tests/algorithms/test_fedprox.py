@@ -1,9 +1,9 @@
 """FedProx against torch.optim on f + μ/2‖w − w_t‖²."""
 
 import torch
-from plain import CLIENTS, LR, assert_weights, cross_entropy, data, descend, mean, population, run, shares
-from support import net
 
+from helpers.federations import net
+from helpers.reference import CLIENTS, LR, assert_weights, cross_entropy, data, descend, mean, population, run, shares
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import FedProx, pulled
 from rayfed.core.optim import SGD

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, LR, assert_weights, data, plan, population, run
-from support import net
 
+from helpers.federations import net
+from helpers.reference import CLIENTS, LR, assert_weights, data, plan, population, run
 from rayfed.algorithms.fedreg import FedReg
 from rayfed.core.errors import UsageError
 from rayfed.data.population import Examples
@@ -68,5 +68,5 @@ def test_two_rounds_by_hand(gamma):
 def test_tokens_are_refused():
     people = population()
     clients = [replace(c, train=Examples(np.zeros((len(c.train), 6), np.int64), c.train.y)) for c in people.clients]
-    with pytest.raises(UsageError, match=r"^algorithm.name=fedreg: takes inputs that can be changed a little, got tok"):
+    with pytest.raises(UsageError, match=r"^algorithm.name=fedreg: needs continuous inputs, got tokens"):
         plan(FedReg(), people, net()).check(replace(people, clients=tuple(clients)))

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from plain import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
-from support import Point, net, quadratic, quadratics, simulate
 from torch import nn
 
+from helpers.federations import Point, net, quadratic, quadratics, simulate
+from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.core.errors import UsageError

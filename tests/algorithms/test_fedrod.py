@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, LR, assert_weights, data, mean, plan, population, run, shares
-from support import net, simulate
 
+from helpers.federations import net, simulate
+from helpers.reference import CLIENTS, LR, assert_weights, data, mean, plan, population, run, shares
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedrod import FedRoD
 from rayfed.core.optim import SGD, Adam

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy import stats
-from support import Net, blobs, blueprint, net, simulate
 from torch import nn
 
+from helpers.comparison import equal
+from helpers.federations import Net, blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fraug import FRAug
@@ -22,10 +23,6 @@ from rayfed.core.task import Batch
 from rayfed.core.trees import clone, nbytes
 
 LR, B, LATENT = 0.05, 6, 4
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def small(**options):

@@ -3,9 +3,9 @@
 import math
 
 import torch
-from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, population, run
-from support import net
 
+from helpers.federations import net
+from helpers.reference import CLIENTS, assert_weights, cross_entropy, data, descend, mean, population, run
 from rayfed.algorithms.group_dro import GroupDRO
 
 

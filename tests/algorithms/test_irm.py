@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
-from support import blobs, blueprint, net
 
+from helpers.federations import blobs, blueprint, net
+from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
 from rayfed.algorithms.common.invariance import penalised_loss, slope
 from rayfed.algorithms.fed_irm import FedIRM
 from rayfed.algorithms.fedavg import FedAvg

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import LR, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
-from support import blobs, blueprint, net, simulate
 
+from helpers.federations import blobs, blueprint, net, simulate
+from helpers.reference import LR, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.common.soft_labels import soft
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fraug import FRAug
@@ -118,7 +118,7 @@ def test_shares_at_the_bounds_of_alpha(alpha, beyond, words):
         build_algorithm({"name": "mixup", "alpha": beyond}, where="algorithm")
 
 
-@pytest.mark.parametrize("base", [FRAug(), VHL(virtual=32)])
+@pytest.mark.parametrize("base", [FRAug(), VHL(virtual_examples=32)])
 def test_bases_that_need_whole_classes_are_refused(base):
     with pytest.raises(UsageError, match=rf"^algorithm.base={base.name}: needs integer class labels"):
         blueprint(Mixup(base=base), blobs()).check(blobs())

@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
-from support import net, simulate
 from torch import nn
 
+from helpers.federations import net, simulate
+from helpers.reference import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.moon import Moon, contrast

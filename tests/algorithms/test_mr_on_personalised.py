@@ -5,8 +5,8 @@ Compared are the first steps with and without it, from the same weights: what it
 
 import pytest
 import torch
-from support import blobs, blueprint, net
 
+from helpers.federations import blobs, blueprint, net
 from rayfed.algorithms.apfl import APFL
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.dbe.model import CONSENSUS, MEAN

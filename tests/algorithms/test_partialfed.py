@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from plain import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
-from support import Point, net, quadratic, quadratics
 
+from helpers.federations import Point, net, quadratic, quadratics
+from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.partialfed import PartialFed, layer_positions, mixture
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of

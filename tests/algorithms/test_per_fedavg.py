@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import LR, data, descend, plan, population, run
-from support import blobs, blueprint, net, simulate
 
+from helpers.federations import blobs, blueprint, net, simulate
+from helpers.reference import LR, data, descend, plan, population, run
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.per_fedavg import PerFedAvg, split

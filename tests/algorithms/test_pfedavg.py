@@ -1,8 +1,8 @@
 """pFedAvg: FedAvg bit for bit, scored after local training."""
 
 import torch
-from support import blobs, blueprint, simulate
 
+from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.pfedavg import PFedAvg
 from rayfed.core.trees import named_tensors

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from plain import CLIENTS, LR, assert_weights, cross_entropy, data, mean, plan, population, run, shares
-from support import net, simulate
 
+from helpers.federations import net, simulate
+from helpers.reference import CLIENTS, LR, assert_weights, cross_entropy, data, mean, plan, population, run, shares
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.pfedme import PFedMe
 

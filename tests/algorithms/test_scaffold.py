@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import CLIENTS, LR, assert_weights, data, mean, population, run
-from support import net
 
+from helpers.federations import net
+from helpers.reference import CLIENTS, LR, assert_weights, data, mean, population, run
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.optim import SGD
 

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from plain import CLIENTS, assert_weights, data, descend, mean, population, run, shares
-from support import net
 
+from helpers.federations import net
+from helpers.reference import CLIENTS, assert_weights, data, descend, mean, population, run, shares
 from rayfed.algorithms.adaptive_server import FedAdagrad, FedAdam, FedYogi
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedavgm import FedAvgM

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from plain import CLIENTS, LR, assert_weights, data, descend, plan, population, run
-from support import net, simulate
 
+from helpers.federations import net, simulate
+from helpers.reference import CLIENTS, LR, assert_weights, data, descend, plan, population, run
 from rayfed.algorithms.solo import Solo
 from rayfed.core.optim import SGD
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from plain import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
-from support import net
 
+from helpers.federations import net
+from helpers.reference import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.vm import VM, variance_weights
 from rayfed.core.errors import Diverged, UsageError

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from support import net
-from test_contract import CASES, algorithm_of, plan_of, server_of
 
+from helpers.algorithm_cases import CASES, algorithm_of, plan_of, server_of
+from helpers.federations import net
 from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.centralised import ERM
 from rayfed.algorithms.common.wrapper import Wrapper

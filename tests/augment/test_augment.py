@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from support import blobs, blueprint, net, simulate
 from torch import nn
 
+from helpers.federations import blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment import AUGMENTS

@@ -5,12 +5,12 @@ import hashlib
 import re
 import types
 
-import image_sets
 import numpy as np
 import pytest
-from test_idx_files import idx_bytes
-from test_published_data import needs
 
+from helpers import image_sets
+from helpers.mnist_files import idx_bytes
+from helpers.published_data import needs
 from rayfed.data.loading import load
 from rayfed.data.readers import checksums
 from rayfed.data.sets.mnist import Mnist

@@ -5,13 +5,13 @@ import os
 import pickle
 import shutil
 
-import image_sets
 import numpy as np
 import pytest
 import scipy.io
 import torch
-from image_sets import WRITERS, options, picture
 
+from helpers import image_sets
+from helpers.image_sets import WRITERS, options, picture
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
 from rayfed.data.sets import DATASETS

@@ -4,13 +4,13 @@ import os
 import pickle
 from pathlib import Path
 
-import image_sets
 import numpy as np
 import pytest
 import torch
-from image_sets import DIGITS, picture
 from PIL import Image
 
+from helpers import image_sets
+from helpers.image_sets import DIGITS, picture
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.sets.digits5 import Digits5

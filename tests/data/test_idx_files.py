@@ -1,23 +1,19 @@
 """MNIST's IDX files: read plain and gzipped, from a read-only folder, and every way in which they can be wrong."""
 
 import gzip
-import struct
 import sys
 import types
 
 import numpy as np
 import pytest
 
+from helpers.mnist_files import idx_bytes
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.readers import idx
 from rayfed.data.sets.mnist import FashionMnist, Mnist
 
 COUNTS = {"train": 12, "t10k": 6}
-
-
-def idx_bytes(array):
-    return struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
 def arrays():

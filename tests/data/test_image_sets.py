@@ -2,12 +2,12 @@
 
 import os
 
-import image_sets
 import numpy as np
 import pytest
-from image_sets import WRITERS, options, picture
 from PIL import Image
 
+from helpers import image_sets
+from helpers.image_sets import WRITERS, options, picture
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
 from rayfed.data.domain_sampling import DomainSampling

@@ -1,11 +1,11 @@
 """A digit that two domains show: whoever divides the rows, nobody is tested on what somebody trains on."""
 
-import image_sets
 import numpy as np
 import pytest
-from mnist_files import write_mnist
 from PIL import Image
 
+from helpers import image_sets
+from helpers.mnist_files import write_mnist
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.leakage_groups import cap_rows, draw_groups, expand_groups, first_of_each_group, unheld_rows

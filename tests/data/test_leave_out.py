@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support import blobs, blueprint, simulate
 
+from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithms.ditto import Ditto
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset

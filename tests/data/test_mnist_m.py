@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from mnist_files import write_mnist
 from PIL import Image
 
+from helpers.mnist_files import write_mnist
 from rayfed.core.errors import UsageError
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.loading import load, load_partitioned

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from mnist_files import write_mnist
 
+from helpers.mnist_files import write_mnist
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.sets.mnist_views import VIEWS, MnistViews, faint, textured

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from test_partitions import split
 
+from helpers.partitions import split
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset
 

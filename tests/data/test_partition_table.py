@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pandas
 import pytest
-from helpers.commands import command
 from PIL import Image
-from test_partitions import OWNED, split, toy
-from test_published_data import SPLIT, needs
 
+from helpers.commands import command
+from helpers.partitions import OWNED, split, toy
+from helpers.published_data import SPLIT, needs
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load, load_partitioned
 from rayfed.data.partitions import plot as picture

@@ -1,24 +1,13 @@
 """The real files and the published splits, where RAYFED_DATA says that they are."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from helpers.published_data import FASHION, ROOT, SPLIT, needs
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.sets.mnist import Mnist
 from rayfed.data.sets.rotated_mnist import RotatedMnist
-
-ROOT = Path(os.environ.get("RAYFED_DATA", "unset"))
-SPLIT = ROOT / "partitions" / "mnist_dir0.1_20clients.parquet"
-FASHION = ROOT / "fashion_mnist_dir0.1_20clients.npz"
-
-
-def needs(path):
-    found = (ROOT / path).exists()
-    return pytest.mark.skipif(not found, reason=f"needs {path} in the folder that RAYFED_DATA names")
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,10 @@ import hashlib
 
 import numpy as np
 import pytest
-from mnist_files import write_mnist
 from PIL import Image
-from support import blobs
 
+from helpers.federations import blobs
+from helpers.mnist_files import write_mnist
 from rayfed.core.registry import resolve
 from rayfed.data.domain_sampling import DomainSampling
 from rayfed.data.loading import load_partitioned

@@ -5,8 +5,8 @@ import csv
 import numpy as np
 import pandas
 import pytest
-from helpers.commands import command
 
+from helpers.commands import command
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.readers.tokens import vocabulary, words

@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support import blobs, blueprint, net
 
+from helpers.federations import blobs, blueprint, net
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.engine.device_data import Normalise, Part
 from rayfed.metrics.gradient_norm import GradientNorm, full_gradient

@@ -1,9 +1,9 @@
 """Batches of one example: refused in a line where batch norm cannot train on them, and only there."""
 
 import pytest
-from support import Net, blobs, blueprint, net, on_pictures, reshaped, simulate
 from torch import nn
 
+from helpers.federations import Net, blobs, blueprint, net, on_pictures, reshaped, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.centralised import ERM
 from rayfed.algorithms.fedavg import FedAvg

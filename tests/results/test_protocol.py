@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from helpers.commands import command
 from score_rows import Row, frame, row, write
 
+from helpers.commands import command
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER, Record
 from rayfed.results.comparison import check_paired, compare, find_group

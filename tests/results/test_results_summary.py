@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from helpers.commands import command
 from score_rows import Row, frame, row, write
 
+from helpers.commands import command
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER
 from rayfed.core.registry import resolve

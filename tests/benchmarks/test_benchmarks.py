@@ -1,0 +1,180 @@
+"""The benchmarks run, on next to nothing, and what they compare is the same work."""
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from helpers.federations import blobs, blueprint, simulate
+from helpers.mnist_files import write_mnist
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.data.population import Population
+
+HOME = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = [path.stem for path in sorted(HOME.glob("[a-z]*.py"))]
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_scripts(monkeypatch):
+    """As Python does for a script: its own folder comes first."""
+    monkeypatch.setattr(sys, "path", [str(HOME), *sys.path])
+
+
+def script(name):
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_says_what_is_measured(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        script(name).main(["--help"])
+    assert stopped.value.code == 0
+    assert "--rounds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["round_seconds", "dbe_fashion", "evaluation_share"])
+def test_without_data_a_benchmark_says_so_and_is_skipped(name, monkeypatch, capsys):
+    monkeypatch.delenv("RAYFED_DATA", raising=False)
+    script(name).main([])
+    assert capsys.readouterr().out.startswith("skipped: set the environment variable RAYFED_DATA")
+
+
+def test_the_bare_loop_does_the_work_of_rayfed():
+    bare = script("_bare")
+    population = blobs(5)
+    plan = blueprint(FedAvg(), population, rounds=2, batch_norm="aggregate")
+    server, _ = simulate(plan, population)
+    with bare.BareLoop(plan, population, channels_last=False) as loop:
+        before = bare.largest_difference(server.state["weights"], loop.state)
+        assert loop.round() > 0
+        loop.round()
+    assert loop.steps == sum(len(client.train) // 5 for client in population.clients)
+    assert before > 1e-2
+    assert bare.largest_difference(server.state["weights"], loop.state) < 1e-6
+
+
+def test_the_bare_loop_refuses_what_it_does_not_know():
+    population = blobs(2)
+    with pytest.raises(ValueError, match="full batches only"):
+        script("_bare").BareLoop(blueprint(FedAvg(), population, drop_last=False), population, channels_last=False)
+
+
+@pytest.mark.ray
+def test_rounds_are_compared_and_ratios_printed(monkeypatch, capsys):
+    monkeypatch.delenv("RAYFED_DATA", raising=False)
+    script("many_clients").main(["--clients", "5", "--images", "20", "--rounds", "2"])
+    out = capsys.readouterr().out
+    assert "random images in place of MNIST" in out
+    assert "largest weight difference after 3 rounds" in out
+    assert "5 clients of 20 images, 2 steps each; 2 rounds each" in out
+    assert out.splitlines()[-1].startswith("rayfed, 2 hosts / bare loop")
+
+
+def test_a_ratio_is_of_medians_and_is_held_against_its_target(capsys):
+    seconds = {"rayfed": [2.0, 3.0, 40.0], "fast": [3.0, 2.0, 2.5], "slow": [3.0, 4.0, 3.5]}
+    script("_rounds").show("title", seconds, {"fast": ("≤", 1.05), "slow": ("<", 1.0)})
+    fast, slow = capsys.readouterr().out.splitlines()[-2:]
+    assert fast.split("  ", 1)[1].split() == ["1.200", "(0.667", "to", "16.000)", "target", "≤", "1.05:", "missed"]
+    assert slow.split("  ", 1)[1].split() == ["0.857", "(0.667", "to", "11.429)", "target", "<", "1:", "met"]
+
+
+def test_a_share_of_a_population_keeps_a_batch_at_least():
+    population: Population = script("_rounds").shortened(blobs(4), 0.25, 6)
+    assert [len(client.train) for client in population.clients] == [6, 6, 8, 10]
+    assert [len(client.test) for client in population.clients] == [6, 6, 6, 6]
+
+
+def test_equal_hashes_pass(capsys):
+    assert script("bit_identity").main(["--algorithms", "fedavg", "--hosts", "0", "--rounds", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("equal")
+
+
+def test_one_different_hash_is_pointed_out_and_fails(monkeypatch, capsys):
+    bench = script("bit_identity")
+
+    def run(config):
+        odd = config["algorithm"]["name"] == "scaffold" and config["placement"]["hosts"] == 2
+        return SimpleNamespace(weights_hash="b" * 32 if odd else "a" * 32)
+
+    monkeypatch.setattr(bench.rayfed, "run", run, raising=False)
+    assert bench.main(["--algorithms", "fedavg", "scaffold"]) == 1
+    same, different = capsys.readouterr().out.splitlines()[1:]
+    assert same.endswith("equal")
+    assert different.endswith("DIFFERENT")
+
+
+def test_adcols_bytes_are_those_of_the_formula(monkeypatch, capsys):
+    bench = script("adcol_bytes")
+    asked = ["--rounds", "2", "--images", "30", "--sampling", "0.28", "1", "--hidden", "16"]
+    assert bench.main(asked) == 0
+    fedavg, *rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:-3]]
+    assert fedavg[-4:] == ["2", fedavg[-2], fedavg[-2], "0"]
+    assert [row[3] for row in rows] == ["0.28,"] * 2 + ["1,"] * 2
+    features, down = 64, 5 * 4 * (65 * 16 + 17 * 5)  # and 22 training images a party, of which 7 are 0.28 and more
+    assert [int(row[-4].replace(",", "")) for row in rows] == [4 * features * 5 * n + down for n in (7, 7, 22, 22)]
+    assert {row[-2] for row in rows} == {"0"}
+    monkeypatch.setattr(bench, "measured", lambda plan: [1])
+    assert bench.main(asked) == 1
+
+
+def test_adcols_bytes_in_the_papers_example():
+    lines = script("adcol_bytes").worked_example().splitlines()
+    assert [line.split("ADCOL ")[-1].split("FedAvg ")[-1].split(" MB")[0] for line in lines] == [
+        "159.368",
+        "37.583",
+        "42.485",
+    ]
+
+
+def test_steps_are_timed_for_every_way(capsys):
+    script("step_cost").main(["--networks", "mlp", "batch norm", "--steps", "2", "--rounds", "1"])
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["mlp"] * 3 + ["batch"] * 4
+    assert sum("× plain" in line for line in lines) == 4
+
+
+def test_a_later_start_finds_what_the_first_one_made(tmp_path, monkeypatch, capsys):
+    images = np.random.default_rng(0).integers(0, 256, (3500, 28, 28), dtype=np.uint8)
+    write_mnist(tmp_path, images[:3000], images[3000:])
+    monkeypatch.setenv("RAYFED_DATA", str(tmp_path))
+    script("start_up").main(["--rounds", "1"])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("(median of 1), the same images")
+    assert second.startswith("target ≤ 2 s:")
+
+
+def test_memory_is_watched_while_a_file_is_read(tmp_path, capsys):
+    arguments = ["--gigabytes", "0.02", "--hosts", "0", "--folder", str(tmp_path)]
+    assert script("larger_than_memory").main(arguments) == 0
+    made, run, *_, target = capsys.readouterr().out.splitlines()
+    assert made.startswith("6,000 images, 0.1 GB, written in")
+    assert run.startswith("hosts=0:")
+    assert float(run.partition("private, all ")[2].split()[0]) > 0.1  # torch alone takes that
+    assert target == "target ≤ 4 GB in any process: met"
+    assert not list(tmp_path.iterdir())
+    assert script("larger_than_memory").main([*arguments, "--limit", "0.01"]) == 1
+
+
+def test_a_disk_without_room_is_not_filled(tmp_path, capsys):
+    assert script("larger_than_memory").main(["--gigabytes", "1e9", "--folder", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith(f"skipped: {tmp_path} has")
+
+
+def test_memory_of_a_family(tmp_path):
+    watch = script("larger_than_memory")
+    child = subprocess.Popen([sys.executable, "-c", "x = bytearray(200_000_000); input()"], stdin=subprocess.PIPE)
+    try:
+        while watch.memory(child.pid)[0] < 0.2:
+            time.sleep(0.05)
+        assert child.pid in list(watch.family(os.getpid()))
+        private, data_on_device = watch.memory(child.pid)
+        assert 0.2 < private < data_on_device < 0.3
+    finally:
+        child.communicate(b"\n")
+    assert watch.memory(child.pid) == (0.0, 0.0)

@@ -1,0 +1,600 @@
+"""The papers' tables: every file is whole and consistent, the columns are worked out rightly, and the command runs."""
+
+import dataclasses
+import importlib
+import math
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import rayfed.experiments.plan
+from helpers import stand_in_data
+from rayfed.core.errors import UsageError
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.sources import merged
+from rayfed.models.build import build_model
+from rayfed.results.read import Tables
+
+HOME = Path(__file__).parents[2] / "benchmarks" / "papers"
+NAMES = sorted(path.stem for path in HOME.glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_scripts(monkeypatch):
+    """As Python does for a script: its own folder comes first."""
+    monkeypatch.setattr(sys, "path", [str(HOME), *sys.path])
+
+
+@pytest.fixture
+def papers():
+    return importlib.import_module("_tables")
+
+
+@pytest.fixture
+def command():
+    return importlib.import_module("run")
+
+
+@pytest.fixture
+def file_of_clients(tmp_path, monkeypatch):
+    """A file like the published split, with five clients of 10 i + 10 examples, the last of each for testing."""
+    sizes = [10 * client + 10 for client in range(5)]
+    client = np.repeat(np.arange(5), sizes)
+    is_test = np.concatenate([np.arange(size) >= size - 5 for size in sizes])
+    images = np.random.default_rng(0).integers(0, 255, (len(client), 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "few.npz", images=images, labels=np.arange(len(client)) % 10, client=client, is_test=is_test)
+    monkeypatch.setenv("RAYFED_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # the cut copy goes into data/ there
+    return "few.npz"
+
+
+def fake_table(papers, **content):
+    row = {"arm": {"algorithm.name": "fedavg"}, "published": {"a": 50.0}}
+    other = {"arm": {"algorithm.name": "scaffold"}, "published": {"a": [60.0, 1.0]}}
+    values = {
+        "title": "T",
+        "paper": "P",
+        "setting": "S.",
+        "columns": {"a": {"split": "test", "over": "mean", "rounds": "last"}},
+        "rows": {"one": row, "two": other},
+        "claims": ["a: two > one + 5"],
+        "small": {"note": "N.", "seeds": [0, 1]},
+        "full": {"note": "N."},
+    } | content
+    return papers.PaperTable("t", values, tuple(papers._claim("t", values, text) for text in values["claims"]))
+
+
+def lines(rows):
+    columns = ["row", "seed", "column", "value"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+class Made:
+    """What plans were made of lately, by what was asked for, and the folder of its files."""
+
+    def __init__(self, folder):
+        self.folder, self.populations, self.networks = folder, {}, {}
+
+    def population(self, config, make):
+        return self._kept(self.populations, 40, (config.data, config.partition, config.leave_out), make)
+
+    def network(self, *asked):
+        return self._kept(self.networks, 3, asked, lambda: build_model(*asked))
+
+    def _kept(self, there, most, asked, make):
+        key = repr(asked)
+        if key not in there:
+            there[key] = make()
+        if len(there) > most:
+            del there[next(iter(there))]
+        return there[key]
+
+
+@pytest.fixture(scope="module")
+def made_for_all(tmp_path_factory):
+    return Made(tmp_path_factory.mktemp("stand_ins"))
+
+
+@pytest.fixture
+def made(made_for_all, monkeypatch):
+    """With stand-ins for all data that is not embedded."""
+    stand_in_data.install(monkeypatch, made_for_all.folder)
+    monkeypatch.setenv("RAYFED_DATA", str(made_for_all.folder))
+    monkeypatch.setattr(rayfed.experiments.plan, "build_model", made_for_all.network)
+    monkeypatch.chdir(made_for_all.folder)
+    return made_for_all
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", ["full", "small"])
+def test_configurations_are_valid_and_differ(name, scale, papers, made, monkeypatch):
+    table = papers.read_table(name)
+    monkeypatch.setattr(papers, "_capped", lambda path, train, test: path)
+    if isinstance(table.content[scale], str):
+        with pytest.raises(UsageError, match=f"^{name} has no {scale} form: .*[.]$"):
+            table.space(scale, {})
+        return
+    space = table.space(scale, {})
+    configs = [Config.read(values) for values in space.trials()]
+    trees = [config.tree() for config in configs]
+    assert len(trees) == len(space.seeds) * len(table.cells(scale))
+    assert all(trees.count(tree) == 1 for tree in trees)
+    assert len(space.seeds) >= 3
+    assert {tree["experiment"] for tree in trees} == {f"{name}_{scale}"}
+    assert table.content[scale]["note"].endswith(".")
+    for (row, setting), config in zip(table.cells(scale), configs, strict=False):
+        plan = planned(config, made)
+        for column, rule in table.columns_of(scale).items():
+            if "split" in rule and rule.get("setting") in (None, setting) and column in table.rows[row]["published"]:
+                assert measured(rule, plan), f"{row}, {column}"
+
+
+def planned(config, made):
+    """The plan of a trial, on the data that is here or on a stand-in for it; `UsageError` where it is refused."""
+    population = made.population(config, lambda: make_plan(config).population)
+    return make_plan(config, population=population)
+
+
+def measured(rule, plan):
+    """Whether the plan scores what a column asks for: a point or a split too few would leave the column empty."""
+    splits = {*plan.evaluation.splits, *(test.split for test in plan.population.tests)}
+    point = rule.get("point", plan.evaluation.points[0])
+    if rule.get("unseen_clients"):
+        return rule["split"] in splits and plan.population.unseen_clients > 0 and point in ("downloaded", "adapted")
+    return rule["split"] in splits and point in plan.evaluation.points
+
+
+SHAPES = {
+    "mnist": (1, 28, 28),
+    "cifar100": (3, 32, 32),
+    "tiny_imagenet": (3, 64, 64),
+    "pacs": (3, 224, 224),
+    "ag_news": (200,),
+    "uci_har": (9, 1, 128),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_form_that_is_refused_would_be_noticed_without_its_data(name, made):
+    tree = {
+        "data.name": name,
+        "rounds": 1,
+        "model.name": {"ag_news": "fasttext", "uci_har": "har_cnn"}.get(name, "cnn"),
+    }
+    plan = planned(Config.read(tree), made)
+    assert plan.population.shape == SHAPES[name]
+    with pytest.raises(UsageError, match=r"^local.batch_size=90000: client \d+ has \d+ training examples, less"):
+        planned(Config.read(tree | {"local.batch_size": 90_000}), made)
+    with pytest.raises(UsageError, match=r"^evaluate.points: algorithm fedper has no global model here"):
+        planned(Config.read(tree | {"algorithm.name": "fedper", "evaluate.points": ["global", "downloaded"]}), made)
+    if name == "ag_news":
+        with pytest.raises(UsageError, match=r"^algorithm.name=mixup: "):
+            planned(Config.read(tree | {"algorithm.name": "mixup"}), made)
+
+
+def test_a_column_that_nothing_is_scored_for_would_be_noticed(made):
+    tree = {"data.name": "cifar100", "model.name": "resnet18", "batch_norm": "local_statistics", "rounds": 1}
+    plan = planned(Config.read(tree | {"evaluate.splits": ["test"]}), made)
+    assert measured({"split": "test"}, plan)
+    assert measured({"split": "test", "point": "downloaded"}, plan)
+    assert not measured({"split": "test", "point": "global"}, plan)  # running statistics stay with the clients
+    assert not measured({"split": "val"}, plan)
+    assert not measured({"split": "test", "point": "adapted", "unseen_clients": True}, plan)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_claims_are_what_the_paper_printed(name, papers):
+    """The order, that is: margins are for other data. Rows that the paper did not print are left out."""
+    table = papers.read_table(name)
+    assert table.claims
+    for claim in table.claims:
+        more, less = (table.published(row, claim.column) for row in (claim.more, claim.less))
+        assert more is None or less is None or more[0] > less[0] + min(claim.margin, 0), claim.text
+    compared = any(table.published(c.more, c.column) and table.published(c.less, c.column) for c in table.claims)
+    assert compared or name in WITHOUT_NUMBERS
+
+
+WITHOUT_NUMBERS = {"adcol_extreme_skew", "adcol_figure2a", "feddebias_bias"}  # figures, and a setting of our own
+
+
+def test_published_numbers_are_those_printed(papers):
+    published = {
+        ("dbe_table2", "DBE", "accuracy"): (43.32, None),
+        ("adcol_table1", "ADCOL", "AVG"): (80.2, 0.5),
+        ("adcol_table1", "FedBN", "GB Synth"): (19.31, None),
+        ("adcol_table1", "FedRep", "rounds AVG"): (math.inf, None),
+        ("adcol_table5", "FedProx", "GB Real"): (9.09, None),
+        ("adcol_table16", "FedBN, epsilon = 5", "AVG"): (66.3, None),
+        ("adcol_table17", "FedBN with sampling, 5", "USPS"): (85.8, None),
+        ("feddebias_table1_mnist", "GroupDRO", "rounds worst"): (568, None),
+        ("feddebias_table1_cifar10", "FedDebias", "mean (table 5)"): (64.62, 0.32),
+        ("feddebias_table3", "full", "worst"): (77.13, None),
+        ("feddebias_table3", "C1", "worst"): None,
+        ("augmentation_table3", "VM 45", "OOD"): (98.3, None),
+        ("augmentation_table3", "FedProx blur", "ID"): (88.7, None),
+        ("augmentation_table3_central", "MM-REx 30", "OOD"): (95.1, None),
+        ("augmentation_table4", "Gen-AFL", "weak OOD"): (70.5, None),
+        ("augmentation_table4", "V-REx", "moderate ID"): (92.9, None),
+        ("augmentation_table5", "MM-REx", "weak OOD"): (20.6, None),
+        ("augmentation_table5", "FedAvg", "none ID"): (70.5, None),
+        ("augmentation_table6", "2000 x 10", "blur ID"): (97.6, None),  # printed 976
+        ("augmentation_table6", "2 x 128000", "60 OOD"): (98.2, None),
+        ("augmentation_table7", "rotation 60", "45"): (0.069, None),
+        ("augmentation_table7", "blur", "sd"): (0.881, None),
+        ("augmentation_table8", "weak", "C"): (3.444, None),
+        ("augmentation_table9", "none", "Clipart"): (22.011, None),
+        ("fraug_table1", "with", "Clipart"): (72.31, None),
+        ("fraug_table2", "Single", "Digits UP"): (79.93, 0.8),
+        ("fraug_table2", "All", "OfficeHome C"): (58.81, 1.6),
+        ("fraug_table2", "FRAug", "PACS avg"): (91.34, 0.1),
+        ("fraug_table2", "PartialFed", "Digits avg"): (86.05, 0.3),
+        ("fraug_table3", "FedBN", "8 H"): (22.94, 0.9),
+        ("fraug_table3", "FedBN", "12 H"): (27.22, 0.4),
+        ("fraug_table3", "FedBN", "12 V"): (46.01, 0.4),
+        ("fraug_table3", "HarmoFL", "16 avg"): (28.98, 0.4),
+        ("fraug_table3", "FRAug", "12 U"): (19.60, 0.7),
+        ("fraug_table5", "G RT", "PACS"): (91.35, 0.1),
+        ("fraug_table5", "noise U", "PACS"): None,
+        ("fraug_table6", "FedAvg", "strong"): (31.26, 1.2),
+        ("fraug_table7", "noise Lap", "P"): (72.29, 0.2),
+        ("fraug_table7", "FAug", "A"): (50.18, 0.5),
+    }
+    for (name, row, column), numbers in published.items():
+        assert papers.read_table(name).published(row, column) == numbers
+
+
+@pytest.mark.parametrize("number", range(3, 10))
+def test_augmentation_keeps_clients_optimisers_as_the_authors_code_does(number, papers):
+    table = papers.read_table(f"augmentation_table{number}")
+    configs = [Config.read(values) for values in table.space("full", {"seeds": [0]}).trials()]
+    federated = [config.algorithm for config in configs if "keep_optimizer" in algorithm_keys(config)]
+    assert federated
+    assert all(algorithm.keep_optimizer for algorithm in federated)
+    assert (len(federated) < len(configs)) == (number in (4, 5))  # centralised rows have no such key
+
+
+def algorithm_keys(config):
+    return {field.name for field in dataclasses.fields(config.algorithm) if field.init}
+
+
+def fraug_trials(papers, number, setting=None):
+    """The configuration of each row of a table of FRAug's in the full form, in `setting`."""
+    table = papers.read_table(f"fraug_table{number}")
+    space = table.space("full", {})
+    cells = zip(table.cells("full"), space.arms, strict=True)
+    return {row: Config.read(values) for (row, own), (values,) in cells if own == setting}
+
+
+def test_fraug_has_the_authors_settings_for_pacs_on_cells(papers):
+    algorithm = fraug_trials(papers, 3, "8 clients")["FRAug"].algorithm
+    assert (algorithm.alpha, algorithm.beta, algorithm.lr_g, algorithm.lr_m) == (10, 1, 0.05, 0.05)
+    assert (algorithm.distance_g, algorithm.distance_rt, algorithm.interpolate) == ("mmd", "mse", True)
+
+
+@pytest.mark.parametrize(("number", "setting"), [(5, "Digits"), (5, "PACS"), (7, None)])
+def test_plain_noise_augments_no_prototypes(number, setting, papers):
+    noisy = {row: c.algorithm for row, c in fraug_trials(papers, number, setting).items() if row.startswith("noise")}
+    assert {algorithm.augmenter for algorithm in noisy.values()} == {"uniform", "laplace", "gaussian"}
+    assert {algorithm.embeddings for algorithm in noisy.values()} == {"u"}
+
+
+def test_every_row_of_fraugs_tables_is_measured(papers):
+    for number in (2, 3, 5, 6, 7):
+        assert all("arm" in row for row in papers.read_table(f"fraug_table{number}").rows.values())
+    faug = fraug_trials(papers, 7)["FAug"].algorithm
+    assert (faug.name, faug.keep_optimizer) == ("faug", True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "examples", "batch"),
+    [
+        ("OfficeHome", (196, 353, 359, 352), 64),
+        ("Digits", (567, 550, 804, 75), 256),
+        ("PACS", (166, 189, 135, 318), 64),
+    ],
+)
+def test_single_and_all_train_for_forty_epochs_as_in_the_authors_code(setting, examples, batch, papers):
+    trials = fraug_trials(papers, 2, setting)
+    single, pooled = trials["Single"], trials["All"]
+    for local in (single.local, pooled.local):
+        assert (local.optimizer, local.lr, local.momentum, local.nesterov) == ("sgd", 0.01, 0.9, True)
+        assert local.weight_decay == 5e-4
+    assert single.rounds * single.local.epochs == 40
+    assert (single.local.batch_size, single.local.drop_last) == (batch, False)  # USPS has fewer than a batch
+    assert len(examples) * pooled.local.batch_size == batch
+    assert pooled.local.batch_size <= min(examples)
+    assert pooled.rounds == 40 * math.ceil(sum(examples) / batch)  # a round is a step
+
+
+@pytest.mark.parametrize(("scale", "examples"), [("full", 7438), ("small", 360)])
+def test_adcol_sends_a_record_once_where_a_table_names_an_epsilon(scale, examples, papers):
+    """So the epsilon that is recorded at the end is the row's own."""
+    table = papers.read_table("adcol_table17")
+    for row, arm in table.arms(scale).items():
+        if arm["algorithm"]["name"] != "local_dp_adcol":
+            continue
+        (values,) = table.space(scale, {}, [row]).arms[0]
+        config = Config.read(values)
+        sent = config.algorithm.upload_size(examples)
+        assert config.rounds * sent <= examples
+        server = {"passes": torch.tensor([config.rounds * sent / examples] * 5, dtype=torch.float64)}
+        assert config.algorithm.privacy_spent(None, server).epsilon == float(row.removeprefix("ADCOL, "))
+
+
+def test_adcols_baselines_train_as_long_as_it_does(papers):
+    for name in ("adcol_table1", "adcol_table4", "adcol_table5"):
+        table = papers.read_table(name)
+        for scale in ("full", "small"):
+            if isinstance(table.content[scale], str):
+                continue
+            fedrep, meta = (table.arms(scale)[row]["algorithm"] for row in ("FedRep", "Per-FedAvg"))
+            assert fedrep["head_epochs"] + fedrep["body_epochs"] == table.content[scale]["local"]["epochs"]
+            assert meta["finetune_steps"] == 1  # scored after one step of adaptation
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("dbe_")])
+def test_dbes_baselines_have_the_values_of_pfllibs_example_commands(name, papers, made):
+    """Where there are such commands; the paper gives no values."""
+    table = papers.read_table(name)
+    space = table.space("full", {})
+    for (row, setting), (values,) in zip(table.cells("full"), space.arms, strict=True):
+        config = Config.read(values)
+        used = config.algorithm
+        if row == "FedProx":
+            assert used.mu == 0.001
+        elif row == "Per-FedAvg":
+            assert used.beta == 0.001
+        elif row == "FedFomo" and setting != "with MR":
+            assert used.models == 5
+        elif row == "pFedMe":
+            assert (used.lam, used.beta, used.personal_lr) == (15, 1, 0.01)  # theirs for Fashion-MNIST, 0.1, diverges
+        elif row == "FedRep" and config.unseen_clients:
+            assert used.adapted == "both"  # "method-specific local training" (appendix D.4)
+
+
+def test_columns_are_worked_out_by_hand(papers):
+    table = fake_table(
+        papers,
+        columns={
+            "mean": {"split": "test", "over": "mean", "rounds": "last"},
+            "weighted": {"split": "test", "over": "weighted", "rounds": "best"},
+            "worst": {"split": "test", "over": "worst", "rounds": "best5"},
+            "x": {"split": "test", "over": {"domain": "x"}, "rounds": "last"},
+            "ood": {"split": "ood", "over": "mean", "rounds": "last"},
+        },
+        rows={"one": {"arm": {"algorithm.name": "fedavg"}, "published": {"mean": 1}}},
+        claims=[],
+    )
+    space = table.space("small", {"seeds": [3]})
+    trial = papers.trial_name(Config.read(merged(space.arms[0][0], {"seed": 3})))
+    x = dict(enumerate([0.1, 0.9, 0.5, 0.6, 0.7, 0.8, 0.2], start=1))  # by round; y is 0.3 throughout
+    point = {"trial": trial, "metric": "accuracy", "point": "global", "split": "test"}
+    rows = [point | {"round": r, "domain": "x", "value": v, "n": 30} for r, v in x.items()]
+    rows += [point | {"round": r, "domain": "y", "value": 0.3, "n": 10} for r in x]
+    rows += [point | {"round": 7, "domain": "x", "value": 1.0, "n": 9, **other} for other in NOT_COUNTED]
+    trials = pd.DataFrame([{"trial": trial, "status": "done", "default_eval_point": "global"}])
+    found = papers.measure(table, "small", space, Tables(pd.DataFrame(rows), NO_ROUNDS, trials))
+    by_column = found.set_index("column")["value"]
+    assert set(found["seed"]) == {3}
+    assert by_column["mean"] == pytest.approx(25)
+    assert by_column["weighted"] == pytest.approx(100 * (0.9 * 30 + 0.3 * 10) / 40)
+    assert by_column["worst"] == pytest.approx(30)  # the lower of 0.3 and x: five rounds at 0.3, then 0.2 and 0.1
+    assert by_column["x"] == pytest.approx(20)
+    assert "ood" not in by_column
+
+
+NO_ROUNDS = pd.DataFrame({"trial": []})
+NOT_COUNTED = ({"metric": "loss"}, {"point": "trained"}, {"split": "val"}, {"trial": "another"})
+
+
+def test_settings_are_measured_apart_and_only_where_the_paper_has_a_number(papers):
+    columns = {s: {"split": "test", "over": "mean", "rounds": "last", "setting": s} for s in ("few", "many", "huge")}
+    rows = {
+        "one": {"arm": {"algorithm.name": "fedavg"}, "published": {"few": 1, "many": 2}},
+        "two": {"arm": {"algorithm.name": "scaffold"}, "published": {"many": 3}},
+        "ours": {"arm": {"algorithm.name": "fedprox"}, "published": {}},
+    }
+    small = {"note": "N.", "seeds": [5], "rounds": 9, "settings": {"few": {"local.epochs": 2}, "many": {"rounds": 4}}}
+    table = fake_table(papers, columns=columns, rows=rows, claims=["many: two > one"], small=small)
+    space = table.space("small", {"local.lr": 0.5})
+    trees = [values for (values,) in space.arms]
+    assert [(tree["algorithm"]["name"], tree["rounds"], tree["local"]) for tree in trees] == [
+        ("fedavg", 9, {"epochs": 2, "lr": 0.5}),
+        ("fedavg", 4, {"lr": 0.5}),
+        ("scaffold", 4, {"lr": 0.5}),
+        ("fedprox", 9, {"epochs": 2, "lr": 0.5}),
+        ("fedprox", 4, {"lr": 0.5}),
+    ]
+    ids = [papers.trial_name(Config.read(merged(tree, {"seed": 5}))) for tree in trees]
+    point = {"round": 9, "metric": "accuracy", "point": "global", "split": "test", "domain": "x", "n": 1}
+    metrics = pd.DataFrame([{"trial": name, "value": i / 10} | point for i, name in enumerate(ids)])
+    trials = pd.DataFrame([{"trial": name, "status": "done", "default_eval_point": "global"} for name in ids])
+    found = papers.measure(table, "small", space, Tables(metrics, NO_ROUNDS, trials))
+    assert found[["row", "column", "value"]].values.tolist() == [
+        ["one", "few", 0], ["one", "many", 10], ["two", "many", 20], ["ours", "few", 30], ["ours", "many", 40]
+    ]  # fmt: skip
+
+
+def test_other_metrics_keep_their_unit(papers):
+    columns = {"norm": {"split": "val", "over": "mean", "rounds": "last", "metric": "gradient_norm"}}
+    rows = {"one": {"arm": {"algorithm.name": "fedavg"}, "published": {}}}
+    table = fake_table(papers, columns=columns, rows=rows, claims=[], small={"note": "N.", "seeds": [0]})
+    space = table.space("small", {})
+    trial = papers.trial_name(Config.read(merged(space.arms[0][0], {"seed": 0})))
+    row = {"trial": trial, "round": 1, "point": "global", "split": "val", "domain": "x", "n": 1}
+    rows = [row | {"metric": "accuracy", "value": 0.5}, row | {"metric": "gradient_norm", "value": 0.25}]
+    trials = pd.DataFrame([{"trial": trial, "status": "done", "default_eval_point": "global"}])
+    found = papers.measure(table, "small", space, Tables(pd.DataFrame(rows), NO_ROUNDS, trials))
+    assert found["value"].tolist() == [0.25]
+
+
+def trials_of_two_rows(papers, columns, **content):
+    """A table of the rows one (seeds 0 and 1) and two (seed 0), with rounds of 3 MB down and 1 MB up after a setup."""
+    table = fake_table(papers, columns=columns, claims=[], **content)
+    space = table.space("small", {})
+    curves = {("one", 0): [40, 50, 60], ("one", 1): [40, 42, 44], ("two", 0): [10, 60, 70]}
+    metrics, rounds, trials = [], [], []
+    for seed in (0, 1):
+        for row, (values,) in zip(("one", "two"), space.arms, strict=True):
+            trial = papers.trial_name(Config.read(merged(values, {"seed": seed})))
+            point = {"trial": trial, "point": "global", "split": "test", "domain": "x", "n": 1, "metric": "accuracy"}
+            for number, value in enumerate(curves.get((row, seed), ()), start=1):
+                metrics.append(point | {"round": number, "value": value / 100})
+            for number in range(4):
+                sent = {"bytes_down": 3_000_000, "bytes_up": 1_000_000} if number else {"bytes_down": 5_000_000}
+                rounds.append({"trial": trial, "round": number, "bytes_up": 0, "seconds_total": 900.0} | sent)
+            if (row, seed) in curves:
+                trials.append({"trial": trial, "status": "done", "default_eval_point": "global"})
+    tables = Tables(pd.DataFrame(metrics), pd.DataFrame(rounds), pd.DataFrame(trials))
+    found = papers.measure(table, "small", space, tables)
+    return found.set_index(["column", "row", "seed"])["value"]
+
+
+ACCURACY = {"split": "test", "over": "mean", "rounds": "last"}
+
+
+def test_rounds_bytes_and_speed_ups_by_hand(papers):
+    found = trials_of_two_rows(
+        papers,
+        {
+            "a": ACCURACY,
+            "rounds": {"reach": "a", "target": 50, "unit": "rounds"},
+            "MB": {"reach": "a", "target": 50, "unit": "MB"},
+            "faster": {"fewer": "rounds", "than": "two"},
+            "up": {"sent": "up", "unit": "MB"},
+            "both": {"sent": "both", "unit": "GB"},
+            "hours": {"spent": "hours"},
+        },
+    )
+    assert found["rounds"].to_dict() == {("one", 0): 2, ("two", 0): 2, ("one", 1): math.inf}
+    assert found["MB"].to_dict() == {("one", 0): 13, ("two", 0): 13, ("one", 1): math.inf}  # 5 + 2 x 4
+    assert found["faster"].to_dict() == {("one", 0): 1, ("two", 0): 1}  # of seed 1 there is no row two
+    assert set(found["up"]) == {1}
+    assert set(found["both"]) == {0.004}
+    assert set(found["hours"]) == {1}
+
+
+def test_a_target_may_be_the_lowest_end_of_some_rows_and_differ_in_the_small_form(papers):
+    column = {"reach": "a", "target": 99, "unit": "rounds", "small": {"target": ["one", "two"]}}
+    found = trials_of_two_rows(papers, {"a": ACCURACY, "rounds": column, "not here": ACCURACY | {"small": False}})
+    assert found["rounds"].to_dict() == {("one", 0): 3, ("two", 0): 2, ("one", 1): math.inf}  # (60 + 44) / 2 = 52
+    assert "not here" not in found
+
+
+def test_rules_that_say_nothing_are_refused(papers):
+    columns = importlib.import_module("_columns")
+    for wrong in (
+        {"split": "test", "over": "mean"},
+        ACCURACY | {"over": "median"},
+        ACCURACY | {"sent": "up", "unit": "MB"},
+        {"sent": "sideways", "unit": "MB"},
+        {"sent": "up", "unit": "rounds"},
+        {"spent": "days"},
+        {"reach": "a", "target": "high", "unit": "rounds"},
+    ):
+        with pytest.raises(UsageError, match="is not a valid rule for a column"):
+            columns.kind(wrong)
+
+
+def test_patterns_choose_rows(papers):
+    table = fake_table(papers)
+    assert [row for row, _ in table.cells("small", ["t*"])] == ["two"]
+    assert len(table.space("small", {}, ["t*"]).arms) == 1
+    with pytest.raises(UsageError, match=r"--rows: no row matches x or y; there are one, two"):
+        table.space("small", {}, ["x", "y"])
+
+
+def test_a_row_that_never_comes_to_the_target_is_shown_and_judged(papers, command):
+    table = fake_table(papers, columns={"a": {"spent": "hours"}}, claims=["a: two > one"])
+    found = lines(
+        [("one", 0, "a", 4.0), ("one", 1, "a", math.inf), ("two", 0, "a", math.inf), ("two", 1, "a", math.inf)]
+    )
+    shown = command.render(table, "small", found, "the command", markdown=True)
+    assert "| one | a | 50 | 4 (1 of 2 seeds) | – |" in shown
+    assert "| two | a | 60 ± 1 | never | – |" in shown
+    assert "a: two > one: holds in 1 of 2 seeds" in shown
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([50, 52, 60, 64], "holds (difference +11.0 ± 1.4, 2 seeds)"),
+        ([50, 52, 52, 54], "does not hold (difference +2.0 ± 0.0, 2 seeds)"),
+        ([50, 52, 52, 64], "holds, within one sd (difference +7.0 ± 7.1, 2 seeds)"),
+        ([50, None, 70, 64], "holds (difference +20.0; one seed)"),
+        ([50, 52, None, None], "not measured"),
+    ],
+)
+def test_claims_compare_rows_at_the_same_seed(values, words, papers, command):
+    claim = papers.Claim("a: two > one + 5", "a", "two", "one", 5.0)
+    rows = [("one", 0), ("one", 1), ("two", 0), ("two", 1)]
+    found = lines([(*row, "a", value) for row, value in zip(rows, values, strict=True) if value is not None])
+    assert command.verdict(claim, found) == f"a: two > one + 5: {words}"
+
+
+def test_measured_numbers_stand_beside_published_ones(papers, command):
+    found = lines([("one", 0, "a", 40.0), ("one", 1, "a", 42.0), ("two", 0, "a", 70.0)])
+    shown = command.render(fake_table(papers), "small", found, "the command", markdown=True)
+    assert "| one | a | 50.00 | 41.0 ± 1.4 | -9.0 |" in shown
+    assert "| two | a | 60.00 ± 1.00 | 70.0 | +10.0 |" in shown
+    assert "Seeds 0, 1;" in shown
+    assert shown.endswith("\n    the command")
+
+
+def test_claims_name_columns_and_rows(papers):
+    for wrong in ("b: two > one", "a: two > three", "a: two < one", "two > one"):
+        with pytest.raises(UsageError, match="claims"):
+            fake_table(papers, claims=[wrong])
+
+
+def test_a_capped_file_keeps_that_many_of_every_client(papers, file_of_clients, tmp_path):
+    table = fake_table(
+        papers, small={"cap": {"train": 12, "test": 2}, "data": {"name": "npz", "file": file_of_clients}}
+    )
+    values = table.space("small", {}).arms[0][0]
+    with np.load(values["data"]["file"]) as cut, np.load(tmp_path / file_of_clients) as whole:
+        sizes = pd.crosstab(cut["client"], cut["is_test"])
+        assert sizes[False].tolist() == [5, 12, 12, 12, 12]
+        assert sizes[True].tolist() == [2] * 5
+        kept = {image.tobytes() for image in cut["images"]}
+        assert len(kept) == len(cut["images"])
+        assert kept <= {image.tobytes() for image in whole["images"]}
+
+
+def test_without_the_folder_of_data_the_command_says_so(command, monkeypatch, capsys):
+    monkeypatch.delenv("RAYFED_DATA", raising=False)
+    assert command.main(["dbe_table2", "--small"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: data.file=fashion_mnist_dir0.1_20clients.npz: set the environment"
+    )
+
+
+def test_unknown_tables_are_refused_and_known_ones_listed(command, capsys):
+    assert command.main(["--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == NAMES
+    assert command.main(["table9"]) == 2
+    assert "adcol_table1" in capsys.readouterr().err
+
+
+@pytest.mark.ray
+def test_a_table_is_measured_and_printed(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(os.environ, "RAYFED_DATA", str(tmp_path))
+    tiny = ["rounds=1", "seeds=[0]", "placement.hosts=0", "data.per_domain=60", "model.width=0.1", "local.epochs=1"]
+    rows = ["--rows", "SOLO", "--rows", "ADCOL*"]
+    assert command.main(["adcol_table1", "--small", "--markdown", *rows, *tiny, "local.batch_size=8"]) == 0
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if line.startswith("| ADCOL | AVG | 80.20 ± 0.50 |"))
+    here = float(row.split("|")[4])
+    assert 0 <= here <= 100
+    assert row.split("|")[5].strip() == f"{here - 80.2:+.1f}"
+    assert "- AVG: ADCOL > SOLO: " in out
+    assert "| FedAvg | AVG | 78.60 ± 0.60 | – | – |" in out
+    assert "- AVG: ADCOL > FedAvg: not measured" in out
+    assert "    python benchmarks/papers/run.py adcol_table1 --small --rows SOLO --rows 'ADCOL*' rounds=1" in out

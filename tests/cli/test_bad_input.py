@@ -1,0 +1,239 @@
+"""Every bad request: exit code 2, one line on stderr that names the key, and nothing written."""
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.commands import command
+
+main = command("run")
+
+MINE = """
+from dataclasses import dataclass
+import torch
+from rayfed.algorithms.fedavg import FedAvg
+
+class NotAnAlgorithm:
+    pass
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(FedAvg):
+    pass
+
+def no_model(shape, num_classes):
+    return 3
+"""
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Runs the command in an empty folder and returns its one line without "rayfed: "."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # no cluster's note there
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main([*arguments, "results=results"])
+        out, err = capsys.readouterr()
+        lines = err.splitlines()
+        assert (code, out) == (2, ""), (code, out, err)
+        assert len(lines) == 1, err
+        assert lines[0].startswith("rayfed: ")
+        assert not (tmp_path / "results").exists()
+        return lines[0].removeprefix("rayfed: ")
+
+    return run
+
+
+QUICK = ("model.name=mlp", "rounds=1")
+BN = ("model={name: mlp, batch_norm: true}",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "beginning"),
+    [
+        # keys
+        (["local.epoch=3"], "local.epoch: no such key; did you mean local.epochs?"),
+        (["round=3"], "round: no such key; did you mean rounds?"),
+        (["algoritm.name=fedavg"], "algoritm: no such key; did you mean algorithm?"),
+        (["algorithm.muu=3", "algorithm.name=fedprox"], "algorithm.muu: no such key; did you mean algorithm.mu?"),
+        (["algorithm.name=fedporx"], "algorithm.name=fedporx: did you mean fedprox?"),
+        (["model.name=cnnn"], "model.name=cnnn: did you mean cnn?"),
+        (["model.widht=1"], "model.widht: no such key; did you mean model.width?"),
+        (["data.name=mini_digit"], "data.name=mini_digit: did you mean mini_digits?"),
+        (["data.domain=[plain]"], "data.domain: no such key; did you mean data.domains?"),
+        (["partition.name=dirichle"], "partition.name=dirichle: did you mean dirichlet?"),
+        (["partition={name: dirichlet, alhpa: 1}"], "partition.alhpa: no such key; did you mean partition.alpha?"),
+        (["evaluate.points=[trainde]"], "evaluate.points='trainde': did you mean trained?"),
+        # types and ranges
+        (["rounds=ten"], "rounds='ten': expected an integer"),
+        (["rounds=0"], "rounds=0: must be at least 1"),
+        (["rounds="], "rounds=None: expected an integer"),
+        (["local.lr=-0.1"], "local.lr=-0.1: must be more than 0"),
+        (["local.batch_size=0"], "local.batch_size=0: must be at least 1"),
+        (["local={lr: [1]}"], "local.lr=[1]: expected a number"),
+        (["seed=-1"], "seed=-1: must be at least 0"),
+        (["cohort=0"], "cohort=0: give an integer of at least 1"),
+        (["cohort=1.5"], "cohort=1.5: give an integer of at least 1"),
+        (["unseen_clients=-1"], "unseen_clients=-1: must be at least 0"),
+        (["unseen_clients=1.5"], "unseen_clients=1.5: give an integer, or a share below 1.0"),
+        (["unseen_clients=some"], "unseen_clients='some': expected an integer or a number"),
+        (["evaluate.clients=cohort"], "evaluate.clients='cohort': known: all, selected"),
+        (["leave_out=[plain]"], "leave_out=['plain']: expected a string"),
+        (["placement.hosts=-1"], "placement.hosts=-1: must be at least 0"),
+        (["placement.gpus=0.6", "placement.hosts=12"], "placement.gpus=0.6: must be an integer or 1/k"),
+        (["model={name: mlp, hidden: [0]}"], "model.hidden=0: must be at least 1"),
+        (["data.per_domain=5"], "data.per_domain=5: must be at least 10"),
+        (["partition.validation=1"], "partition.validation=1.0: must be less than 1"),
+        (["experiment="], "experiment=None: expected a string"),
+        (["algorithm={name: dp_fedbn, epsilon: 1e-15}"], "algorithm.epsilon=1e-15: must be at least 1e-06"),
+        (["algorithm={name: gaussian_dp_fedbn, epsilon: 1e-15}"], "algorithm.epsilon=1e-15: must be at least 1e-06"),
+        (["algorithm={name: dp_adcol, epsilon: 1e-15}"], "algorithm.epsilon=1e-15: must be at least 1e-06"),
+        # what the data say
+        (["cohort=6", *QUICK], "cohort=6: there are 5 clients"),
+        (["unseen_clients=5", *QUICK], "unseen_clients=5: there are 5 clients, and at least one must train"),
+        (["unseen_clients=2", "cohort=4", *QUICK], "cohort=4: there are 3 clients"),
+        (["leave_out=stret", *QUICK], "leave_out=stret: no such domain in mini_digits; did you mean street?"),
+        (["partition={name: iid, clients: 100000}", *QUICK], "partition.clients=100000"),
+        (["local.batch_size=1000", *QUICK], "local.batch_size=1000: client 0 has 324 training examples"),
+        (
+            ["placement.vmap_clients=2", "local.drop_last=false", *QUICK],
+            "placement.vmap_clients=2: clients that train together",
+        ),
+        (["local.batch_size=17", "local.drop_last=false", *BN], "local.batch_size=17: of client 0's 324 training"),
+        (["local.batch_size=1", *BN], "local.batch_size=1: of client 0's 324 training examples a batch has one"),
+        # what the algorithm needs
+        (["algorithm.name=fedbn", "model.name=cnn"], "algorithm.name=fedbn: the model has no batch-norm layer"),
+        (["algorithm.name=afl", "cohort=3", *QUICK], "cohort=3: algorithm.name=afl"),
+        (["algorithm.name=fedbn", *BN, "evaluate.points=[global]"], "evaluate.points: algorithm fedbn has no global"),
+        (["batch_norm=local", *BN, "evaluate.points=[global]"], "evaluate.points: algorithm fedavg has no global"),
+        (
+            ["algorithm.name=apple", "unseen_clients=1", *QUICK],
+            "unseen_clients=1: algorithm.name=apple mixes the core models of",
+        ),
+        (["algorithm.name=solo", "leave_out=street", *QUICK], "leave_out=street: algorithm solo has no global model"),
+        # arguments and files
+        (["rounds"], "rounds: no such file (give values as key=value)"),
+        (["nowhere.yaml", "rounds=1"], "nowhere.yaml: no such file"),
+        (["a={"], "a={: '{' is not valid YAML"),
+        # the user's own
+        (["algorithm.name=nomodule:Mine"], "algorithm.name=nomodule:Mine: no module 'nomodule'"),
+        (["algorithm.name=:Mine"], "algorithm.name=:Mine"),
+        (["data={name: npz, file: nowhere.npz}", *QUICK], "data.file=nowhere.npz: no such file"),
+        (["data={name: npz}", *QUICK], "data.file: required"),
+        (["resume=maybe"], "resume='maybe': expected true or false"),
+    ],
+)
+def test_refused(refused, arguments, beginning):
+    assert refused(*arguments).startswith(beginning)
+
+
+def test_unknown_without_a_near_one_lists_what_there_is(refused):
+    line = refused("algorithm.name=zzz")
+    assert "known: " in line
+    assert "scaffold" in line
+    assert "module:Name" in line
+
+
+class TestNames:
+    """What could lead out of the folder of results, or is no file's name."""
+
+    @pytest.mark.parametrize("name", ["..", ".", "../x", "/somewhere/x", "a\\b", "a/b", ""])
+    def test_experiment(self, refused, name):
+        assert refused(f"experiment={name}", *QUICK).startswith("experiment=")
+
+
+class TestFiles:
+    def test_broken_yaml(self, refused, tmp_path):
+        (tmp_path / "broken.yaml").write_text("rounds: [1,\nlocal: {lr: 3\n")
+        assert refused("broken.yaml").startswith("broken.yaml: not valid YAML: ")
+
+    def test_yaml_that_is_no_mapping(self, refused, tmp_path):
+        (tmp_path / "list.yaml").write_text("- rounds\n")
+        assert refused("list.yaml").startswith("list.yaml: expected a mapping, got list")
+
+    def test_empty_yaml(self, refused, tmp_path):
+        (tmp_path / "empty.yaml").write_text("")
+        assert refused("empty.yaml").startswith("empty.yaml: expected a mapping")
+
+    def test_a_file_that_is_no_text(self, refused, tmp_path):
+        (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
+        assert refused("binary.yaml").startswith("binary.yaml: ")
+
+    def test_a_group_left_empty(self, refused, tmp_path):
+        (tmp_path / "group.yaml").write_text("local:\nrounds: 1\n")
+        assert refused("group.yaml").startswith("local=None: expected a mapping")
+
+    def test_a_truncated_npz(self, refused, tmp_path):
+        n = 64
+        path = tmp_path / "cut.npz"
+        images = np.random.default_rng(0).integers(0, 255, (n, 8, 8), dtype=np.uint8)
+        labels, client = np.arange(n) % 3, np.arange(n) % 4
+        np.savez(path, images=images, labels=labels, client=client, is_test=np.arange(n) % 5 == 0)
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        assert refused("data={name: npz, file: cut.npz}", *QUICK).startswith("data.file=cut.npz: ")
+
+    def test_results_that_are_a_file(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "taken").write_text("")
+        assert main(["results=taken", *QUICK]) == 2
+        err = capsys.readouterr().err.splitlines()
+        assert err[-1].startswith("rayfed: results=taken: ")
+        assert not any("Traceback" in line for line in err)
+
+
+class TestOwnModules:
+    @pytest.fixture(autouse=True)
+    def module(self, tmp_path):
+        (tmp_path / "bad_mine.py").write_text(MINE)
+        (tmp_path / "bad_syntax.py").write_text("class Mine(:\n")
+        (tmp_path / "bad_import.py").write_text("import nowhere_to_be_found\n")
+
+    def test_no_such_class(self, refused):
+        assert refused("algorithm.name=bad_mine:Mime").startswith(
+            "algorithm.name=bad_mine:Mime: bad_mine has no 'Mime'; did you mean Mine?"
+        )
+
+    def test_not_an_algorithm(self, refused):
+        assert "must be a dataclass that derives from" in refused("algorithm.name=bad_mine:NotAnAlgorithm")
+
+    def test_not_a_model(self, refused):
+        assert refused("model.name=bad_mine:no_model").startswith("model.name=bad_mine:no_model: must make")
+
+    def test_not_a_dataset(self, refused):
+        assert refused("data.name=bad_mine:NotAnAlgorithm", *QUICK).startswith("data.name=bad_mine:NotAnAlgorithm: ")
+
+    def test_a_syntax_error(self, refused):
+        line = refused("algorithm.name=bad_syntax:Mine")
+        assert line.startswith("algorithm.name=bad_syntax:Mine: ")
+        assert "bad_syntax.py" in line
+        assert "line 1" in line
+
+    def test_an_import_that_fails(self, refused):
+        line = refused("algorithm.name=bad_import:Mine")
+        assert line.startswith("algorithm.name=bad_import:Mine: ")
+        assert "nowhere_to_be_found" in line
+
+
+class TestPlacement:
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="has the GPU that should be missing")
+    @pytest.mark.parametrize("hosts", [0, 1])
+    def test_gpus_that_do_not_exist(self, refused, hosts):
+        line = refused(f"placement.hosts={hosts}", "placement.gpus=1", *QUICK)
+        assert line.startswith(f"placement.{'hosts=1' if hosts else 'gpus=1'}: ")
+        assert ("0 GPU" if hosts else "no CUDA device") in line
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="has the GPU that should be missing")
+    def test_a_gpu_for_the_server(self, refused):
+        assert "0 GPU" in refused("placement.hosts=1", "placement.server_gpus=0.5", *QUICK)
+
+    def test_more_hosts_than_cpus(self, refused):
+        line = refused("placement.hosts=1000", "data.per_domain=20", "local.batch_size=2", *QUICK)
+        assert line.startswith("placement.hosts=1000: 1000 hosts of 1 CPU and 0 GPU need 1000 CPU")
+
+
+def test_two_bad_things_are_still_one_line(refused):
+    assert refused("round=3", "local.lr=-1", "algorithm.name=fedporx", "cohort=0")
+    assert refused("cohort=6", "algorithm.name=fedbn", "placement.hosts=1000", *QUICK)

@@ -1,0 +1,316 @@
+"""What a new user runs into: paths with ~, names that look like numbers, Ctrl-C, folders that cannot be written."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import rayfed
+from helpers.commands import command
+from rayfed.core.errors import BadHook
+from rayfed.core.options import suggestion
+from rayfed.data.user_clients import user_population
+from rayfed.experiments.config import Config
+
+main = command("run")
+report = command("report")
+
+QUICK = ("data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=1")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def line(here, capsys):
+    """The one line with which a request is refused."""
+
+    def line(*arguments):
+        assert main([*QUICK, *arguments]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        return said.removeprefix("rayfed: ")
+
+    return line
+
+
+class TestPaths:
+    def test_a_tilde_is_the_home_folder(self, here, monkeypatch):
+        monkeypatch.setenv("HOME", str(here))
+        config = Config.read({"results": "~/mine", "data": {"name": "npz", "file": "~/a.npz"}, "partition.file": "~/p"})
+        assert config.results == f"{here}/mine"
+        assert config.data.options == {"file": f"{here}/a.npz"}
+        assert config.partition.options == {"file": f"{here}/p"}
+
+    def test_a_path_and_numpy_scalars_are_taken(self):
+        config = Config.read({"results": Path("rp"), "rounds": np.int64(2), "local.lr": np.float32(0.5)})
+        assert (config.results, config.rounds, config.local.lr) == ("rp", 2, 0.5)
+
+    @pytest.mark.parametrize("folder", ["afile/x", "/proc/x"])
+    def test_a_folder_that_cannot_be_written(self, here, line, folder):
+        (here / "afile").write_text("")
+        assert line(f"results={folder}").startswith(f"results={folder}: {folder}/run cannot be written (")
+
+    def test_the_folder_of_an_experiment_is_not_that_of_results(self, here, capsys):
+        assert main([*QUICK, "experiment=12"]) == 0
+        out = capsys.readouterr().out
+        assert "pandas.read_parquet('results/12/metrics')" in out
+        assert report(["results/12"]) == 2
+        assert f"give {here / 'results'} --experiment 12" in capsys.readouterr().err
+
+
+class TestNamesLikeNumbers:
+    def test_are_texts(self):
+        config = Config.read({"experiment": 12, "leave_out": 2010, "evaluate.splits": ["test"]})
+        assert (config.experiment, config.leave_out) == ("12", "2010")
+
+    def test_and_dates(self, line):
+        assert line("leave_out=2010-01-31").startswith("leave_out=2010-01-31: no such domain")
+        assert line("data.domains=[2010]").startswith("data.domains=2010: no such domain")
+
+    def test_what_is_wrong_in_a_list_is_said(self, line):
+        assert line("data.domains=[[1]]") == "data.domains=[[1]]: expected a list of strings, got [1] in it"
+
+
+class TestSpacesThatAreNone:
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            ("[0, 1]", "got list; to search over values in a sweep, write {grid: [0, 1]}"),
+            ("{gird: [0, 1]}", "got {gird: …}; did you mean {grid: …}?"),
+            ("{grid: [0, 1]}", "got a search space, {grid: …}; rayfed.sweep searches it, a single run takes one value"),
+        ],
+    )
+    def test_says_how_to_write_one(self, line, value, words):
+        assert line("algorithm.name=fedprox", f"algorithm.mu={value}").endswith(f": expected a number, {words}")
+
+
+def test_an_error_in_a_users_module_names_the_users_line(here, line):
+    (here / "broken_first.py").write_text("import json\n\njson.loads('{')\n")
+    said = line("algorithm.name=broken_first:Mine")
+    assert said.endswith(f"({here / 'broken_first.py'}, line 3)")
+
+
+def test_a_named_model_with_too_few_outputs_is_refused(here, line):
+    (here / "first_model.py").write_text(
+        "from torch import nn\ndef wrong(shape, num_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 2))\n".replace(
+            "nn.LazyLinear(8)", "nn.Linear(shape[0] * shape[1] * shape[2], 8)"
+        )
+    )
+    expected = "model.name=first_model:wrong: gives 2 logits, but there are 10 classes"
+    assert line("model={name: 'first_model:wrong'}") == expected
+
+
+def _part(x=None, y=None):
+    return (np.zeros((4, 3), np.float32) if x is None else x, np.array([0, 1, 2, 1]) if y is None else y)
+
+
+class TestOwnClients:
+    @pytest.mark.parametrize(
+        "y",
+        [
+            np.array([0.0, 1, 2, 1]),
+            np.array([[0], [1], [2], [1]]),
+            torch.tensor([0, 1, 2, 1]),
+            np.array([0, 1, 2, 1], dtype=object),
+            pd.Series([0.0, 1, 2, 1]),
+        ],
+    )
+    def test_whole_numbers_are_classes(self, y):
+        labels = user_population([{"train": _part(y=y), "test": _part()}]).clients[0].train.y
+        assert labels.dtype == np.int64
+        assert labels.tolist() == [0, 1, 2, 1]
+
+    @pytest.mark.parametrize(
+        ("part", "words"),
+        [
+            (_part(y=np.array([0, 0.5, 1, 1])), "label 0.5; a class is an integer from 0"),
+            (_part(y=np.array([0, np.nan, 1, 1])), "label nan; a class is an integer from 0"),
+            (_part(y=np.array([0, -1, 1, 1])), "label -1; a class is an integer from 0"),
+            (_part(y=np.array(["cat", "dog", "cat", "dog"])), "label 'cat' is not a number; number the classes of all"),
+            (_part(y=np.eye(4)), r"y has the shape \(4, 4\); expected one class"),
+            (_part(x=np.zeros((4, 2), np.float32)), r"an input is \(2,\) of float32, but in clients\[0\].train \(3,\)"),
+            (_part(x=np.zeros((4, 3), np.int64)), r"an input is \(3,\) of int64, but"),
+            (_part(x=np.array([["a"] * 3] * 4)), "x has the type <U1; give numbers"),
+            (_part(x=np.float32(3)), "expected arrays"),
+        ],
+    )
+    def test_others_are_refused_by_name(self, part, words):
+        clients = [{"train": _part(), "test": _part()}, {"train": _part(), "test": part}]
+        with pytest.raises(rayfed.UsageError, match=rf"clients\[1\]\.test: {words}"):
+            user_population(clients)
+
+    def test_a_table_of_uint8_is_no_image(self):
+        part = _part(x=np.zeros((4, 3), np.uint8))
+        with pytest.raises(rayfed.UsageError, match=r"clients\[0\]\.train: x \[n, ...\] of uint8"):
+            user_population([{"train": part, "test": part}])
+
+    @pytest.mark.parametrize("clients", [[(_part(), _part())], {"a": {"train": _part(), "test": _part()}}, 3])
+    def test_clients_that_are_no_list_of_mappings(self, clients):
+        with pytest.raises(rayfed.UsageError, match=r"clients.*: expected .*each client as \{\"train\""):
+            user_population(clients)
+
+    def test_labels_of_a_users_own_loss_stay(self):
+        y = np.array([[0.5, -1.0]] * 4)
+        assert user_population([{"train": _part(y=y), "test": _part(y=y)}], classes=False).clients[0].train.y.shape == (
+            4,
+            2,
+        )
+
+
+def small(tmp_path, **more):
+    clients = [{"train": _part(), "test": _part()}] * 2
+    model = lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))  # noqa: E731
+    values = {"local.batch_size": 2, "results": tmp_path / "results", "rounds": 1}
+    return rayfed.run(values, clients=clients, model=model, **more)
+
+
+def test_a_loss_for_each_example_is_refused(tmp_path):
+    with pytest.raises(rayfed.UsageError, match=r"loss: must return the mean over the batch, .* shape \(2,\)"):
+        small(tmp_path, loss=nn.CrossEntropyLoss(reduction="none"))
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_result_is_shown_in_one_line(tmp_path):
+    result = small(tmp_path)
+    assert repr(result).startswith(f"Result({result.trial}, {tmp_path / 'results' / 'run'}, weights ")
+    assert "test accuracy 0." in repr(result)
+    assert len(repr(result)) < 400
+
+
+HOOKS = """
+from dataclasses import dataclass
+from rayfed.algorithm import Algorithm
+from rayfed.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Unsent(FedAvg):
+    averaged = ("weights", "other")
+    def aggregate(self, ctx, server, replies):
+        return server | {"other": replies.mean["other"]}
+
+@dataclass(frozen=True, kw_only=True)
+class Forgetful(FedAvg):
+    def aggregate(self, ctx, server, replies):
+        server = server | {}
+
+@dataclass(frozen=True, kw_only=True)
+class Bare(Algorithm):
+    pass
+"""
+
+
+class TestHooks:
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("Unsent", "Unsent.aggregate: no client sent 'other', which is in averaged; finish must"),
+            ("Forgetful", "Forgetful.aggregate returned NoneType, not the server's next state, a dict"),
+        ],
+    )
+    def test_a_hook_that_goes_wrong_is_named(self, here, capsys, name, words):
+        (here / "first_hooks.py").write_text(HOOKS)
+        assert main([*QUICK, f"algorithm.name=first_hooks:{name}"]) == 1
+        assert capsys.readouterr().err.splitlines()[-1] == f"rayfed: {words}"
+        with pytest.raises(BadHook):
+            rayfed.run({"algorithm.name": f"first_hooks:{name}", "model.name": "mlp"}, rounds=1)
+
+    def test_a_missing_hook_is_named_before_anything_starts(self, here, line):
+        (here / "first_hooks.py").write_text(HOOKS)
+        assert "Bare has no hook init, start, step, finish, aggregate; " in line("algorithm.name=first_hooks:Bare")
+
+
+def test_a_left_out_domain_is_pointed_to(here, capsys):
+    assert main([*QUICK, "leave_out=plain", "partition={name: iid, clients: 2}"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "rayfed report results --experiment run --split ood" in out
+    assert report(["results", "--experiment", "run", "--split", "ood"]) == 0
+
+
+def test_the_introduction_says_what_goes_in_and_counts_one_as_one(here, capsys):
+    one = ["partition={name: iid, clients: 1}", "augment.name=noise", "algorithm.name=scaffold"]
+    assert main([*QUICK, *one]) == 0
+    said = capsys.readouterr().err
+    assert "mini_digits: 1 client, " in said
+    assert "; 10 classes, input shape 3 x 28 x 28; augmented by noise" in said
+    assert "initial state per client: " in said
+    assert "1 round, 1 client per round, 1 epoch with" in said
+
+
+def test_names_are_suggested_once():
+    assert suggestion("zzz", ["fedavg", "fedavg"]) == "known: fedavg"
+
+
+def start(here, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "rayfed", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # ignored where the tests run in the background
+    )
+
+
+def interrupted(process, ready):
+    for _ in range(1200):
+        if ready() or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+class TestInterrupts:
+    def test_a_run(self, here):
+        process = start(here, "run", *QUICK, "rounds=100000", "checkpoint.every=1")
+        code, _, err = interrupted(process, lambda: list(here.glob("results/run/checkpoints/*.pt")))
+        assert code == 130, err
+        assert "Traceback" not in err
+        last = err.splitlines()[-1]
+        assert last.startswith("rayfed: interrupted after round ")
+        assert last.endswith("; the same command with resume=true continues")
+        (row,) = pd.read_parquet(here / "results/run/trials").to_dict("records")
+        assert (row["status"], pd.isna(row["error"])) == ("interrupted", True)
+
+    @pytest.mark.ray
+    def test_a_sweep(self, here):
+        (here / "s.yaml").write_text(
+            "seeds: [0, 1]\ndata: {domains: [plain, font], per_domain: 60}\nmodel: {name: mlp, hidden: [8]}\n"
+            "search.max_concurrent: 1\narms: [{rounds: 1}, {rounds: 100000}, {rounds: 100001}]\n"
+        )
+        process = start(here, "sweep", "s.yaml")
+        code, out, err = interrupted(process, lambda: len(list(here.glob("results/run/rounds/*.parquet"))) > 1)
+        assert code == 130, err
+        assert "Traceback" not in err
+        assert err.splitlines()[-1] == (
+            "rayfed: interrupted after 1 of 6 trials; the same command with resume=true continues"
+        )
+        assert "1 interrupted" in out
+        assert sorted(pd.read_parquet(here / "results/run/trials")["status"]) == ["done", "interrupted"]
+
+
+@pytest.mark.parametrize("name", ["run", "partition", "report"])
+def test_a_reader_that_has_gone(here, name):
+    process = start(here, name, "--help")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) in (0, 141)  # argparse itself passes over it where stdout is unbuffered

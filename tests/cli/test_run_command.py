@@ -1,0 +1,182 @@
+"""`rayfed run` and `rayfed list`: help, a file with overrides, what is printed, and exit codes."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from helpers.commands import command
+from rayfed.algorithms import ALGORITHMS
+from rayfed.core.registry import resolve
+from rayfed.data.partitions import PARTITIONS
+from rayfed.data.sets import DATASETS
+from rayfed.experiments.config import GROUPS, Config
+from rayfed.metrics.base import METRICS
+from rayfed.models.build import MODELS
+
+main = command("run")
+list_names = command("list")
+
+YAML = """
+experiment: try
+rounds: 3
+data: {domains: [plain, font], per_domain: 60}
+model: {name: mlp, hidden: [8]}
+local: {lr: 0.1, batch_size: 8}
+algorithm.name: fedprox
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "try.yaml").write_text(YAML)
+    return tmp_path
+
+
+class TestHelp:
+    @pytest.mark.parametrize("flag", ["-h", "--help"])
+    def test_mentions_every_key(self, capsys, flag):
+        assert main([flag]) == 0
+        out = capsys.readouterr().out
+        keys = [f"{key}.name" for key in ("algorithm", "data", "partition", "model")]
+        keys += [field.name for field in dataclasses.fields(Config) if field.metadata]
+        keys += [f"{group}.{field.name}" for group, kind in GROUPS.items() for field in dataclasses.fields(kind)]
+        missing = [key for key in keys if not re.search(rf"^ +{re.escape(key)}( |$)", out, re.MULTILINE)]
+        assert not missing
+        assert len(keys) > 30
+
+    def test_has_defaults_and_meanings(self, capsys):
+        main(["--help"])
+        lines = capsys.readouterr().out.splitlines()
+        assert any(re.match(r" +local\.lr = 0\.01 +learning rate", line) for line in lines)
+        assert any(
+            "evaluate.splits = [val,test]" in line or "evaluate.splits = ['val', 'test']" in line for line in lines
+        )
+        assert max(map(len, lines)) <= 120
+
+    def test_every_option_has_a_meaning(self):
+        tables = {"algorithm": ALGORITHMS, "data": DATASETS, "partition": PARTITIONS}
+        for where, table in tables.items():
+            for name in table:
+                for field in dataclasses.fields(resolve(name, table, where=where)):
+                    assert field.metadata.get("help") or not field.init, f"{name}.{field.name}"
+
+    def test_wins_over_everything_else(self, capsys):
+        assert main(["nosuch=1", "--help"]) == 0
+        assert capsys.readouterr().err == ""
+
+
+class TestList:
+    @pytest.fixture
+    def out(self, capsys):
+        assert list_names([]) == 0
+        return capsys.readouterr().out
+
+    @pytest.mark.parametrize("name", [*ALGORITHMS, *DATASETS, *PARTITIONS, *MODELS, *METRICS])
+    def test_has_every_name(self, out, name):
+        assert re.search(rf"^  {re.escape(name)} +\S", out, re.MULTILINE)
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "algorithm.mu",
+            "algorithm.server_lr",
+            "data.per_domain",
+            "partition.alpha",
+            "model.width",
+            "metrics.mdl.seeds",
+        ],
+    )
+    def test_has_their_keys(self, out, key):
+        assert re.search(rf"^ +{re.escape(key)}( |$)", out, re.MULTILINE)
+
+
+class TestRun:
+    def test_a_file_with_overrides(self, here, capsys):
+        assert main(["try.yaml", "rounds=2", "algorithm.mu=0.5"]) == 0
+        out, err = capsys.readouterr()
+        assert "fedprox" in out
+        assert re.search(r"^algorithm +font +plain +AVG +worst +seeds$", out, re.MULTILINE)
+        (shown,) = re.findall(r"pandas.read_parquet\('(.*)'\)", out)
+        assert shown == str(here / "results" / "try" / "metrics") or shown == "results/try/metrics"
+        metrics = pd.read_parquet(shown)
+        assert metrics["round"].max() == 2
+        (row,) = pd.read_parquet("results/try/trials").to_dict("records")
+        assert (row["algorithm.mu"], row["rounds"], row["local.lr"], row["status"]) == (0.5, 2, 0.1, "done")
+        assert out.rstrip().splitlines()[-1] == f"weights {row['weights_hash']}"
+        assert "2 clients" in err
+        assert "Traceback" not in err
+
+    def test_files_merge_in_order(self, here, capsys):
+        (here / "more.yaml").write_text("rounds: 1\n")
+        assert main(["try.yaml", "more.yaml"]) == 0
+        assert len(pd.read_parquet("results/try/rounds")) == 1
+
+    def test_the_last_number_of_the_table_is_what_was_measured(self, here, capsys):
+        main(["try.yaml", "rounds=1", "partition.validation=0"])
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("fedprox"))
+        metrics = pd.read_parquet("results/try/metrics").query("split == 'test' and metric == 'accuracy'")
+        mean = 100 * metrics["value"].mean()
+        assert f"{mean:.2f}" in line
+
+    @pytest.mark.parametrize(
+        ("more", "words"),
+        [
+            (["evaluate.splits=[]"], "no table: metric=accuracy: "),
+            (
+                ["partition.name=iid", "partition.test=0", "partition.validation=0", "local.batch_size=4"],
+                "no table: metric=accuracy: ",
+            ),
+            (["partition.test=0", "evaluate.points=[trained]"], "try: val accuracy, %, at"),
+            (["data.held_out=[font]", "partition.test=0", "evaluate.points=[downloaded]"], "try: ood accuracy, %, at"),
+        ],
+    )
+    def test_a_run_that_is_done_is_done_whatever_there_is_to_show(self, here, capsys, more, words):
+        assert main(["try.yaml", "rounds=1", *more]) == 0
+        out, err = capsys.readouterr()
+        assert words in out
+        assert out.rstrip().splitlines()[-1].startswith("weights ")
+        assert "Traceback" not in err
+
+    def test_a_test_set_that_is_not_scored_is_said(self, here, capsys):
+        """FedBN keeps batch norm with the clients, so that the server has no whole model."""
+        config = ["try.yaml", "rounds=1", "data.held_out=[font]", "model={name: digits_cnn, width: 0.1}"]
+        assert main([*config, "algorithm={name: fedbn}"]) == 0
+        words = "not scored: the server's test sets (font; split ood), because fedbn has no global model here; use an"
+        assert words in capsys.readouterr().err
+        assert main([*config, "algorithm={name: fedavg}"]) == 0
+        assert "not scored" not in capsys.readouterr().err
+
+    def test_a_user_sees_progress(self, here, capsys, monkeypatch):
+        import rayfed.core.status_line
+
+        monkeypatch.setattr(rayfed.core.status_line, "LINE_SECONDS", 0.0)
+        assert main(["try.yaml"]) == 0
+        err = capsys.readouterr().err
+        assert re.search(r"round 2/3 · .* s per round · .* left · .* clients/s · val ", err)
+
+
+class TestExitCodes:
+    """In processes of their own, as a shell sees them."""
+
+    def command(self, *arguments, cwd):
+        return subprocess.run(
+            [sys.executable, "-m", "rayfed", "run", *arguments], cwd=cwd, capture_output=True, text=True, check=False
+        )
+
+    def test_usage(self, here):
+        done = self.command("try.yaml", "local.lr=-1", cwd=here)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "rayfed: local.lr=-1.0: must be more than 0\n"
+        assert not (here / "results").exists()
+
+    def test_divergence(self, here):
+        done = self.command("try.yaml", "local.lr=1e30", "model.hidden=[]", cwd=here)
+        assert done.returncode == 1
+        assert re.fullmatch(r"rayfed: round \d, .*", done.stderr.splitlines()[-1])
+        assert "Traceback" not in done.stderr
+        assert pd.read_parquet(here / "results" / "try" / "trials")["status"].tolist() == ["diverged"]

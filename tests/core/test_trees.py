@@ -1,0 +1,60 @@
+"""Arithmetic on trees of tensors."""
+
+import numpy as np
+import torch
+
+from rayfed.core.optim import SGD
+from rayfed.core.trees import (
+    add,
+    clone,
+    named_tensors,
+    only,
+    scale,
+    stack,
+    sub,
+    tree_map,
+    unstack,
+    without,
+    zeros_like,
+)
+from rayfed.engine.serialization import Packed, state_hash
+
+
+def test_tree_arithmetic_returns_new_trees():
+    a = {"x": torch.tensor([1.0, 2.0]), "y": [torch.tensor(3.0)]}
+    b = {"x": torch.tensor([10.0, 20.0]), "y": [torch.tensor(30.0)]}
+    before = state_hash([a, b])
+    assert add(a, b, alpha=0.5)["x"].tolist() == [6, 12]
+    assert sub(b, a)["y"][0].item() == 27
+    assert scale(a, 2)["x"].tolist() == [2, 4]
+    assert zeros_like(a)["y"][0].item() == 0
+    copied = clone(a)
+    copied["x"].add_(1)
+    assert tree_map(torch.neg, a)["x"].tolist() == [-1, -2]
+    assert state_hash([a, b]) == before
+
+
+def test_stack_and_unstack_are_inverse_and_the_parts_are_their_own():
+    trees = [{"w": torch.full((2,), float(k)), "n": torch.tensor(k), "none": {}} for k in range(3)]
+    stacked = stack(trees)
+    assert stacked["w"].shape == (3, 2)
+    assert stacked["n"].tolist() == [0, 1, 2]
+    parts = unstack(stacked, 3)
+    assert state_hash(parts) == state_hash(trees)
+    parts[0]["w"].fill_(9)
+    assert stacked["w"][0].tolist() == [0, 0]
+
+
+def test_only_and_without_divide_in_the_order_of_the_weights():
+    weights = {name: torch.tensor(0.0) for name in "dbca"}
+    assert list(only(weights, {"a", "b", "z"})) == ["b", "a"]
+    assert list(without(weights, {"a", "b", "z"})) == ["d", "c"]
+
+
+def test_trees_keep_named_tuples_and_plain_values():
+    tree = {"packed": Packed(np.zeros(1), torch.float32, (1,)), "optimizer": SGD(lr=0.1), "n": 3, "w": torch.ones(1)}
+    mapped = tree_map(lambda x: x + 1, tree)
+    assert isinstance(mapped["packed"], Packed)
+    assert mapped["optimizer"] is tree["optimizer"]
+    assert mapped["n"] == 3
+    assert [path for path, _ in named_tensors({"a": [torch.ones(1), {"b": torch.ones(1)}]})] == ["a.0", "a.1.b"]

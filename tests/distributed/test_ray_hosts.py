@@ -1,0 +1,236 @@
+"""Hosts as Ray actors: bit for bit what one process computes, for every algorithm; errors arrive; resources are kept.
+
+Starting an actor takes seconds, most of it the import of torch. So all algorithms share one set of actors, which take
+up one simulation after the other, and only the way through `rayfed.run` starts its own.
+"""
+
+import functools
+import logging
+import os
+import sys
+import textwrap
+import time
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pytest
+import ray
+import torch
+from torch import nn
+
+import rayfed
+from helpers import algorithm_cases, federations
+from helpers.algorithm_cases import SIX, everything, sampled_plan
+from helpers.federations import Net, blobs, blueprint
+from helpers.final_weights import assert_as_recorded
+from rayfed.algorithms import ALGORITHMS
+from rayfed.core.errors import Diverged, HostLost, UsageError
+from rayfed.core.registry import resolve
+from rayfed.distributed.ray_fleet import RayFleet, RayHost
+from rayfed.engine.blueprint import deal
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.server import Evaluation, Server
+
+pytestmark = pytest.mark.ray
+
+
+class Stage(RayHost):
+    """A host that becomes another one without a new process."""
+
+    def __init__(self):
+        pass
+
+    def become(self, *args):
+        RayHost.__init__(self, *args)
+
+
+class SharedFleet(RayFleet):
+    """A `RayFleet` on actors that are there already."""
+
+    def __init__(self, plan, population, actors):
+        self.device = torch.device("cpu")
+        homes = deal([len(client.train) for client in population.clients], len(actors))
+        self.home = {client: host for host, clients in enumerate(homes) for client in clients}
+        self.hosts = actors
+        data, sent = ray.put(population), ray.put(plan)
+        self._get([a.become.remote(sent, data, home, [], 0.0) for a, home in zip(actors, homes, strict=True)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session():
+    for module in (sys.modules[__name__], federations, algorithm_cases):  # which workers cannot import
+        ray.cloudpickle.register_pickle_by_value(module)
+    ray.shutdown()  # another file's session, if there is one
+    ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def actors(session):
+    made = [ray.remote(Stage).options(num_cpus=0).remote() for _ in range(4)]
+    yield made
+    for actor in made:
+        ray.kill(actor)
+
+
+class Outcome(NamedTuple):
+    state: dict[str, Any]
+    state_hash: str
+    rounds: list[tuple]
+    scores: list[list]
+
+
+def outcome(plan, people, fleet):
+    """Return the final state, its hash, the rounds with their cohorts and bytes by field, and the scores."""
+    points = tuple(dict.fromkeys((plan.algorithm.default_eval_point, "trained")))
+    server = Server(plan, people, fleet, Evaluation(every=2, points=points))
+    records = list(server.run())
+    rounds = [
+        (r.round, r.cohort, dict(sorted(r.bytes_down.items())), dict(sorted(r.bytes_up.items()))) for r in records
+    ]
+    return Outcome(everything(server), server.state_hash(), rounds, [sorted(r.scores) for r in records])
+
+
+@functools.cache
+def outcome_in_process(name):
+    plan, people = sampled_plan(name)
+    return outcome(plan, people, LocalFleet(plan, people))
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_any_number_of_hosts_computes_the_same(name, actors):
+    plan, people = sampled_plan(name)
+    expected = outcome_in_process(name)
+    for hosts in (1, 2, 4):
+        result = outcome(plan, people, SharedFleet(plan, people, actors[:hosts]))
+        assert result.state_hash == expected.state_hash, f"{hosts} hosts end with other bits"
+        assert result.rounds == expected.rounds
+        assert result.scores == expected.scores
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_final_weights_of_sampled_clients_are_those_recorded(name):
+    assert_as_recorded("sampled", name, outcome_in_process(name).state)
+
+
+@pytest.mark.parametrize("policy", ["local", "local_statistics", "frozen"])
+def test_with_every_batch_norm_policy(policy, actors):
+    plan = blueprint(resolve("fedavg", ALGORITHMS, where="")(), SIX, batch_norm=policy, cohort=3)
+    results = []
+    for fleet in (LocalFleet(plan, SIX), SharedFleet(plan, SIX, actors[:3])):
+        server = Server(plan, SIX, fleet, Evaluation(points=("downloaded", "adapted")))
+        records = list(server.run())
+        results.append((server.state_hash(), [sorted(r.scores) for r in records]))
+    assert results[0] == results[1]
+
+
+def test_more_hosts_than_clients(actors):
+    population = blobs(3)
+    plan = blueprint(resolve("scaffold", ALGORITHMS, where="")(), population)
+    hashes = set()
+    for fleet in (LocalFleet(plan, population), SharedFleet(plan, population, actors)):
+        server = Server(plan, population, fleet, Evaluation(points=("global",)))
+        list(server.run())
+        hashes.add(server.state_hash())
+    assert len(hashes) == 1
+
+
+class TestThroughTheApi:
+    """The whole way: a server actor, host actors in a placement group, a recorder actor."""
+
+    @pytest.fixture
+    def run(self, tmp_path):
+        def run(hosts, name="fedavg", *, model=Net, loss=None, **more):
+            config = {
+                "algorithm.name": name,
+                "rounds": 2,
+                "cohort": 4,
+                "local.batch_size": 5,
+                "placement": {"hosts": hosts, "cpus": 0.25},
+                "results": str(tmp_path / "results"),
+            }
+            return rayfed.run({**config, **more}, clients=list(SIX.clients), model=model, loss=loss)
+
+        return run
+
+    def table(self, tmp_path, name="trials"):
+        return pd.read_parquet(tmp_path / "results" / "run" / name)
+
+    def test_same_hash_same_bytes_same_name(self, run):
+        alone, spread = run(0, "scaffold"), run(2, "scaffold", **{"placement.server_cpus": 0.5})
+        assert spread.weights_hash == alone.weights_hash
+        assert spread.trial == alone.trial
+        for column in ("bytes_down", "bytes_up", "cohort", "round"):
+            assert spread.rounds[column].tolist() == alone.rounds[column].tolist()
+        order = ["round", "client", "split", "point", "metric"]
+        values = [r.metrics.sort_values(order)["value"].tolist() for r in (alone, spread)]
+        assert values[0] == values[1]
+        assert sorted(spread.clients) == sorted(alone.clients)
+        assert spread.trials["status"].tolist() == ["done"]
+
+    def test_unseens_are_the_same_wherever_they_live(self, run):
+        order = ["round", "client", "unseen", "split", "point", "metric"]
+        tables = [run(hosts, "dbe", unseen_clients=2).metrics.sort_values(order) for hosts in (0, 2)]
+        assert tables[0][[*order, "value"]].values.tolist() == tables[1][[*order, "value"]].values.tolist()
+        assert tables[0][tables[0]["unseen"]]["client"].nunique() == 2
+
+    def test_resources_are_given_back(self, run):
+        run(2, **{"placement.cpus": 2})  # all four: the next would wait for ever
+        deadline = time.monotonic() + 10
+        while ray.available_resources().get("CPU", 0) < 4 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert ray.available_resources()["CPU"] == 4
+
+    def test_more_than_there_is(self, run, tmp_path):
+        with pytest.raises(UsageError, match=r"placement.hosts=5: 5 hosts of 1 CPU .* need 5 CPU .* 4 CPU"):
+            run(5, **{"placement.cpus": 1})
+        assert not (tmp_path / "results").exists()
+
+    def test_an_algorithm_in_a_file_of_the_working_directory(self, run, tmp_path, monkeypatch):
+        (tmp_path / "ray_mine.py").write_text(
+            textwrap.dedent("""
+            from dataclasses import dataclass
+            from rayfed.algorithms.fedavg import FedAvg
+            from rayfed.core.trees import scale
+
+            @dataclass(frozen=True, kw_only=True)
+            class Halving(FedAvg):
+                def finish(self, ctx, work, client, down, data):
+                    client, up = super().finish(ctx, work, client, down, data)
+                    return client, {"weights": scale(up["weights"], 0.5)}
+            """)
+        )
+        monkeypatch.chdir(tmp_path)
+
+        def model():  # of this test's own
+            return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+        assert (
+            run(1, "ray_mine:Halving", model=model).weights_hash == run(0, "ray_mine:Halving", model=model).weights_hash
+        )
+
+    @pytest.mark.parametrize("kind", ["error", "divergence", "death"])
+    def test_what_goes_wrong_in_a_host_arrives_and_is_recorded(self, run, tmp_path, monkeypatch, kind):
+        driver = os.getpid()  # which tries the loss out before anything starts
+
+        def loss(logits, y):
+            if os.getpid() == driver:
+                return logits.sum()
+            if kind == "error":
+                raise ZeroDivisionError("my own mistake")
+            if kind == "death":
+                os._exit(1)
+            return logits.sum() * float("inf")
+
+        expected, status, text = {
+            "error": (ZeroDivisionError, "failed", "ZeroDivisionError: my own mistake"),
+            "death": (HostLost, "failed", "HostLost: a host died"),
+            "divergence": (Diverged, "diverged", "round 1, client "),
+        }[kind]
+        with pytest.raises(expected, match=text.split(": ")[-1]):
+            run(1, loss=loss)
+        (row,) = self.table(tmp_path).to_dict("records")
+        assert row["status"] == status
+        assert row["error"].startswith(text)
+        assert "in loss" in row["traceback"] or kind != "error"

@@ -1,0 +1,306 @@
+"""A sweep over Ray Tune: all arms and seeds, trials that go wrong, resuming, early stopping, and refusals.
+
+A trial takes seconds to start (a process, the import of torch), so one sweep serves many tests.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from typing import NamedTuple
+
+import pandas as pd
+import pytest
+import ray
+import yaml
+
+import rayfed
+from helpers.commands import command
+from rayfed.experiments.sweep import MAX_NOTES, _shortened
+
+main = command("sweep")
+
+pytestmark = pytest.mark.ray
+
+COMMON = """
+data: {domains: [plain, font], per_domain: 60}
+model: {name: mlp, hidden: [8]}
+local: {batch_size: 8, lr: 0.1}
+"""
+
+MINE = """
+from dataclasses import dataclass
+from rayfed.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Failing(FedAvg):
+    def finish(self, ctx, work, client, down, data):
+        if ctx.round == 2:
+            raise ZeroDivisionError("my own mistake")
+        return super().finish(ctx, work, client, down, data)
+
+    def notes(self, ctx, setting):
+        return (f"goes wrong in round 2 of {setting.rounds}",)
+"""
+
+SPACE = f"""
+experiment: sweep
+seeds: [0, 1]
+rounds: 3
+{COMMON}
+arms:
+  - algorithm.name: fedavg
+  - algorithm.name: sweep_mine:Failing
+  - algorithm.name: scaffold
+    local.lr: 1.0e+30
+"""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A working directory with the user's files, and Ray."""
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "sweep_mine.py").write_text(MINE)
+    (folder / "space.yaml").write_text(SPACE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        ray.shutdown()  # another file's session, if there is one
+        ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        yield folder
+        ray.shutdown()
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+    metrics: pd.DataFrame
+    rounds: pd.DataFrame
+    trials: pd.DataFrame
+
+
+def ran(capsys, *arguments, experiment="sweep"):
+    capsys.readouterr()
+    code = main([*arguments])
+    out, err = capsys.readouterr()
+    home = f"results/{experiment}"
+    return Ran(code, out, err, *(pd.read_parquet(f"{home}/{name}") for name in ("metrics", "rounds", "trials")))
+
+
+@pytest.fixture(scope="module")
+def swept(here):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["space.yaml"])
+    home = here / "results" / "sweep"
+    tables = (pd.read_parquet(home / name) for name in ("metrics", "rounds", "trials"))
+    return Ran(code, out.getvalue(), err.getvalue(), *tables)
+
+
+def single(name, seed):
+    """The same configuration without a sweep, in this process."""
+    values = {"algorithm.name": name, "rounds": 3, "seed": seed, "results": "alone"}
+    return rayfed.run({**yaml.safe_load(COMMON), **values})
+
+
+class TestSweep:
+    def test_some_went_wrong(self, swept):
+        assert swept.code == 1
+
+    def test_remarks_are_said_once_before_it_starts(self, swept):
+        assert swept.err.count("note: sweep_mine:Failing: goes wrong in round 2 of 3\n") == 1
+        assert swept.err.index("note: ") < swept.err.index("trials ", swept.err.index("trials: ") + 8)
+
+    def test_every_arm_with_every_seed(self, swept):
+        found = swept.trials.groupby("algorithm")["seed"].apply(sorted).to_dict()
+        assert found == {name: [0, 1] for name in ("fedavg", "sweep_mine:Failing", "scaffold")}
+
+    def test_statuses_and_errors(self, swept):
+        found = swept.trials.groupby("algorithm")["status"].agg(set).to_dict()
+        assert found == {
+            "fedavg": {"done"},
+            "sweep_mine:Failing": {"failed"},
+            "scaffold": {"diverged"},
+        }
+        errors = swept.trials.set_index("algorithm")["error"]
+        assert set(errors["sweep_mine:Failing"]) == {"ZeroDivisionError: my own mistake"}
+        assert all(error.startswith("round 1, ") for error in errors["scaffold"])
+        assert errors["fedavg"].isna().all()
+        traces = swept.trials.set_index("algorithm")["traceback"]
+        assert all("sweep_mine.py" in trace for trace in traces["sweep_mine:Failing"])
+
+    def test_each_wrong_trial_keeps_what_was_measured(self, swept):
+        rounds = swept.rounds.groupby("algorithm")["round"].agg(sorted).to_dict()
+        assert rounds["fedavg"] == [1, 1, 2, 2, 3, 3]
+        assert rounds["sweep_mine:Failing"] == [1, 1]
+        assert "scaffold" not in rounds
+
+    def test_configurations_are_columns(self, swept):
+        trials = swept.trials.set_index("algorithm")
+        assert set(trials.loc["scaffold", "algorithm.server_lr"]) == {1.0}
+        assert trials.loc["fedavg", "algorithm.server_lr"].isna().all()
+        assert set(trials.loc["scaffold", "local.lr"]) == {1e30}
+
+    def test_is_what_a_single_run_gives(self, swept):
+        alone = single("fedavg", 1)
+        (row,) = swept.trials.query("algorithm == 'fedavg' and seed == 1").to_dict("records")
+        assert (row["weights_hash"], row["trial"]) == (alone.weights_hash, alone.trial)
+
+    def test_prints_a_table_of_what_is_done_and_what_went_wrong(self, swept):
+        assert "fedavg" in swept.out
+        assert "pandas.read_parquet" in swept.out
+        assert "my own mistake" in swept.out
+        assert "Traceback" not in swept.out + swept.err
+        assert "6 trials: configurations fedavg 1, sweep_mine:Failing 1, scaffold 1" in swept.err
+        assert "each with 2 seeds" in swept.err
+
+    def test_plot_and_tensorboard(self, swept, here):
+        home = here / "results" / "sweep"
+        assert (home / "curves.png").stat().st_size > 1000
+        events = list(home.glob("tune/**/events.out.tfevents.*"))
+        assert len(events) >= 4
+
+    def test_resume_skips_what_is_done_and_hosts_change_no_bit(self, swept, capsys):
+        """FedAvg with seed 0 is done; SCAFFOLD is new (another rate than the one that diverged), on two hosts."""
+        scaffold = "arms=[{algorithm.name: fedavg}, {algorithm.name: scaffold}]"
+        place = ("placement.hosts=2", "placement.cpus=0.5")
+        again = ran(capsys, "space.yaml", "resume=true", "seeds=[0]", scaffold, *place)
+        assert again.code == 0
+        assert "2 trials: configurations fedavg 1, scaffold 1; each with 1 seed; 1 already done" in again.err
+        before, after = (r.trials.set_index("trial") for r in (swept, again))
+        assert len(after) == len(before) + 1
+        pd.testing.assert_series_equal(after["started"][before.index], before["started"])
+        (new,) = after.drop(before.index).to_dict("records")
+        alone = single("scaffold", 0)
+        assert (new["status"], new["weights_hash"], new["placement.hosts"]) == ("done", alone.weights_hash, 2)
+
+
+class TestEarlyStopping:
+    def test_asha_stops_some_and_finishes_the_best(self, swept, capsys):
+        """Three learning rates one after the other, the best first: the others do not pass the first rung."""
+        asha = "search={scheduler: asha, grace_rounds: 1, reduction_factor: 2, max_concurrent: 1}"
+        arms = "arms=[{local.lr: {grid: [0.2, 1.0e-6, 1.0e-7]}}]"
+        more = (asha, arms, "seeds=[0]", "rounds=6", "experiment=asha", "algorithm.name=fedavg", "cohort=1.0")
+        found = ran(capsys, "space.yaml", *more, experiment="asha")
+        trials = found.trials.set_index("local.lr")
+        assert found.code == 0
+        assert set(trials["status"]) <= {"stopped", "done"}
+        assert trials.loc[0.2, "status"] == "done"
+        assert "stopped" in set(trials["status"])
+        assert trials["error"].isna().all()
+        lasts = found.rounds.groupby("trial")["round"].max().to_dict()
+        for row in trials.reset_index().to_dict("records"):
+            assert lasts[row["trial"]] == row["rounds_done"]
+            assert (row["rounds_done"] == 6) == (row["status"] == "done")
+
+
+class TestRefused:
+    """Exit code 2 and one line, with nothing started or written."""
+
+    def refused(self, capsys, tmp_path, *arguments):
+        capsys.readouterr()
+        assert main([*arguments, f"results={tmp_path / 'results'}"]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        (line,) = err.splitlines()
+        assert line.startswith("rayfed: ")
+        assert not (tmp_path / "results").exists()
+        return line.removeprefix("rayfed: ")
+
+    @pytest.mark.parametrize(
+        ("arguments", "beginning"),
+        [
+            (["nowhere.yaml"], "nowhere.yaml: no such file"),
+            ([], "expected one search space"),
+            (["space.yaml", "space.yaml"], "expected one search space, such as demo or my_space.yaml, got 2"),
+            (["space.yaml", "local.lr=-1"], "local.lr=-1.0: must be more than 0"),
+            (["space.yaml", "local.lrr=1"], "local.lrr: no such key"),
+            (["space.yaml", "local.lr={grid: []}"], "local.lr: grid needs a list"),
+            (["space.yaml", "seeds=3"], "seeds=3: expected a list"),
+            (["space.yaml", "cohort=3"], "cohort=3: there are 2 clients"),
+            (["space.yaml", "arms=[{}, {}]"], "arms: two trials have the same configuration"),
+            (
+                ["space.yaml", "arms=[{experiment: a}, {experiment: b, rounds: 2}]"],
+                "results and experiment: all arms of a sweep share",
+            ),
+            (
+                ["space.yaml", "search.scheduler=asha", "partition.validation=0"],
+                "search.scheduler=asha: needs valid",
+            ),
+            (["space.yaml", "placement.hosts=3"], "placement.hosts=3: 3 hosts of 1 CPU and 0 GPU need 3 CPU"),
+        ],
+    )
+    def test_in_one_line(self, here, capsys, tmp_path, arguments, beginning):
+        assert self.refused(capsys, tmp_path, *arguments).startswith(beginning)
+
+    def test_what_cannot_fit_is_told_at_once_and_without_ray(self, here, tmp_path):
+        """In a process of its own, which has no Ray: 12 × 0.6 GPUs and 1,000 hosts."""
+        code = """
+            import contextlib, io, sys, time
+            import rayfed.cli.sweep
+            from rayfed.cli.main import main
+            for more in ("placement.gpus=0.6", "placement.hosts=1000"):
+                began = time.monotonic()
+                with contextlib.redirect_stderr(io.StringIO()) as err:
+                    code = main(["sweep", "space.yaml", "placement.hosts=12", more])
+                print(code, time.monotonic() - began < 1, "ray" in sys.modules, err.getvalue().strip())
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "RAY_TMPDIR": str(tmp_path)},
+        )
+        first, second = done.stdout.splitlines()
+        assert first.startswith("2 True False rayfed: placement.gpus=0.6: must be an integer or 1/k")
+        assert second.startswith(
+            "2 True False rayfed: placement.hosts=1000: 1000 hosts of 1 CPU and 0 GPU need 1000 CPU"
+        )
+
+
+def test_many_notes_are_cut_short():
+    notes = [f"note: a: {k}" for k in range(MAX_NOTES + 3)]
+    assert _shortened(notes[:MAX_NOTES]) == notes[:MAX_NOTES]
+    assert _shortened(notes)[:-1] == notes[:MAX_NOTES]
+    assert _shortened(notes)[-1].startswith("3 more notes")
+
+
+class TestTableAfterwards:
+    """What cannot be shown changes nothing of what was run. (Without Ray: the trials run in this process.)"""
+
+    def swept(self, tmp_path, monkeypatch, capsys, *, wrong=0, **config):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "space.yaml").write_text(yaml.safe_dump({**yaml.safe_load(COMMON), "rounds": 1, **config}))
+
+        def in_process(space):
+            for values in space.trials():
+                rayfed.run(values)
+            return wrong
+
+        monkeypatch.setattr("rayfed.cli.sweep.sweep", in_process)
+        code = main(["space.yaml"])
+        out, err = capsys.readouterr()
+        assert err == ""
+        return code, out, list(tmp_path.glob("results/*/curves.png"))
+
+    def test_without_test_parts(self, tmp_path, monkeypatch, capsys):
+        code, out, plots = self.swept(tmp_path, monkeypatch, capsys, **{"partition.test": 0})
+        assert (code, len(plots)) == (0, 1)
+        assert "val accuracy, %" in out
+
+    @pytest.mark.parametrize("wrong", [0, 1])
+    def test_without_any_scores(self, tmp_path, monkeypatch, capsys, wrong):
+        code, out, plots = self.swept(tmp_path, monkeypatch, capsys, wrong=wrong, **{"evaluate.splits": []})
+        assert (code, plots) == (wrong, [])
+        assert out.startswith("no table: metric=accuracy: ")
+
+    def test_without_a_plot(self, tmp_path, monkeypatch, capsys):
+        (tmp_path / "results" / "run" / "curves.png").mkdir(parents=True)
+        code, out, _ = self.swept(tmp_path, monkeypatch, capsys)
+        assert code == 0
+        assert "test accuracy, %" in out
+        assert "no plot: results/run/curves.png: cannot be written" in out

@@ -1,0 +1,262 @@
+"""A client's training examples as training sees them: what AFL's and VM's losses are taken over."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from helpers.federations import blobs, blueprint, reshaped
+from helpers.hooks import Impure, intercepted, pure
+from rayfed.algorithms.afl import AFL, GenAFL
+from rayfed.algorithms.vm import VM
+from rayfed.augment.base import Augment, ImageAugment, build_augment
+from rayfed.augment.geometry import rotate
+from rayfed.core.moment import Moment
+from rayfed.core.optim import SGD
+from rayfed.core.rng import seed_torch
+from rayfed.data.population import Examples
+from rayfed.engine.device_data import Augmented, Normalise, Part
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import Host
+from rayfed.engine.requests import ExchangeRequest
+from rayfed.engine.server import Evaluation, Server
+from rayfed.engine.streamed import Streamed
+
+SIZES = (20, 26, 33)
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turned(ImageAugment):
+    """Every image by the same angle."""
+
+    def __call__(self, x):
+        return rotate(x, torch.full((len(x),), 45.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlace(Augment):
+    """Changes what it is given, as an augmentation may."""
+
+    after_normalisation = True
+
+    def __call__(self, x):
+        return x.mul_(-1)
+
+
+def people():
+    """uint8 images [1, 6, 6] of three clients."""
+    made = reshaped(blobs(3, sizes=SIZES), (1, 2, 3))
+
+    def part(examples):
+        x = np.kron(examples.x, np.ones((1, 1, 3, 2)))
+        return Examples((x * 40 + 128).clip(0, 255).astype(np.uint8), examples.y)
+
+    clients = [replace(c, train=part(c.train), val=part(c.val), test=part(c.test)) for c in made.clients]
+    return replace(made, clients=tuple(clients), shape=(1, 6, 6), mean=(0.5,), std=(0.25,))
+
+
+class Small(nn.Module):
+    """An MLP on images [1, 6, 6]."""
+
+    feature_shape = (8,)
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU())
+        self.fc = nn.Linear(8, 3)
+
+    def features(self, x):
+        return self.body(x)
+
+    def head(self, features):
+        return self.fc(features)
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def small():
+    torch.manual_seed(0)
+    return Small()
+
+
+def spy(algorithm, seen):
+    """`algorithm`, noting each client's loss by round."""
+
+    def around(name, hook, self, *args, **kwargs):
+        result = hook(self, *args, **kwargs)
+        if name == "finish":
+            seen[args[0].round, args[0].client] = result[1]["loss"].item()
+        return result
+
+    return intercepted(algorithm, around)
+
+
+def losses(algorithm, augment, **changes):
+    """What each client reports in each of two rounds, and the server afterwards."""
+    seen = {}
+    clients = people()
+    plan = blueprint(spy(algorithm, seen), clients, model=small(), augment=augment, **changes)
+    plan.check(clients)
+    server = Server(plan, clients, LocalFleet(plan, clients), Evaluation(points=("trained",), every=9))
+    list(server.run())
+    return seen, server
+
+
+def pixels(client):
+    return torch.from_numpy(people().clients[client].train.x).float() / 255
+
+
+def by_hand(model, x, client):
+    """The loss of `model` on the images `x` in [0, 1], normalised."""
+    with torch.no_grad():
+        y = torch.from_numpy(people().clients[client].train.y)
+        return F.cross_entropy(model((x - 0.5) / 0.25), y).item()
+
+
+@pytest.mark.parametrize("algorithm", [AFL(), GenAFL()])
+def test_a_turn_by_45_degrees_has_the_loss_that_it_has_by_hand(algorithm):
+    plain, _ = losses(algorithm, None)
+    found, _ = losses(algorithm, Turned())
+    model = small().eval()
+    for i in range(3):
+        assert plain[1, i] == pytest.approx(by_hand(model, pixels(i), i), abs=1e-6)
+        expected = by_hand(model, rotate(pixels(i), torch.full((SIZES[i],), 45.0)), i)
+        assert found[1, i] == pytest.approx(expected, abs=1e-6)
+        assert abs(found[1, i] - plain[1, i]) > 0.01
+
+
+def test_random_turns_are_those_of_the_seed_of_client_and_round():
+    found, _ = losses(AFL(), build_augment("rotation", {"degrees": 45}), optimizer=SGD(lr=1e-9))
+    model = small().eval()  # and so it stays
+    for (round, i), loss in found.items():
+        seed_torch(0, "as trained", "round", round, 0, i, 0)
+        expected = by_hand(model, rotate(pixels(i), torch.empty(SIZES[i]).uniform_(-45, 45)), i)
+        assert loss == pytest.approx(expected, abs=1e-6)
+    assert len(set(found.values())) == 6
+
+
+def test_vm_takes_the_trained_models_loss_over_augmented_examples():
+    ends, found = {}, {}
+
+    class Watched(VM):
+        def finish(self, ctx, work, client, down, data):
+            kept, up = super().finish(ctx, work, client, down, data)
+            ends[ctx.client], found[ctx.client] = up["weights"], up["loss"].item()
+            return kept, up
+
+    losses(Watched(beta=0.0), Turned(), rounds=1)
+    model = small().eval()
+    for i, weights in ends.items():
+        model.load_state_dict(weights)
+        expected = by_hand(model, rotate(pixels(i), torch.full((SIZES[i],), 45.0)), i)
+        assert found[i] == pytest.approx(expected, abs=1e-6)
+        assert abs(expected - by_hand(model, pixels(i), i)) > 0.01
+
+
+@pytest.mark.parametrize("algorithm", [AFL(lambda_lr=0.5), VM(beta=0.5)])
+def test_where_clients_live_and_how_many_train_at_once_does_not_matter(algorithm):
+    augment = build_augment("rotation", {"degrees": 45})
+    expected, server = losses(algorithm, augment)
+    assert len(set(expected.values())) == 6
+    streamed, other = losses(algorithm, augment, data_on_device=False)
+    assert streamed == expected
+    assert other.state_hash() == server.state_hash()
+    together, _ = losses(algorithm, augment, vmap_clients=3)
+    assert together == pytest.approx(expected, abs=1e-5)
+    apart = on_two_hosts(algorithm, augment)
+    assert apart == {key: value for key, value in expected.items() if key[0] == 1}
+
+
+def on_two_hosts(algorithm, augment):
+    """The losses of the first round, clients 0 and 2 living on one host and client 1 on another."""
+    seen, clients = {}, people()
+    plan = blueprint(spy(algorithm, seen), clients, model=small(), augment=augment)
+    ctx = plan.context(clients, "cpu")
+    down = plan.algorithm.broadcast(ctx, plan.algorithm.init(ctx))
+    for ids in ((1,), (0, 2)):
+        host = Host.of(plan, clients, "cpu", ids, (), share=1.0)
+        weights = dict.fromkeys(ids, 1.0)
+        request = ExchangeRequest(moment=Moment("round", 1), cohort=(0, 1, 2), clients=ids, weights=weights)
+        host.exchange(request, down, {})
+    return seen
+
+
+@pytest.mark.parametrize("data_on_device", [True, False])
+@pytest.mark.parametrize("algorithm", [AFL(), VM(beta=0.5)])
+def test_the_clients_data_are_only_lent(algorithm, data_on_device):
+    """`pure` compares all that a hook is lent, bit for bit, the data among it."""
+    clients = people()
+    changes = {"model": small(), "augment": InPlace(), "data_on_device": data_on_device}
+    plan = blueprint(intercepted(algorithm, pure), clients, **changes)
+    list(Server(plan, clients, LocalFleet(plan, clients), Evaluation(points=("trained",))).run())
+
+    class Careless(AFL):
+        def finish(self, ctx, work, client, down, data):
+            data.as_trained.y.data.zero_()
+            return super().finish(ctx, work, client, down, data)
+
+    plan = blueprint(intercepted(Careless(), pure), clients, **changes)
+    with pytest.raises(Impure, match=r"^finish changed"):
+        list(Server(plan, clients, LocalFleet(plan, clients), Evaluation(points=("trained",))).run())
+
+
+def test_without_augmentation_it_is_the_training_part_itself():
+    seen = []
+
+    class Watched(AFL):
+        def finish(self, ctx, work, client, down, data):
+            seen.append(data.as_trained is data.train)
+            return super().finish(ctx, work, client, down, data)
+
+    losses(Watched(), None)
+    assert seen == [True] * 6
+    seen.clear()
+    losses(Watched(), Turned())
+    assert seen == [False] * 6
+
+
+class TestAugmented:
+    def part(self, *, data_on_device=True):
+        clients = people()
+        return Part(
+            clients.clients[1].train, CPU, Normalise(clients, CPU, channels_last=False), data_on_device=data_on_device
+        )
+
+    def test_batches_are_drawn_by_key_and_number_and_leave_the_generator_alone(self):
+        augment = build_augment("noise", {})
+        part, other = self.part(), self.part(data_on_device=False)
+        assert isinstance(other.x, Streamed)
+        torch.manual_seed(5)
+        state = torch.get_rng_state()
+        one = list(Augmented(part, augment, (1, 2)).batches(10))
+        assert torch.equal(torch.get_rng_state(), state)
+        assert [len(batch.y) for batch in one] == [10, 10, 6]
+        for again in (Augmented(part, augment, (1, 2)), Augmented(other, augment, (1, 2))):
+            for batch, same in zip(one, again.batches(10), strict=True):
+                assert torch.equal(batch.x, same.x)
+                assert torch.equal(batch.y, same.y)
+        for number, (batch, plain) in enumerate(zip(one, part.batches(10), strict=True)):
+            seed_torch(1, 2, number)
+            torch.testing.assert_close(batch.x, augment(plain.x.clone()))
+            assert torch.equal(batch.y, plain.y)
+        another = next(Augmented(part, augment, (1, 3)).batches(10))
+        assert not torch.equal(another.x, one[0].x)
+
+    def test_rows_may_be_chosen(self):
+        part = self.part()
+        view = Augmented(part, InPlace(), ())
+        rows = torch.tensor([7, 3, 3, 25])
+        stored = part.x.clone()
+        made, plain = (list(some.batches(3, rows)) for some in (view, part))
+        assert [len(batch.y) for batch in made] == [3, 1]
+        for batch, own in zip(made, plain, strict=True):
+            assert torch.equal(batch.x, -own.x)
+            assert torch.equal(batch.y, own.y)
+        assert torch.equal(part.x, stored)
+        assert len(view) == len(part) == 26
+        assert view.y is part.y

@@ -1,0 +1,105 @@
+"""Weighted sums of trees that do not depend on the order of their terms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rayfed.engine.exact_sum import ExactSum
+from rayfed.engine.serialization import state_hash
+
+TERMS = 3000
+
+
+def total(terms):
+    result = ExactSum()
+    for tree, weight in terms:
+        result.add(tree, weight)
+    return result
+
+
+def many_terms(seed=0):
+    """Terms of very different sizes with weights that sum to 1."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.rand(TERMS, generator=generator, dtype=torch.float64)
+    weights = (weights / weights.sum()).tolist()
+    sizes = 10.0 ** (6 * torch.rand(TERMS, generator=generator) - 4)
+    trees = [
+        {"w": torch.randn(7, generator=generator) * size, "in": [torch.randn((), generator=generator), size.clone()]}
+        for size in sizes
+    ]
+    return list(zip(trees, weights, strict=True))
+
+
+def test_order_and_grouping_do_not_change_a_bit():
+    terms = many_terms()
+    whole = total(terms).value
+    rng = np.random.default_rng(0)
+    for groups in (1, 2, 3, 7, 40):
+        order = rng.permutation(TERMS)
+        cuts = np.sort(rng.choice(TERMS, groups - 1, replace=False))
+        parts = [total([terms[k] for k in some]) for some in np.split(order, cuts)]
+        merged = ExactSum()
+        for part in [parts[k] for k in rng.permutation(groups)]:
+            merged.merge(part)
+        assert state_hash(merged.value) == state_hash(whole)
+
+
+def test_naive_sums_do_depend_on_it():
+    # otherwise the test above would prove nothing
+    terms = many_terms()
+    forth = sum(tree["w"].double() * weight for tree, weight in terms)
+    back = sum(tree["w"].double() * weight for tree, weight in reversed(terms))
+    assert not torch.equal(forth, back)
+
+
+def test_the_sum_is_the_sum():
+    terms = many_terms()
+    result = total(terms)
+    for index in range(7):
+        exact = math.fsum(tree["w"][index].item() * weight for tree, weight in terms)
+        assert result.value["w"][index].item() == pytest.approx(exact, abs=TERMS * 2.0**-41)
+    assert result.result()["w"].dtype == torch.float32
+    assert isinstance(result.result()["in"], list)
+
+
+def test_negative_weights_and_types():
+    terms = [
+        ({"h": torch.tensor([1.5], dtype=dtype)}, w) for dtype, w in ((torch.bfloat16, 2.0), (torch.bfloat16, -1.0))
+    ]
+    found = total(terms).result()["h"]
+    assert found.dtype == torch.bfloat16
+    assert found.item() == 1.5
+    assert total([({"d": torch.tensor([0.1], dtype=torch.float64)}, 1.0)]).result()["d"].item() == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_passes(bad):
+    found = total([({"w": torch.tensor([1.0, bad])}, 0.5), ({"w": torch.tensor([1.0, 1.0])}, 0.5)]).result()["w"]
+    assert found[0].item() == 1.0
+    assert math.isnan(found[1].item()) if math.isnan(bad) else found[1].item() == bad
+
+
+def test_counters_become_their_greatest():
+    trees = [{"n": torch.tensor(k), "seen": torch.tensor([k == 3, False])} for k in (2, 9, 3)]
+    found = total([(tree, 1 / 3) for tree in trees]).result()
+    assert found["n"].item() == 9
+    assert found["n"].dtype == torch.int64
+    assert found["seen"].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_adding_leaves_the_terms_alone(dtype):
+    trees = [{"w": torch.tensor([1, 2, 3], dtype=dtype)} for _ in range(3)]
+    total([(tree, 0.5) for tree in trees])
+    for tree in trees:
+        assert tree["w"].tolist() == [1, 2, 3]
+
+
+def test_nothing_added_is_nothing():
+    empty = ExactSum()
+    empty.merge(ExactSum())
+    assert empty.value is None
+    empty.merge(total([({"w": torch.tensor([2.0])}, 1.0)]))
+    assert empty.result()["w"].tolist() == [2.0]

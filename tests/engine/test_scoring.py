@@ -1,0 +1,102 @@
+"""Scores by hand, and batches that parts share."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.federations import Point, blobs, blueprint, net, quadratic, quadratics, simulate
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.moment import Moment
+from rayfed.data.population import Examples
+from rayfed.engine import scoring
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.host import Host
+from rayfed.engine.requests import ScoreRequest
+from rayfed.engine.scoring import batch_size, predictions, score
+from rayfed.metrics.base import Value
+from rayfed.models.split_model import ensure_split
+
+
+def hosted(people, **changes):
+    return LocalFleet(blueprint(FedAvg(), people, **changes), people).host
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Sizes of the batches that reach `predict`, five rows at most."""
+    monkeypatch.setattr(scoring, "batch_size", lambda part: 5)
+    sizes = []
+
+    def predict(self, ctx, model, x):
+        sizes.append(len(x))
+        return ctx.task.predict(model, x)
+
+    monkeypatch.setattr(FedAvg, "predict", predict)
+    return sizes
+
+
+def test_parts_share_batches_and_get_back_what_is_theirs(seen):
+    host = hosted(blobs(4), model=net())
+    task = host.ctx.task
+    weights = task.initial_weights()
+    parts = [host.data.parts[i][split] for i in range(3) for split in ("val", "test")]  # 9 and 15 rows each
+    found = list(predictions(host.algorithm, host.ctx, weights, parts))
+    assert [len(logits) for logits in found] == [9, 15] * 3
+    assert seen == [5] * 14 + [2]
+    for part, logits in zip(parts, found, strict=True):
+        torch.testing.assert_close(logits, task.predict(weights, part.x))
+    values = score(host.algorithm, host.ctx, weights, parts)
+    for part, logits, (accuracy, loss) in zip(parts, found, values, strict=True):
+        right = sum(int(row.argmax()) == int(y) for row, y in zip(logits, part.y, strict=True))
+        assert accuracy == Value("accuracy", right / len(part), len(part), higher_is_better=True)
+        assert loss.value == pytest.approx(torch.nn.functional.cross_entropy(logits, part.y).item())
+
+
+def test_values_of_a_users_own_loss_have_no_accuracy():
+    host = hosted(quadratics((2.0, 1.0), (1.0, 4.0)), model=Point(), loss=quadratic, batch_size=1)
+    parts = [host.data.parts[i]["test"] for i in range(2)]
+    model = {"w": torch.tensor([2.0])}
+    assert score(host.algorithm, host.ctx, model, parts) == [[Value("loss", value, 1, False)] for value in (1.0, 2.0)]
+    assert score(host.algorithm, host.ctx, model, []) == []
+
+
+def test_clients_without_a_split_have_no_row():
+    people = blobs(3)
+    nothing = Examples(np.zeros((0, 6), np.float32), np.zeros(0, np.int64))
+    people = replace(people, clients=(people.clients[0], replace(people.clients[1], val=nothing), people.clients[2]))
+    _, records = simulate(blueprint(FedAvg(), people), people)
+    found = {(s.client, s.split) for s in records[-1].scores if s.point == "global"}
+    assert found == {(0, "val"), (0, "test"), (1, "test"), (2, "val"), (2, "test")}
+
+
+@pytest.mark.parametrize(("shape", "rows"), [((784,), 83), ((3, 224, 224), 16), ((6,), 512)])
+def test_the_batch_goes_by_the_size_of_an_input(shape, rows):
+    people = blobs(1)
+    host = hosted(people)
+    part = host.data.parts[0]["test"]
+    part.x = torch.zeros((1, *shape))
+    assert batch_size(part) == rows
+
+
+def test_scores_are_the_same_bits_whoever_shares_a_host():
+    """Last bits of a row of a matrix product depend on how many rows there are, so clients must not share batches."""
+    people = blobs(7, sizes=(60, 61, 35, 90, 44, 52, 70))
+    torch.manual_seed(0)
+    model = ensure_split(torch.nn.Sequential(torch.nn.Linear(6, 257), torch.nn.ReLU(), torch.nn.Linear(257, 3)), (6,))
+    plan = blueprint(FedAvg(), people, model=model)
+    ctx = plan.context(people, "cpu")
+    how = {"vmap_clients": 1, "drop_last": True, "seed": 0}
+    weights = ctx.task.initial_weights()
+    found = []
+    for homes in ([range(7)], [[0, 2, 4, 6], [1, 3, 5]], [[i] for i in range(7)]):
+        hosts = [(Host(plan.algorithm, ctx, people, home, [], **how), home) for home in homes]
+        moment, splits = Moment("round", 1), ("train", "test")
+        scored = [
+            host.score_global(ScoreRequest(moment=moment, cohort=(), clients=tuple(home), splits=splits), weights)
+            for host, home in hosts
+        ]
+        found.append(sorted(score for one in scored for score in one.scores))
+    assert len(found[0]) == 28
+    assert found[0] == found[1] == found[2]

@@ -1,0 +1,231 @@
+"""Examples that stay in a file or in memory train and score bit for bit as those on the device."""
+
+import math
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import rayfed
+from helpers.federations import blobs, blueprint, net, on_pictures, reshaped
+from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.augment.base import build_augment
+from rayfed.core.errors import UsageError
+from rayfed.data.cache import memory_mapped
+from rayfed.data.lazy_rows import ArrayFile, LazyRows, as_lazy_rows
+from rayfed.data.population import Examples
+from rayfed.engine import streamed
+from rayfed.engine.device_data import Normalise, Part
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.server import Evaluation, Server
+from rayfed.engine.streamed import Streamed, fits, room_for
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def on_disk(population):
+    """The same people with all their inputs in one file, in another order."""
+    parts = population.examples()
+    whole = np.concatenate([part.x for part in parts])
+    order = np.random.default_rng(0).permutation(len(whole))
+    place = np.argsort(order)
+
+    def fill(array):
+        array[...] = whole[order]
+
+    rows, at = as_lazy_rows(memory_mapped("people", {"version": 1}, whole.shape, whole.dtype, fill)), 0
+
+    def moved(part):
+        nonlocal at
+        at += len(part)
+        return Examples(rows.select(place[at - len(part) : at]), part.y)
+
+    clients = [replace(c, train=moved(c.train), val=moved(c.val), test=moved(c.test)) for c in population.clients]
+    return replace(population, clients=tuple(clients))
+
+
+def as_pixels(population):
+    """The same people as uint8 images [3, 4, 4]."""
+    pictures = reshaped(population, (1, 2, 3))
+
+    def part(examples):
+        x = np.tile(examples.x, (1, 3, 2, 2))[:, :, :, :4]
+        return Examples((x * 40 + 128).clip(0, 255).astype(np.uint8), examples.y)
+
+    clients = [replace(c, train=part(c.train), val=part(c.val), test=part(c.test)) for c in pictures.clients]
+    return replace(pictures, clients=tuple(clients), shape=(3, 4, 4), mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def convolutional():
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8))
+    model = on_pictures(net())
+    model.body = layers
+    return model
+
+
+FORMS = {"floats": (lambda people: people, net), "pixels": (as_pixels, convolutional)}
+CASES = {
+    "plain": {},
+    "augmented": {"augment": build_augment("noise", {})},
+    "vectorised": {"vmap_clients": 2},
+    "ragged": {"drop_last": False, "batch_size": 6},
+    "dbe": {"algorithm": DBE()},
+}
+
+
+def outcome(plan, people):
+    points = (plan.algorithm.default_eval_point, "trained", "adapted")
+    server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=points, splits=("train", "val", "test")))
+    scores = [sorted(record.scores) for record in server.run()]
+    return server.state_hash(), scores
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("form", FORMS)
+def test_where_inputs_lie_changes_no_bit(case, form):
+    make, model = FORMS[form]
+    people, changes = make(blobs(4)), {"algorithm": FedAvg(), **CASES[case]}
+    plan = blueprint(changes.pop("algorithm"), people, model=model(), **changes)
+    expected = outcome(replace(plan, data_on_device=True), people)
+    assert outcome(replace(plan, data_on_device=False), people) == expected
+    for data_on_device in (True, False):
+        assert outcome(replace(plan, data_on_device=data_on_device), on_disk(people)) == expected
+
+
+class TestPart:
+    device = torch.device("cpu")
+
+    def parts(self, x, source):
+        normalise = Normalise(blobs(1), self.device, channels_last=False)
+        y = np.arange(len(x))
+        return [
+            Part(Examples(x, y), self.device, normalise),
+            Part(Examples(source, y), self.device, normalise, data_on_device=False),
+        ]
+
+    @pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+    @pytest.mark.parametrize("kind", ["in memory", "in a file", "read-only", "every second"])
+    def test_a_streamed_part_gives_the_same_batches(self, dtype, kind):
+        x = np.random.default_rng(0).integers(0, 200, (23, 1, 2, 3)).astype(dtype)
+        source = x
+        if kind == "in a file":
+            source = as_lazy_rows(memory_mapped("x", {}, x.shape, x.dtype, lambda array: np.copyto(array, x)))
+        elif kind == "read-only":
+            source = x.view()
+            source.flags.writeable = False
+        elif kind == "every second":
+            source = np.repeat(x, 2, axis=0)[::2]
+        resident, there = self.parts(x, source)
+        rows = torch.tensor([20, 3, 4, 3, 0])
+        assert isinstance(there.x, Streamed)
+        for get in (
+            lambda part: [part.take(rows)],
+            lambda part: part.batches(7),
+            lambda part: part.batches(2, rows),
+            lambda part: [part.augmented(rows, build_augment("noise", {}))],
+        ):
+            made = []
+            for part in (resident, there):
+                torch.manual_seed(0)
+                made.append(list(get(part)))
+            for one, other in zip(*made, strict=True):
+                assert one.x.dtype == other.x.dtype
+                assert torch.equal(one.x, other.x)
+                assert torch.equal(one.y, other.y)
+
+    def test_nothing_is_read_before_it_is_needed(self, monkeypatch):
+        x = np.zeros((9, 4), np.float32)
+        source = as_lazy_rows(memory_mapped("x", {}, x.shape, x.dtype, lambda array: None))
+        seen = []
+        read = ArrayFile.read
+        monkeypatch.setattr(ArrayFile, "read", lambda self, rows, out: (seen.append(len(rows)), read(self, rows, out)))
+        _, part = self.parts(x, source)
+        assert seen == []
+        part.take(torch.tensor([1, 2]))
+        assert seen == [2]
+
+
+def test_room(monkeypatch):
+    monkeypatch.setattr(streamed, "memory_bytes", lambda: 800)
+    assert room_for(True, "cpu") == math.inf
+    assert room_for(False, "cpu") == 0
+    assert room_for(None, "cpu") == 200
+    assert room_for(None, "cpu", 1 / 2) == 100
+    parts = [Examples(np.zeros((5, 4), np.uint8), np.zeros(5)), Examples(np.zeros((20, 4), np.uint8), np.zeros(20))]
+    assert fits(parts, 100)
+    assert not fits(parts, 99)
+
+
+def test_by_default_what_takes_more_than_a_quarter_of_the_memory_is_streamed(monkeypatch):
+    people = on_disk(blobs(3))
+    size = sum(part.x.nbytes for part in people.examples())
+    for memory, kind in ((4 * size, torch.Tensor), (4 * size - 4, Streamed)):
+        monkeypatch.setattr(streamed, "memory_bytes", lambda memory=memory: memory)
+        fleet = LocalFleet(blueprint(FedAvg(), people), people)
+        assert all(type(part.x) is kind for parts in fleet.host.data.parts.values() for part in parts.values())
+
+
+def test_the_key_is_no_part_of_the_trial(tmp_path):
+    config = {"data.per_domain": 40, "model.name": "mlp", "rounds": 1, "results": str(tmp_path)}
+    names = set()
+    for data_on_device in (None, True, False):
+        result = rayfed.run(config | {"placement.data_on_device": data_on_device}, experiment=f"run-{data_on_device}")
+        names.add((result.trial, result.weights_hash))
+    assert len(names) == 1
+
+
+@pytest.mark.ray
+class TestBetweenProcesses:
+    """Hosts read the file by themselves; on several machines, what is small travels as bytes."""
+
+    @pytest.fixture(autouse=True)
+    def ray_fleet(self):
+        from rayfed.distributed import ray_fleet
+
+        return ray_fleet
+
+    def nodes(self, monkeypatch, ray_fleet, count):
+        monkeypatch.setattr(ray_fleet.ray, "nodes", lambda: [{"Alive": True}] * count + [{"Alive": False}])
+
+    def test_one_machine_is_sent_paths(self, ray_fleet, monkeypatch):
+        self.nodes(monkeypatch, ray_fleet, 1)
+        people = on_disk(blobs(3))
+        assert ray_fleet.sendable(people) is people
+
+    def test_several_machines_are_sent_bytes_of_what_is_small_enough(self, ray_fleet, monkeypatch):
+        self.nodes(monkeypatch, ray_fleet, 2)
+        people = on_disk(blobs(3))
+        assert not any(isinstance(part.x, LazyRows) for part in ray_fleet.sendable(people).examples())
+        monkeypatch.setattr(streamed, "memory_bytes", lambda: 100)
+        assert ray_fleet.sendable(people) is people
+
+    @pytest.mark.parametrize("data_on_device", [True, False])
+    def test_a_host_process_gets_the_same_bits_from_the_path(self, ray_fleet, data_on_device):
+        people = on_disk(blobs(3))
+        plan = blueprint(FedAvg(), people, data_on_device=data_on_device)
+        sent = pickle.loads(pickle.dumps(people))
+        hosts = [ray_fleet.RayHost(plan, some, [0, 1, 2], [], 0.0) for some in (people, sent)]
+        assert all(host.ready() for host in hosts)
+        kind = torch.Tensor if data_on_device else Streamed
+        for one, other in zip(*(host.host.data.parts.values() for host in hosts), strict=True):
+            for name in one:
+                assert type(other[name].x) is kind
+                assert torch.equal(one[name].x[0 : len(one[name])], other[name].x[0 : len(one[name])])
+
+    def test_a_host_without_the_file_says_so_when_it_is_asked_and_does_not_die(self, ray_fleet, home):
+        people = on_disk(blobs(3))
+        sent = pickle.dumps(people)
+        (path,) = home.glob("*.array")
+        path.unlink()
+        host = ray_fleet.RayHost(blueprint(FedAvg(), people, data_on_device=True), pickle.loads(sent), [0], [], 0.0)
+        with pytest.raises(UsageError, match="No such file or directory on this machine; set RAYFED_CACHE"):
+            host.ready()

@@ -1,0 +1,261 @@
+"""A run that is killed (SIGKILL, so nothing can tidy up) and resumed ends as one that was never interrupted."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+import torch
+
+from helpers.commands import command
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.sources import from_arguments
+
+main = command("run")
+
+MORTAL = """
+import os, signal
+from dataclasses import dataclass
+from rayfed.algorithms.scaffold import Scaffold
+from rayfed.core.options import option
+
+@dataclass(frozen=True, kw_only=True)
+class Mortal(Scaffold):
+    def aggregate(self, ctx, server, replies):
+        if ctx.round == int(os.environ.get("DIE_IN_ROUND", -1)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().aggregate(ctx, server, replies)
+"""
+
+COMMON = (
+    "rounds=8",
+    "cohort=2",
+    "data={domains: [plain, font], per_domain: 60}",
+    "partition={name: dirichlet, clients: 5, alpha: 10}",
+    "model={name: mlp, hidden: [8], batch_norm: true}",
+    "local={batch_size: 6, lr: 0.1}",
+)
+KEYS = ["round", "client", "domain", "split", "point", "metric"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "resume_mortal.py").write_text(MORTAL)
+    return tmp_path
+
+
+def tables(folder):
+    return [pd.read_parquet(f"{folder}/run/{name}") for name in ("metrics", "rounds", "trials")]
+
+
+def same(results, expected):
+    """Equal outcomes, and no row twice or missing."""
+    metrics, rounds, trials = tables(results)
+    metrics0, rounds0, trials0 = tables(expected)
+    assert trials["status"].tolist() == ["done"]
+    assert trials["weights_hash"].tolist() == trials0["weights_hash"].tolist()
+    assert trials["trial"].tolist() == trials0["trial"].tolist()
+    assert trials["rounds_done"].tolist() == trials0["rounds_done"].tolist()
+    assert trials["error"].isna().all()
+    assert sorted(rounds["round"]) == list(range(1, 9))
+    columns = ["round", "stage", "bytes_down", "bytes_up", "cohort"]
+    pd.testing.assert_frame_equal(
+        rounds.sort_values("round")[columns].reset_index(drop=True),
+        rounds0.sort_values("round")[columns].reset_index(drop=True),
+    )
+    assert not metrics.duplicated(KEYS).any()
+    a, b = (m.sort_values(KEYS)[[*KEYS, "value", "n"]].reset_index(drop=True) for m in (metrics, metrics0))
+    pd.testing.assert_frame_equal(a, b, check_exact=True)
+
+
+def killed(*arguments, env=None):
+    done = subprocess.run(
+        [sys.executable, "-m", "rayfed", "run", *COMMON, *arguments],
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+
+
+def test_killed_between_checkpoints(here):
+    """Every third round is saved and the kill falls into the sixth: rounds 4 and 5 are run once more."""
+    arguments = ("algorithm.name=resume_mortal:Mortal", "checkpoint.every=3")
+    assert main([*COMMON, *arguments, "results=whole"]) == 0
+    killed(*arguments, "results=cut", env={"DIE_IN_ROUND": "6"})
+    _, rounds, trials = tables("cut")
+    assert trials["status"].tolist() == ["running"]  # nobody could say otherwise
+    assert rounds["round"].max() in (3, 4, 5)
+    assert main([*COMMON, *arguments, "results=cut", "resume=true"]) == 0
+    same("cut", "whole")
+
+
+@pytest.mark.parametrize("name", ["scaffold"])
+def test_killed_at_any_moment(here, name):
+    arguments = (f"algorithm.name={name}", "checkpoint.every=1")
+    assert main([*COMMON, *arguments, "results=whole"]) == 0
+    command = [sys.executable, "-m", "rayfed", "run", *COMMON, *arguments, "results=cut"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not list((here / "cut").glob("run/checkpoints/*.pt")) and time.monotonic() < deadline:
+            time.sleep(0.001)
+    finally:
+        process.kill()
+        process.wait()
+    assert list((here / "cut").glob("run/checkpoints/*.pt")), "was killed before its first checkpoint"
+    assert main([*COMMON, *arguments, "results=cut", "resume=true"]) == 0
+    same("cut", "whole")
+
+
+class TestWithoutAKill:
+    ARGUMENTS = ("algorithm.name=scaffold", "checkpoint.every=2")
+
+    @pytest.fixture(autouse=True)
+    def whole(self, here):
+        assert main([*COMMON, *self.ARGUMENTS, "results=whole"]) == 0
+
+    def test_saving_changes_nothing(self):
+        assert main([*COMMON, "algorithm.name=scaffold", "results=plain"]) == 0
+        same("plain", "whole")
+
+    def test_resuming_what_is_done_changes_nothing(self):
+        before = tables("whole")
+        assert main([*COMMON, *self.ARGUMENTS, "results=whole", "resume=true"]) == 0
+        same("whole", "whole")
+        assert len(tables("whole")[0]) == len(before[0])
+
+    def test_resuming_what_never_began_begins(self):
+        assert main([*COMMON, *self.ARGUMENTS, "results=fresh", "resume=true"]) == 0
+        same("fresh", "whole")
+
+    def test_without_resume_it_starts_anew(self):
+        assert main([*COMMON, *self.ARGUMENTS, "results=whole"]) == 0
+        same("whole", "whole")
+
+    @pytest.mark.parametrize("damage", [b"", b"nonsense", None])
+    def test_a_damaged_checkpoint_is_told_in_one_line(self, here, capsys, damage):
+        (path,) = here.glob("whole/run/checkpoints/*.pt")
+        path.write_bytes(path.read_bytes()[:-200] if damage is None else damage)
+        capsys.readouterr()
+        assert main([*COMMON, *self.ARGUMENTS, "results=whole", "resume=true"]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[-1].startswith("rayfed: checkpoint of scaffold-seed0-")
+        assert "resume=false" in lines[-1]
+        assert not any("Traceback" in line for line in lines)
+        same("whole", "whole")  # what was there is still there
+
+
+HALVING = """
+from dataclasses import dataclass
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.trees import scale
+
+def less(weights):
+    return scale(weights, 0.5)
+
+@dataclass(frozen=True, kw_only=True)
+class Halving(FedAvg):
+    def aggregate(self, ctx, server, replies):
+        return {"weights": less(replies.mean["weights"])}
+"""
+
+
+class TestChangedCode:
+    """Of the user's own algorithm, each in a process of its own, since a module is imported once."""
+
+    def ended(self, here, code, *arguments):
+        (here / "resume_halving.py").write_text(code)
+        given = (*COMMON, "rounds=2", "checkpoint.every=1", "algorithm.name=resume_halving:Halving", *arguments)
+        done = subprocess.run(
+            [sys.executable, "-m", "rayfed", "run", *given],
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stderr.splitlines()
+
+    def test_what_other_code_left_is_not_gone_on_from(self, here):
+        assert self.ended(here, HALVING)[0] == 0
+        said = HALVING.replace("def less", "# a word\ndef less").replace(
+            "    return scale", '    "doc"\n    return scale'
+        )
+        assert self.ended(here, said, "resume=true")[0] == 0  # a comment changes nothing
+        for old, new in (("0.5", "0.25"), ('replies.mean["weights"]', 'server["weights"]')):
+            code, lines = self.ended(here, HALVING.replace(old, new), "resume=true")
+            assert code == 2, lines
+            assert re.fullmatch(
+                r"rayfed: resume=true: resume_halving:Halving: its code changed since Halving-seed0-\w+ ran; give "
+                "another experiment, or resume=false",
+                lines[-1],
+            )
+        changed = HALVING.replace("0.5", "0.25")
+        assert self.ended(here, changed, "resume=true", "experiment=other")[0] == 0
+        assert self.ended(here, changed)[0] == 0
+        assert self.ended(here, changed, "resume=true")[0] == 0
+
+    def test_the_hash_is_of_the_users_code_alone(self, here):
+        assert self.ended(here, HALVING)[0] == 0
+        assert main([*COMMON, "rounds=1"]) == 0
+        trials = pd.read_parquet("results/run/trials").set_index("algorithm")["code_hash"]
+        assert len(trials["resume_halving:Halving"]) == 32
+        assert pd.isna(trials["fedavg"])
+
+    def test_metrics_models_and_the_algorithm_inside_another_count(self, here):
+        (here / "resume_pieces.py").write_text(PIECES)
+        for pairs in (["metrics.resume_pieces:Most=true"], ["model={name: 'resume_pieces:Net'}"]):
+            assert make_plan(Config.read(from_arguments(pairs))).code_hash is not None
+        inside = ["algorithm.name=dbe", "algorithm.base=resume_pieces:Plain", "model.name=mlp"]
+        assert make_plan(Config.read(from_arguments(inside))).code_hash is not None
+
+
+PIECES = """
+from dataclasses import dataclass
+from torch import nn
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.metrics.base import OfPredictions, Value
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(FedAvg):
+    pass
+
+@dataclass(frozen=True, kw_only=True)
+class Most(OfPredictions):
+    def measure(self, logits, y):
+        yield Value("most", float(logits.max()), len(y))
+
+class Net(nn.Sequential):
+    def __init__(self, shape, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], num_classes))
+"""
+
+
+def test_it_says_what_resume_did(here, capsys):
+    def said(*arguments):
+        capsys.readouterr()
+        assert main([*COMMON, "rounds=2", *arguments]) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if line.strip().startswith("resume")]
+
+    saved = ("checkpoint.every=1", "resume=true")
+    assert said() == []
+    assert said(*saved) == ["    resume  nothing saved: starts at round 1"]
+    assert said(*saved) == ["    resume  already finished: nothing to do"]
+    (path,) = here.glob("results/run/checkpoints/*.pt")
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "round": 1}, path)
+    assert said(*saved) == ["    resume  continues after round 1"]
+
+
+def test_a_new_start_leaves_no_old_checkpoint_to_resume_from(here):
+    """Killed before its first save, it would else go on from what another attempt had saved."""
+    assert main([*COMMON, "rounds=2", "checkpoint.every=1"]) == 0
+    assert list(here.glob("results/run/checkpoints/*.pt"))
+    assert main([*COMMON, "rounds=2"]) == 0
+    assert not list(here.glob("results/run/checkpoints/*.pt"))

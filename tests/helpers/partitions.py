@@ -1,0 +1,32 @@
+"""A toy dataset to divide among clients, and a partition by its name."""
+
+import numpy as np
+
+from rayfed.core.options import build
+from rayfed.core.registry import resolve
+from rayfed.data.dataset import Dataset
+from rayfed.data.partitions import PARTITIONS
+
+OWNED = {"client": np.arange(1200) % 7}
+
+
+def toy(size=1200, **changes):
+    """Two domains, ten classes, a fifth test examples; the labels of the second domain are skewed."""
+    row = np.arange(size)
+    labels = np.where(row < size // 2, row % 10, (row * row) % 7)
+    return Dataset.of(
+        "toy",
+        np.zeros((size, 1), np.float32),
+        labels,
+        **{
+            "is_test": row % 5 == 0,
+            "num_classes": 10,
+            "domain": (row >= size // 2).astype(np.int16),
+            "domains": ("left", "right"),
+            **changes,
+        },
+    )
+
+
+def split(name, dataset, **options):
+    return build(resolve(name, PARTITIONS, where="partition"), options, where="partition").split(dataset)

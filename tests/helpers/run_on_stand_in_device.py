@@ -1,0 +1,180 @@
+"""Runs everything that a host or server computes on the stand-in device; prints what became of each case as JSON.
+
+A program of its own, because torch counts its devices at the first backward pass of a process.
+"""
+
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from helpers import stand_in_device
+
+FINE = "as on the CPU"
+
+
+def outcome(computed: Callable[[Any], Any]) -> str:
+    """What came of `computed(device)`, which returns tensors in a tree: fine, or in one line what was wrong."""
+    from rayfed.core.trees import named_tensors
+
+    wanted = dict(named_tensors(computed("cpu")))
+    try:
+        with stand_in_device.stand_in_device() as device:
+            found = {path: tensor.detach().cpu() for path, tensor in named_tensors(computed(device))}
+    except Exception as error:  # whatever it is, it belongs into the report
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent.name != "helpers"]
+        place = next((f for f in reversed(frames) if "/rayfed/" in f.filename), None)
+        line = str(error).splitlines()[0] if str(error) else ""
+        return f"{type(error).__name__}: {line}" + (f" [{place.name}: {place.line}]" if place else "")
+    if set(found) != set(wanted):
+        return f"other tensors: {sorted(set(found) ^ set(wanted))}"
+    for path, tensor in found.items():
+        try:
+            torch.testing.assert_close(tensor, wanted[path], rtol=1e-4, atol=1e-6)
+        except AssertionError as error:
+            return f"{path}: {error}"
+    return FINE
+
+
+def algorithms(width: int) -> dict[str, Callable[[Any], Any]]:
+    """Two rounds of every case of the contract, with scores and metrics at all points where `width` is 1."""
+    from helpers import algorithm_cases as contract
+    from rayfed.engine.fleet import LocalFleet
+    from rayfed.engine.server import Evaluation, Server
+    from rayfed.metrics.calibration import Ece
+    from rayfed.metrics.drift import Drift
+    from rayfed.metrics.frechet import Frechet
+
+    def run(case: Any, device: Any) -> Any:
+        plan = contract.plan_of(case, vmap_clients=width)
+        people = contract.people_of(plan.algorithm)
+        metrics = {"ece": Ece(), "frechet": Frechet(layers=["features", "logits"]), "drift": Drift()}
+        scored = {"points": contract.scored_points(case), "metrics": metrics} if width == 1 else {"points": ()}
+        server = Server(plan, people, LocalFleet(plan, people, device), Evaluation(**scored), device)
+        list(server.run())
+        return contract.everything(server)
+
+    return {
+        name: lambda device, case=case: run(case, device)
+        for name, case in contract.CASES.items()
+        if width == 1 or not case.noisy
+    }
+
+
+def models() -> dict[str, Callable[[Any], Any]]:
+    """A forward and a backward pass of every network of ours, and of torchvision's that a paper uses."""
+    import torch.nn.functional as F
+
+    from rayfed.models.build import MODELS, build_model
+
+    others = {"vgg11", "resnet34", "resnet50", "densenet121", "efficientnet_b0", "torchvision"}
+
+    def run(name: str, device: Any) -> Any:
+        shape = {"fasttext": (5,), "har_cnn": (1, 1, 32)}.get(name, (1, 32, 32))
+        torch.manual_seed(0)
+        model = build_model(name, {}, shape, 10).to(device)
+        x = torch.randint(0, 9, (4, *shape)) if name == "fasttext" else torch.randn(4, *shape)
+        logits = model(x.to(device))
+        F.cross_entropy(logits, torch.arange(4, device=device)).backward()
+        return {"logits": logits, "gradients": {n: p.grad for n, p in model.named_parameters() if p.grad is not None}}
+
+    return {name: lambda device, name=name: run(name, device) for name in sorted(set(MODELS) - others)}
+
+
+def careless() -> dict[str, Callable[[Any], Any]]:
+    """What has to be found: code that forgets the device, in the two ways in which it can."""
+    from helpers.federations import blobs, blueprint
+    from rayfed.algorithms.fedavg import FedAvg
+    from rayfed.engine.fleet import LocalFleet
+    from rayfed.engine.server import Evaluation, Server
+
+    class Forgets(FedAvg):
+        def loss(self, ctx: Any, weights: Any, work: Any, down: Any, batch: Any) -> Any:
+            value, output = super().loss(ctx, weights, work, down, batch)
+            return value + (output.logits * torch.ones(3)).mean(), output
+
+    class Counts(FedAvg):
+        def loss(self, ctx: Any, weights: Any, work: Any, down: Any, batch: Any) -> Any:
+            batch.y.numpy()
+            return super().loss(ctx, weights, work, down, batch)
+
+    def run(algorithm: Any, device: Any) -> Any:
+        people = blobs()
+        plan = blueprint(algorithm, people)
+        server = Server(plan, people, LocalFleet(plan, people, device), Evaluation(points=()), device)
+        list(server.run())
+        return server.state
+
+    return {
+        "adds a tensor of the CPU": lambda device: run(Forgets(), device),
+        "reads as numpy": lambda device: run(Counts(), device),
+        "is careful": lambda device: run(FedAvg(), device),
+    }
+
+
+METRICS = {
+    **dict.fromkeys(("ece", "class_accuracy", "drift", "gradient_norm", "frechet", "client_probe"), True),
+    "mdl": {"steps": 5, "sizes": 2, "seeds": 1, "hidden": 4, "examples": 60, "layers": ["features", "logits"]},
+    "head_accuracy": {"fit": ["val"]},
+    "tsne": {"examples": 40, "perplexity": 5},
+}
+
+
+def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
+    """Whole simulations by `rayfed.run`: all metrics, a resumed run, streamed data, every augmentation and model."""
+    import rayfed.api
+    from rayfed.augment import AUGMENTS
+
+    def run(device: Any, *, rounds: int = 1, **changes: Any) -> Any:
+        rayfed.api.device_for = lambda gpus: torch.device(device)
+        result = rayfed.run(
+            {
+                "data.name": "mini_digits",
+                "data.per_domain": 40,
+                "model.name": "mlp",
+                "local": {"steps": 2, "batch_size": 8, "lr": 0.01},
+                "rounds": rounds,
+                "results": str(folder / torch.device(device).type),
+                **changes,
+            }
+        )
+        values = result.metrics.sort_values([*result.metrics.columns[:-1]])["value"]
+        return {"server": result.server, "clients": result.clients, "values": torch.tensor(values.to_numpy())}
+
+    def resumed(device: Any) -> Any:
+        run(device, rounds=1, experiment="resumed")
+        return run(device, rounds=2, experiment="resumed", resume=True)
+
+    cases: dict[str, Callable[[Any], Any]] = {
+        "metrics": lambda device: run(device, metrics=METRICS, **{"evaluate.points": ["global", "trained"]}),
+        "resumed": resumed,
+        "streamed": lambda device: run(device, **{"placement.data_on_device": False}),
+        "unseen": lambda device: run(device, unseen_clients=1),
+        "domain left out": lambda device: run(device, leave_out="street"),
+    }
+    for name in AUGMENTS:
+        cases[f"augmented by {name}"] = lambda device, name=name: run(device, **{"augment.name": name})
+    return cases
+
+
+def main(what: str) -> None:
+    stand_in_device.register()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        cases = {
+            "algorithms": lambda: algorithms(1),
+            "algorithms, 3 at once": lambda: algorithms(3),
+            "simulations": lambda: simulations(Path(folder)),
+            "models": models,
+            "careless": careless,
+        }
+        print(json.dumps({name: outcome(computed) for name, computed in cases[what]().items()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,242 @@
+"""Metrics switched on by the configuration: what arrives in the tables, and that nothing else changes."""
+
+import time
+
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import rayfed
+from helpers.federations import blobs, blueprint, net
+from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.core.errors import UsageError
+from rayfed.engine.device_data import client_data
+from rayfed.engine.metric_collection import DueMetrics
+from rayfed.engine.scoring import ScoredPart
+from rayfed.experiments.config import Config
+from rayfed.metrics.frechet import Frechet
+from rayfed.metrics.mdl import Mdl
+from rayfed.metrics.representations import collect_representations
+from rayfed.models.split_model import SplitModel
+
+ALL = {
+    "ece": True,
+    "class_accuracy": {"every": 2},
+    "drift": True,
+    "gradient_norm": {"every": 2},
+    "mdl": {"steps": 5, "sizes": 2, "seeds": 1, "hidden": 4, "examples": 60, "layers": ["features", "logits"]},
+    "frechet": True,
+    "client_probe": True,
+    "head_accuracy": {"fit": ["val"]},
+    "tsne": {"examples": 40, "perplexity": 5},
+}
+
+
+def run(tmp_path, config=None, **keys):
+    people = blobs(4)
+    clients = [
+        {part: (getattr(c, part).x, getattr(c, part).y) for part in ("train", "val", "test")} | {"domain": c.domain}
+        for c in people.clients
+    ]
+    base = {"rounds": 3, "local.batch_size": 5, "results": str(tmp_path / "results"), "evaluate.points": ["global"]}
+    return rayfed.run({**base, **(config or {}), **keys}, clients=clients, model=net)
+
+
+def test_all_metrics_arrive_where_they_should(tmp_path):
+    result = run(tmp_path, {"metrics": ALL, "evaluate.points": ["global", "trained"]})
+    found = result.metrics
+    rounds = {name: sorted(set(rows["round"])) for name, rows in found.groupby("metric")}
+    assert rounds["ece"] == rounds["drift"] == rounds["drift_relative"] == [1, 2, 3]
+    assert rounds["gradient_norm"] == rounds["gradient_norm_mean"] == rounds["accuracy_class_0"] == [2, 3]
+    assert rounds["mdl"] == rounds["mdl@logits"] == rounds["frechet"] == rounds["client_probe"] == [3]
+    points = {name: set(rows["point"]) for name, rows in found.groupby("metric")}
+    assert points["ece"] == points["mdl"] == {"global", "trained"}
+    assert points["drift"] == {"trained"}
+    assert points["gradient_norm"] == {"global"}
+    drift = found[found["metric"] == "drift"]
+    assert sorted(drift["client"]) == sorted([0, 1, 2, 3] * 3)
+    assert (drift["value"] > 0).all()
+    assert set(found[found["metric"] == "gradient_norm"]["domain"]) == {c.domain for c in blobs(4).clients}
+    maps = sorted((tmp_path / "results" / "run" / "maps").glob("*.parquet"))
+    assert len(maps) == 2
+    places = pd.read_parquet(maps[0])
+    assert list(places.columns) == ["client", "domain", "label", "x", "y"]
+    assert set(places["client"]) == {0, 1, 2, 3}
+    assert all(path.with_suffix(".png").stat().st_size > 5000 for path in maps)
+
+
+def test_metrics_change_nothing(tmp_path):
+    plain, measured = run(tmp_path, experiment="a"), run(tmp_path, {"metrics": ALL}, experiment="b")
+    assert plain.weights_hash == measured.weights_hash
+    keys = ["round", "client", "split", "point", "metric"]
+    both = plain.metrics.merge(measured.metrics, on=keys, how="left")
+    assert (both["value_x"] == both["value_y"]).all()
+    assert len(both) == len(plain.metrics)
+
+
+def test_what_a_head_is_fitted_to_need_not_be_scored(tmp_path):
+    """The training part is not in evaluate.splits: the same values as if it were, and no other row changes."""
+    points = {"evaluate.points": ["global", "downloaded", "trained"]}
+    plain = run(tmp_path, points, experiment="a").metrics
+    found = run(tmp_path, {"metrics": {"head_accuracy": True, "drift": True}, **points}, experiment="b").metrics
+    splits = {"evaluate.splits": ["train", "val", "test"]}
+    scored = run(tmp_path, {"metrics": {"head_accuracy": True}, **splits, **points}, experiment="c").metrics
+    keys = ["round", "client", "split", "point", "metric"]
+    heads, expected = (rows[rows["metric"] == "head_accuracy"].set_index(keys)["value"] for rows in (found, scored))
+    assert len(heads) == 3 * 4
+    assert heads.to_dict() == expected.to_dict()
+    others = found[~found["metric"].isin(["head_accuracy", "drift", "drift_relative"])]
+    pd.testing.assert_series_equal(others.set_index(keys)["value"], plain.set_index(keys)["value"], check_exact=True)
+
+
+@pytest.mark.ray
+def test_values_do_not_depend_on_hosts(tmp_path):
+    points = {"evaluate.points": ["global", "downloaded", "trained"]}
+    here = run(tmp_path, {"metrics": ALL, **points}, experiment="here")
+    there = run(tmp_path, {"metrics": ALL, **points, "placement.hosts": 2, "placement.cpus": 0.5}, experiment="there")
+    columns = ["round", "client", "domain", "split", "point", "metric", "value", "n", "unseen"]
+    ordered = [r.metrics[columns].sort_values(columns[:6], ignore_index=True) for r in (here, there)]
+    pd.testing.assert_frame_equal(*ordered, check_exact=True)
+
+
+@pytest.mark.parametrize("splits", [("val",), ("val", "train")])
+def test_gradient_norm_is_that_of_the_final_model(tmp_path, splits):
+    """Clients 0 and 2 share a domain: the gradient is that of their examples together, of all splits asked for."""
+    result = run(tmp_path, {"metrics": {"gradient_norm": {"splits": list(splits)}}})
+    model, (first, _, second, _) = net(), blobs(4).clients
+    assert first.domain == second.domain
+    model.load_state_dict(result.server["weights"])
+    model.eval()
+    parts = [getattr(client, split) for client in (first, second) for split in splits]
+    x, y = (torch.cat([torch.from_numpy(getattr(part, name)) for part in parts]) for name in ("x", "y"))
+    F.cross_entropy(model(x), y).backward()
+    norm = sum((p.grad.double() ** 2).sum() for p in model.parameters()) ** 0.5
+    rows = result.metrics[(result.metrics["metric"] == "gradient_norm") & (result.metrics["domain"] == first.domain)]
+    assert rows["value"].item() == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_gradient_norm_is_of_the_clients_of_the_round_where_these_are_scored(tmp_path):
+    """Of two clients a round, in domains d0, d1, d0, d1."""
+    config = {"metrics": {"gradient_norm": {"every": 1}}, "evaluate.clients": "selected", "cohort": 2, "rounds": 6}
+    found = run(tmp_path, config).metrics
+    scored = found[(found["metric"] == "accuracy") & (found["split"] == "val")]
+    norms = found[found["metric"] == "gradient_norm"]
+    examples = scored.groupby(["round", "domain"])["n"].sum()
+    assert norms.groupby(["round", "domain"])["n"].sum().to_dict() == examples.to_dict()
+    assert set(scored.groupby("round")["client"].nunique()) == {2}
+
+
+@pytest.mark.parametrize(("every", "rounds"), [(None, [4]), (2, [2, 4])])
+def test_metrics_that_come_once_look_at_the_models_after_the_final_stage(tmp_path, every, rounds):
+    """FedBABU fine-tunes in round R + 1; the models after local training are those of round R."""
+    metrics = {"frechet": {"every": every}, "gradient_norm": {"every": every}, "ece": True}
+    points = ["global", "downloaded", "trained"]
+    found = run(tmp_path, {"metrics": metrics, "algorithm.name": "fedbabu", "evaluate.points": points}).metrics
+    at = {key: sorted(set(rows["round"])) for key, rows in found.groupby(["metric", "point"])}
+    assert at["frechet", "downloaded"] == at["frechet", "global"] == at["gradient_norm_mean", "global"] == rounds
+    assert at["frechet", "trained"] == ([3] if every is None else [2, 3])
+    assert at["ece", "downloaded"] == [1, 2, 3, 4]
+
+
+def test_seconds_of_metrics_of_trained_models_are_those_of_evaluation(tmp_path, monkeypatch):
+    def slow(self, groups, classes, seed):
+        time.sleep(0.3)
+        return ()
+
+    monkeypatch.setattr(Frechet, "measure", slow)
+    seconds = run(tmp_path, {"metrics": {"frechet": True}, "evaluate.points": ["trained"], "rounds": 1}).rounds.iloc[0]
+    assert seconds["seconds_evaluate"] >= 0.3
+    parts = [name for name in seconds.index if name.startswith("seconds_") and name != "seconds_total"]
+    assert sum(seconds[name] for name in parts) <= seconds["seconds_total"]
+
+
+def test_unseen_clients_have_metrics_of_predictions(tmp_path):
+    result = run(tmp_path, {"metrics": {"ece": True, "mdl": ALL["mdl"]}, "unseen_clients": 1})
+    late = result.metrics[result.metrics["unseen"]]
+    assert set(late["metric"]) == {"accuracy", "loss", "ece"}
+    assert set(result.metrics[result.metrics["metric"] == "mdl"]["client"]) == {-1}
+
+
+def collected(model, layers, algorithm=None, weights=None):
+    people, algorithm = blobs(2), algorithm or FedAvg()
+    ctx = blueprint(algorithm, people, model=model).context(people, "cpu")
+    part = client_data(people, 0, ctx.task).train
+    mine = ctx.task.initial_weights() | (weights or {})
+    rows = torch.tensor([3, 1])
+    return part.x[rows], collect_representations(algorithm, ctx, mine, part, rows, layers)
+
+
+def test_layers_by_name_and_by_method():
+    model = net().eval()
+    x, found = collected(model, ["features", "head", "logits", "body.0"])
+    torch.testing.assert_close(found["features"], model.features(x))
+    torch.testing.assert_close(found["head"], model.features(x))
+    torch.testing.assert_close(found["logits"], model(x))
+    torch.testing.assert_close(found["body.0"], model.body[0](x))
+    assert "features" not in model.__dict__
+
+
+def test_features_of_dbe_come_before_its_bias():
+    bias = torch.linspace(-1, 1, 5)
+    model = SplitModel(nn.Linear(6, 5), nn.Linear(5, 3), (6,))
+    x, found = collected(model, ["features", "head"], DBE(), {"dbe.bias": bias})
+    torch.testing.assert_close(found["features"], model.features(x))
+    torch.testing.assert_close(found["head"] - found["features"], bias.expand(2, -1))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "line"),
+    [
+        (
+            {"ecee": True},
+            "metrics.ecee: no such metric; did you mean metrics.ece?; your own is written metrics.module:Name",
+        ),
+        ({"ece": {"bins": 0}}, "metrics.ece.bins=0: must be at least 1"),
+        ({"ece": {"every": 0}}, "metrics.ece.every=0: must be at least 1"),
+        ({"ece": {"bin": 3}}, "metrics.ece.bin: no such key; did you mean metrics.ece.bins?"),
+        ({"ece": 3}, "metrics.ece=3: expected true, or a mapping of options such as every"),
+        (["ece", "mdl"], "metrics=ece, mdl: expected a mapping, as in metrics.ece=true or metrics.ece.every=5"),
+    ],
+)
+def test_bad_input_is_one_line(metrics, line):
+    with pytest.raises(UsageError) as error:
+        Config.read({"metrics": metrics})
+    assert str(error.value) == line
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"metrics": {"mdl": {"layers": ["bodi.0"]}}}, "metrics.mdl.layers: the model has no layer 'bodi.0'; did you"),
+        (
+            {"metrics": {"tsne": {"split": "ood"}}},
+            "metrics.tsne.split=ood: this split is not scored; scored splits: test, val",
+        ),
+        (
+            {"metrics.gradient_norm": True, "algorithm.name": "fedrep", "evaluate.points": ["downloaded"]},
+            "metrics.gradient_norm: needs a global model",
+        ),
+    ],
+)
+def test_metrics_of_what_is_not_there(tmp_path, config, words):
+    with pytest.raises(UsageError, match=words.replace(".", r"\.").split("'")[0]):
+        run(tmp_path, config)
+
+
+def test_a_client_sends_its_share_of_representations_and_no_more():
+    people = blobs(4)
+    ctx = blueprint(FedAvg(), people, model=net()).context(people, "cpu")
+    part = client_data(people, 0, ctx.task).train
+    metrics = DueMetrics({"mdl": Mdl(examples=24, split="train")}, {"train": 4})
+    scored = ScoredPart(client=0, domain="d", split="train", point="global")
+    (item,) = metrics.collect(FedAvg(), ctx, ctx.task.initial_weights(), part, 0, scored)
+    assert len(part) > len(item.representations.z) == len(item.representations.y) == 6
+    (other,) = metrics.collect(FedAvg(), ctx, ctx.task.initial_weights(), part, 1, scored)
+    assert not torch.equal(item.representations.z, other.representations.z)  # a random sample, drawn by the seed
+
+
+def test_switched_off():
+    assert Config.read({"metrics": {"ece": True, "mdl": False}}).tree()["metrics"] == {"ece": {"every": 1, "bins": 15}}

@@ -1,0 +1,96 @@
+"""Documents that are made from the code are those that the code makes."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from helpers.commands import command
+from rayfed.cli.algorithm_pages import after_a_round, algorithms_page
+from rayfed.experiments.config import build_algorithm
+from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA
+from rayfed.results.trials import FIXED, STATUSES
+
+main = command("run")
+
+PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
+
+
+def test_algorithm_pages_are_up_to_date():
+    assert PAGE.read_text() == algorithms_page(), "run make docs"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("fedavg", {}),
+        ("harmofl", {"weights": 3 * 28 * 28}),  # the common amplitude, which comes in the setup
+        ("faug", {"generated": 200 * (3 * 28 * 28 + 1)}),  # images and their classes
+        ("fed_irm", {"updates": 1}),
+        ("moon", {"previous": 224903}),  # the whole model, which is there after the first round
+    ],
+)
+def test_what_a_client_keeps_is_what_it_has_after_the_setup_and_a_round(name, kept):
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    assert after_a_round(build_algorithm({"name": name}, where="algorithm"))[1] == kept
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_a_client_is_sent_is_its_own_fields_too():
+    down, _ = after_a_round(build_algorithm({"name": "fedfomo"}, where="algorithm"))
+    assert set(down) == {"models"}
+    down, _ = after_a_round(build_algorithm({"name": "fedgen"}, where="algorithm"))
+    assert set(down) == {"weights", "generator", "counts"}
+
+
+EXTENDING = Path(__file__).parents[2] / "docs" / "extending.md"
+
+
+def test_own_pieces_work_as_they_stand_there(tmp_path, monkeypatch, capsys):
+    text = EXTENDING.read_text()
+    (code,) = re.findall(r"```python\n# own.py\n(.*?)```", text, re.S)
+    (command,) = re.findall(r"^    rayfed run (.*)$", text, re.M)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(code)
+    assert main([*command.split(), "data.classes=4", "model.width=8", "augment.share=0.2", "rounds=1"]) == 0
+    metrics = pd.read_parquet("results/run/metrics")
+    assert {"accuracy", "loss", "margin"} == set(metrics["metric"])
+    assert set(metrics["client"]) == {0, 1, 2}
+    (row,) = pd.read_parquet("results/run/trials").to_dict("records")
+    assert (row["data.classes"], row["model.width"], row["augment.share"]) == (4, 8, 0.2)
+    assert "augmented by own:Dropped" in capsys.readouterr().err
+
+
+EVALUATION = Path(__file__).parents[2] / "docs" / "evaluation.md"
+
+
+@pytest.mark.parametrize(
+    ("table", "columns"),
+    [("metrics", METRICS_SCHEMA.names), ("rounds", ROUNDS_SCHEMA.names), ("trials", list(FIXED))],
+)
+def test_every_column_is_documented(table, columns):
+    section = EVALUATION.read_text().split(f"## Columns of `{table}`\n")[1].split("\n## ")[0]
+    first = " ".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`([a-z_]+)`", first)) == set(columns)
+
+
+def test_every_status_is_documented():
+    section = EVALUATION.read_text().split("## Columns of `trials`\n")[1]
+    (line,) = (line for line in section.splitlines() if line.startswith("| `status`"))
+    assert set(re.findall(r"`([a-z]+)`", line)) - {"status"} == set(STATUSES)
+
+
+def test_the_recipe_in_pandas_runs(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(import pandas.*?)```", EVALUATION.read_text(), re.S)
+    monkeypatch.chdir(tmp_path)
+    quick = ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=2"]
+    for seed in (0, 1):
+        assert main([*quick, "experiment=scanners", f"seed={seed}"]) == 0
+    found = {}
+    exec(code, found)
+    assert list(found["table"].columns) == ["mean", "std", "count"]
+    assert found["table"]["count"].tolist() == [2]
+    assert found["curve"].index.tolist() == [1, 2]

@@ -1,0 +1,55 @@
+"""The README's own method is run as it stands there, and its commands exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.federations import blobs, blueprint, simulate
+from rayfed.algorithms import ALGORITHMS
+from rayfed.augment import AUGMENTS
+from rayfed.data.partitions import PARTITIONS
+from rayfed.data.sets import DATASETS
+from rayfed.experiments.config import build_algorithm
+from rayfed.metrics.base import METRICS
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+@pytest.fixture
+def own_method(tmp_path, monkeypatch):
+    """The README's mine.py, in a folder that the user stands in."""
+    code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if block.startswith("# mine.py"))
+    (tmp_path / "mine.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return code
+
+
+def test_opens_with_the_two_commands():
+    first = re.findall(r"^    (make .*?)(?: +#.*)?$", README, re.M)[:2]
+    assert first == ["make demo", "make test"]
+
+
+@pytest.mark.parametrize("parts", [ALGORITHMS, DATASETS, PARTITIONS, METRICS, AUGMENTS])
+def test_names_everything_there_is(parts):
+    assert [name for name in parts if f"`{name}`" not in README and name != "none"] == []
+
+
+def test_own_method_is_short_and_runs(own_method):
+    assert len(own_method.splitlines()) < 40
+    algorithm = build_algorithm({"name": "mine:Median", "step_size": 0.8}, where="algorithm")
+    population = blobs(3)
+    server, records = simulate(blueprint(algorithm, population, rounds=1), population)
+    assert {score.point for score in records[-1].scores} >= {"global"}
+    assert all(torch.isfinite(tensor).all() for tensor in server.state["weights"].values())
+
+
+def test_own_method_takes_the_median(own_method):
+    algorithm = build_algorithm({"name": "mine:Median"}, where="algorithm")
+    from rayfed.algorithm import Replies, Reply
+
+    each = [Reply(i, 1, {"weights": {"w": torch.tensor([value])}}) for i, value in enumerate((0.0, 1.0, 50.0))]
+    new = algorithm.aggregate(None, {"weights": {"w": torch.tensor([9.0])}}, Replies({}, each))
+    assert new["weights"]["w"].item() == 1.0
