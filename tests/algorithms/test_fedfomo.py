@@ -150,7 +150,7 @@ def unseen(models):
     return ctx, FedFomo().join(ctx), {"models": models}, people
 
 
-def test_a_unseen_starts_from_the_mixture_of_what_it_is_sent():
+def test_an_unseen_client_starts_from_the_mixture_of_what_it_is_sent():
     ctx, client, _, people = unseen([])
     better = [dict(descend(plain_net(), *data(people, 3), steps).state_dict()) for steps in (3, 9)]
     down = {"models": better}
@@ -171,7 +171,7 @@ def test_a_unseen_starts_from_the_mixture_of_what_it_is_sent():
     assert all(torch.equal(own[name], start[name]) for name in start)
 
 
-def test_a_unseen_that_rates_no_model_above_0_starts_from_their_mean():
+def test_an_unseen_client_that_rates_no_model_above_0_starts_from_their_mean():
     worse = [tree_map(lambda t, k=k: t + k, dict(plain_net().state_dict())) for k in (3.0, 4.0)]
     ctx, client, down, _ = unseen(worse)
     mean = tree_map(lambda a, b: (a + b) / 2, *worse)

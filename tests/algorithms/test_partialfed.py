@@ -108,5 +108,5 @@ def test_batches_alternate_between_weights_and_choice():
 
 def test_refusal():
     people = quadratics((1.0, 0.0), (2.0, 1.0))
-    with pytest.raises(UsageError, match=r"^algorithm.variant=fix: the model has neither batch norm nor a head that"):
+    with pytest.raises(UsageError, match=r"^algorithm.variant=fix: the model has neither batch norm nor a head to"):
         plan(PartialFed(), people, Point(), loss=quadratic, batch_size=1).check(people)
