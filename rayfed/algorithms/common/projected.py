@@ -1,4 +1,4 @@
-"""A model whose extractor ends in an MLP, with a new linear classifier on top (MOON; FedDebias, Fig. 5(a))."""
+"""A model with an MLP appended to its extractor and a new linear classifier (MOON; FedDebias, Fig. 5(a))."""
 
 import copy
 import zlib
@@ -14,15 +14,15 @@ from rayfed.core.task import Task
 
 
 class Projected(nn.Module):
-    """features = MLP ∘ the model's features; head = linear. The model's own head is left out of the weights."""
+    """A model followed by an MLP and a linear head. The weights in `unused`, those of its own head, are removed."""
 
     def __init__(self, model: Any, widths: Sequence[int], classes: int, unused: frozenset[str]):
         super().__init__()
         self.model = copy.deepcopy(model)
         for name in unused:
             owner, _, leaf = name.rpartition(".")
-            part = self.model.get_submodule(owner)
-            table = part._parameters if leaf in part._parameters else part._buffers
+            module = self.model.get_submodule(owner)
+            table = module._parameters if leaf in module._parameters else module._buffers
             table[leaf] = None
         self.projection, self.head = mlp(widths), nn.Linear(widths[-1], classes)
         self.feature_shape = (widths[-1],)
@@ -35,11 +35,17 @@ class Projected(nn.Module):
 
 
 def with_projection(task: Task, widths: Sequence[int]) -> Task:
-    """`task` for its model projected. New weights follow from the old ones: every host must find the same."""
+    """Return the task with its model wrapped in `Projected`, whose MLP has layers of these widths.
+
+    The initial weights of the new layers are seeded by those of the model, so that they are the same on every host.
+
+    Raises:
+        UsageError: The model has no split point.
+    """
     if not task.feature_shape:
         raise UsageError(
-            f"algorithm.widths={list(widths)}: go behind the features of a model with a split point, features(x) and a "
-            "module called head"
+            f"algorithm.widths={list(widths)}: an MLP after the model's features needs a model with a split point, "
+            "features(x) and a module called head"
         )
     first = next(iter(task.initial_weights().values())).detach().cpu().contiguous()
     with torch.random.fork_rng(devices=[]):

@@ -104,6 +104,7 @@ class FedDebias(FedAvg):
 
     @property
     def uses_pseudo_data(self) -> bool:
+        """Whether a component that needs pseudo-data is switched on."""
         return bool(self.lam or self.mu)
 
     @property
@@ -123,10 +124,12 @@ class FedDebias(FedAvg):
 
     @property
     def source(self) -> PseudoDataSource:
+        """What pseudo-data is made of."""
         return PseudoDataSource(self.proxy if self.pseudo == "mixture" else None, self.pseudo_samples, self.rsm_images)
 
     @property
     def contrast(self) -> Contrast:
+        """L_con with its max step."""
         return Contrast(self.tau1, self.tau2, self.tau_mode, self.projects)
 
     def check(self, problem: ProblemSpec) -> None:
