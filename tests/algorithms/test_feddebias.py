@@ -442,7 +442,7 @@ def test_a_model_without_a_split_is_refused():
     blueprint(small(mu=0.0), population, model=model).check(population)
     with pytest.raises(UsageError, match=r"^algorithm.name=feddebias: the model needs a split point"):
         blueprint(small(), population, model=model).check(population)
-    with pytest.raises(UsageError, match=r"^algorithm.widths=\[7, 5\]: an MLP after the model.s features needs"):
+    with pytest.raises(UsageError, match=r"^algorithm.widths=\[7, 5\]: a projection head needs a model with a split"):
         blueprint(small(projector_in_extractor=True), population, model=model).check(population)
 
 

@@ -120,7 +120,7 @@ def test_shares_at_the_bounds_of_alpha(alpha, beyond, words):
 
 @pytest.mark.parametrize("base", [FRAug(), VHL(virtual_examples=32)])
 def test_bases_that_need_whole_classes_are_refused(base):
-    with pytest.raises(UsageError, match=rf"^algorithm.base={base.name}: needs whole classes as labels"):
+    with pytest.raises(UsageError, match=rf"^algorithm.base={base.name}: needs integer class labels"):
         blueprint(Mixup(base=base), blobs()).check(blobs())
 
 

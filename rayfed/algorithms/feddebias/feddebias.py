@@ -53,8 +53,8 @@ from rayfed.models.single_example_batchnorm import trains_on_single_examples
 @dataclass(frozen=True, kw_only=True)
 class FedDebias(FedAvg):
     """Clients send the model, the projector and means of their examples (not with `pseudo=mixture`); they receive the
-    model, the projector and pseudo-data. They keep nothing, or the pseudo-data with `transfer=once`. The global model is
-    scored."""
+    model, the projector and pseudo-data. They keep the pseudo-data with `transfer=once`, and nothing otherwise. The
+    global model is scored."""
 
     name: ClassVar[str] = "feddebias"
     reference: ClassVar[str] = "Guo, Tang and Lin 2022, Alg. 1 and 2"
