@@ -114,10 +114,11 @@ NOISE, CODE, WIDTH = 64, 64, 32
 
 @torch.no_grad()
 def virtual_data(shape: tuple[int, ...], classes: int, count: int) -> tuple[Tensor, Tensor]:
-    """Generate labelled virtual data with a random network; all draws, its weights included, are torch's generator's.
+    """Generate labelled virtual data with a random network.
 
     Noise and a random code of the class pass through a linear layer and, for images, through two convolutions with
-    upsampling before each, so that neighbouring pixels are similar.
+    upsampling before each, so that neighbouring pixels are similar. All draws, including the network's weights, come
+    from torch's generator.
 
     Returns:
         x [count, *shape] with mean 0 and standard deviation 1, and y [count], in which the classes take turns.

@@ -53,8 +53,8 @@ from rayfed.models.single_example_batchnorm import trains_on_single_examples
 @dataclass(frozen=True, kw_only=True)
 class FedDebias(FedAvg):
     """Clients send the model, the projector and means of their examples (not with `pseudo=mixture`); they receive the
-    model, the projector and pseudo-data. They keep nothing, or the pseudo-data with `transfer=once`. The global model
-    is scored."""
+    model, the projector and pseudo-data. They keep the pseudo-data with `transfer=once`, and nothing otherwise. The
+    global model is scored."""
 
     name: ClassVar[str] = "feddebias"
     reference: ClassVar[str] = "Guo, Tang and Lin 2022, Alg. 1 and 2"
@@ -104,6 +104,7 @@ class FedDebias(FedAvg):
 
     @property
     def uses_pseudo_data(self) -> bool:
+        """Whether a component that needs pseudo-data is switched on."""
         return bool(self.lam or self.mu)
 
     @property
@@ -123,10 +124,12 @@ class FedDebias(FedAvg):
 
     @property
     def source(self) -> PseudoDataSource:
+        """What pseudo-data is made of."""
         return PseudoDataSource(self.proxy if self.pseudo == "mixture" else None, self.pseudo_samples, self.rsm_images)
 
     @property
     def contrast(self) -> Contrast:
+        """L_con with its max step."""
         return Contrast(self.tau1, self.tau2, self.tau_mode, self.projects)
 
     def check(self, problem: ProblemSpec) -> None:
