@@ -1,9 +1,9 @@
-"""What rayfed is held against: FedAvg as a bare loop of plain PyTorch, in two processes of one thread each.
+"""The baseline of the speed benchmarks: FedAvg as a bare PyTorch loop in two processes with one thread each.
 
-Nothing is spared that a person would write by hand for speed: data as normalised floats in memory, `nn.Module` and
-`torch.optim.SGD`, the model copied in for each client, and each process sums up its own clients' models. It measures no
-loss, counts no bytes and checks nothing. It only takes the batches that rayfed takes, so that both end with the same
-weights up to rounding, which proves that they did the same work.
+The loop is what one would write by hand for speed: data in memory as normalised floats, `nn.Module` and
+`torch.optim.SGD`, the global model copied in for each client, and a sum of the clients' models in each process. It
+measures no loss, counts no bytes and checks nothing. It uses the same batches as rayfed, so both must end with the same
+weights up to rounding, which shows that they did the same work.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ State = dict[str, np.ndarray]
 
 
 class BareClient(NamedTuple):
-    """A client's number, its share of all examples, and its training data, normalised."""
+    """A client's number, its share of all training examples, and its normalised training data."""
 
     number: int
     weight: float
@@ -41,23 +41,28 @@ class BareLoop:
     """FedAvg on the clients of `population` with the local training of `plan`; a context manager.
 
     Args:
-        plan: gives the model and its initial weights, plain SGD's lr, the batch size, and the seed of the batches.
-        channels_last: keep images and convolutions in that order, or in PyTorch's usual NCHW.
+        plan: Provides the initial model, the learning rate of plain SGD, the batch size and the seed of the batches.
+        population: The clients, all of which take part in every round.
+        processes: The number of worker processes.
+        channels_last: Whether to use the channels-last memory format instead of PyTorch's default, NCHW.
+
+    Raises:
+        ValueError: if `plan` asks for anything but one epoch of plain SGD on full batches.
     """
 
     def __init__(self, plan: Blueprint, population: Population, *, processes: int = 2, channels_last: bool):
         if plan.optimizer != SGD(lr=plan.optimizer.lr) or plan.local.epochs != 1 or not plan.drop_last:
-            raise ValueError("the bare loop knows one epoch of plain SGD on full batches only")
+            raise ValueError("the bare loop supports one epoch of plain SGD on full batches only")
         self.state = _state(plan.model)
         self.rounds = 0
         self.steps = sum(len(client.train) // plan.batch_size for client in population.clients)
         spawn = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
-        for home in deal([len(client.train) for client in population.clients], processes):
+        for numbers in deal([len(client.train) for client in population.clients], processes):
             ours, theirs = spawn.Pipe()
-            settings = (plan.optimizer.lr, plan.batch_size, plan.seed)
-            arguments = (theirs, copy.deepcopy(plan.model), population, home, channels_last, settings)
+            training = (plan.optimizer.lr, plan.batch_size, plan.seed)
+            arguments = (theirs, copy.deepcopy(plan.model), population, numbers, channels_last, training)
             process = spawn.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             self._pipes.append(ours)
@@ -66,13 +71,13 @@ class BareLoop:
             pipe.recv()
 
     def round(self) -> float:
-        """Every client trains once, and the state becomes the weighted mean; returns the seconds that this took."""
+        """Train every client once, set the state to the weighted mean, and return the seconds that it took."""
         began = time.perf_counter()
         self.rounds += 1
         for pipe in self._pipes:
             pipe.send((self.rounds, self.state))
         sums = [pipe.recv() for pipe in self._pipes]
-        self.state = {name: np.asarray(sum(part[name] for part in sums)) for name in self.state}
+        self.state = {name: np.asarray(sum(partial[name] for partial in sums)) for name in self.state}
         return time.perf_counter() - began
 
     def __enter__(self) -> "BareLoop":
@@ -80,7 +85,7 @@ class BareLoop:
 
     def __exit__(self, *error: object) -> None:
         for pipe, process in zip(self._pipes, self._processes, strict=True):
-            with contextlib.suppress(OSError):  # it died; its traceback was printed
+            with contextlib.suppress(OSError):  # the process died and has printed its traceback
                 pipe.send(None)
             process.join()
 
@@ -89,9 +94,9 @@ def _serve(
     pipe: Connection,
     model: nn.Module,
     population: Population,
-    home: Sequence[int],
+    numbers: Sequence[int],
     channels_last: bool,
-    settings: tuple[float, int, int],
+    training: tuple[float, int, int],
 ) -> None:
     torch.set_num_threads(1)
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -99,16 +104,16 @@ def _serve(
     total = sum(len(client.train) for client in population.clients)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (population.mean, population.std))
     clients = []
-    for number in home:
+    for number in numbers:
         examples = population.clients[number].train
         x, y = torch.from_numpy(np.asarray(examples.x)), torch.from_numpy(examples.y)
         if x.dtype == torch.uint8:
             x = ((x.float() / 255 - mean) / std).to(memory_format=layout)
         clients.append(BareClient(number, len(examples) / total, x, y))
     pipe.send("ready")
-    while (order := pipe.recv()) is not None:
-        round, state = order
-        pipe.send(_train(model, clients, round, state, *settings))
+    while (request := pipe.recv()) is not None:
+        round, state = request
+        pipe.send(_train(model, clients, round, state, *training))
 
 
 def _train(
@@ -120,7 +125,7 @@ def _train(
     batch_size: int,
     seed: int,
 ) -> State:
-    """The sum over `clients` of weight · model after one epoch from `state`."""
+    """Return the sum over `clients` of weight · model after one epoch that starts from `state`."""
     start = {name: torch.from_numpy(value) for name, value in state.items()}
     sums = {name: torch.zeros_like(value) for name, value in start.items()}
     for client in clients:
@@ -134,12 +139,12 @@ def _train(
 
 
 def epoch(model: nn.Module, start: dict[str, Tensor], x: Tensor, y: Tensor, rows: Tensor, lr: float) -> None:
-    """The loop itself: `model` takes the weights `start`, and then a step of SGD for each row of `rows`."""
+    """Load `start` into `model` and take one step of SGD for each batch, a row of example numbers in `rows`."""
     model.load_state_dict(start)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    for some in rows:
+    for batch in rows:
         optimizer.zero_grad()
-        F.cross_entropy(model(x[some]), y[some]).backward()
+        F.cross_entropy(model(x[batch]), y[batch]).backward()
         optimizer.step()
 
 
@@ -148,6 +153,6 @@ def _state(model: nn.Module) -> State:
 
 
 def largest_difference(weights: dict[str, Any], state: State) -> float:
-    """The largest difference between rayfed's weights and the bare loop's, over everything but counters."""
+    """Return the largest absolute difference between rayfed's weights and the bare loop's, integer buffers excluded."""
     names = [name for name in state if weights[name].is_floating_point()]
     return max(float((weights[name] - torch.from_numpy(state[name])).abs().max()) for name in names)

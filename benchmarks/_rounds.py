@@ -1,4 +1,4 @@
-"""Rounds of rayfed on two Ray hosts and rounds of bare loops, taken in turn in one run, and their table."""
+"""Time rounds of rayfed on two Ray hosts against rounds of bare loops in one run, and print the comparison."""
 
 import argparse
 import contextlib
@@ -13,10 +13,10 @@ import ray
 from _bare import BareLoop, largest_difference
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from rayfed.core.records import Record
 from rayfed.data.population import Client, Examples, Population
 from rayfed.distributed import cluster
-from rayfed.distributed.capacity import bundles
-from rayfed.engine.server import Record
+from rayfed.distributed.placement import bundles, run_reserved
 from rayfed.experiments.plan import Plan
 from rayfed.results.read import read
 
@@ -25,23 +25,30 @@ RAYFED = "rayfed, 2 hosts"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=3, help="rounds that count; one more goes first to warm up")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds, after one warm-up round")
     parser.add_argument(
         "--order",
         choices=("interleaved", "blocks"),
         default="interleaved",
-        help="interleaved: a round of each in turn, so that a slow minute of the machine hits all of them; "
-        "blocks: all rounds of one, then all of the next",
+        help="interleaved: alternate between the variants, so that a slow minute of the machine affects all of them; "
+        "blocks: run all rounds of one variant, then all of the next",
     )
 
 
 def compare(plan: Plan, layouts: Mapping[str, bool], rounds: int, order: str) -> dict[str, list[float]]:
-    """Seconds of every round of rayfed and of one bare loop per entry of `layouts` (name -> channels_last).
+    """Return the seconds of every timed round, for rayfed and for one bare loop per entry of `layouts`.
 
-    `plan` has one round more than `rounds`. Raises AssertionError if rayfed and a bare loop end with other weights.
+    Args:
+        plan: The simulation, with one round more than `rounds` for warming up.
+        layouts: The bare loops, as name -> channels_last.
+        rounds: The number of timed rounds.
+        order: "interleaved" or "blocks", see `add_arguments`.
+
+    Raises:
+        AssertionError: if rayfed and a bare loop end with different weights.
     """
     if plan.config.rounds != rounds + 1:
-        raise ValueError(f"the plan has {plan.config.rounds} rounds; expected {rounds} and one to warm up")
+        raise ValueError(f"the plan has {plan.config.rounds} rounds; expected {rounds} and one warm-up round")
     with contextlib.ExitStack() as stack:
         loops = {
             name: stack.enter_context(BareLoop(plan.blueprint, plan.population, channels_last=layout))
@@ -49,25 +56,25 @@ def compare(plan: Plan, layouts: Mapping[str, bool], rounds: int, order: str) ->
         }
         seconds: dict[str, list[float]] = {name: [] for name in (RAYFED, *loops)}
 
-        def turn() -> None:
+        def run_loops() -> None:
             for name, loop in loops.items():
                 seconds[name].append(loop.round())
 
         interleaved = order == "interleaved"
-        seconds[RAYFED], weights = _on_ray(plan, turn if interleaved else lambda: None)
+        seconds[RAYFED], weights = _on_ray(plan, run_loops if interleaved else lambda: None)
         for _ in range(0 if interleaved else rounds + 1):
-            turn()
-        # Sums of many float32 products differ in their last bits, and training magnifies that; other batches, or a
-        # wrong weight of a client, would differ by the size of a step.
+            run_loops()
+        # Sums of many float32 products differ by rounding, which training magnifies. Different batches or a wrong
+        # client weight would show up as a difference of the size of a step.
         for name, loop in loops.items():
             difference = largest_difference(weights, loop.state)
-            assert difference < 1e-3, f"{name}: weights differ from rayfed's by {difference:.2g}: not the same work"
-            print(f"largest difference of a weight after {rounds + 1} rounds, rayfed against {name}: {difference:.1g}")
+            assert difference < 1e-3, f"{name}: weights differ from rayfed's by {difference:.2g}, so the work differs"
+            print(f"largest weight difference after {rounds + 1} rounds, rayfed against {name}: {difference:.1g}")
     return {name: values[1:] for name, values in seconds.items()}
 
 
 def _on_ray(plan: Plan, after_round: Callable[[], None]) -> tuple[list[float], dict[str, Any]]:
-    """Runs `plan` as a Tune trial would; returns the training seconds in its `rounds` table, and its final weights."""
+    """Run `plan` as a Tune trial would, and return the training seconds of its `rounds` table and its final weights."""
 
     def report(record: Record) -> None:
         if record.stage == "round":
@@ -78,7 +85,7 @@ def _on_ray(plan: Plan, after_round: Callable[[], None]) -> tuple[list[float], d
     try:
         ray.get(group.ready())
         recorder = cluster.remote_recorder(plan.config.results, plan.config.experiment)
-        _, state = cluster.run_placed(plan, recorder, group, None, report)
+        _, state = run_reserved(plan, recorder, group, None, report)
     finally:
         remove_placement_group(group)
     rows = read(plan.config.results, plan.config.experiment).rounds
@@ -87,49 +94,52 @@ def _on_ray(plan: Plan, after_round: Callable[[], None]) -> tuple[list[float], d
 
 
 def show(title: str, seconds: Mapping[str, Sequence[float]], targets: Mapping[str, tuple[str, float]]) -> None:
-    """Prints the table: the first row of `seconds` is held against each of the others.
+    """Print the seconds, and the ratio of the first variant to each of the others with its target.
 
-    `targets` says for a row how the ratio should be: ("≤", 1.05) or ("<", 1).
+    Args:
+        title: The heading of the table.
+        seconds: Seconds of every timed round by variant; the first variant is compared with the others.
+        targets: The bound of each ratio, such as ("≤", 1.05) or ("<", 1).
     """
     first, *others = seconds
     width = max(len(name) for name in [*seconds, *(f"{first} / {name}" for name in others)])
-    print(f"\n{title}\n{'seconds of training in a round':<{width}}  {'min':>8}  {'median':>8}  {'max':>8}")
+    print(f"\n{title}\n{'training seconds per round':<{width}}  {'min':>8}  {'median':>8}  {'max':>8}")
     for name, values in seconds.items():
         cells = (min(values), statistics.median(values), max(values))
         print(f"{name:<{width}}  " + "  ".join(f"{cell:8.3f}" for cell in cells))
-    print(f"{'ratio of medians (and of rounds taken in turn)':<{width}}")
+    print(f"{'ratio of medians (and range over paired rounds)':<{width}}")
     for name in others:
         ratio = statistics.median(seconds[first]) / statistics.median(seconds[name])
-        turns = [a / b for a, b in zip(seconds[first], seconds[name], strict=True)]
+        ratios = [a / b for a, b in zip(seconds[first], seconds[name], strict=True)]
         sign, bound = targets[name]
         met = "met" if (ratio <= bound if sign == "≤" else ratio < bound) else "missed"
-        spread = f"({min(turns):.3f} to {max(turns):.3f})"
+        spread = f"({min(ratios):.3f} to {max(ratios):.3f})"
         print(f"{f'{first} / {name}':<{width}}  {ratio:8.3f}  {spread}  target {sign} {bound:g}: {met}")
 
 
 def shortened(population: Population, share: float, least: int) -> Population:
-    """The same clients with the first `share` of each one's training, validation and test examples."""
+    """Return the clients with the first `share` of each one's examples, at least `least` per split."""
 
     def part(examples: Examples) -> Examples:
         kept = max(min(least, len(examples)), int(len(examples) * share))
         return Examples(examples.x[:kept], examples.y[:kept])
 
-    def client(whole: Client) -> Client:
-        return dataclasses.replace(whole, train=part(whole.train), val=part(whole.val), test=part(whole.test))
+    def cut(client: Client) -> Client:
+        return dataclasses.replace(client, train=part(client.train), val=part(client.val), test=part(client.test))
 
-    return dataclasses.replace(population, clients=tuple(map(client, population.clients)))
+    return dataclasses.replace(population, clients=tuple(map(cut, population.clients)))
 
 
 def data_folder() -> str | None:
-    """The folder with MNIST/raw, the .npz file and partitions/; where there is none, says so."""
+    """Return the folder with MNIST/raw, the .npz file and partitions/, or None after saying that it is not set."""
     root = os.environ.get("RAYFED_DATA")
     if not root:
-        print("skipped: set the environment variable RAYFED_DATA to the folder of data sets")
+        print("skipped: set the environment variable RAYFED_DATA to the folder with the datasets")
     return root
 
 
 @contextlib.contextmanager
 def results_folder():
-    """A folder for tables that nobody keeps."""
+    """Provide a temporary folder for result tables."""
     with tempfile.TemporaryDirectory(prefix="rayfed-bench-") as folder:
         yield folder

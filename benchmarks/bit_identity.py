@@ -1,7 +1,7 @@
-"""Hashes of the final state, server's and every client's, wherever the clients were placed; they must be equal.
+"""Check that the final state of the server and of all clients has the same hash on any number of hosts.
 
-Each algorithm trains on mini_digits in this process (hosts=0) and on 1, 2 and 4 Ray hosts. Exits with 1 if any hash
-differs. Four hosts fit on two CPUs, since each reserves a quarter of one.
+Each algorithm trains on mini_digits in this process (hosts=0) and on 1, 2 and 4 Ray hosts. The exit code is 1 if any
+hash differs. Four hosts fit on two CPUs, since each reserves a quarter of a CPU.
 """
 
 import argparse
@@ -19,11 +19,11 @@ HOSTS = (0, 1, 2, 4)
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), help="names, as in algorithm.name")
-    parser.add_argument("--hosts", nargs="+", type=int, default=list(HOSTS), help="placements; 0 is without Ray")
+    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), help="values of algorithm.name")
+    parser.add_argument("--hosts", nargs="+", type=int, default=list(HOSTS), help="Ray hosts; 0 runs without Ray")
     parser.add_argument("--rounds", type=int, default=2, help="communication rounds")
     parser.add_argument("--vmap-clients", type=int, default=1, help="clients that a host trains at once")
-    parser.add_argument("--images", type=int, default=100, help="images of each of the five domains")
+    parser.add_argument("--images", type=int, default=100, help="images per domain, of which there are five")
     args = parser.parse_args(argv)
     hashes = {}
     for algorithm in args.algorithms:
@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def configuration(algorithm: str, hosts: int, args: argparse.Namespace, folder: str) -> dict:
-    """A small network with batch norm, two clients a domain."""
-    options: dict = {"name": algorithm, **({"mu": 0.1} if algorithm == "dbe" else {})}  # batch norm wants a small μ
+    """Return a configuration with a small batch-norm network and two clients per domain."""
+    options: dict = {"name": algorithm, **({"mu": 0.1} if algorithm == "dbe" else {})}  # batch norm needs a small μ
     return {
         "algorithm": options,
         "data": {"name": "mini_digits", "per_domain": args.images},
@@ -52,7 +52,7 @@ def configuration(algorithm: str, hosts: int, args: argparse.Namespace, folder: 
 
 
 def table(hashes: Mapping[str, Mapping[int, str]]) -> str:
-    """A row per algorithm, a column per number of hosts: the first digits of each hash, and whether all are equal."""
+    """Return a table with a row per algorithm and the first digits of the hash for each number of hosts."""
     width = max(map(len, [*hashes, "algorithm"]))
     placements = list(next(iter(hashes.values())))
     lines = [f"{'algorithm':<{width}}  " + "  ".join(f"{f'hosts={hosts}':<12}" for hosts in placements)]

@@ -1,4 +1,4 @@
-"""What evaluation takes of a round when every round is scored: FedAvg on two Ray hosts, on the published MNIST split.
+"""Measure the share of evaluation in a round when every round is scored, with FedAvg on the published MNIST split.
 
 20 clients (Dirichlet 0.1), the four-layer CNN, batches of 10, one local epoch; the global model is scored on the
 validation and test examples of all clients after every round.
@@ -18,8 +18,8 @@ TARGET = 0.10
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="rounds that count; one more goes first to warm up")
-    parser.add_argument("--hosts", type=int, default=2, help="Ray hosts; 0: this process")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds, after one warm-up round")
+    parser.add_argument("--hosts", type=int, default=2, help="Ray hosts; 0 runs without Ray")
     args = parser.parse_args(argv)
     if not (root := data_folder()):
         return
@@ -38,9 +38,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     scored = result.metrics[(result.metrics["round"] == 1) & (result.metrics["metric"] == "accuracy")]
     rounds = result.rounds.sort_values("round").iloc[1:]
     shares = (rounds["seconds_evaluate"] / rounds["seconds_total"]).tolist()
-    print(f"examples scored in a round: {scored['n'].sum():,}")
-    print(f"seconds of evaluation in a round: {', '.join(f'{s:.2f}' for s in rounds['seconds_evaluate'])}")
-    print(f"seconds of a round:               {', '.join(f'{s:.2f}' for s in rounds['seconds_total'])}")
+    print(f"examples scored per round: {scored['n'].sum():,}")
+    print(f"evaluation seconds per round: {', '.join(f'{s:.2f}' for s in rounds['seconds_evaluate'])}")
+    print(f"total seconds per round:      {', '.join(f'{s:.2f}' for s in rounds['seconds_total'])}")
     share = statistics.median(shares)
     verdict = "met" if share < TARGET else "missed"
     print(

@@ -1,8 +1,8 @@
-"""Memory of a simulation whose images do not fit into it: FedAvg on a file of random 64 x 64 colour images.
+"""Measure the memory of a simulation whose images do not fit into memory: FedAvg on random 64 x 64 colour images.
 
-The file is written first, then read once by every count of hosts, each in a process of its own and with none of the
-file in the machine's cache. `private` is memory that only going without could free (anonymous and shared memory);
-`data_on_device` also counts pages of files, libraries most of all. Both are peaks of one process, and of all together.
+The file is written first and then read once for each number of hosts, each time in a new process and with none of the
+file in the page cache. `private` is memory that cannot be reclaimed (anonymous and shared memory); `resident` also
+counts mapped files, mostly libraries. Both are peaks, of the largest process and of all processes together.
 """
 
 import argparse
@@ -32,9 +32,9 @@ SHAPE, CLASSES, CHUNK = (3, 64, 64), 10, 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Random images, a class each."""
+    """Random images with cyclic labels."""
 
-    images: int = option(low=1, help="how many")
+    images: int = option(low=1, help="number of images")
 
     def load(self) -> Dataset:
         labels = np.arange(self.images) % CLASSES
@@ -50,17 +50,17 @@ def fill(images: np.ndarray) -> None:
 
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """4 x 4 means and a linear layer: little work, so that reading is what takes the time."""
+    """Return 4 x 4 average pooling and a linear layer: little computation, so that reading dominates."""
     return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(int(np.prod(shape)) // 16, classes))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=20.0, help="size of the file; it is deleted at the end")
-    parser.add_argument("--rounds", type=int, default=1, help="rounds of every run, each of which reads all images")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds per run, each of which reads all images")
     parser.add_argument("--hosts", type=int, nargs="+", default=[0, 2], help="placement.hosts of each run")
-    parser.add_argument("--limit", type=float, default=4.0, help="gigabytes that a process may take")
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where the file goes")
+    parser.add_argument("--limit", type=float, default=4.0, help="target for the largest process, in gigabytes")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="folder for the file")
     args = parser.parse_args(argv)
     free = shutil.disk_usage(args.folder).free / 1e9
     if free < 1.1 * args.gigabytes + 1:
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def apart(work, folder: str, *rest):
-    """`work` in a new process."""
+    """Run `work` in a new process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(work, folder, *rest).result()
 
@@ -97,7 +97,7 @@ def make(folder: str, images: int) -> float:
 
 
 def train(folder: str, images: int, hosts: int, rounds: int) -> tuple[str, float, dict[str, float]]:
-    """(hash of the final weights, seconds, peaks in GB) of one run."""
+    """Run one simulation and return the hash of its final weights, its seconds and its peaks in GB."""
     os.environ["RAYFED_CACHE"] = folder
     for path in Path(folder).glob("*.array"):
         with open(path, "rb") as file:
@@ -119,47 +119,47 @@ def train(folder: str, images: int, hosts: int, rounds: int) -> tuple[str, float
 
 
 class Watch:
-    """Peaks, in GB, of this process and of those that it started, looked up ten times a second."""
+    """Peak memory, in GB, of this process and its descendants, sampled ten times a second."""
 
     def __init__(self) -> None:
         self.peaks = dict.fromkeys(
             ("resident, largest process", "resident, all", "private, largest process", "private, all"), 0.0
         )
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> "Watch":
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        while not self._over.wait(0.1):
-            private, data_on_device = zip(*(memory(process) for process in family(os.getpid())), strict=True)
-            now = (max(data_on_device), sum(data_on_device), max(private), sum(private))
-            self.peaks = {name: max(old, new) for (name, old), new in zip(self.peaks.items(), now, strict=True)}
+    def _sample(self) -> None:
+        while not self._stopped.wait(0.1):
+            private, resident = zip(*(memory(process) for process in family(os.getpid())), strict=True)
+            sizes = (max(resident), sum(resident), max(private), sum(private))
+            self.peaks = {name: max(old, new) for (name, old), new in zip(self.peaks.items(), sizes, strict=True)}
 
 
 def family(first: int) -> Iterator[int]:
-    """A process and all that descend from it."""
+    """Yield a process and all of its descendants."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         children.setdefault(parent, []).append(int(path.parent.name))
-    waiting = [first]
-    while waiting:
-        yield (process := waiting.pop())
-        waiting += children.get(process, [])
+    pending = [first]
+    while pending:
+        yield (process := pending.pop())
+        pending += children.get(process, [])
 
 
 def memory(process: int) -> tuple[float, float]:
-    """(private, data_on_device) GB of a process; zeros once it has ended."""
+    """Return (private, resident) GB of a process, zeros once it has ended."""
     try:
         lines = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
     except OSError:

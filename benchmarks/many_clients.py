@@ -1,6 +1,6 @@
-"""Seconds of a FedAvg round of many small clients: rayfed on two Ray hosts against a bare loop of two processes.
+"""Time a FedAvg round of many small clients: rayfed on two Ray hosts against a bare loop in two processes.
 
-500 clients of 100 images, an MLP 784-200-200-10, batches of 10, one local epoch, everyone in every round.
+500 clients of 100 images, an MLP 784-200-200-10, batches of 10, one local epoch, full participation.
 """
 
 import argparse
@@ -22,8 +22,8 @@ TARGETS = {"bare loop": ("≤", 1.3)}
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
-    parser.add_argument("--clients", type=int, default=500, help="how many there are")
-    parser.add_argument("--images", type=int, default=100, help="training images of each")
+    parser.add_argument("--clients", type=int, default=500, help="number of clients")
+    parser.add_argument("--images", type=int, default=100, help="training images per client")
     args = parser.parse_args(argv)
     clients = make_clients(args.clients, args.images)
     with results_folder() as folder:
@@ -44,19 +44,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def make_clients(count: int, images: int) -> list[Client]:
-    """MNIST dealt out at random where RAYFED_DATA has it, else noise: the work is the same. Nobody has test images."""
+    """Split MNIST at random, or noise where RAYFED_DATA is not set (the work is the same); without test images."""
     rng = np.random.default_rng(0)
-    wanted = count * images
+    total = count * images
     if root := os.environ.get("RAYFED_DATA"):
         pool, labels, _, _ = Mnist(root=root).pool()
-        rows = rng.permutation(len(labels))[np.arange(wanted) % len(labels)]
+        rows = rng.permutation(len(labels))[np.arange(total) % len(labels)]
         x, y = pool[rows], labels[rows]
     else:
-        print("RAYFED_DATA is not set: random images in place of MNIST")
-        x, y = rng.integers(0, 256, (wanted, 1, 28, 28), dtype=np.uint8), rng.integers(0, 10, wanted)
-    nothing = Examples(x[:0], y[:0])
+        print("RAYFED_DATA is not set: using random images in place of MNIST")
+        x, y = rng.integers(0, 256, (total, 1, 28, 28), dtype=np.uint8), rng.integers(0, 10, total)
+    empty = Examples(x[:0], y[:0])
     parts = [slice(i * images, (i + 1) * images) for i in range(count)]
-    return [Client(i, "all", Examples(x[part], y[part]), nothing, nothing) for i, part in enumerate(parts)]
+    return [Client(i, "all", Examples(x[part], y[part]), empty, empty) for i, part in enumerate(parts)]
 
 
 if __name__ == "__main__":

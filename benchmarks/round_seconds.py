@@ -1,6 +1,6 @@
-"""Seconds of a FedAvg round: rayfed on two Ray hosts against bare loops of two processes, on the published MNIST split.
+"""Time a FedAvg round: rayfed on two Ray hosts against bare loops in two processes, on the published MNIST split.
 
-20 clients (Dirichlet 0.1), the four-layer CNN, batches of 10, one local epoch, everyone in every round.
+20 clients (Dirichlet 0.1), the four-layer CNN, batches of 10, one local epoch, full participation.
 """
 
 import argparse
@@ -20,7 +20,7 @@ TARGETS = {"bare loop, channels last": ("≤", 1.05), "bare loop, NCHW": ("<", 1
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
-    parser.add_argument("--share", type=float, default=1.0, help="keep this share of each client's examples")
+    parser.add_argument("--share", type=float, default=1.0, help="share of each client's examples to keep")
     args = parser.parse_args(argv)
     if not (root := data_folder()):
         return
@@ -38,12 +38,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "results": folder,
             }
         )
-        whole = load("mnist", config.data.options, "file", config.partition.options)
-        plan = make_plan(config, population=shortened(whole, args.share, config.local.batch_size))
+        population = load("mnist", config.data.options, "file", config.partition.options)
+        plan = make_plan(config, population=shortened(population, args.share, config.local.batch_size))
         seconds = compare(plan, LAYOUTS, args.rounds, args.order)
     sizes = [len(client.train) for client in plan.population.clients]
     steps = sum(size // config.local.batch_size for size in sizes)
-    show(f"MNIST, {len(sizes)} clients, {steps} steps in a round; {args.rounds} rounds each", seconds, TARGETS)
+    show(f"MNIST, {len(sizes)} clients, {steps} steps per round; {args.rounds} rounds each", seconds, TARGETS)
 
 
 if __name__ == "__main__":

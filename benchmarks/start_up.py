@@ -1,6 +1,6 @@
-"""Seconds from the name of a dataset to its images in memory: at the first start on a machine, and at later ones.
+"""Time the loading of a dataset: at the first start on a machine, and at later starts.
 
-MNIST by Dirichlet(0.1) over 20 clients, each start in a process of its own, with a cache that is empty at first.
+MNIST by Dirichlet(0.1) over 20 clients. Each start is a new process; the cache is empty before the first.
 """
 
 import argparse
@@ -22,13 +22,13 @@ TARGET = 2.0  # seconds of a later start
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="later starts, after the first")
+    parser.add_argument("--rounds", type=int, default=3, help="later starts to time, after the first")
     args = parser.parse_args(argv)
     if not data_folder():
         return 0
     with tempfile.TemporaryDirectory() as folder:
         (seconds, first), *later = [started(folder) for _ in range(1 + args.rounds)]
-    assert all(found == first for _, found in later), "a later start gives other images"
+    assert all(digest == first for _, digest in later), "a later start gives different images"
     again = statistics.median(spent for spent, _ in later)
     print(f"first start {seconds:.2f} s, later starts {again:.2f} s (median of {args.rounds}), the same images")
     print(f"target ≤ {TARGET:g} s: {'met' if again <= TARGET else 'missed'}")
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def started(cache: str) -> tuple[float, str]:
-    """Seconds of one start in a new process, and a hash of what it found."""
+    """Return the seconds of one start in a new process, and a hash of the data."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(measure, cache).result()
 

@@ -1,8 +1,8 @@
-"""Microseconds of a local step: rayfed's loop in this process against plain eager PyTorch, for three networks.
+"""Time a local step: rayfed's loop in this process against plain eager PyTorch, for three networks.
 
-Eight clients train one after the other (width=1) or all at once by torch.vmap (width=8). Clients of few steps show what
-a client costs, clients of many steps what a step costs. One thread, and seconds of CPU, so that other programs on the
-machine count little; the ways take turns in every round.
+Eight clients train one after the other (vmap_clients=1) or all at once by torch.vmap (vmap_clients=8). Clients with few
+steps show the cost of a client, clients with many steps the cost of a step. The benchmark uses one thread and measures
+CPU time, so that other programs on the machine matter little; the variants alternate in every round.
 """
 
 import argparse
@@ -35,30 +35,35 @@ NETWORKS: dict[str, tuple[str, dict, tuple[int, ...]]] = {
     "batch norm": ("digits_cnn", {"width": 0.125}, (3, 28, 28)),
 }
 NCHW, CHANNELS_LAST = "plain, NCHW", "plain, channels last"
-Way = Callable[[], object]
+Variant = Callable[[], object]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), help="which networks")
-    parser.add_argument("--steps", nargs="+", type=int, default=[10, 40], help="local steps of a client")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds that count; one more goes first to warm up")
-    parser.add_argument("--profile", action="store_true", help="print where rayfed's width=1 spends its time instead")
+    parser.add_argument(
+        "--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), help="networks to time"
+    )
+    parser.add_argument("--steps", nargs="+", type=int, default=[10, 40], help="local steps per client")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds, after one warm-up round")
+    parser.add_argument("--profile", action="store_true", help="print a profile of rayfed with vmap_clients=1 instead")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     if not args.profile:
-        print(f"{'CPU µs per step':<20}  {'steps':>5}  {'':<22}{'min':>8}  {'median':>8}  {'max':>8}  of medians")
+        print(f"{'CPU µs per step':<20}  {'steps':>5}  {'':<24}{'min':>8}  {'median':>8}  {'max':>8}  of medians")
     for network in args.networks:
         for steps in args.steps:
-            made = ways(network, steps)
+            variants = make_variants(network, steps)
             if args.profile:
-                _profile(f"{network}, {steps} steps a client", made["rayfed, width=1"], args.rounds)
+                _profile(f"{network}, {steps} steps per client", variants["rayfed, vmap_clients=1"], args.rounds)
             else:
-                _show(network, steps, in_turn(made, args.rounds))
+                _show(network, steps, alternate(variants, args.rounds))
 
 
-def ways(network: str, steps: int) -> dict[str, Way]:
-    """The ways to train eight clients of `steps` steps once, by name; a network without images has no layouts."""
+def make_variants(network: str, steps: int) -> dict[str, Variant]:
+    """Return functions that train eight clients for `steps` steps each, by name.
+
+    Channels last is left out for networks without convolutions.
+    """
     name, options, shape = NETWORKS[network]
     torch.manual_seed(0)
     model = build_model(name, options, shape, 10)
@@ -76,13 +81,13 @@ def ways(network: str, steps: int) -> dict[str, Way]:
         cohort=CLIENTS,
         seed=0,
     )
-    made: dict[str, Way] = {}
-    for width in (1, CLIENTS):
-        made[f"rayfed, width={width}"] = _rayfed(plan, population, width)
-    made[NCHW] = _plain(plan, population, channels_last=False)
+    variants: dict[str, Variant] = {}
+    for vmap_clients in (1, CLIENTS):
+        variants[f"rayfed, vmap_clients={vmap_clients}"] = _rayfed(plan, population, vmap_clients)
+    variants[NCHW] = _plain(plan, population, channels_last=False)
     if plan.context(population, "cpu").task.channels_last:
-        made[CHANNELS_LAST] = _plain(plan, population, channels_last=True)
-    return made
+        variants[CHANNELS_LAST] = _plain(plan, population, channels_last=True)
+    return variants
 
 
 def _population(shape: tuple[int, ...], steps: int) -> Population:
@@ -91,17 +96,17 @@ def _population(shape: tuple[int, ...], steps: int) -> Population:
 
     def client(number: int) -> Client:
         train = Examples(rng.integers(0, 256, (n, *shape), dtype=np.uint8), rng.integers(0, 10, n))
-        nothing = Examples(train.x[:0], train.y[:0])
-        return Client(number, "all", train, nothing, nothing)
+        empty = Examples(train.x[:0], train.y[:0])
+        return Client(number, "all", train, empty, empty)
 
     channels = shape[0]
     return Population("noise", tuple(map(client, range(CLIENTS))), 10, shape, (0.5,) * channels, (0.5,) * channels)
 
 
-def _rayfed(plan: Blueprint, population: Population, width: int) -> Way:
-    """An exchange of rayfed's host: everything that a client costs there, from the download to the summed reply."""
+def _rayfed(plan: Blueprint, population: Population, vmap_clients: int) -> Variant:
+    """Return one exchange of rayfed's host, with all costs of a client from the download to the summed reply."""
     ctx = plan.context(population, "cpu")
-    host = Host(plan.algorithm, ctx, population, range(CLIENTS), (), vmap_clients=width, drop_last=True, seed=0)
+    host = Host(plan.algorithm, ctx, population, range(CLIENTS), (), vmap_clients=vmap_clients, drop_last=True, seed=0)
     down = plan.algorithm.broadcast(ctx, plan.algorithm.init(ctx))
     clients = tuple(map(ClientIndex, range(CLIENTS)))
     weights = dict.fromkeys(clients, 1 / CLIENTS)
@@ -109,58 +114,60 @@ def _rayfed(plan: Blueprint, population: Population, width: int) -> Way:
     return lambda: host.exchange(request, down, {})
 
 
-def _plain(plan: Blueprint, population: Population, *, channels_last: bool) -> Way:
-    """The bare loop of `_bare`, in this process; the weights of the clients are summed up as they are done."""
+def _plain(plan: Blueprint, population: Population, *, channels_last: bool) -> Variant:
+    """Return the bare loop of `_bare` in this process, with the clients' weights summed as they finish."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     model = copy.deepcopy(plan.model).to(memory_format=layout).train()  # type: ignore[call-overload]
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    parts = []
+    clients = []
     for client in population.clients:
         x = ((torch.from_numpy(np.asarray(client.train.x)).float() / 255 - 0.5) / 0.5).to(memory_format=layout)
-        parts.append((x, torch.from_numpy(client.train.y)))
+        clients.append((x, torch.from_numpy(client.train.y)))
     rng = np.random.default_rng(0)
 
-    def once() -> None:
+    def train_all() -> None:
         sums = {name: torch.zeros_like(value) for name, value in start.items()}
-        for x, y in parts:
+        for x, y in clients:
             rows = batch_rows(len(y), BATCH, epochs=1, steps=None, drop_last=True, rng=rng)
             epoch(model, start, x, y, torch.from_numpy(np.array(rows)), plan.optimizer.lr)
             for name, value in model.state_dict().items():
                 if value.is_floating_point():
                     sums[name].add_(value, alpha=1 / CLIENTS)
 
-    return once
+    return train_all
 
 
-def in_turn(made: dict[str, Way], rounds: int) -> dict[str, list[float]]:
-    """Seconds of CPU of every way in every round but the first."""
-    seconds: dict[str, list[float]] = {name: [] for name in made}
+def alternate(variants: dict[str, Variant], rounds: int) -> dict[str, list[float]]:
+    """Return the CPU seconds of every variant in every round except the first."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds + 1):
-        for name, way in made.items():
+        for name, run in variants.items():
             began = time.process_time()
-            way()
+            run()
             seconds[name].append(time.process_time() - began)
     return {name: values[1:] for name, values in seconds.items()}
 
 
 def _show(network: str, steps: int, seconds: dict[str, list[float]]) -> None:
-    """A line per way, in microseconds per step of one client, and the ratios of rayfed's medians to each plain one."""
+    """Print the microseconds per step of one client for each variant, and rayfed's ratios to the plain loops."""
     plain = {name: statistics.median(values) for name, values in seconds.items() if name.startswith("plain")}
     for name, values in seconds.items():
         scaled = [value / (CLIENTS * steps) * 1e6 for value in (min(values), statistics.median(values), max(values))]
-        ratios = [f"{statistics.median(values) / base:.3f} × {way}" for way, base in plain.items() if name not in plain]
-        line = f"{network:<20}  {steps:>5}  {name:<22}" + "  ".join(f"{value:8.0f}" for value in scaled)
+        ratios = [
+            f"{statistics.median(values) / base:.3f} × {other}" for other, base in plain.items() if name not in plain
+        ]
+        line = f"{network:<20}  {steps:>5}  {name:<24}" + "  ".join(f"{value:8.0f}" for value in scaled)
         print(f"{line}  {', '.join(ratios)}".rstrip(), flush=True)
 
 
-def _profile(title: str, way: Way, rounds: int) -> None:
+def _profile(title: str, variant: Variant, rounds: int) -> None:
     import cProfile
     import pstats
 
-    way()
+    variant()
     with cProfile.Profile() as profile:
         for _ in range(rounds):
-            way()
+            variant()
     print(f"== {title}")
     pstats.Stats(profile).sort_stats("tottime").print_stats(25)
 

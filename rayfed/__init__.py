@@ -1,26 +1,64 @@
-"""rayfed: simulation of federated learning on non-IID data, on Ray.
+"""Simulation of federated learning on non-IID data, on Ray.
 
-In Python: `rayfed.run(config) -> Result`. On the command line: `python -m rayfed.run`, `rayfed.sweep`, `rayfed.report`.
-To write a method: `rayfed.algorithm` is the interface, `rayfed.algorithms.fedavg` what most start from.
+`rayfed.run(config)` runs one simulation and returns a `Result`; `rayfed.read_results(folder)` reads the tables of runs
+and sweeps. `rayfed --help` lists the commands. To write an algorithm, derive from `rayfed.Algorithm`, whose module
+`rayfed.algorithm` documents the hooks, or from `rayfed.algorithms.fedavg.FedAvg`, and declare its hyperparameters with
+`rayfed.option`.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Client", "Config", "Examples", "Result", "UsageError", "run"]
+if TYPE_CHECKING:
+    from rayfed.algorithm import Algorithm
+    from rayfed.api import Result, run
+    from rayfed.core.errors import BadHook, Diverged, HostLost, UsageError
+    from rayfed.core.options import option
+    from rayfed.data.population import Client, Examples
+    from rayfed.experiments.config import Config
+    from rayfed.results.read import read as read_results
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "BadHook",
+    "Client",
+    "Config",
+    "Diverged",
+    "Examples",
+    "HostLost",
+    "Result",
+    "UsageError",
+    "option",
+    "read_results",
+    "run",
+]
+
+_ORIGINS = {
+    "Algorithm": "rayfed.algorithm:Algorithm",
+    "BadHook": "rayfed.core.errors:BadHook",
+    "Client": "rayfed.data.population:Client",
+    "Config": "rayfed.experiments.config:Config",
+    "Diverged": "rayfed.core.errors:Diverged",
+    "Examples": "rayfed.data.population:Examples",
+    "HostLost": "rayfed.core.errors:HostLost",
+    "Result": "rayfed.api:Result",
+    "UsageError": "rayfed.core.errors:UsageError",
+    "option": "rayfed.core.options:option",
+    "read_results": "rayfed.results.read:read",
+    "run": "rayfed.api:run",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The Python API, imported when it is first used: `rayfed.report` starts without waiting for torch."""
-    homes = {
-        "Client": "rayfed.data.population",
-        "Examples": "rayfed.data.population",
-        "Config": "rayfed.experiments.config",
-        "Result": "rayfed.api",
-        "UsageError": "rayfed.core.errors",
-        "run": "rayfed.api",
-    }
-    if name not in homes:
+    """Import a name of the public API at its first use, so that commands that need no torch start at once."""
+    if name not in _ORIGINS:
         raise AttributeError(f"module 'rayfed' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(homes[name]), name)
+    module, _, attribute = _ORIGINS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -1,8 +1,7 @@
-"""The command `python -m rayfed.partition`."""
+"""The former command `python -m rayfed.partition`, now `rayfed partition`."""
 
 import sys
 
-from rayfed.cli.partition import main
+from rayfed.cli.former import former_command
 
-if __name__ == "__main__":
-    sys.exit(main())
+former_command(__name__, "partition", sys.argv[1:])

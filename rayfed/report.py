@@ -1,8 +1,7 @@
-"""The command `python -m rayfed.report`."""
+"""The former command `python -m rayfed.report`, now `rayfed report`."""
 
 import sys
 
-from rayfed.cli.report import main
+from rayfed.cli.former import former_command
 
-if __name__ == "__main__":
-    sys.exit(main())
+former_command(__name__, "report", sys.argv[1:])

@@ -1,8 +1,7 @@
-"""The command `python -m rayfed.run`."""
+"""The former command `python -m rayfed.run`, now `rayfed run`."""
 
 import sys
 
-from rayfed.cli.run import main
+from rayfed.cli.former import former_command
 
-if __name__ == "__main__":
-    sys.exit(main())
+former_command(__name__, "run", sys.argv[1:])

@@ -1,8 +1,8 @@
-"""The command `python -m rayfed.sweep`."""
+"""`python -m rayfed.sweep`, the same as `rayfed sweep`."""
 
 import sys
 
-from rayfed.cli.sweep import main
+from rayfed.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["sweep", *sys.argv[1:]]))

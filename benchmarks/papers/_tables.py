@@ -1,17 +1,17 @@
-"""A results table of a paper as a YAML file: its numbers, the configurations that make them again, and its claims.
+"""A results table of a paper as a YAML file: its numbers, the configurations that reproduce them, and its claims.
 
-title, paper, setting     what was measured where, in the paper
-columns                   name -> how it is worked out; see `_columns`
-rows                      name -> {arm: the keys of its configuration, small: more keys in the small form (or false:
-                          not in it), published: column -> number, [number, sd] or .inf (never)}; without an arm a row
-                          is not measured, without numbers (a control of ours) not published
+title, paper, setting     what the paper measured, and how
+columns                   name -> the rule that computes it; see `_columns`
+rows                      name -> {arm: the keys of its configuration, small: further keys of the small form (or false:
+                          not in the small form), published: column -> number, [number, sd] or .inf (never)}; a row
+                          without an arm is not measured, a row without numbers (a control of ours) is not published
 claims                    lines such as "worst: full > FedAvg + 2": column, row, row, margin in the column's unit
-full, small               search spaces (see rayfed.experiments.space) without arms, or a text that says why there is
+full, small               search spaces (see rayfed.experiments.space) without arms, or a string that says why there is
                           none; and
-    settings              name -> further keys: a row is measured in those for which the paper has a number of it,
-                          or, where the paper has none of it at all, in each; `rows` holds keys of single rows
-    cap                   {train: n, test: m}: at most so many examples of each client of an .npz file
-    note                  what differs from the paper
+    settings              name -> further keys; a row is measured in the settings for which the paper has a number, or
+                          in all of them if the paper has none for the row; `rows` holds keys of single rows
+    cap                   {train: n, test: m}: use at most this many examples of each client of an .npz file
+    note                  the differences from the paper
 """
 
 import os
@@ -28,20 +28,20 @@ from _columns import Rule, Trial, kind, values
 
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import trial_name
+from rayfed.experiments.naming import trial_name
 from rayfed.experiments.sources import from_file, merged
 from rayfed.experiments.space import Space, read_space
 from rayfed.results.read import Tables
 
 HOME = Path(__file__).parent
 KEYS = {"title", "paper", "setting", "columns", "rows", "claims", "full", "small"}
-OWN_KEYS = ("cap", "note", "settings")  # of full and small, beside those of a search space
+TABLE_KEYS = ("cap", "note", "settings")  # in full and small, beside the keys of a search space
 CLAIM = re.compile(r"(?P<column>[^:]+): (?P<more>.+) > (?P<less>.+?)(?: (?P<sign>[+-]) (?P<margin>[\d.]+))?")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """In `column`, `more` lies above `less` by more than `margin` points."""
+    """A claim that in `column` the row `more` exceeds the row `less` by more than `margin` points."""
 
     text: str
     column: str
@@ -52,7 +52,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One YAML file, checked."""
+    """One validated YAML file."""
 
     name: str
     content: Mapping[str, Any]
@@ -67,75 +67,87 @@ class PaperTable:
         return self.content["columns"]
 
     def published(self, row: str, column: str) -> tuple[float, float | None] | None:
-        """The paper's number and its sd, each where printed."""
+        """Return the paper's number and its sd, None where the paper prints none."""
         value = self.rows[row]["published"].get(column)
         if value is None:
             return None
         return (float(value[0]), float(value[1])) if isinstance(value, list) else (float(value), None)
 
     def arms(self, scale: str) -> dict[str, Mapping[str, Any]]:
-        """The rows that `scale` measures, each with its keys."""
+        """Return the rows that `scale` measures, each with its configuration keys.
+
+        Raises:
+            UsageError: if the table has no such form.
+        """
         if isinstance(self.content[scale], str):
             raise UsageError(f"{self.name} has no {scale} form: {self.content[scale]}")
-        more = {name: row.get("small", {}) if scale == "small" else {} for name, row in self.rows.items()}
-        return {n: merged(row["arm"], more[n]) for n, row in self.rows.items() if "arm" in row and more[n] is not False}
+        extra = {name: row.get("small", {}) if scale == "small" else {} for name, row in self.rows.items()}
+        rows = {name: row for name, row in self.rows.items() if "arm" in row and extra[name] is not False}
+        return {name: merged(row["arm"], extra[name]) for name, row in rows.items()}
 
     def columns_of(self, scale: str) -> dict[str, Rule]:
-        """The columns that `scale` measures."""
+        """Return the columns that `scale` measures."""
         settings = self.content[scale].get("settings")
-        found = {n: rule for n, rule in self.columns.items() if settings is None or rule.get("setting") in settings}
+        rules = {n: rule for n, rule in self.columns.items() if settings is None or rule.get("setting") in settings}
         if scale == "full":
-            return found
-        return {n: {**rule, **rule.get("small", {})} for n, rule in found.items() if rule.get("small") is not False}
+            return rules
+        return {n: {**rule, **rule.get("small", {})} for n, rule in rules.items() if rule.get("small") is not False}
 
     def cells(self, scale: str, patterns: Sequence[str] = ("*",)) -> list[tuple[str, str | None]]:
-        """Every row that `scale` measures with each setting that it is measured in; None: there is only one.
+        """Return each measured (row, setting) whose row matches one of `patterns`.
 
-        Of rows, those whose names fit one of the `patterns`.
+        The setting is None if the table has no settings.
+
+        Raises:
+            UsageError: if no row matches.
         """
         arms = self.arms(scale)
         rows = [row for row in arms if any(fnmatchcase(row, pattern) for pattern in patterns)]
         if not rows:
-            raise UsageError(f"--rows: no row fits {' or '.join(patterns)}; there are {', '.join(arms)}")
+            raise UsageError(f"--rows: no row matches {' or '.join(patterns)}; there are {', '.join(arms)}")
         settings = self.content[scale].get("settings", (None,))
-        return [(row, setting) for row in rows for setting in settings if self._wanted(row, setting)]
+        return [(row, setting) for row in rows for setting in settings if self._is_measured(row, setting)]
 
-    def _wanted(self, row: str, setting: str | None) -> bool:
-        own = {self.columns[column].get("setting") for column in self.rows[row]["published"]}
-        return not own or setting is None or setting in own
+    def _is_measured(self, row: str, setting: str | None) -> bool:
+        published = {self.columns[column].get("setting") for column in self.rows[row]["published"]}
+        return not published or setting is None or setting in published
 
     def space(self, scale: str, overrides: Mapping[str, Any], patterns: Sequence[str] = ("*",)) -> Space:
-        """The sweep that measures the table at `scale`, one arm for each of its `cells`."""
+        """Return the sweep that measures the table at `scale`, with one arm per cell."""
         arms, cells = self.arms(scale), self.cells(scale, patterns)
         content = self.content[scale]
-        given = _without(content, *OWN_KEYS)
+        common = _without(content, *TABLE_KEYS)
         trees = []
         for row, name in cells:
             setting = dict(content["settings"][name]) if name else {}
-            more = setting.pop("rows", {}).get(row, {})
-            trees.append(merged(given, setting, arms[row], more))
-        own = {key: given[key] for key in ("seeds", "search") if key in given}
-        own["arms"] = [_with_file(_without(tree, *own), content.get("cap")) for tree in trees]
-        return read_space(merged(own, {"experiment": f"{self.name}_{scale}"}), overrides)
+            row_keys = setting.pop("rows", {}).get(row, {})
+            trees.append(merged(common, setting, arms[row], row_keys))
+        sweep = {key: common[key] for key in ("seeds", "search") if key in common}
+        sweep["arms"] = [_with_file(_without(tree, *sweep), content.get("cap")) for tree in trees]
+        return read_space(merged(sweep, {"experiment": f"{self.name}_{scale}"}), overrides)
 
 
 def names() -> list[str]:
-    """Every table there is."""
+    """Return the names of all tables."""
     return sorted(path.stem for path in HOME.glob("*.yaml"))
 
 
 def read_table(name: str) -> PaperTable:
-    """The table `name`; `UsageError` where there is none, or where its file contradicts itself."""
+    """Read the table `name`.
+
+    Raises:
+        UsageError: if there is no such table, or if its file is inconsistent.
+    """
     if name not in names():
-        raise UsageError(f"{name}: no such table; known: {', '.join(names())}")
+        raise UsageError(f"{name}: no such table; choose from {', '.join(names())}")
     content = from_file(HOME / f"{name}.yaml")
     if set(content) != KEYS:
         raise UsageError(f"{name}.yaml: expected exactly the keys {', '.join(sorted(KEYS))}")
     for column in content["columns"]:
         _check_column(name, content, column)
-    for row, given in content["rows"].items():
-        numbers = given.get("published")
-        if set(given) - {"arm", "small", "published"} or not isinstance(numbers, Mapping):
+    for row, entry in content["rows"].items():
+        numbers = entry.get("published")
+        if set(entry) - {"arm", "small", "published"} or not isinstance(numbers, Mapping):
             raise UsageError(f"{name}.yaml: rows.{row}: expected arm, small, and published with its numbers")
         if unknown := set(numbers) - set(content["columns"]):
             raise UsageError(f"{name}.yaml: rows.{row}.published: no column {sorted(unknown)[0]}")
@@ -143,13 +155,13 @@ def read_table(name: str) -> PaperTable:
 
 
 def _check_column(name: str, content: Mapping[str, Any], column: str) -> None:
-    """The rule, in both forms, and the columns, rows and setting that it names."""
+    """Check a column's rule in both forms, and the columns, rows and setting that it names."""
     rule = content["columns"][column]
     for form in (rule, {**rule, **(rule.get("small") or {})}):
         target, other = form.get("target"), form.get("reach") or form.get("fewer")
         rows = {*(target if isinstance(target, list) else ()), *([form["than"]] if "than" in form else ())}
         if not rows <= set(content["rows"]) or not {other} - {None} <= set(content["columns"]):
-            raise UsageError(f"{name}.yaml: columns.{column}: names a row or a column that is not there")
+            raise UsageError(f"{name}.yaml: columns.{column}: names a row or a column that does not exist")
         try:
             kind(form)
         except UsageError as error:
@@ -161,11 +173,11 @@ def _check_column(name: str, content: Mapping[str, Any], column: str) -> None:
 
 
 def _claim(name: str, content: Mapping[str, Any], text: str) -> Claim:
-    found = CLAIM.fullmatch(text)
-    if not found or found["column"] not in content["columns"] or {found["more"], found["less"]} - set(content["rows"]):
+    match = CLAIM.fullmatch(text)
+    if not match or match["column"] not in content["columns"] or {match["more"], match["less"]} - set(content["rows"]):
         raise UsageError(f"{name}.yaml: claims: {text!r} is not COLUMN: ROW > ROW [+ POINTS] of its columns and rows")
-    margin = float(f"{found['sign'] or '+'}{found['margin'] or 0}")
-    return Claim(text, found["column"], found["more"], found["less"], margin)
+    margin = float(f"{match['sign'] or '+'}{match['margin'] or 0}")
+    return Claim(text, match["column"], match["more"], match["less"], margin)
 
 
 def _without(values: Mapping[str, Any], *keys: str) -> dict[str, Any]:
@@ -173,20 +185,20 @@ def _without(values: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def _with_file(values: Mapping[str, Any], cap: Mapping[str, int] | None) -> dict[str, Any]:
-    """`values` with data.file found in RAYFED_DATA, and cut down to `cap`."""
+    """Return `values` with data.file resolved in RAYFED_DATA and, if asked for, reduced to `cap`."""
     tree = merged(values)
     file = tree.get("data", {}).get("file")
     if file is None:
         return tree
     root = os.environ.get("RAYFED_DATA")
     if not root:
-        raise UsageError(f"data.file={file}: set the environment variable RAYFED_DATA to the folder that it lies in")
+        raise UsageError(f"data.file={file}: set the environment variable RAYFED_DATA to the folder that contains it")
     path = (Path(root) / file).resolve()
     return merged(tree, {"data.file": str(_capped(path, **cap) if cap else path)})
 
 
 def _capped(path: Path, train: int, test: int) -> Path:
-    """A copy of the .npz in `data/` with so many examples of each client, the same ones every time."""
+    """Write a copy of the .npz to `data/` with at most so many examples per client, the same ones every time."""
     if not path.is_file():
         raise UsageError(f"data.file={path}: no such file")
     target = Path("data").resolve() / f"{path.stem}_{train}_{test}.npz"
@@ -197,9 +209,9 @@ def _capped(path: Path, train: int, test: int) -> Path:
     order = np.random.default_rng(0).permutation(len(arrays["client"]))
     kept = []
     for client in np.unique(arrays["client"]):
-        for is_test, most in ((False, train), (True, test)):
-            mine = (arrays["client"][order] == client) & (arrays["is_test"][order] == is_test)
-            kept.append(order[mine][:most])
+        for is_test, limit in ((False, train), (True, test)):
+            mask = (arrays["client"][order] == client) & (arrays["is_test"][order] == is_test)
+            kept.append(order[mask][:limit])
     rows = np.sort(np.concatenate(kept))
     target.parent.mkdir(exist_ok=True)
     partial = target.with_name(f"{target.stem}-{os.getpid()}.npz")
@@ -209,7 +221,7 @@ def _capped(path: Path, train: int, test: int) -> Path:
 
 
 def measure(table: PaperTable, scale: str, space: Space, tables: Tables) -> pd.DataFrame:
-    """A line for each row, seed and column that was measured; accuracies in points (per cent)."""
+    """Return a line for each measured row, seed and column, with accuracies in percentage points."""
     return values(table.columns_of(scale), dict(_trials(table, scale, space, tables)))
 
 
@@ -222,5 +234,5 @@ def _trials(
             trial = trial_name(Config.read(merged(keys, {"seed": seed})))
             if trial in done.index:
                 scores = tables.metrics[tables.metrics["trial"] == trial]
-                own = tables.rounds[tables.rounds["trial"] == trial]
-                yield (row, setting, seed), Trial(scores, own, done.loc[trial, "default_eval_point"])
+                rounds = tables.rounds[tables.rounds["trial"] == trial]
+                yield (row, setting, seed), Trial(scores, rounds, done.loc[trial, "default_eval_point"])

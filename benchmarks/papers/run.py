@@ -1,12 +1,12 @@
-"""A results table of a paper, measured anew and printed beside the published numbers.
+"""Measure a results table of a paper again and print it beside the published numbers.
 
     python benchmarks/papers/run.py --list
     python benchmarks/papers/run.py dbe_table2 --small
-    python benchmarks/papers/run.py dbe_table2 --small --markdown resume=true     # print again what is done
-    python benchmarks/papers/run.py dbe_table2 --rows 'Fed*' --rows DBE           # a part of it now,
-    python benchmarks/papers/run.py dbe_table2 resume=true                        # and the rest later
+    python benchmarks/papers/run.py dbe_table2 --small --markdown resume=true     # print finished results again
+    python benchmarks/papers/run.py dbe_table2 --rows 'Fed*' --rows DBE           # measure some rows now,
+    python benchmarks/papers/run.py dbe_table2 resume=true                        # and the others later
 
-Without --small it is the full configuration, which wants a GPU. Any key of a search space may follow as key=value.
+Without --small it runs the full configuration, which needs a GPU. Keys of a search space may follow as key=value.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import pandas as pd
 from _columns import in_points
 from _tables import Claim, PaperTable, measure, names, read_table
 
-from rayfed.cli.sweep import sweep
+from rayfed.api import sweep
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments
@@ -27,71 +27,75 @@ from rayfed.results.read import read
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0 done, 1 some trials went wrong, 2 it could not be started."""
+    """Run the command and return its exit code: 0 done, 1 some trials failed, 2 it could not be started."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", nargs="?", metavar="TABLE", help="one of --list")
-    parser.add_argument("--list", action="store_true", help="the tables there are")
-    parser.add_argument("--small", action="store_true", help="the form for two CPU cores and ten minutes")
-    parser.add_argument("--rows", action="append", metavar="PATTERN", help="only rows of such names, as in 'ADCOL*'")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown, for docs/fidelity.md")
-    parser.add_argument("values", nargs="*", metavar="key=value", help="of the search space; wins over the file")
-    given = parser.parse_intermixed_args(arguments)
-    if given.list or given.table is None:
+    parser.add_argument("table", nargs="?", metavar="TABLE", help="a table, see --list")
+    parser.add_argument("--list", action="store_true", help="list the tables")
+    parser.add_argument("--small", action="store_true", help="run the small form, for two CPU cores and ten minutes")
+    parser.add_argument(
+        "--rows", action="append", metavar="PATTERN", help="measure only rows that match, such as 'ADCOL*'"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print Markdown, for docs/fidelity/")
+    parser.add_argument(
+        "values", nargs="*", metavar="key=value", help="keys of the search space; they override the file"
+    )
+    args = parser.parse_intermixed_args(arguments)
+    if args.list or args.table is None:
         width = max(map(len, names()))
         for name in names():
             content = read_table(name).content
             print(f"{name:<{width}}  {content['title']}{' (no small form)' * isinstance(content['small'], str)}")
-        return 0 if given.list else 2
+        return 0 if args.list else 2
     try:
-        return _run(given)
+        return _run(args)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def _run(given: argparse.Namespace) -> int:
-    table, scale = read_table(given.table), "small" if given.small else "full"
-    overrides = from_arguments(given.values)
-    wrong = sweep(table.space(scale, overrides, given.rows or ["*"]))
-    space = table.space(scale, overrides)  # with the rows of earlier calls
+def _run(args: argparse.Namespace) -> int:
+    table, scale = read_table(args.table), "small" if args.small else "full"
+    overrides = from_arguments(args.values)
+    failed = sweep(table.space(scale, overrides, args.rows or ["*"]))
+    space = table.space(scale, overrides)  # all rows, also those that earlier calls measured
     first = Config.read(next(space.trials()))
     tables = read(first.results, first.experiment)
-    found = measure(table, scale, space, tables)
-    command = f"python benchmarks/papers/run.py {table.name}{' --small' if given.small else ''}"
-    shown = [part for pattern in given.rows or () for part in ("--rows", pattern)]
-    shown += [value for value in given.values if value.split("=")[0] not in ("resume", "results")]
-    print(render(table, scale, found, shlex.join([*command.split(), *shown]), markdown=given.markdown))
-    return 1 if wrong else 0
+    values = measure(table, scale, space, tables)
+    command = f"python benchmarks/papers/run.py {table.name}{' --small' if args.small else ''}"
+    options = [part for pattern in args.rows or () for part in ("--rows", pattern)]
+    options += [value for value in args.values if value.split("=")[0] not in ("resume", "results")]
+    print(render(table, scale, values, shlex.join([*command.split(), *options]), markdown=args.markdown))
+    return 1 if failed else 0
 
 
-def render(table: PaperTable, scale: str, found: pd.DataFrame, command: str, *, markdown: bool) -> str:
-    """The table beside the published one, and what became of its claims."""
-    seeds = sorted(set(found["seed"]))
+def render(table: PaperTable, scale: str, measured: pd.DataFrame, command: str, *, markdown: bool) -> str:
+    """Return the table beside the published one, and the verdict on each claim."""
+    seeds = sorted(set(measured["seed"]))
     counted = ", ".join(map(str, seeds)) or "none"
     plural = "" if len(seeds) == 1 else "s"
     head = [
-        f"{'## ' if markdown else ''}{table.content['title']} ({table.content['paper']})",
+        f"## {table.content['title']}" if markdown else f"{table.content['title']} ({table.content['paper']})",
         f"Published: {table.content['setting']}",
         f"Here: {table.content[scale]['note']} Seed{plural} {counted}; ± is the sd over seeds.",
     ]
-    lines = [*_lines(table, scale, found)]
+    lines = [*_lines(table, scale, measured)]
     title = ["row", "column", "published", "here", "difference"]
     body = _as_markdown(title, lines) if markdown else _as_text(title, lines)
     arms = table.arms(scale)
     columns = table.columns_of(scale)
     claims = [c for c in table.claims if c.column in columns and c.more in arms and c.less in arms]
-    verdicts = [f"- {verdict(claim, found)}" for claim in claims]
+    verdicts = [f"- {verdict(claim, measured)}" for claim in claims]
     shown = f"    {command}" if markdown else f"Command: {command}"
     return "\n\n".join([*head, body, "Claims:\n" + ("\n" if markdown else "") + "\n".join(verdicts), shown])
 
 
-def _lines(table: PaperTable, scale: str, found: pd.DataFrame) -> list[list[str]]:
+def _lines(table: PaperTable, scale: str, measured: pd.DataFrame) -> list[list[str]]:
     lines, arms = [], table.arms(scale)
     for row in table.rows:
         if row not in arms and (scale == "small" or "arm" in table.rows[row]):
             continue
         for column, rule in table.columns_of(scale).items():
-            values = found[(found["row"] == row) & (found["column"] == column)]["value"]
+            values = measured[(measured["row"] == row) & (measured["column"] == column)]["value"]
             published = table.published(row, column)
             if not len(values) and published is None:
                 continue
@@ -102,7 +106,7 @@ def _lines(table: PaperTable, scale: str, found: pd.DataFrame) -> list[list[str]
 
 
 def _here(values: pd.Series, points: bool) -> str:
-    """The mean over seeds; where some seeds never came to the target, that of the others and how many they are."""
+    """Return the mean over seeds; if some never reach the target, that of the others and their number."""
     if not len(values):
         return "–"
     reached = values[values < math.inf]
@@ -120,19 +124,19 @@ def _difference(values: pd.Series, published: tuple[float, float | None] | None,
     return f"{gap:+.1f}" if points and math.isfinite(gap) else f"{gap:+.3g}" if math.isfinite(gap) else "–"
 
 
-def verdict(claim: Claim, found: pd.DataFrame) -> str:
-    """Whether `claim` holds, by the differences between its rows at the same seed."""
-    own = found[found["column"] == claim.column].pivot(index="seed", columns="row", values="value")
-    if not {claim.more, claim.less} <= set(own.columns):
+def verdict(claim: Claim, measured: pd.DataFrame) -> str:
+    """Judge `claim` by the differences between its rows at the same seed."""
+    by_row = measured[measured["column"] == claim.column].pivot(index="seed", columns="row", values="value")
+    if not {claim.more, claim.less} <= set(by_row.columns):
         return f"{claim.text}: not measured"
-    both = own[[claim.more, claim.less]].dropna()
+    both = by_row[[claim.more, claim.less]].dropna()
     gaps = (both[claim.more] - both[claim.less]).round(12)
-    gaps = gaps.fillna(0.0)  # infinity less infinity: neither comes to the target
+    gaps = gaps.fillna(0.0)  # infinity minus infinity: neither row reaches the target
     if not len(gaps):
         return f"{claim.text}: not measured"
     if not all(map(math.isfinite, gaps)):
         holding = int((gaps > claim.margin).sum())
-        return f"{claim.text}: holds in {holding} of {len(gaps)} seeds (in some, a row never comes to the target)"
+        return f"{claim.text}: holds in {holding} of {len(gaps)} seeds (in some, a row never reaches the target)"
     answer = "holds" if gaps.mean() > claim.margin else "does not hold"
     if len(gaps) == 1:
         return f"{claim.text}: {answer} (difference {_short(gaps.mean(), '+')}; one seed)"
@@ -142,7 +146,7 @@ def verdict(claim: Claim, found: pd.DataFrame) -> str:
 
 
 def _short(value: float, sign: str = "") -> str:
-    """One digit after the point, as is usual for accuracies, and more where that would leave nothing."""
+    """Format with one decimal, as is usual for accuracies, or more where that would print zero."""
     return f"{value:{sign}.1f}" if value == 0 or abs(value) >= 0.1 else f"{value:{sign}.2g}"
 
 

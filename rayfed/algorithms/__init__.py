@@ -27,6 +27,7 @@ ALGORITHMS = {
     "vm": "rayfed.algorithms.vm:VM",
     "adcol": "rayfed.algorithms.adcol:Adcol",
     "dp_adcol": "rayfed.algorithms.dp_adcol:DPAdcol",
+    "local_dp_adcol": "rayfed.algorithms.dp_adcol:LocalDPAdcol",
     "dp_fedbn": "rayfed.algorithms.dp_fedbn:DPFedBN",
     "gaussian_dp_fedbn": "rayfed.algorithms.gaussian_dp_fedbn:GaussianDPFedBN",
     "dbe": "rayfed.algorithms.dbe:DBE",

@@ -1,14 +1,16 @@
 """DANN: Ganin et al. 2016, "Domain-Adversarial Training of Neural Networks", Eq. 8 to 10, between clients, as in Guo,
 Tang and Lin 2022 (FedDebias), appendix A.
 
-D guesses from features φ(x) which client they are of; clients learn features that it cannot tell apart.
+A discriminator D predicts from features φ(x) which client they belong to; clients learn features that D cannot tell
+apart.
 
     client, each step:  D ← D − η ∇CE(D(φ(x)), i),  then
                         (φ, ω) ← (φ, ω) − η ∇[CE(ω(φ(x)), y) − a CE(D(φ(x)), i)]
     server:             means of φ, ω, D, weighted by n_i
 
-Both steps on every batch; released code alternates them, which halves the classifier's steps. A client has one label i
-only, so its own D would soon say nothing else: that D tells clients apart comes of averaging alone.
+Both steps use every batch; released code alternates them, which halves the classifier's steps. A client sees one label
+i only, so that its own D soon predicts nothing else: D tells clients apart only through averaging. D is trained by the
+model's optimiser; `keep_optimizer` keeps the moments of both.
 """
 
 import math
@@ -31,8 +33,7 @@ from rayfed.core.trees import Weights, only
 
 @dataclass(frozen=True, kw_only=True)
 class DANN(FedAvg):
-    """Sends the weights and those of the discriminator; keeps nothing. Scored: the global model. The discriminator's
-    optimiser is the model's, and `keep_optimizer` keeps the moments of both."""
+    """Clients send the weights of the model and of the discriminator, and keep nothing. The global model is scored."""
 
     name: ClassVar[str] = "dann"
     reference: ClassVar[str] = "Ganin et al. 2016, Eq. 8 to 10; Guo, Tang and Lin 2022, appendix A"
@@ -56,38 +57,39 @@ class DANN(FedAvg):
         return only(server, self.averaged)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
+        initial_moments = ctx.optimizer.init(down["discriminator"])
         return super().start(ctx, client, down) | {
             "discriminator": down["discriminator"],
-            "descent": client.get("descent", ctx.optimizer.init(down["discriminator"])),
-            "label": torch.tensor(ctx.client, device=ctx.task.device),
+            "discriminator_optimizer": client.get("discriminator_optimizer", initial_moments),
+            "client_label": torch.tensor(ctx.client, device=ctx.task.device),
         }
 
-    def told_apart(self, ctx: Context, weights: Weights, features: Tensor, label: Tensor) -> Tensor:
-        """CE(D(φ(x)), i)."""
-        guesses = ctx.task.modules["discriminator"](weights, features.flatten(1))[0]
-        return F.cross_entropy(guesses, label.expand(len(guesses)))
+    def discriminator_loss(self, ctx: Context, weights: Weights, features: Tensor, label: Tensor) -> Tensor:
+        """Return CE(D(φ(x)), i)."""
+        logits = ctx.task.modules["discriminator"](weights, features.flatten(1))[0]
+        return F.cross_entropy(logits, label.expand(len(logits)))
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         with torch.no_grad():
             features = ctx.task.forward(work["weights"], batch.x).features
 
-        def guess(trained: Weights) -> tuple[Tensor, Weights]:
-            return self.told_apart(ctx, trained, features, work["label"]), {}
+        def objective(trained: Weights) -> tuple[Tensor, Weights]:
+            return self.discriminator_loss(ctx, trained, features, work["client_label"]), {}
 
-        grads, adversary, _ = gradients(guess, work["discriminator"])
-        ctx.optimizer.update_(work["discriminator"], grads, work["descent"])
+        grads, discriminator_loss, _ = gradients(objective, work["discriminator"])
+        ctx.optimizer.update_(work["discriminator"], grads, work["discriminator_optimizer"])
         work, metrics = super().step(ctx, work, down, batch)
-        return work, metrics | {"discriminator_loss": adversary}
+        return work, metrics | {"discriminator_loss": discriminator_loss}
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         loss, output = super().loss(ctx, weights, work, down, batch)
-        adversary = self.told_apart(ctx, work["discriminator"], output.features, work["label"])
+        adversary = self.discriminator_loss(ctx, work["discriminator"], output.features, work["client_label"])
         return loss - self.weight_adversary * adversary, output
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept, up = super().finish(ctx, work, client, down, data)
-        moments = only(work, ("descent",)) if self.keep_optimizer else {}
-        return kept | moments, up | only(work, ("discriminator",))
+        client, up = super().finish(ctx, work, client, down, data)
+        moments = only(work, ("discriminator_optimizer",)) if self.keep_optimizer else {}
+        return client | moments, up | only(work, ("discriminator",))
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | only(replies.mean, self.averaged)

@@ -1,12 +1,13 @@
-"""DP-FedBN, the private baseline of ADCOL: Li, He and Song 2023, honest-but-curious server, table 17.
+"""DP-FedBN, ADCOL's private baseline for an honest but curious server: Li, He and Song 2023, table 17.
 
-    client:  Δ = w_i − w_t of everything but batch norm, L1-clipped to C;  sends w_t + Δ + Lap(2C/ε_round) on each
-             coordinate
+    client:  Δ = w_i − w_t of everything but batch norm, clipped to an L1 norm of C
+             sends w_t + Δ + Lap(2C/ε_round) on each coordinate
     server:  FedBN
 
-Two clipped updates are at most 2C apart in L1, so a round spends ε_round for a party's whole update. The budget ε is
-split over the rounds that a party can be asked in: all of them if everyone takes part, else one in ⌊N/cohort⌋, since
-parties are drawn without replacement until all have had a turn (the paper's second way: a fifth of them a round).
+Two clipped updates are at most 2C apart in L1, so a round spends ε_round for a client's whole update. The budget ε is
+split over the rounds in which a client can take part. These are all rounds with full participation, else one in
+⌊N/cohort⌋, since clients are sampled without replacement until all have taken part (the paper's second variant samples
+a fifth of them per round). The clipping bound is not in the paper.
 """
 
 from collections.abc import Sequence
@@ -14,35 +15,44 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, State
-from rayfed.algorithms.common.private_updates import PrivateUpdates
+from rayfed.algorithms.common.clipped_updates import clipped_update, max_participations, max_participations_so_far
+from rayfed.algorithms.fedbn import FedBN
+from rayfed.core.options import option
 from rayfed.privacy.laplace import laplace_like
 from rayfed.privacy.notes import SIMULATION_NOTE
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPFedBN(PrivateUpdates):
-    """Sends clipped and noisy weights; keeps its batch norm. Scored: the common weights with the own batch norm. The
-    clipping bound is not in the paper."""
+class DPFedBN(FedBN):
+    """Clients send clipped weights with noise and keep their batch-norm layers. A client is scored with the shared
+    weights and its own batch norm."""
 
     name: ClassVar[str] = "dp_fedbn"
     reference: ClassVar[str] = "Li, He and Song 2023, table 17, baseline DP-FedBN"
+    sample_without_replacement: ClassVar[bool] = True
 
-    def share(self, ctx: Context) -> float:
-        """ε_round."""
-        return self.epsilon / self.turns(ctx, ctx.rounds)
+    epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")
+    clip: float = option(1.0, above=0, help="C, bound of the L1 norm of an update")
+
+    def epsilon_per_round(self, ctx: Context) -> float:
+        return self.epsilon / max_participations(ctx, ctx.rounds)
+
+    def noise_scale(self, ctx: Context) -> float:
+        return 2 * self.clip / self.epsilon_per_round(ctx)
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
-        share = self.share(ctx)
-        scale = 2 * self.clip / share
-        noise = f"ε={self.epsilon:g} a party, {share:.4g} a turn: Laplace noise of scale {scale:.4g} on every weight"
+        noise = (
+            f"ε={self.epsilon:g} per client, {self.epsilon_per_round(ctx):.4g} per participation: Laplace noise of "
+            f"scale {self.noise_scale(ctx):.4g} on every weight"
+        )
         return noise, SIMULATION_NOTE
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept, up = super().finish(ctx, work, client, down, data)
-        base, scale = down["weights"], 2 * self.clip / self.share(ctx)
-        deltas = self.clipped(up["weights"], base, 1)
+        client, up = super().finish(ctx, work, client, down, data)
+        base, scale = down["weights"], self.noise_scale(ctx)
+        deltas = clipped_update(up["weights"], base, bound=self.clip, order=1)
         noisy = {name: base[name] + delta + laplace_like(delta, scale) for name, delta in deltas.items()}
-        return kept, up | {"weights": up["weights"] | noisy}
+        return client, up | {"weights": up["weights"] | noisy}
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
-        return Privacy(self.share(ctx) * self.turns_so_far(ctx), "client")
+        return Privacy(self.epsilon_per_round(ctx) * max_participations_so_far(ctx), "client")

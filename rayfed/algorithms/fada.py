@@ -1,41 +1,53 @@
 """FADA: Peng et al. 2020, "Federated Adversarial Domain Adaptation", Alg. 1, without its feature disentangler.
 
-One client, the `target`, has no labels (those in its data are not used); the others are sources. A table over all
-clients is a sweep over `target`, and the score of a run is that of the client `target`.
+One client, the `target`, has no labels (those in its data are not used); all others are sources. The score of a run is
+that of the target; a table over all clients is a sweep over `target`.
 
     source s:  w_s ← w_s − η ∇[CE(x, y) + a·CE(D_s(z), "target")],   z = G(x) the features, D_s frozen
     target:    w_t ← w_t − η ∇[a · mean over s of CE(D_s(z), "source")]
-    server:    D_s by cross-entropy on the z that s and the target send: which of the two each is of
-    target:    I_s = spread of its features in as many k-means clusters as there are classes, by the model w_s
+    server:    trains D_s by cross-entropy on the z of s and of the target, to tell the two apart
+    target:    I_s = spread of its features under w_s, in as many k-means clusters as there are classes
     server:    θ ← Σ_s α_s w_s + (w_t − θ) without the head,   α = softmax over s of −I_s
 
-A round has two trips, as the target needs the sources' models for I_s. All start from θ: so the paper's gain in I,
-before a source's training less after it, has a first term that all share, and the softmax drops it. I_s is per example.
-The paper does not say what becomes of the target's own steps, what a is, or how D_s is trained; this is ours.
+A round has two exchanges, as the target needs the sources' models for I_s. The paper weighs sources by the gain in I,
+before a source's training minus after it. All clients start from θ, so the first term is the same for all sources and
+cancels in the softmax. I_s is per example. The paper does not say what becomes of the target's own steps, what a is, or
+how D_s is trained; these are our choices.
 """
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_limits
+from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State, represent
-from rayfed.algorithms.common.domain_pairs import SOURCE, TARGET, DomainPairs
+from rayfed.algorithms.common.classifier import train_classifier
 from rayfed.algorithms.common.full_participation import refuse_sampling
-from rayfed.algorithms.common.target_clusters import spread
+from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
+from rayfed.core.optim import SGD
 from rayfed.core.options import option
-from rayfed.core.task import Batch, Output
-from rayfed.core.trees import Weights, only, tree_map
+from rayfed.core.task import Batch, Output, Task
+from rayfed.core.trees import Weights, only, stack, sub, tree_map, unstack
+
+SOURCE, TARGET = 1, 0  # the two classes of a discriminator
 
 
 @dataclass(frozen=True, kw_only=True)
-class FADA(DomainPairs):
-    """Sends weights and features; a source gets its discriminator, the target all of them and the sources' models.
-    Clients keep their trained model until the second trip. Scored: the target's model, which the server has."""
+class FADA(FedAvg):
+    """Clients send weights and features. A source receives its discriminator; the target receives all of them, and then
+    the sources' models. Clients keep their trained model until the second exchange. The target's model is scored, which
+    is the server's."""
 
     name: ClassVar[str] = "fada"
     reference: ClassVar[str] = "Peng et al. 2020, Alg. 1; Li, He and Song 2023, appendix C"
@@ -43,60 +55,108 @@ class FADA(DomainPairs):
     supports_loss_terms: ClassVar[bool] = False
     refuses_unseen_clients: ClassVar[str] = "has one target and its sources, and an unseen client is neither"
 
-    weight_adversary: float = option(0.1, low=0, help="a, weight of confusing the discriminators")
+    target: int = option(0, low=0, help="index of the client without labels, which the model is for")
+    weight_adversary: float = option(0.1, low=0, help="a, weight of the loss that confuses the discriminators")
+    hidden: list[int] = option([512, 512], low=1, high=65536, help="widths of the discriminators' hidden layers")
+    server_epochs: int = option(1, low=1, help="epochs of discriminator training per round")
+    server_lr: float = option(0.01, above=0, help="η_D, learning rate of the discriminators' SGD")
+    server_momentum: float = option(0.9, low=0, below=1, help="momentum of the discriminators' SGD")
+    server_batch_size: int = option(64, low=1, help="batch size of discriminator training")
+
+    # Before a run
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_sampling(problem, self.name, "weighs the models of all sources")
         clients = problem.task.num_clients
         if not 0 <= self.target < clients or clients < 2:
-            raise UsageError(f"algorithm.target={self.target}: must be one of 2 clients or more; there are {clients}")
+            raise UsageError(
+                f"algorithm.target={self.target}: must be the index of one of at least 2 clients; there are {clients}"
+            )
         if not problem.task.feature_shape:
             raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
-        return (f"algorithm.target={self.target}: the model is for this client; the scores of others are no result",)
+        return (f"algorithm.target={self.target}: the model is for this client; ignore the scores of the others",)
 
-    def init(self, ctx: Context) -> State:
-        return super().init(ctx) | {"discriminators": self.drawn(ctx)}
+    def modules(self, task: Task) -> dict[str, nn.Module]:
+        return {"discriminator": mlp([math.prod(task.feature_shape), *self.hidden, 2])}
+
+    def sources(self, ctx: Context) -> list[int]:
+        return [i for i in range(ctx.task.num_clients) if i != self.target]
+
+    # First exchange: all clients train, and the server trains the discriminators
 
     @property
     def round_exchanges(self) -> Sequence[Exchange]:
         return self, WeighSources(self)
 
+    def init(self, ctx: Context) -> State:
+        discriminators = [ctx.task.modules["discriminator"].draw_weights() for _ in self.sources(ctx)]
+        return super().init(ctx) | {"discriminators": stack(discriminators)}
+
     def unicast(self, ctx: Context, server: State) -> State:
-        own = ctx.client == self.target
-        place = slice(None) if own else [self.sources(ctx).index(ctx.client)]
-        return {"discriminators": tree_map(lambda leaf: leaf[place], server["discriminators"])}
+        rows = slice(None) if ctx.client == self.target else [self.sources(ctx).index(ctx.client)]
+        return {"discriminators": tree_map(lambda leaf: leaf[rows], server["discriminators"])}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        own, pairs = ctx.client == self.target, len(self.sources(ctx))
+        is_target, count = ctx.client == self.target, len(self.sources(ctx))
         return super().start(ctx, client, down) | {
-            # of a source as many copies as the target has discriminators, so that all work has one shape
-            "pairs": tree_map(lambda leaf: leaf.expand(pairs, *leaf.shape[1:]), down["discriminators"]),
-            "labelled": torch.tensor(float(not own), device=ctx.task.device),
-            "wrong": torch.tensor(SOURCE if own else TARGET, device=ctx.task.device),
+            # A source's discriminator is repeated, so that the work of all clients has the same shapes
+            "discriminators": tree_map(lambda leaf: leaf.expand(count, *leaf.shape[1:]), down["discriminators"]),
+            "label_weight": torch.tensor(float(not is_target), device=ctx.task.device),
+            "opposite_domain": torch.tensor(SOURCE if is_target else TARGET, device=ctx.task.device),
         }
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         loss, output = super().loss(ctx, weights, work, down, batch)
         z, network = output.features.flatten(1), ctx.task.modules["discriminator"]
-        wrong = work["wrong"].expand(len(z))
-        pairs = [tree_map(lambda leaf, k=k: leaf[k], work["pairs"]) for k in range(len(self.sources(ctx)))]
-        confused = torch.stack([F.cross_entropy(network(pair, z)[0], wrong) for pair in pairs]).mean()
-        return work["labelled"] * loss + self.weight_adversary * confused, output
+        opposite = work["opposite_domain"].expand(len(z))
+        discriminators = [
+            tree_map(lambda leaf, k=k: leaf[k], work["discriminators"]) for k in range(len(self.sources(ctx)))
+        ]
+        confusion = torch.stack([F.cross_entropy(network(d, z)[0], opposite) for d in discriminators]).mean()
+        return work["label_weight"] * loss + self.weight_adversary * confusion, output
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept, up = super().finish(ctx, work, client, down, data)
+        client, up = super().finish(ctx, work, client, down, data)
         z = represent(ctx, work["weights"], data.train).flatten(1)
-        return kept | {"trained": work["weights"]}, up | {"representations": z}
+        return client | {"trained": work["weights"]}, up | {"representations": z}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        return self.gathered(ctx, server, replies)
+        """Keep the sources' `models` [sources, ...] and the target's update of all but the head."""
+        sent = {int(reply.client): tree_map(lambda leaf: leaf.to(ctx.task.device), reply.up) for reply in replies.each}
+        body = only(server["weights"], set(ctx.task.trainable) - ctx.task.head_names)
+        return server | {
+            "models": stack([sent[source]["weights"] for source in self.sources(ctx)]),
+            "target_update": sub(only(sent[self.target]["weights"], body), body),
+            "discriminators": self.train_discriminators(
+                ctx, server, {client: up["representations"] for client, up in sent.items()}
+            ),
+        }
+
+    def train_discriminators(self, ctx: Context, server: State, z: dict[int, Tensor]) -> Weights:
+        """Return the discriminators after training on the representations z [n, width] of sources and target."""
+        sources, trained = self.sources(ctx), []
+        for source, weights in zip(sources, unstack(server["discriminators"], len(sources)), strict=True):
+            x = torch.cat([z[source], z[self.target]])
+            y = torch.tensor([SOURCE] * len(z[source]) + [TARGET] * len(z[self.target]), device=x.device)
+            trained.append(
+                train_classifier(
+                    ctx.task.modules["discriminator"],
+                    weights,
+                    x,
+                    y,
+                    optimizer=SGD(lr=self.server_lr, momentum=self.server_momentum),
+                    batch_size=self.server_batch_size,
+                    epochs=self.server_epochs,
+                )
+            )
+        return stack(trained)
 
 
 @dataclass(frozen=True)
 class WeighSources(Exchange):
-    """Second exchange of a round: the target judges the sources' models, and the server weighs them accordingly."""
+    """Second exchange of a round: the target computes I_s for the sources' models, and the server averages them."""
 
     method: FADA
 
@@ -110,10 +170,11 @@ class WeighSources(Exchange):
         if ctx.client != self.method.target:
             return client, {}
         spreads = []
-        for place in range(len(self.method.sources(ctx))):
-            model = tree_map(lambda leaf, place=place: leaf[place], down["models"]) | client["weights"]
+        for k in range(len(self.method.sources(ctx))):
+            model = tree_map(lambda leaf, k=k: leaf[k], down["models"]) | client["weights"]
             seed = int(torch.randint(2**31 - 1, ()))
-            spreads.append(spread(represent(ctx, model, data.train).flatten(1), ctx.task.num_classes, seed))
+            features = represent(ctx, model, data.train).flatten(1)
+            spreads.append(cluster_spread(features, ctx.task.num_classes, seed))
         return client, {"spreads": torch.tensor(spreads, device=ctx.task.device)}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
@@ -123,5 +184,18 @@ class WeighSources(Exchange):
             name: torch.tensordot(alpha, leaf, 1) if leaf.is_floating_point() else leaf.amax(0)
             for name, leaf in server["models"].items()
         }
-        weights |= {name: weights[name] + step for name, step in server["moved"].items()}
+        weights |= {name: weights[name] + step for name, step in server["target_update"].items()}
         return only(server, ("discriminators",)) | {"weights": weights}
+
+
+def cluster_spread(features: Tensor, clusters: int, seed: int) -> float:
+    """Return Σ_r 1/(2 n_r) Σ_{i,j in cluster r} ‖f_i − f_j‖² per example of `features` [n, width], by k-means.
+
+    The sum equals k-means' own objective, the squared distances to the clusters' means. It is computed by one thread:
+    several would add up their parts in the order in which they finish, which changes the result by rounding.
+    """
+    points = features.cpu().numpy().astype(np.float64)
+    means = KMeans(min(clusters, len(points)), n_init=1, random_state=seed)
+    with warnings.catch_warnings(), threadpool_limits(1):
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters do no harm
+        return float(means.fit(points).inertia_) / len(points)

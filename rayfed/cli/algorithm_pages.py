@@ -1,4 +1,4 @@
-"""docs/algorithms.md, made from the code: `python -m rayfed.cli.algorithm_pages > docs/algorithms.md`."""
+"""The page docs/algorithms.md, which `rayfed docs --generate algorithms` makes from the code."""
 
 import dataclasses
 import sys
@@ -9,7 +9,7 @@ from torch import nn
 
 from rayfed.algorithm import Algorithm, Phase, State
 from rayfed.algorithms import ALGORITHMS
-from rayfed.cli.help import _default
+from rayfed.cli.help import default_text
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
@@ -26,24 +26,28 @@ from rayfed.models.build import build_model
 _INTRODUCTION = """\
 # Algorithms
 
-Made from the code by `python -m rayfed.cli.algorithm_pages`; a test keeps it so. For each method: its text (paper,
-rules,
-and how open questions were settled), what two clients with a small batch-norm network are sent in the second round and
-have kept since the first (in numbers), the model that is scored where `evaluate.points` is not given, and its keys.
+This page is generated from the code by `make docs`. Each method has a section with
+
+- its description: the paper, the update rules, and how ambiguities were settled;
+- `down` and `kept by the client`: what each of two clients with a small batch-norm network receives in the second
+  round, and what it has kept since the first, by field, as a count of numbers;
+- `default_eval_point`: the model that is scored unless `evaluate.points` says otherwise;
+- its hyperparameters.
 """
 
 
-def pages() -> str:
-    """The whole document."""
-    return "\n".join([_INTRODUCTION, *(_page(name) for name in ALGORITHMS)])
+def algorithms_page() -> str:
+    """Return the text of the page."""
+    return "\n".join([_INTRODUCTION, *(_section(name) for name in ALGORITHMS), ""])
 
 
-def _page(name: str) -> str:
+def _section(name: str) -> str:
     kind = resolve(name, ALGORITHMS, where="algorithm.name")
     algorithm = kind()
     text = (sys.modules[kind.__module__].__doc__ or "").strip()
     down, kept = after_a_round(algorithm)
-    own = "" if (kind.__doc__ or "").startswith(f"{kind.__name__}(") else (kind.__doc__ or "").strip()
+    doc = kind.__doc__ or ""
+    class_text = "" if doc.startswith(f"{kind.__name__}(") else doc.strip()  # dataclass writes the signature
     facts = {
         "source": algorithm.reference,
         "down": _fields(down),
@@ -53,23 +57,29 @@ def _page(name: str) -> str:
         "exchanges": _exchanges(algorithm),
     }
     lines = [f"## {name}", "", "```text", text, "```", ""]
-    lines += [own, ""] if own else []
+    lines += [class_text, ""] if class_text else []
     lines += [f"- {key}: {value}" for key, value in facts.items()]
     keys = [field for field in dataclasses.fields(algorithm) if field.init]
     if keys:
         lines += ["", "| key | default | meaning |", "|---|---|---|"]
-        lines += [f"| `algorithm.{f.name}` | {_default(f)} | {f.metadata.get('help', '')} |" for f in keys]
+        lines += [f"| `algorithm.{f.name}` | {default_text(f)} | {f.metadata.get('help', '')} |" for f in keys]
     return "\n".join([*lines, ""])
 
 
 def _exchanges(algorithm: Algorithm) -> str:
-    parts = [(algorithm.setup_exchanges, "before round 1"), (algorithm.round_exchanges, "in a round")]
-    parts.append((algorithm.final_exchanges, "after the last round"))
-    return ", ".join(f"{len(exchanges)} {when}" for exchanges, when in parts if exchanges)
+    exchanges = {
+        "before round 1": algorithm.setup_exchanges,
+        "per round": algorithm.round_exchanges,
+        "after the last round": algorithm.final_exchanges,
+    }
+    return ", ".join(f"{len(group)} {when}" for when, group in exchanges.items() if group)
 
 
 def after_a_round(algorithm: Algorithm) -> tuple[dict[str, int], dict[str, int]]:
-    """Numbers by field of what a client is sent in the second round, and of what it has kept since the first."""
+    """Count the numbers that a client receives in the second round, and those that it has kept since the first.
+
+    Both counts are by field of the state. The clients are two with a small batch-norm network.
+    """
     with torch_state_kept():
         plan, population = _example(algorithm)
         fleet = LocalFleet(plan, population)
@@ -92,7 +102,7 @@ def _fields(numbers: dict[str, int]) -> str:
 
 def _example(algorithm: Any) -> tuple[Blueprint, Population]:
     if any(field.name == "server_steps" for field in dataclasses.fields(algorithm)):
-        algorithm = dataclasses.replace(algorithm, server_steps=1)  # changes no size, and takes less time
+        algorithm = dataclasses.replace(algorithm, server_steps=1)  # faster, and the sizes are the same
     part = Examples(np.zeros((12, 3, 28, 28), np.uint8), np.arange(12) % 4)
     clients = tuple(Client(i, "d", part, part, part) for i in range(2))
     population = Population("example", clients, 10, (3, 28, 28))
@@ -101,7 +111,7 @@ def _example(algorithm: Any) -> tuple[Blueprint, Population]:
         model=build_model("digits_cnn", {"width": 0.125}, (3, 28, 28), 10),
         loss=nn.functional.cross_entropy,
         batch_norm="aggregate",
-        optimizer=SGD(lr=1e-4),  # sizes are all that matters, and nothing may diverge
+        optimizer=SGD(lr=1e-4),  # only the sizes matter, and training must not diverge
         local=Phase("train", steps=2),
         batch_size=2,
         drop_last=True,
@@ -110,7 +120,3 @@ def _example(algorithm: Any) -> tuple[Blueprint, Population]:
         seed=0,
     )
     return plan, population
-
-
-if __name__ == "__main__":
-    print(pages())

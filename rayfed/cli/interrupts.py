@@ -1,29 +1,29 @@
-"""What all commands share: a reader that has gone, as in `… | head`, and Ctrl-C end them without a traceback."""
+"""Exit codes for Ctrl-C and for output that nobody reads any more, as in `… | head`; neither prints a traceback."""
 
 import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
 
-INTERRUPTED = 130  # as a shell says of a command that SIGINT ended
-UNREAD = 141  # and of one that SIGPIPE ended
+INTERRUPTED = 130  # the code with which a shell reports a command that SIGINT ended
+UNREAD = 141  # the same for SIGPIPE
 
-Main = Callable[..., int]
+Main = Callable[[Sequence[str] | None], int]
 
 
-def command(main: Main) -> Main:
-    """`main(arguments)`, with those two as exit codes."""
+def command(main: Main) -> Callable[..., int]:
+    """Decorate `main(arguments)` so that it returns an exit code for both, and for argparse's SystemExit."""
 
     @functools.wraps(main)
     def run(arguments: Sequence[str] | None = None) -> int:
         try:
             try:
                 code = main(arguments)
-            except SystemExit as done:  # argparse's, after --help
+            except SystemExit as done:  # argparse raises it after --help
                 code = int(done.code or 0)
-            sys.stdout.flush()  # or the interpreter would find out at its exit, and say so
+            sys.stdout.flush()  # otherwise the interpreter would fail to flush at exit, and print so
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what is still buffered
             return UNREAD
         except KeyboardInterrupt as error:
             print(f"rayfed: {error.args[0] if error.args else 'interrupted'}", file=sys.stderr)

@@ -1,57 +1,33 @@
-"""One simulation from the command line: `python -m rayfed.run [file.yaml …] [key=value …]`; --help tells the keys."""
+"""`rayfed run`: run one simulation."""
 
-import sys
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
+import argparse
 
 from rayfed.api import run
-from rayfed.cli.help import listing, usage
-from rayfed.cli.interrupts import command
-from rayfed.core.errors import BadHook, Diverged, HostLost, UsageError
+from rayfed.cli.arguments import add_values, read_values
+from rayfed.cli.help import VALUES, config_keys
+from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
-from rayfed.experiments.sources import from_arguments, from_file
+from rayfed.results.report import render
+
+_DESCRIPTION = """\
+Run one simulation and print a table of its results and a hash of its final state.
+A summary of the plan and the progress are printed to stderr.
+"""
 
 
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0 done, 1 it went wrong on the way, 2 it could not be started,
-    130 it was interrupted."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(arguments):
-        print(usage())
-        return 0
-    if "--list" in arguments:
-        print(listing())
-        return 0
-    try:
-        files = [argument for argument in arguments if "=" not in argument]
-        values = from_arguments([argument for argument in arguments if "=" in argument])
-        result = run(Config.read(*map(from_file, files), values), quiet=False)
-    except UsageError as error:
-        print(f"rayfed: {error}", file=sys.stderr)
-        return 2
-    except (Diverged, HostLost, BadHook) as error:
-        print(f"rayfed: {error}", file=sys.stderr)
-        return 1
-    from rayfed.cli.report import render
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"{parser.prog} [FILE.yaml ...] [KEY=VALUE ...]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = _DESCRIPTION
+    parser.epilog = f"{VALUES}\n{config_keys()}"
+    add_values(parser, "FILE.yaml", "YAML files and single values of the configuration")
 
+
+def execute(options: argparse.Namespace) -> int:
+    result = run(Config.read(*read_values(options.values)), quiet=False)
     try:
         print(render(result.folder.parent, result.folder.name))
-    except UsageError as error:  # of a run that is done, with nothing scored that a table could show
+    except UsageError as error:  # the run is done, but nothing was scored that a table could show
         print(f"no table: {error}")
     print(f"weights {result.weights_hash}")
     return 0
-
-
-class _Callable(ModuleType):
-    """Importing this module hides the function `rayfed.run` behind its name, so the module can be called as well."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return run(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -71,6 +71,9 @@ def option(
 def build(cls: type[_Options], values: Mapping[str, Any], *, where: str, also: Sequence[str] = ()) -> _Options:
     """Create an instance of the dataclass `cls` from plain values.
 
+    A class attribute `removed_options` maps keys that `cls` had in the past to advice on what to use instead; the error
+    for such a key ends in that advice.
+
     Args:
         cls: A dataclass whose fields are declared with `option`.
         values: Values by field name.
@@ -85,6 +88,8 @@ def build(cls: type[_Options], values: Mapping[str, Any], *, where: str, also: S
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in fields:
+            if advice := getattr(cls, "removed_options", {}).get(name):
+                raise UsageError(f"{where}.{name}={values[name]}: {advice}")
             check_renamed(name, fields.values(), prefix=f"{where}.")
             raise UsageError(f"{where}.{name}: no such key; {suggestion(name, [*fields, *also], prefix=f'{where}.')}")
     arguments = {}

@@ -9,15 +9,14 @@ from rayfed.algorithm import Algorithm, Context, Exchange, State
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
+from rayfed.core.records import RepresentationMap, Score
 from rayfed.core.rng import seed_of, seed_torch
 from rayfed.data.population import Population
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.host_data import Scored
-from rayfed.engine.metric_collection import NOTHING, Measures, gradient_scores
+from rayfed.engine.metric_collection import NO_METRICS, DueMetrics, gradient_scores
 from rayfed.engine.requests import ExchangeRequest, ScoreRequest
-from rayfed.engine.scoring import Score
 from rayfed.metrics.base import Metric, OfPredictions
-from rayfed.metrics.tsne import Map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ class Evaluated(NamedTuple):
     """Scores, in an order that does not depend on where clients live, and maps of representations."""
 
     scores: list[Score]
-    maps: list[Map]
+    maps: list[RepresentationMap]
 
 
 def downloads(exchange: Exchange, ctx: Context, state: State) -> tuple[State, dict[ClientIndex, State]]:
@@ -85,7 +84,7 @@ class Evaluator:
         clients = tuple(cohort) if self.evaluation.clients == "selected" else self.participants
         points, splits = self.evaluation.points, self.evaluation.splits
         # Metrics that are taken once look at the final models, after the final stage.
-        metrics = self.measures(round, clients, self._last_round)
+        metrics = self.due_metrics(round, clients, self._last_round)
         request = ScoreRequest(
             moment=Moment("round", min(round, self.ctx.rounds)),  # the final stage ends no round of its own
             cohort=self.participants,
@@ -115,20 +114,21 @@ class Evaluator:
         completed = self.completed(Scored.together(scored), metrics, round)
         return Evaluated(in_order([*scores, *completed.scores]), completed.maps)
 
-    def measures(self, round: int, clients: Sequence[ClientIndex], last: int) -> Measures:
+    def due_metrics(self, round: int, clients: Sequence[ClientIndex], last: int) -> DueMetrics:
         """Return the metrics that are due in `round`, in which `clients` are scored; `last` is the last such round."""
         if not self.evaluation.metrics:
-            return NOTHING
+            return NO_METRICS
         due = {name: metric for name, metric in self.evaluation.metrics.items() if metric.due(round, last)}
         groups = Counter(test.split for test in self.population.tests)
         for split in ("train", "val", "test"):
             groups[split] += sum(len(getattr(self.population.clients[i], split)) > 0 for i in clients)
-        return Measures(due, groups)
+        return DueMetrics(due, groups)
 
-    def completed(self, scored: Scored, measures: Measures, round: int) -> Evaluated:
-        """Add what the metrics make of the representations that hosts collected."""
+    def completed(self, scored: Scored, metrics: DueMetrics, round: int) -> Evaluated:
+        """Return the hosts' scores and those of the metrics of representations."""
         seed = seed_of(self.seed, "metrics", round) % 2**31
-        scores, maps = measures.represented(scored.caught, self.population.num_classes, seed, self.ctx.task.device)
+        classes, device = self.population.num_classes, self.ctx.task.device
+        scores, maps = metrics.representation_scores(scored.collected, classes, seed, device)
         return Evaluated([*scored.scores, *scores], maps)
 
     def unseen_scores(self, state: State) -> list[Score]:
@@ -155,7 +155,7 @@ class Evaluator:
             splits=self.evaluation.splits,
             points=("downloaded", "adapted"),
             adapt_epochs=self.evaluation.adapt_epochs,
-            metrics=Measures(self.evaluation.metrics).only(OfPredictions),
+            metrics=DueMetrics(self.evaluation.metrics).only(OfPredictions),
         )
         return in_order(self._score_downloads(state, request).scores)
 

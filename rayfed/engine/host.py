@@ -17,13 +17,15 @@ from rayfed.engine.allocator import keep_freed_memory
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device_data import Augmented
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.host_data import Holding, Scored
+from rayfed.engine.host_data import HostData, Scored
 from rayfed.engine.metric_collection import Gradients
 from rayfed.engine.purity import untouched
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest, TrainingMetric
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest
+from rayfed.engine.scoring import ScoredPart
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.streamed import room_for
 from rayfed.engine.training import Job, Trained, train
+from rayfed.metrics.base import Value
 
 
 class TrainedClient(NamedTuple):
@@ -65,7 +67,7 @@ class Host:
     ):
         self.algorithm, self.ctx, self.seed = algorithm, ctx, seed
         self.vmap_clients, self.drop_last, self.augment = vmap_clients, drop_last, augment
-        self.data = Holding(algorithm, ctx.task, population, clients, tests, seed=seed, room=room)
+        self.data = HostData(algorithm, ctx.task, population, clients, tests, seed=seed, room=room)
         self.states: dict[ClientIndex, State] = {}
         self._models_before: dict[ClientIndex, Any] = {}  # of this round, where a metric needs them
         self._unweighted: list[tuple[ClientIndex, State]] = []  # averaged fields, until the server sends the weights
@@ -121,10 +123,10 @@ class Host:
                 self._synchronise()
                 since = time.perf_counter()
                 model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
-                scored.append(self.data.scored(ctx, client, model, "trained", request.score_splits, due))
+                scored.append(self.data.score_client(ctx, client, model, "trained", request.score_splits, due))
                 if due.training:
-                    moved = due.moved(ctx, self._models_before.pop(client), model)
-                    metrics += [TrainingMetric(client, name, value, ctx.examples) for name, value in moved]
+                    values = due.training_values(ctx, self._models_before.pop(client), model)
+                    metrics += [self._training_part(client).score(value) for value in values]
                 scoring += time.perf_counter() - since
             for field, size in bytes_by_field(up).items():
                 bytes_up[field] = bytes_up.get(field, 0) + size
@@ -134,7 +136,8 @@ class Host:
             else:
                 total.add(averaged, request.weights[client])
             replies.append(Reply(client, ctx.examples, {name: up[name] for name in up if name not in averaged}))
-            metrics += [TrainingMetric(client, name, value, ctx.examples) for name, value in trained.metrics.items()]
+            means = [Value(name, value, ctx.examples) for name, value in trained.metrics.items()]
+            metrics += [self._training_part(client).score(value) for value in means]
         self._synchronise()
         scores = Scored.together(scored)
         return ExchangeResult(
@@ -143,7 +146,7 @@ class Host:
             metrics=metrics,
             bytes_up=bytes_up,
             scores=scores.scores,
-            caught=scores.caught,
+            collected=scores.collected,
             seconds=time.perf_counter() - began,
             seconds_scoring=scoring,
         )
@@ -164,21 +167,21 @@ class Host:
             ctx = self._context(client, request)
             fields = received | self.ctx.task.to_memory_format(unicast.get(client, {}))
             model = self.algorithm.downloaded_model(ctx, self._state(ctx), fields)
-            scored.append(self.data.scored(ctx, client, model, "downloaded", request.splits, request.metrics))
+            scored.append(self.data.score_client(ctx, client, model, "downloaded", request.splits, request.metrics))
         if "adapted" in request.points:
             epochs = self.ctx.local._replace(epochs=request.adapt_epochs, steps=None)
             adapting = self._trained(self.algorithm.adaptation, request, down, unicast, stage="final", local=epochs)
             for ctx, client, fields, trained in adapting:
                 model = self.algorithm.trained_model(ctx, trained.work, self.states[client], fields)
-                scored.append(self.data.scored(ctx, client, model, "adapted", request.splits, request.metrics))
+                scored.append(self.data.score_client(ctx, client, model, "adapted", request.splits, request.metrics))
         return Scored.together(scored)
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
         """Score the server's model on the clients' data, and on the server's test sets of this host."""
         ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.to_memory_format(model)
         splits, due = request.splits, request.metrics
-        scored = [self.data.scored(ctx, client, model, "global", splits, due) for client in request.clients]
-        return Scored.together([*scored, *self.data.scored_tests(ctx, model, due)])
+        scored = [self.data.score_client(ctx, client, model, "global", splits, due) for client in request.clients]
+        return Scored.together([*scored, *self.data.score_tests(ctx, model, due)])
 
     def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Gradients]:
         """Return the gradients of the server's model on `splits` of the clients' data and test sets, by domain."""
@@ -227,6 +230,11 @@ class Host:
             for job, fields, trained in zip(jobs, received, results, strict=True):
                 self._check_finite(job, trained)
                 yield TrainedClient(job.ctx, job.client, fields, trained)
+
+    def _training_part(self, client: ClientIndex) -> ScoredPart:
+        """Return the training data of a client, with its trained model."""
+        number, domain = self.data.numbers[client], self.data.domains[client]
+        return ScoredPart(client=number, domain=domain, split="train", point="trained")
 
     def _check_finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():

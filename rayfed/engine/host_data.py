@@ -1,33 +1,40 @@
-"""The data that a host holds, its clients' and some of the server's test sets, and what models are worth on them."""
+"""The data that a host holds, of its clients and some of the server's test sets, and the scores of models on them."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rayfed.algorithm import Algorithm, Context
+from rayfed.core.records import Score
 from rayfed.core.task import Task
 from rayfed.data.population import Examples, Population
 from rayfed.engine.device_data import Normalise, Part
-from rayfed.engine.metric_collection import Caught, Gradients, Measures, Where, gradients_of
-from rayfed.engine.scoring import Score, score
+from rayfed.engine.metric_collection import CollectedRepresentations, DueMetrics, Gradients, domain_gradients
+from rayfed.engine.scoring import ScoredPart, score
 from rayfed.engine.streamed import fits
 
 PARTS = ("train", "val", "test")
 
 
 class Scored(NamedTuple):
-    """What a host returns from scoring, or all hosts together."""
+    """The scores of one host, or of all, and the representations collected for the metrics that the server computes."""
 
     scores: Sequence[Score]
-    caught: Sequence[Caught]
+    collected: Sequence[CollectedRepresentations]
 
     @classmethod
-    def together(cls, found: Sequence["Scored"]) -> "Scored":
-        return cls([score for one in found for score in one.scores], [item for one in found for item in one.caught])
+    def together(cls, parts: Sequence["Scored"]) -> "Scored":
+        """Join `parts`, in their order."""
+        return cls(
+            [score for part in parts for score in part.scores], [item for part in parts for item in part.collected]
+        )
 
 
-class Holding:
-    """Parts of clients' data by client and split, and test sets, on one device; see `Host` for the arguments."""
+class HostData:
+    """The parts of clients' data by client and split, and test sets, on one device.
+
+    The arguments are those of `Host`; `room` is the number of bytes that the inputs may take on the device.
+    """
 
     def __init__(
         self,
@@ -44,61 +51,66 @@ class Holding:
         normalise = Normalise(population, task.device, channels_last=task.channels_last)
         self.numbers = {i: population.clients[i].id for i in clients}
         self.domains = {i: population.clients[i].domain for i in clients}
-        own = {i: {name: getattr(population.clients[i], name) for name in PARTS} for i in clients}
-        chosen = [population.tests[k] for k in tests]
-        everything = [part for parts in own.values() for part in parts.values()] + [test.examples for test in chosen]
-        data_on_device = fits(everything, room)
+        by_client = {i: {name: getattr(population.clients[i], name) for name in PARTS} for i in clients}
+        test_sets = [population.tests[k] for k in tests]
+        examples = [part for parts in by_client.values() for part in parts.values()]
+        data_on_device = fits([*examples, *(test.examples for test in test_sets)], room)
 
-        def placed(examples: Examples) -> Part:
+        def make_part(examples: Examples) -> Part:
             return Part(examples, task.device, normalise, data_on_device=data_on_device)
 
-        self.parts = {i: {name: placed(part) for name, part in parts.items()} for i, parts in own.items()}
-        self.tests = [(test, placed(test.examples)) for test in chosen]
+        self.parts = {i: {name: make_part(part) for name, part in parts.items()} for i, parts in by_client.items()}
+        self.tests = [(test, make_part(test.examples)) for test in test_sets]
 
-    def scored(
-        self, ctx: Context, client: int, model: Any, point: str, splits: Sequence[str], measures: Measures
+    def score_client(
+        self, ctx: Context, client: int, model: Any, point: str, splits: Sequence[str], due: DueMetrics
     ) -> Scored:
-        """Of one model on the splits of a client that hold anything.
+        """Score one model on those `splits` of a client that have examples.
 
-        These share batches with each other and with no other client's: a row's last bits depend on the size of its
-        batch, and who lives here is a matter of placement.
+        The splits of one client share batches with each other and never with another client's: the floating-point
+        rounding of a row depends on the size of its batch, and which clients share a host is a matter of placement.
         """
-        own = self._places(client, splits, point)
-        more = self._places(client, sorted(measures.fitted - set(splits)), point) if own else {}
-        return self._measured(ctx, model, own, measures, more, unseen=client >= ctx.task.num_clients)
+        parts = self._client_parts(client, splits, point)
+        fitted = self._client_parts(client, sorted(due.fitted - set(splits)), point) if parts else {}
+        return self._score(ctx, model, parts, due, fitted, unseen=client >= ctx.task.num_clients)
 
-    def _places(self, client: int, splits: Sequence[str], point: str) -> dict[Where, Part]:
+    def _client_parts(self, client: int, splits: Sequence[str], point: str) -> dict[ScoredPart, Part]:
         parts = {split: self.parts[client][split] for split in splits if len(self.parts[client][split])}
-        return {Where(self.numbers[client], self.domains[client], split, point): part for split, part in parts.items()}
+        number, domain = self.numbers[client], self.domains[client]
+        return {
+            ScoredPart(client=number, domain=domain, split=split, point=point): part for split, part in parts.items()
+        }
 
-    def scored_tests(self, ctx: Context, model: Any, measures: Measures) -> list[Scored]:
-        """Of the server's model on each test set that nobody holds."""
-        places = [{Where(-1, test.domain, test.split, "global"): part} for test, part in self.tests]
-        return [self._measured(ctx, model, place, measures) for place in places]
+    def score_tests(self, ctx: Context, model: Any, due: DueMetrics) -> list[Scored]:
+        """Score the server's model on each test set that belongs to no client."""
+        parts = [{ScoredPart(domain=test.domain, split=test.split, point="global"): part} for test, part in self.tests]
+        return [self._score(ctx, model, part, due) for part in parts]
 
     def gradients(self, ctx: Context, ids: Sequence[int], model: Any, splits: Collection[str]) -> list[Gradients]:
-        """Of a model on these splits of the clients `ids` and on such test sets, by domain."""
-        own = [(self.domains[i], name, part) for i in ids for name, part in self.parts[i].items()]
-        tests = [(test.domain, test.split, part) for test, part in self.tests]
-        return gradients_of(ctx, model, [found for found in (*own, *tests) if found[1] in splits])
+        """Return the gradients of a model on these splits of the clients `ids` and of the test sets, by domain."""
+        of_clients = [(self.domains[i], name, part) for i in ids for name, part in self.parts[i].items()]
+        of_tests = [(test.domain, test.split, part) for test, part in self.tests]
+        return domain_gradients(ctx, model, [item for item in (*of_clients, *of_tests) if item[1] in splits])
 
-    def _measured(
+    def _score(
         self,
         ctx: Context,
         model: Any,
-        parts: Mapping[Where, Part],
-        measures: Measures,
-        more: Mapping[Where, Part] | None = None,
+        parts: Mapping[ScoredPart, Part],
+        due: DueMetrics,
+        fitted: Mapping[ScoredPart, Part] | None = None,
         *,
         unseen: bool = False,
     ) -> Scored:
-        """Of one model on `parts`, none of which is empty; of `more`, representations alone, since they are not
-        scored and would change the batches of those that are."""
-        made = score(self.algorithm, ctx, model, list(parts.values()), measures.predictions)
-        scores, caught = [], []
-        for (where, part), values in zip(parts.items(), made, strict=True):
-            scores += [Score(*where, *value, unseen=unseen) for value in values]
-            caught += measures.catch(self.algorithm, ctx, model, part, self.seed, where)
-        for where, part in (more or {}).items():
-            caught += measures.catch(self.algorithm, ctx, model, part, self.seed, where)
-        return Scored(scores, caught)
+        """Score one model on `parts`, none of which may be empty.
+
+        From `fitted` only representations are collected: scoring it would change the batches of the others.
+        """
+        values = score(self.algorithm, ctx, model, list(parts.values()), due.predictions)
+        scores, collected = [], []
+        for (scored, part), of_part in zip(parts.items(), values, strict=True):
+            scores += [scored.score(value, unseen=unseen) for value in of_part]
+            collected += due.collect(self.algorithm, ctx, model, part, self.seed, scored)
+        for scored, part in (fitted or {}).items():
+            collected += due.collect(self.algorithm, ctx, model, part, self.seed, scored)
+        return Scored(scores, collected)

@@ -1,4 +1,4 @@
-"""Which metrics make sense: refused before anything starts."""
+"""Refuses metrics that the data, the model or the algorithm cannot have, before anything starts."""
 
 from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
@@ -9,9 +9,13 @@ from rayfed.metrics.representations import check_layer
 
 
 def check_metrics(blueprint: Blueprint, population: Population, evaluation: Evaluation, *, whole: bool) -> None:
-    """Raises UsageError for a metric of what is not there: classes, a layer, a split, a global model.
+    """Raise an error for a metric that needs classes, a layer, a split or a global model that does not exist.
 
-    `whole`: the server's model is the network with all its weights, so that gradients can be taken there.
+    Args:
+        whole: whether the server's model is the whole network, so that gradients can be taken there.
+
+    Raises:
+        UsageError: the metric, and what it lacks.
     """
     labels = population.clients[0].train.y
     scored = {*evaluation.splits, *(test.split for test in population.tests)}
@@ -20,12 +24,12 @@ def check_metrics(blueprint: Blueprint, population: Population, evaluation: Eval
         if isinstance(metric, (OfPredictions, OfRepresentations)) and not classes:
             raise UsageError(f"metrics.{name}: needs data with classes; these labels are {labels.dtype}")
         if isinstance(metric, OfRepresentations):
-            if metric.split not in scored:  # what it is fitted to need not be
+            if metric.split not in scored:  # the splits that it is fitted to need not be scored
                 raise UsageError(
-                    f"metrics.{name}.split={metric.split}: no such data are scored; known: "
-                    f"{', '.join(sorted(scored))}; evaluate.splits says which"
+                    f"metrics.{name}.split={metric.split}: this split is not scored; scored splits: "
+                    f"{', '.join(sorted(scored))}; set evaluate.splits to score others"
                 )
             for layer in metric.layers:
                 check_layer(blueprint.model, layer, f"metrics.{name}.layers")
         if isinstance(metric, OfGradients) and not whole:
-            raise UsageError(f"metrics.{name}: needs a global model, and the server has none of this network here")
+            raise UsageError(f"metrics.{name}: needs a global model, and the server has no whole model here")

@@ -1,4 +1,8 @@
-"""Metrics beside accuracy and loss: what is due in a round, what hosts gather for it, what the server makes of it."""
+"""Metrics beside accuracy and loss: which are due in a round, what hosts collect for them, and their scores.
+
+Metrics of predictions and of training are computed on the hosts. For metrics of representations and of gradients, hosts
+collect what is needed and the server computes the scores.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,49 +13,55 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
+from rayfed.core.records import RepresentationMap, Score
 from rayfed.core.rng import generator
 from rayfed.core.trees import named_tensors
 from rayfed.engine.device_data import Part
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.scoring import Score
-from rayfed.metrics.base import Metric, OfGradients, OfPredictions, OfRepresentations, OfTraining, Representations
+from rayfed.engine.scoring import ScoredPart
+from rayfed.metrics.base import (
+    Metric,
+    OfGradients,
+    OfPredictions,
+    OfRepresentations,
+    OfTraining,
+    Representations,
+    Value,
+)
 from rayfed.metrics.gradient_norm import full_gradient
-from rayfed.metrics.representations import represented
-from rayfed.metrics.tsne import Map, Tsne
+from rayfed.metrics.representations import collect_representations
+from rayfed.metrics.tsne import Tsne
 
 
-class Where(NamedTuple):
-    """A part of a client's data (or a test set: client -1), and the point whose model is measured on it."""
+class CollectedRepresentations(NamedTuple):
+    """Representations of a sample of one part's examples, at one point's model and one layer."""
 
-    client: int
-    domain: str
-    split: str
     point: str
-
-
-class Caught(NamedTuple):
-    """Representations of the examples somewhere, at one layer."""
-
-    where: Where
     layer: str
-    of: Representations
+    representations: Representations
 
 
 @dataclass(frozen=True)
-class Measures:
-    """The metrics that are due in a round, by name, and how many clients and test sets have examples of each split.
+class DueMetrics:
+    """The metrics that are due in a round.
 
-    `last` is false in the exchanges of a round before its last, which only take note of the models before training.
+    Attributes:
+        metrics: the metrics by name.
+        groups: how many clients and test sets have examples of each split.
+        last: whether this is the last exchange of its round. The exchanges before it only note the models before
+            training.
     """
 
     metrics: Mapping[str, Metric]
     groups: Mapping[str, int] = field(default_factory=dict)
     last: bool = True
 
-    def only(self, *kinds: type) -> "Measures":
+    def only(self, *kinds: type) -> "DueMetrics":
+        """Return the metrics of these kinds."""
         return replace(self, metrics={name: m for name, m in self.metrics.items() if isinstance(m, kinds)})
 
     def of(self, kind: type) -> list[Any]:
+        """Return the metrics of one kind, as a list."""
         return [metric for metric in self.metrics.values() if isinstance(metric, kind)]
 
     @property
@@ -68,29 +78,34 @@ class Measures:
 
     @property
     def fitted(self) -> set[str]:
-        """Splits whose representations something is fitted to, and which need not be scored for that."""
+        """The splits that a metric is fitted to but not measured on; they need not be scored."""
         return {split for metric in self.of(OfRepresentations) for split in metric.splits - {metric.split}}
 
-    def catch(
-        self, algorithm: Algorithm, ctx: Context, model: Any, part: Part, seed: int, where: Where
-    ) -> list[Caught]:
-        """On a host: the representations that the metrics want of this part of a client's data."""
-        wanted = [metric for metric in self.of(OfRepresentations) if where.split in metric.splits]
-        layers = sorted({layer for metric in wanted for layer in metric.layers})
+    def collect(
+        self, algorithm: Algorithm, ctx: Context, model: Any, part: Part, seed: int, scored: ScoredPart
+    ) -> list[CollectedRepresentations]:
+        """On a host: collect the representations of `part`, which `scored` describes, for the metrics that need them.
+
+        The examples are a random sample, drawn by the seed.
+        """
+        metrics = [metric for metric in self.of(OfRepresentations) if scored.split in metric.splits]
+        layers = sorted({layer for metric in metrics for layer in metric.layers})
         if not layers or not len(part):
             return []
-        count = max(metric.share(self.groups.get(where.split, 1)) for metric in wanted)
-        order = generator(seed, "metrics", ctx.round, *where[:3]).permutation(len(part))[:count]
-        rows = torch.from_numpy(order)
+        count = max(metric.share(self.groups.get(scored.split, 1)) for metric in metrics)
+        key = (ctx.round, scored.client, scored.domain, scored.split)
+        rows = torch.from_numpy(generator(seed, "metrics", *key).permutation(len(part))[:count])
         y = part.y.cpu()[rows]
-        found = represented(algorithm, ctx, model, part, rows, layers)
+        by_layer = collect_representations(algorithm, ctx, model, part, rows, layers)
         return [
-            Caught(where, layer, Representations(where.client, where.domain, z, y, where.split))
-            for layer, z in found.items()
+            CollectedRepresentations(
+                scored.point, layer, Representations(scored.client, scored.domain, z, y, scored.split)
+            )
+            for layer, z in by_layer.items()
         ]
 
-    def moved(self, ctx: Context, before: Any, after: Any) -> list[tuple[str, float]]:
-        """On a host: what the metrics of training say of a client's model before and after."""
+    def training_values(self, ctx: Context, before: Any, after: Any) -> list[Value]:
+        """On a host: return the values of the metrics of training for a client's model before and after it."""
         buffers = set(ctx.task.model.buffers)
         start, end = (
             {p: t for p, t in named_tensors(m) if t.is_floating_point() and p not in buffers} for m in (before, after)
@@ -99,40 +114,43 @@ class Measures:
         if not common:
             return []
         start, end = {path: start[path] for path in common}, {path: end[path] for path in common}
-        return [value for metric in self.training for value in metric.measure(start, end)]
+        return [
+            metric.declared(Value(name, value, ctx.examples))
+            for metric in self.training
+            for name, value in metric.measure(start, end)
+        ]
 
-    def represented(
-        self, caught: Iterable[Caught], classes: int, seed: int, device: torch.device
-    ) -> tuple[list[Score], list[Map]]:
-        """On the server: values and maps from what all hosts caught."""
-        groups: dict[tuple[str, str], list[Representations]] = {}
-        for item in caught:
-            groups.setdefault((item.where.point, item.layer), []).append(item.of)
+    def representation_scores(
+        self, collected: Iterable[CollectedRepresentations], classes: int, seed: int, device: torch.device
+    ) -> tuple[list[Score], list[RepresentationMap]]:
+        """On the server: return the scores and maps from the representations that all hosts collected."""
+        by_layer: dict[tuple[str, str], list[Representations]] = {}
+        for item in collected:
+            by_layer.setdefault((item.point, item.layer), []).append(item.representations)
         scores, maps = [], []
         for name, metric in self.metrics.items():
-            for (point, layer), everything in sorted(groups.items(), key=lambda pair: pair[0]):
+            for (point, layer), groups in sorted(by_layer.items(), key=lambda pair: pair[0]):
                 if not isinstance(metric, OfRepresentations) or layer not in metric.layers:
                     continue
-                found = [group for group in everything if group.split in metric.splits]
-                held = Counter(group.split for group in found)
-                if metric.split not in held:
+                groups = [group for group in groups if group.split in metric.splits]
+                counts = Counter(group.split for group in groups)
+                if metric.split not in counts:
                     continue
-                chosen = []
-                for g in sorted(found, key=lambda g: (g.client, g.domain, g.split)):
-                    share = metric.share(held[g.split])
-                    chosen.append(g._replace(z=g.z[:share].to(device), y=g.y[:share].to(device)))
+                samples = []
+                for g in sorted(groups, key=lambda g: (g.client, g.domain, g.split)):
+                    share = metric.share(counts[g.split])
+                    samples.append(g._replace(z=g.z[:share].to(device), y=g.y[:share].to(device)))
                 if isinstance(metric, Tsne):
-                    maps.append(Map(name, point, metric.split, layer, metric.map(chosen, seed)))
+                    maps.append(RepresentationMap(name, point, metric.split, layer, metric.map(samples, seed)))
                     continue
                 suffix = "" if layer == "features" else f"@{layer}"
-                for client, domain, value in metric.measure(chosen, classes, seed):
-                    scores.append(
-                        Score(client, domain, metric.split, point, value.metric + suffix, value.value, value.n)
-                    )
+                for client, domain, value in metric.measure(samples, classes, seed):
+                    scored = ScoredPart(client=client, domain=domain, split=metric.split, point=point)
+                    scores.append(scored.score(metric.declared(value._replace(metric=value.metric + suffix))))
         return scores, maps
 
 
-NOTHING = Measures({})
+NO_METRICS = DueMetrics({})
 
 
 # Gradients of summed losses are added up in this unit, a power of two, so that they stay where sums are exact.
@@ -140,7 +158,7 @@ _UNIT = 2.0**-10
 
 
 class Gradients(NamedTuple):
-    """Of one domain and split: the gradient of the summed loss, in units, and the number of examples."""
+    """The gradient of the summed loss over one domain and split, in units of `_UNIT`, and the number of examples."""
 
     domain: str
     split: str
@@ -148,32 +166,33 @@ class Gradients(NamedTuple):
     n: int
 
 
-def gradients_of(ctx: Context, weights: Any, parts: Iterable[tuple[str, str, Part]]) -> list[Gradients]:
-    """On a host: gradients at `weights` of (domain, split, part)s, those of a domain's clients put together."""
+def domain_gradients(ctx: Context, weights: Any, parts: Iterable[tuple[str, str, Part]]) -> list[Gradients]:
+    """On a host: return the gradients at `weights`, summed over the (domain, split, part)s of a domain and split."""
     sums: dict[tuple[str, str], tuple[ExactSum, int]] = {}
     for domain, split, part in parts:
         if len(part):
             total, n = sums.get((domain, split), (ExactSum(), 0))
             total.add(full_gradient(ctx.task, weights, part), len(part) * _UNIT)
             sums[domain, split] = total, n + len(part)
-    return [Gradients(domain, split, *found) for (domain, split), found in sums.items()]
+    return [Gradients(domain, split, total, n) for (domain, split), (total, n) in sums.items()]
 
 
-def gradient_scores(metrics: Sequence[OfGradients], found: Iterable[Gradients]) -> list[Score]:
-    """On the server: values of the metrics of gradients, from what all hosts found."""
+def gradient_scores(metrics: Sequence[OfGradients], gradients: Iterable[Gradients]) -> list[Score]:
+    """On the server: return the scores of the metrics of gradients, from the gradients of all hosts."""
     sums: dict[tuple[str, str], tuple[ExactSum, int]] = {}
-    for one in found:
-        total, n = sums.setdefault((one.domain, one.split), (ExactSum(), 0))
-        total.merge(one.total)
-        sums[one.domain, one.split] = total, n + one.n
+    for gradient in gradients:
+        total, n = sums.setdefault((gradient.domain, gradient.split), (ExactSum(), 0))
+        total.merge(gradient.total)
+        sums[gradient.domain, gradient.split] = total, n + gradient.n
     scores = []
     for metric in metrics:
         means: dict[str, tuple[dict[str, Tensor], int]] = {}
         for domain in sorted({domain for domain, _ in sums}):
             parts = [sums[domain, split] for split in dict.fromkeys(metric.splits) if (domain, split) in sums]
             if n := sum(examples for _, examples in parts):
-                whole = [total.value for total, _ in parts]
-                means[domain] = ({name: sum(part[name] for part in whole) / (n * _UNIT) for name in whole[0]}, n)
+                totals = [total.value for total, _ in parts]
+                means[domain] = ({name: sum(part[name] for part in totals) / (n * _UNIT) for name in totals[0]}, n)
         for domain, value in metric.measure(means):
-            scores.append(Score(-1, domain, metric.splits[0], "global", *value))
+            scored = ScoredPart(domain=domain, split=metric.splits[0], point="global")
+            scores.append(scored.score(metric.declared(value)))
     return scores

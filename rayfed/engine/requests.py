@@ -2,14 +2,14 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from rayfed.algorithm import Reply
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
+from rayfed.core.records import Score
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.metric_collection import NOTHING, Caught, Measures
-from rayfed.engine.scoring import Score
+from rayfed.engine.metric_collection import NO_METRICS, CollectedRepresentations, DueMetrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Request:
     moment: Moment
     cohort: tuple[ClientIndex, ...]
     clients: tuple[ClientIndex, ...]
-    metrics: Measures = NOTHING
+    metrics: DueMetrics = NO_METRICS
 
     def for_clients(self, clients: Collection[ClientIndex]) -> Self:
         """Return the same request for some of its clients."""
@@ -61,15 +61,6 @@ class ScoreRequest(Request):
     adapt_epochs: int = 0
 
 
-class TrainingMetric(NamedTuple):
-    """The mean of one of `step`'s metrics over a client's steps; `n` is the number of its training examples."""
-
-    client: ClientIndex
-    name: str
-    value: float
-    n: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExchangeResult:
     """What a host returns from an exchange.
@@ -77,19 +68,19 @@ class ExchangeResult:
     Attributes:
         total: The weighted sum of the averaged fields; empty where the server weighs the replies first.
         replies: The other fields of every client.
-        metrics: The means of the training metrics.
+        metrics: Scores of the training itself: the metrics of it, and the means of `step`'s metrics over its steps.
         bytes_up: Bytes sent by all clients together, by field.
         scores: Scores of the locally trained models.
-        caught: Representations collected for metrics.
+        collected: Representations collected for metrics.
         seconds: The wall-clock time of the whole exchange.
         seconds_scoring: The part of it spent on scores and metrics.
     """
 
     total: Any = field(default_factory=ExactSum)
     replies: Sequence[Reply]
-    metrics: Sequence[TrainingMetric]
+    metrics: Sequence[Score]
     bytes_up: Mapping[str, int]
     scores: Sequence[Score]
-    caught: Sequence[Caught]
+    collected: Sequence[CollectedRepresentations]
     seconds: float
     seconds_scoring: float

@@ -1,76 +1,86 @@
-"""Scores of a model on examples: accuracy and mean loss."""
+"""Scores of a model on examples: accuracy, mean loss, and the metrics of predictions."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
+from rayfed.core.records import SERVER, Score
 from rayfed.engine.device_data import Part
-from rayfed.metrics.base import OfPredictions
+from rayfed.metrics.base import OfPredictions, Value
 
-# Values of inputs in a batch. On a CPU, what a layer makes of a batch should stay in its cache: the four-layer CNN on
-# 28 x 28 images takes 80 µs an example in batches of 83 and 90 in batches of 200. A GPU wants to be kept busy.
+# Numbers in the inputs of one batch. On a CPU the outputs of a layer should fit its cache: the four-layer CNN on images
+# of 28 x 28 takes 80 µs per example in batches of 83, and 90 in batches of 200. A GPU needs larger batches.
 _VALUES = {"cpu": 2**16, "cuda": 2**22}
 _ROWS = {"cpu": (16, 512), "cuda": (64, 4096)}
 
 
-class Score(NamedTuple):
-    """One value: of a client, by the partition's number (-1: the server), on a split of its data, of the model at a
-    point. A `unseen` is a client that took no part in training."""
+@dataclass(frozen=True, kw_only=True)
+class ScoredPart:
+    """The data and the model that a score belongs to: a split of a client's data (or a test set), and a point."""
 
-    client: int
-    domain: str
+    client: int = SERVER
+    domain: str = ""
     split: str
     point: str
-    metric: str
-    value: float
-    n: int
-    unseen: bool = False
 
-
-Values = list[tuple[str, float, int]]
-"""(metric, value, examples), …"""
+    def score(self, value: Value, *, unseen: bool = False) -> Score:
+        """Return `value`, measured on this part, as a score."""
+        return Score(
+            client=self.client,
+            domain=self.domain,
+            split=self.split,
+            point=self.point,
+            metric=value.metric,
+            value=value.value,
+            n=value.n,
+            unseen=unseen,
+            higher_is_better=value.higher_is_better,
+        )
 
 
 @torch.no_grad()
 def score(
     algorithm: Algorithm, ctx: Context, model: Any, parts: Sequence[Part], metrics: Sequence[OfPredictions] = ()
-) -> list[Values]:
-    """Of each part, none of which is empty: `loss`, the mean per example, `accuracy` in [0, 1] where y are classes, and
-    `metrics`.
+) -> list[list[Value]]:
+    """Return the values of `model` on each of `parts`, in their order; no part may be empty.
 
-    The parts share batches, which is several times as fast where they are small.
+    The values are `accuracy` in [0, 1] where the labels are classes, `loss`, the mean per example, and those of
+    `metrics`. The parts share batches, which is several times as fast where they are small.
     """
-    found, more = [], []
+    results, others = [], []
     for part, logits in zip(parts, predictions(algorithm, ctx, model, parts), strict=True):
         loss = ctx.task.loss(logits, part.y).double()
-        right = (logits.argmax(1) == part.y).double().mean() if _classes(part) else torch.zeros_like(loss)
-        found.append(torch.stack([right, loss]))
-        more.append([(v.metric, v.value, v.n) for metric in metrics for v in metric.measure(logits, part.y)])
-    values = torch.stack(found).tolist() if found else []  # one transfer for all
-    return [
-        [*([("accuracy", right, len(part))] if _classes(part) else []), ("loss", loss, len(part)), *others]
-        for part, (right, loss), others in zip(parts, values, more, strict=True)
-    ]
+        accuracy = (logits.argmax(1) == part.y).double().mean() if _has_classes(part) else torch.zeros_like(loss)
+        results.append(torch.stack([accuracy, loss]))
+        others.append([metric.declared(v) for metric in metrics for v in metric.measure(logits, part.y)])
+    values: list[list[Value]] = []
+    rows = torch.stack(results).tolist() if results else []  # one transfer from the device for all
+    for part, (accuracy, loss), more in zip(parts, rows, others, strict=True):
+        losses = [Value("loss", loss, len(part), higher_is_better=False)]
+        accuracies = [Value("accuracy", accuracy, len(part), higher_is_better=True)] if _has_classes(part) else []
+        values.append([*accuracies, *losses, *more])
+    return values
 
 
 @torch.no_grad()
 def predictions(algorithm: Algorithm, ctx: Context, model: Any, parts: Sequence[Part]) -> Iterator[Tensor]:
-    """The logits [n, classes] of each part, in their order."""
-    pieces: list[Tensor] = []
+    """Yield the logits [n, classes] of each part, in their order."""
+    pieces: list[Tensor] = []  # logits that are not yet yielded
     batches = _batches(parts)
     for part in parts:
         while sum(map(len, pieces)) < len(part):
             pieces.append(algorithm.predict(ctx, model, next(batches)))
-        held = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-        yield held[: len(part)]
-        pieces = [held[len(part) :]]
+        logits = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        yield logits[: len(part)]
+        pieces = [logits[len(part) :]]
 
 
 def _batches(parts: Sequence[Part]) -> Iterator[Tensor]:
-    """All inputs one after the other, normalised, in batches that do not stop where a part does."""
+    """Yield the normalised inputs of all parts in turn, in batches that may span several parts."""
     if not parts:
         return
     size = batch_size(parts[0])
@@ -79,22 +89,22 @@ def _batches(parts: Sequence[Part]) -> Iterator[Tensor]:
     for part in parts:
         start = 0
         while start < len(part):
-            some = part.x[start : start + room]
-            waiting.append(some)
-            start, room = start + len(some), room - len(some)
+            rows = part.x[start : start + room]
+            waiting.append(rows)
+            start, room = start + len(rows), room - len(rows)
             if not room:
-                yield part.normalise(torch.cat(waiting) if len(waiting) > 1 else some)
+                yield part.normalise(torch.cat(waiting) if len(waiting) > 1 else rows)
                 waiting, room = [], size
     if waiting:
         yield parts[-1].normalise(torch.cat(waiting))
 
 
 def batch_size(part: Part) -> int:
-    """How many examples to score at once: as many as make good use of the device, by the size of an input."""
+    """Return how many examples of `part` to score at once, by the size of an input and the kind of device."""
     device = part.y.device.type
     least, most = _ROWS.get(device, _ROWS["cpu"])
     return max(least, min(most, _VALUES.get(device, _VALUES["cpu"]) // max(1, part.x[:1].numel())))
 
 
-def _classes(part: Part) -> bool:
+def _has_classes(part: Part) -> bool:
     return part.y.dim() == 1 and not part.y.is_floating_point()

@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from rayfed.algorithm import Context, Exchange, Replies, Reply, State
 from rayfed.core.errors import BadHook, Diverged
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment, Stage
+from rayfed.core.records import Record, Score
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
@@ -21,41 +22,12 @@ from rayfed.engine.evaluation import Evaluation, Evaluator, downloads
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.host_data import Scored
-from rayfed.engine.metric_collection import NOTHING, Measures
+from rayfed.engine.metric_collection import NO_METRICS, DueMetrics
 from rayfed.engine.purity import untouched
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult
-from rayfed.engine.scoring import Score
+from rayfed.engine.scoring import ScoredPart
 from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, state_hash
-from rayfed.metrics.base import OfTraining
-from rayfed.metrics.tsne import Map
-
-
-@dataclass
-class Record:
-    """What is recorded of one round: its scores, its seconds by part, and the bytes sent by field."""
-
-    stage: str
-    round: int
-    cohort: int
-    scores: list[Score] = field(default_factory=list)
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("broadcast", "train", "upload", "aggregate", "evaluate", "total"), 0.0)
-    )
-    bytes_down: dict[str, int] = field(default_factory=dict)
-    bytes_up: dict[str, int] = field(default_factory=dict)
-    bytes_formula: float | None = None  # both ways, by the paper's formula
-    epsilon: float | None = None  # of differential privacy, spent so far
-    privacy_unit: str | None = None  # whose
-    maps: list[Map] = field(default_factory=list)
-
-    def accuracy(self, point: str) -> dict[str, float]:
-        """By split, the mean accuracy over participants at `point`; over test sets where no client has the split."""
-        found: dict[tuple[str, bool], list[float]] = {}
-        for s in self.scores:
-            if s.metric == "accuracy" and s.point == point and not s.unseen:
-                found.setdefault((s.split, s.client >= 0), []).append(s.value)
-        means = {key: sum(values) / len(values) for key, values in sorted(found.items())}
-        return {split: mean for (split, _), mean in means.items()}  # clients' come last, so they win
+from rayfed.metrics.base import OfTraining, Value
 
 
 class Server:
@@ -80,8 +52,6 @@ class Server:
         self.evaluator = Evaluator(evaluation, self.algorithm, self.ctx, fleet, population, self.seed)
         self.participants = self.evaluator.participants
         self.examples = [len(client.train) for client in population.clients]
-        self.numbers = [client.id for client in population.clients]
-        self.domains = [client.domain for client in population.clients]
         self.round = 0  # the last finished round
         seed_torch(self.seed, "init")
         self.state: State = self.algorithm.init(self.ctx)
@@ -129,7 +99,7 @@ class Server:
     def _stage(self, stage: Stage, round: int, cohort: tuple[ClientIndex, ...]) -> Record:
         """Run all exchanges of a stage or round."""
         began = time.perf_counter()
-        record = Record(stage, round, len(cohort))
+        record = Record(stage=stage, round=round, cohort=len(cohort))
         exchanges = self.algorithm.exchanges(stage)
         for number, exchange in enumerate(exchanges):
             last = number == len(exchanges) - 1
@@ -146,7 +116,8 @@ class Server:
     def _logged_scalars(self, cohort: tuple[ClientIndex, ...]) -> list[Score]:
         n = sum(self.examples[i] for i in cohort)
         values = {name: self.state[name] for name in self.algorithm.logged_scalars if name in self.state}
-        return [Score(-1, "", "train", "global", name, float(value), n) for name, value in values.items()]
+        server = ScoredPart(split="train", point="global")
+        return [server.score(Value(name, float(value), n)) for name, value in values.items()]
 
     def _exchange(self, exchange: Exchange, ctx: Context, record: Record, last: bool) -> None:
         """Broadcast, train, average, aggregate."""
@@ -163,7 +134,7 @@ class Server:
             clients=ctx.cohort,
             weights=self._weights(exchange, ctx),
             score_splits=self.evaluation.splits if due and "trained" in self.evaluation.points else (),
-            metrics=self._measures(ctx, last, due),
+            metrics=self._due_metrics(ctx, last, due),
         )
         results = self.fleet.exchange(request, down, unicast)
         times.append(time.perf_counter())
@@ -181,7 +152,7 @@ class Server:
 
         self._note(record, times, results, down, unicast, replies)
         began = time.perf_counter()
-        scored = Scored.together([Scored(result.scores, result.caught) for result in results])
+        scored = Scored.together([Scored(result.scores, result.collected) for result in results])
         scores, maps = self.evaluator.completed(scored, request.metrics, ctx.round)
         record.scores, record.maps = [*scores, *record.scores], maps
         record.seconds["evaluate"] += time.perf_counter() - began
@@ -205,11 +176,11 @@ class Server:
             raise BadHook(f"{name}.aggregate returned {type(state).__name__}, not the server's next state, a dict")
         return state
 
-    def _measures(self, ctx: Context, last: bool, scored: bool) -> Measures:
+    def _due_metrics(self, ctx: Context, last: bool, scored: bool) -> DueMetrics:
         """Return the metrics of this exchange: those of training need no scored models, the others do."""
         if ctx.stage != "round":
-            return NOTHING
-        due = self.evaluator.measures(ctx.round, ctx.cohort, ctx.rounds)  # nobody trains for scores in a final stage
+            return NO_METRICS
+        due = self.evaluator.due_metrics(ctx.round, ctx.cohort, ctx.rounds)  # nobody trains for scores in a final stage
         return due if scored and last else replace(due.only(OfTraining), last=last)
 
     def _mean(self, ctx: Context, sums: Sequence[ExactSum]) -> Any:
@@ -250,10 +221,7 @@ class Server:
         for result in results:
             for name, size in result.bytes_up.items():
                 record.bytes_up[name] = record.bytes_up.get(name, 0) + size
-            record.scores += [
-                Score(self.numbers[client], self.domains[client], "train", "trained", name, value, n)
-                for client, name, value, n in result.metrics
-            ]
+            record.scores += result.metrics
 
     def _evaluated(self, record: Record, cohort: Sequence[ClientIndex], *, with_unseen_clients: bool = False) -> Record:
         """Add the scores of the present state to `record`."""

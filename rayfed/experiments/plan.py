@@ -1,7 +1,5 @@
-"""From a configuration to everything that a simulation needs, checked as a whole, with nothing started yet."""
+"""From a configuration to everything that a simulation needs, checked as a whole before anything starts."""
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import Phase
-from rayfed.augment.base import build_augment
+from rayfed.augment.base import Augment, build_augment
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD, Adam
@@ -28,48 +26,63 @@ from rayfed.engine.metric_checks import check_metrics
 from rayfed.engine.serialization import state_hash
 from rayfed.engine.server import Evaluation
 from rayfed.experiments.config import Config
-from rayfed.experiments.unseen_clients import set_apart
-from rayfed.experiments.user_code import checked_code, code_hash, model_hash, own_name
+from rayfed.experiments.naming import trial_name
+from rayfed.experiments.unseen_clients import with_unseen_clients
+from rayfed.experiments.user_code import (
+    checked_code_hash,
+    display_name,
+    given_objects,
+    model_hash,
+    named_objects,
+    object_hash,
+)
 from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
 from rayfed.models.split_model import ensure_split
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-MakeModel = Callable[[], nn.Module]
+ModelFactory = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One trial, ready to run. `trial` names it: the same configuration has the same name wherever it is placed."""
+    """One trial, ready to run.
+
+    Attributes:
+        trial: The name of the trial: equal configurations have equal names, wherever they are placed.
+        clients_hash: A hash of the contents of clients given in Python.
+        model_label, loss_label: The names of a model and a loss given in Python, such as "own:Net-1a2b3c".
+        code_hash: A hash of the user's own code in this trial, None without any; see `rayfed.experiments.user_code`.
+    """
 
     config: Config
     population: Population
     blueprint: Blueprint
     evaluation: Evaluation
     trial: str
-    clients_hash: str | None = None  # of a user's own clients, their contents; who holds what has no other name
-    own_model: str | None = None  # a user's own in place of model.name and the loss: "own:Net-1a2b3c"
-    own_loss: str | None = None
-    code_hash: str | None = None  # of the user's own classes that the configuration names as module:Name
+    clients_hash: str | None = None
+    model_label: str | None = None
+    loss_label: str | None = None
+    code_hash: str | None = None
 
     @property
     def data_hash(self) -> str | None:
-        """Of who holds which examples: of a partition, or of a user's own clients."""
+        """A hash of who holds which examples: of the partition, or of clients given in Python."""
         return self.population.partition_hash or self.clients_hash
 
     @cached_property
     def cost(self) -> Cost:
-        """Of the model, without what a wrapper adds to it."""
+        """The cost of the model, without what a wrapping algorithm adds to it."""
         with torch_state_kept():
             return cost(self.blueprint.model, self.population.shape, _input_type(self.population))
 
     def values(self) -> dict[str, Any]:
-        """The row of the trials table, as far as it is known before the start."""
-        own = {"data": self.clients_hash and f"clients:{self.clients_hash}", "model": self.own_model}
+        """Return the row of the trials table, as far as it is known before the start."""
+        labels = {"data": self.clients_hash and f"clients:{self.clients_hash}", "model": self.model_label}
         return {
             **self.config.tree(),
-            **{group: {"name": name} for group, name in own.items() if name},
-            "loss": self.own_loss,
+            **{group: {"name": label} for group, label in labels.items() if label},
+            "loss": self.loss_label,
             "seed": self.config.seed,
             "default_eval_point": self.evaluation.points[0],
             **self.cost._asdict(),
@@ -78,28 +91,30 @@ class Plan:
         }
 
     def model_name(self) -> str:
-        return self.own_model or str(self.config.model.name)
+        return self.model_label or str(self.config.model.name)
 
 
 def make_plan(
     config: Config,
     *,
     clients: Sequence[Client | Mapping[str, Any]] | None = None,
-    model: MakeModel | nn.Module | None = None,
+    model: ModelFactory | nn.Module | None = None,
     loss: Loss | None = None,
     num_classes: int | None = None,
     population: Population | None = None,
 ) -> Plan:
-    """Loads the data, builds the model, and refuses what cannot work.
+    """Load the data, build the model, and check that everything fits together.
 
     Args:
-        clients: the user's own clients in place of data and partition; see `user_population`.
-        model: a factory (or a module) in place of model.name.
-        loss: (logits, y) -> scalar mean, in place of cross-entropy.
-        population: the same data, where a caller has loaded it already.
+        config: The configuration.
+        clients: The user's own clients, in place of data and partition; see `user_population`.
+        model: A factory of a module (or a module), in place of model.name.
+        loss: (logits, y) -> scalar mean over the batch, in place of cross-entropy.
+        num_classes: The number of classes of `clients`; by default one more than the largest label.
+        population: The data of `config`, if the caller has loaded them already.
 
     Raises:
-        UsageError: with the key at fault.
+        UsageError: The simulation cannot work; the message names the key at fault.
     """
     augment = build_augment(config.augment.name or "none", config.augment.options)
     for path in (Path(config.results), Path(config.results) / config.experiment):
@@ -111,14 +126,65 @@ def make_plan(
     if clients is not None:
         _check_no_other_data(config)
         population = user_population(clients, num_classes, classes=loss is None)
-        contents = population_hash(population)  # of all clients, so that it does not depend on which are unseen
+        contents = population_hash(population)  # before unseen clients are drawn, so that the seed does not change it
         population = population_without_domain(population, config.leave_out)
     elif population is None:
         partition = config.partition.name, config.partition.options
         population = load(config.data.name or "", config.data.options, *partition, config.leave_out)
-    population = set_apart(population, config.unseen_clients, config.seed)
-    cohort = _cohort(config.cohort, len(population.participants))
-    blueprint = Blueprint(
+    population = with_unseen_clients(population, config.unseen_clients, config.seed)
+    blueprint = _blueprint(config, population, augment, model, loss)
+    blueprint.check(population)
+    server_model, is_whole = blueprint.global_model(population)
+    evaluation = Evaluation(
+        every=config.evaluate.every,
+        initial=config.evaluate.initial,
+        points=_points(config, has_global=server_model is not None),
+        splits=tuple(config.evaluate.splits),
+        clients=config.evaluate.clients,
+        adapt_epochs=config.evaluate.adapt_epochs,
+        metrics=config.metrics,
+    )
+    check_metrics(blueprint, population, evaluation, whole=is_whole)
+    name = config.model.name or ""
+    if loss is None and (model is not None or ":" in name):
+        _check_logits(blueprint, population, "model" if model is not None else f"model.name={name}")
+    if loss is not None:
+        _check_loss(blueprint, population)
+    model_label = None if model is None else display_name(model, model_hash(model, blueprint.model))
+    loss_label = None if loss is None else display_name(loss, object_hash(loss))
+    weights_hash = "" if model is None else state_hash(weights_of(blueprint.model))
+    trial = trial_name(config, f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}")
+    objects = named_objects(config) | given_objects(model, loss, clients)
+    return Plan(
+        config=config,
+        population=population,
+        blueprint=blueprint,
+        evaluation=evaluation,
+        trial=trial,
+        clients_hash=contents[:12] or None,
+        model_label=model_label,
+        loss_label=loss_label,
+        code_hash=checked_code_hash(config, trial, objects),
+    )
+
+
+def _check_no_other_data(config: Config) -> None:
+    """Raise UsageError if `config` names data or a partition beside the user's own clients."""
+    for key, named, default in (("partition", config.partition, None), ("data", config.data, "mini_digits")):
+        given = [*([f"name={named.name}"] if named.name != default else []), *named.options]
+        if given:
+            raise UsageError(f"{key}.{given[0]}: clients= are given in place of data and partition; leave out {key}.*")
+
+
+def _blueprint(
+    config: Config,
+    population: Population,
+    augment: Augment | None,
+    model: ModelFactory | nn.Module | None,
+    loss: Loss | None,
+) -> Blueprint:
+    cohort = _cohort_size(config.cohort, len(population.participants))
+    return Blueprint(
         algorithm=config.algorithm,
         model=_model(config, population, model),
         loss=loss or F.cross_entropy,
@@ -135,53 +201,10 @@ def make_plan(
         data_on_device=config.placement.data_on_device,
         augment=augment,
     )
-    blueprint.check(population)
-    model_of_server, whole = blueprint.global_model(population)
-    evaluation = Evaluation(
-        every=config.evaluate.every,
-        initial=config.evaluate.initial,
-        points=_points(config, has_global=model_of_server is not None),
-        splits=tuple(config.evaluate.splits),
-        clients=config.evaluate.clients,
-        adapt_epochs=config.evaluate.adapt_epochs,
-        metrics=config.metrics,
-    )
-    check_metrics(blueprint, population, evaluation, whole=whole)
-    named = config.model.name or ""
-    if loss is None and (model is not None or ":" in named):
-        _check_logits(blueprint, population, "model" if model is not None else f"model.name={named}")
-    if loss is not None:
-        _check_loss(blueprint, population)
-    extra = contents
-    own_model = None if model is None else own_name(model, model_hash(model, blueprint.model))
-    own_loss = None if loss is None else own_name(loss, code_hash(loss))
-    if own_model is not None:
-        extra += state_hash(weights_of(blueprint.model)) + own_model
-    trial = trial_name(config, extra + (own_loss or ""))
-    code = checked_code(config, trial)
-    return Plan(config, population, blueprint, evaluation, trial, contents[:12] or None, own_model, own_loss, code)
 
 
-def trial_name(config: Config, extra: str = "") -> str:
-    """The trial's name: its algorithm, its seed, and a hash of every value that can change its outcome."""
-    tree = config.tree()
-    for key in ("results", "experiment", "resume", "checkpoint"):
-        tree.pop(key)
-    tree["placement"] = {key: tree["placement"][key] for key in ("vmap_clients", "threads", "gpus")}
-    digest = hashlib.blake2b((json.dumps(tree, sort_keys=True, default=str) + extra).encode(), digest_size=4)
-    name = config.algorithm_name.rpartition(":")[2]
-    return f"{name}-seed{config.seed}-{digest.hexdigest()}"
-
-
-def _check_no_other_data(config: Config) -> None:
-    """A user's own clients are the data, already divided."""
-    for key, named, default in (("partition", config.partition, None), ("data", config.data, "mini_digits")):
-        given = [*([f"name={named.name}"] if named.name != default else []), *named.options]
-        if given:
-            raise UsageError(f"{key}.{given[0]}: clients= are given in place of data and partition; leave out {key}.*")
-
-
-def _model(config: Config, population: Population, model: MakeModel | nn.Module | None) -> nn.Module:
+def _model(config: Config, population: Population, model: ModelFactory | nn.Module | None) -> nn.Module:
+    """Build the model with the weights that follow from the seed, split into features and head."""
     dtype = _input_type(population)
     with torch_state_kept():
         seed_torch(config.seed, "model")
@@ -189,51 +212,51 @@ def _model(config: Config, population: Population, model: MakeModel | nn.Module 
             name, options = config.model.name or "", config.model.options
             built = build_model(name, options, population.shape, population.num_classes, dtype)
             if not dtype.is_floating_point:
-                _check_tokens(built, population)
+                _check_vocabulary(built, population)
             return built
-        made = model if isinstance(model, nn.Module) else model()
-        if not isinstance(made, nn.Module):
-            raise UsageError(f"model: expected a function that makes a torch.nn.Module, got {type(made).__name__}")
-        return made if hasattr(made, "feature_shape") else ensure_split(made, population.shape, dtype)
+        given = model if isinstance(model, nn.Module) else model()
+        if not isinstance(given, nn.Module):
+            raise UsageError(f"model: expected a function that makes a torch.nn.Module, got {type(given).__name__}")
+        return given if hasattr(given, "feature_shape") else ensure_split(given, population.shape, dtype)
 
 
 def _input_type(population: Population) -> torch.dtype:
-    """The type in which inputs reach the model: images as normalised floats."""
+    """Return the type in which inputs reach the model: images arrive as normalised floats."""
     dtype = torch.from_numpy(population.clients[0].train.x[:0]).dtype
     return torch.float32 if dtype == torch.uint8 else dtype
 
 
-def _check_tokens(model: nn.Module, population: Population) -> None:
-    """An embedding needs a vector for every word number."""
+def _check_vocabulary(model: nn.Module, population: Population) -> None:
+    """Raise UsageError if the embedding has no vector for some token of the data."""
     sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
     parts = [part.x for client in population.clients for part in (client.train, client.val, client.test)]
-    # Block by block: the texts may lie in a file.
+    # In blocks, since the texts may lie in a file.
     blocks = (part[start : start + 4096] for part in parts for start in range(0, len(part), 4096))
     highest = max(int(block.max()) for block in blocks) if sizes else -1
     if sizes and highest >= sizes[0]:
         raise UsageError(
-            f"model.vocabulary={sizes[0]}: {population.name} has word numbers up to {highest}; give at least "
+            f"model.vocabulary={sizes[0]}: {population.name} has token ids up to {highest}; give at least "
             f"{highest + 1}, or a smaller data.vocabulary"
         )
 
 
 def _check_logits(blueprint: Blueprint, population: Population, where: str) -> None:
-    """Cross-entropy needs a logit for every class."""
-    logits, _ = _outputs(blueprint, population, 1)
+    """Raise UsageError if the model has fewer logits than there are classes, which cross-entropy needs."""
+    logits, _ = _first_outputs(blueprint, population, 1)
     if logits.shape[1] < population.num_classes:
         raise UsageError(f"{where}: gives {logits.shape[1]} logits, but there are {population.num_classes} classes")
 
 
 def _check_loss(blueprint: Blueprint, population: Population) -> None:
-    """A loss of the user's own must give one number for a batch."""
-    value = blueprint.loss(*_outputs(blueprint, population, 2))
+    """Raise UsageError if the user's loss does not return one scalar for a batch."""
+    value = blueprint.loss(*_first_outputs(blueprint, population, 2))
     if not isinstance(value, Tensor) or value.ndim:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise UsageError(f'loss: must give the mean over a batch, a scalar tensor, not {got}; as with reduction="mean"')
+        raise UsageError(f'loss: must return the mean over the batch, a scalar tensor, not {got}; use reduction="mean"')
 
 
-def _outputs(blueprint: Blueprint, population: Population, count: int) -> tuple[Tensor, Tensor]:
-    """What the initial model makes of the first examples, and their labels."""
+def _first_outputs(blueprint: Blueprint, population: Population, count: int) -> tuple[Tensor, Tensor]:
+    """Return the logits of the initial model for the first `count` examples, and their labels."""
     part = next((client.train for client in population.clients if len(client.train)), population.clients[0].train)
     x, y = (torch.from_numpy(values[:count].copy()) for values in (part.x, part.y))
     with torch_state_kept(), torch.no_grad():
@@ -248,26 +271,27 @@ def _optimizer(config: Config) -> SGD | Adam:
     return SGD(lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, nesterov=local.nesterov)
 
 
-def _cohort(asked: int | float, clients: int) -> int:
-    if isinstance(asked, float):
-        return max(1, floor_share(clients, asked))
-    if asked > clients:
-        raise UsageError(f"cohort={asked}: there are {clients} clients; give at most that, or a share such as 0.5")
-    return asked
+def _cohort_size(cohort: int | float, clients: int) -> int:
+    """Return the number of clients in a round, from a number or a share of all participants."""
+    if isinstance(cohort, float):
+        return max(1, floor_share(clients, cohort))
+    if cohort > clients:
+        raise UsageError(f"cohort={cohort}: there are {clients} clients; give at most that, or a share such as 0.5")
+    return cohort
 
 
 def _points(config: Config, *, has_global: bool) -> tuple[str, ...]:
-    """The points to score, the one that the algorithm is judged by first."""
-    algorithm, asked = config.algorithm, config.evaluate.points
-    scored = algorithm.default_eval_point if has_global or algorithm.default_eval_point != "global" else "downloaded"
+    """Return the points to score, the one at which the algorithm's paper scores first."""
+    algorithm, requested = config.algorithm, config.evaluate.points
+    default = algorithm.default_eval_point if has_global or algorithm.default_eval_point != "global" else "downloaded"
     if config.leave_out is not None and not has_global:
         raise UsageError(
             f"leave_out={config.leave_out}: algorithm {config.algorithm_name} has no global model here, and no "
-            "other can be scored on a domain that nobody holds"
+            "other model can be scored on a domain that no client holds"
         )
-    if asked and "global" in asked and not has_global:
+    if requested and "global" in requested and not has_global:
         raise UsageError(
             f"evaluate.points: algorithm {config.algorithm_name} has no global model here, since parts of the model "
-            f"stay with the clients; use evaluate.points=[{scored}]"
+            f"stay with the clients; use evaluate.points=[{default}]"
         )
-    return tuple(sorted(asked or (scored,), key=lambda point: point != scored))
+    return tuple(sorted(requested or (default,), key=lambda point: point != default))

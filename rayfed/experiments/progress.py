@@ -1,19 +1,23 @@
-"""One line that tells a person how far things are: rounds, time left, clients per second, the best score so far."""
+"""The progress line: rounds, time left, clients per second, and the best score so far."""
 
 from collections.abc import Callable, Sequence
 
 from rayfed.core.status_line import StatusLine
-from rayfed.experiments.recorder import Progress
+from rayfed.results.recorder import Progress
 
 
 def one_trial(progress: Progress) -> str:
-    """ "round 12/50 · 3.1 s a round · 118 s left · 6.4 clients/s · val 91.2% (best 91.4%)"."""
+    """Return "round 12/50 · 3.1 s per round · 118 s left · 6.4 clients/s · val 91.2% (best 91.4%)"."""
     done = progress.round - progress.first_round
     parts = [f"round {progress.round}/{progress.rounds}"]
     if done > 0:
         pace = progress.seconds / done
         left = max(0, progress.rounds - progress.round) * pace
-        parts += [f"{pace:.3g} s a round", f"{span(left)} left", f"{progress.clients / progress.seconds:.3g} clients/s"]
+        parts += [
+            f"{pace:.3g} s per round",
+            f"{span(left)} left",
+            f"{progress.clients / progress.seconds:.3g} clients/s",
+        ]
     if progress.val is not None and progress.best_val is not None:
         parts.append(f"val {progress.val:.1%} (best {progress.best_val:.1%})")
     elif progress.test is not None:
@@ -22,12 +26,18 @@ def one_trial(progress: Progress) -> str:
 
 
 def many_trials(trials: Sequence[Progress], total: int, seconds: float) -> str:
-    """ "trials 5/18 (2 running, 1 failed) · rounds 130/450 · 84 s left · 52 clients/s · best val 91.4% adcol-…"."""
-    over = [p for p in trials if p.status != "running"]
-    failed = sum(p.status in ("failed", "diverged") for p in over)
-    running = len(trials) - len(over)
+    """Return "trials 5/18 (2 running, 1 failed) · rounds 130/450 · 84 s left · 52 clients/s · best val 91.4% adcol-…".
+
+    Args:
+        trials: The progress of the trials that have started.
+        total: The number of trials in the sweep.
+        seconds: Time since the sweep began.
+    """
+    ended = [p for p in trials if p.status != "running"]
+    failed = sum(p.status in ("failed", "diverged") for p in ended)
+    running = len(trials) - len(ended)
     counts = f"{running} running" + (f", {failed} failed" if failed else "")
-    parts = [f"trials {len(over)}/{total} ({counts})"]
+    parts = [f"trials {len(ended)}/{total} ({counts})"]
     work = sum(max(0, p.round - p.first_round) for p in trials)
     rounds = max((p.rounds for p in trials), default=0) * total
     finished = sum(p.rounds if p.status != "running" else p.round for p in trials)
@@ -42,13 +52,13 @@ def many_trials(trials: Sequence[Progress], total: int, seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Seconds as a person says them: "42 s", "3 min 10 s", "2 h 5 min"."""
-    whole = round(seconds)
-    if whole < 100:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    """Return a duration in readable units: "42 s", "3 min 10 s", "2 h 5 min"."""
+    rounded = round(seconds)
+    if rounded < 100:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60} min"
 
 
 def watch_trials(
@@ -58,7 +68,7 @@ def watch_trials(
     *,
     seconds: float = 0.5,
 ) -> None:
-    """Shows `line(progress())` every so often until `wait(seconds)` says that all is over."""
+    """Show `line(progress())` every `seconds` until `wait(seconds)` returns True: all trials have ended."""
     with StatusLine() as status:
         while not wait(seconds):
             trials = progress()

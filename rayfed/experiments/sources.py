@@ -1,4 +1,4 @@
-"""Where configuration values come from: YAML files, `key=value` arguments and mappings, merged into one nested dict."""
+"""The sources of a configuration (YAML files, `key=value` arguments, mappings), merged into one nested dict."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +10,13 @@ from rayfed.core.errors import UsageError
 
 
 def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """One nested dict from nested or dotted mappings; later values win, groups are merged key by key.
+    """Return one nested dict from mappings with nested or dotted keys.
 
-    A group whose `name` changes keeps none of the options of the name before.
+    Later values take precedence, and nested mappings are merged key by key. If a mapping's `name` changes, the options
+    of the previous name are dropped.
+
+    Raises:
+        UsageError: A key below a key that has a value.
     """
     tree: dict[str, Any] = {}
     for source in sources:
@@ -44,30 +48,31 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any, where: str) -> N
 
 
 def from_file(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """Return the mapping in a YAML file.
 
     Raises:
-        UsageError: no such file, no YAML, or no mapping in it.
+        UsageError: There is no such file, or it does not hold a YAML mapping.
     """
     path = Path(path)
     if not path.is_file():
-        raise UsageError(f"{path}: no such file (values are given as key=value)")
+        raise UsageError(f"{path}: no such file (give values as key=value)")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, Mapping):
-        raise UsageError(f"{path}: expected keys and values, got {type(content).__name__}")
+        raise UsageError(f"{path}: expected a mapping, got {type(content).__name__}")
     return dict(content)
 
 
 def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
-    """Dotted keys from `key=value` arguments; values are YAML, so 0.1, true, null and [1, 2] are what they seem.
+    """Return the dotted keys and values of `key=value` arguments.
 
-    Only a comment is none: a value with " #" in it is a text as a whole.
+    Values are read as YAML: 0.1, true, null and [1, 2] have their types. Comments are not: a value that contains " #"
+    is a string.
 
     Raises:
-        UsageError: an argument without "=".
+        UsageError: An argument without "=", or a value that is not valid YAML.
     """
     values = {}
     for argument in arguments:
@@ -77,11 +82,11 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
         try:
             values[key] = text if _has_comment(text) else yaml.safe_load(text) if text else None
         except yaml.YAMLError as error:
-            raise UsageError(f"{argument}: {text!r} is not a value: {' '.join(str(error).split())}") from error
+            raise UsageError(f"{argument}: {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
     return values
 
 
 def _has_comment(text: str) -> bool:
-    """Whether YAML would drop the end of `text`."""
+    """Return whether YAML would drop the end of `text` as a comment."""
     ends = [token.end_mark.index for token in yaml.scan(text) if not isinstance(token, yaml.StreamEndToken)]
     return bool(text[ends[-1] :].strip())

@@ -1,40 +1,41 @@
-"""Runs one planned trial to its end, wherever it is placed, and tells a recorder all along."""
+"""Runs one planned trial to its end, wherever it is placed, and reports to a recorder."""
 
 import io
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from rayfed.core.errors import Diverged, UsageError
+from rayfed.core.records import Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.engine import checkpoint
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.serialization import state_hash
-from rayfed.engine.server import Record, Server
+from rayfed.engine.server import Server
 from rayfed.experiments.plan import Plan
 
 
 class Sink(Protocol):
-    """What a trial needs of a recorder, be it called directly or in another process."""
+    """The part of a `Recorder` that a trial uses; the recorder may be in another process."""
 
-    def begin(self, trial: str, values: Any, rounds: int, keep_through_round: int | None) -> None: ...
+    def begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None: ...
     def record(self, trial: str, record: Record) -> None: ...
     def checkpoint(self, trial: str, content: bytes) -> None: ...
-    def end(self, trial: str, values: Any) -> None: ...
+    def end(self, trial: str, values: Mapping[str, Any]) -> None: ...
 
 
-def resumed(plan: Plan, saved: bytes | None) -> str:
-    """What `resume` does, in a few words, with the checkpoint `saved`."""
+def resume_message(plan: Plan, saved: bytes | None) -> str:
+    """Return in a few words what `resume=true` does with the checkpoint `saved`."""
     if saved is None:
         return "nothing saved: starts at round 1"
     try:
         done = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)["round"]
-    except Exception:  # whatever is wrong with it, `checkpoint.load` tells it in a line
+    except Exception:  # `checkpoint.load` reports what is wrong
         return "the checkpoint cannot be read"
     last = plan.config.rounds + bool(plan.blueprint.algorithm.final_exchanges)
-    return "already finished: nothing to do" if done >= last else f"goes on after round {done}"
+    return "already finished: nothing to do" if done >= last else f"continues after round {done}"
 
 
 def run_trial(
@@ -46,15 +47,24 @@ def run_trial(
     saved: bytes | None = None,
     report: Callable[[Record], None] = lambda record: None,
 ) -> tuple[str, dict[str, Any]]:
-    """Runs `plan` from the start, or from the checkpoint `saved`; returns (hash of all final state, final state).
+    """Run `plan` from the start or from a checkpoint; return (hash of the final state, final state).
 
-    The final state has `server` and `clients`, both on the CPU.
+    The final state is {"server": ..., "clients": ...}, with all tensors on the CPU.
+
+    Args:
+        plan: The trial.
+        sink: The recorder.
+        make_fleet: Makes the hosts. It is called once, and the fleet is closed at the end.
+        device: The device of the server.
+        saved: The checkpoint to continue from.
+        report: Called after each round. The last round is reported when the trial is recorded as done, since a
+            scheduler may end the trial at any report.
 
     Raises:
-        Diverged: after it was recorded, as is anything else that goes wrong.
+        Diverged: A value became infinite or NaN. This is recorded first, as is any other error.
     """
     every, fleet = plan.config.checkpoint.every, None
-    late: list[Record] = []  # reported when the trial is recorded as done: a scheduler may end it at any report
+    unreported: list[Record] = []
     begun = done = False
     try:
         with torch_state_kept():
@@ -71,20 +81,20 @@ def run_trial(
                 if server.round < plan.config.rounds:
                     report(record)
                 else:
-                    late.append(record)
+                    unreported.append(record)
             state = checkpoint.state(server)
             digest = state_hash(state)
             sink.end(plan.trial, {"status": "done", "weights_hash": digest})
             done = True
-            for record in late:
+            for record in unreported:
                 report(record)
-    except SystemExit:  # so Ray Tune ends a trial that its scheduler has stopped
+    except SystemExit:  # Ray Tune raises it in a trial that its scheduler stops
         if not done:
             sink.end(plan.trial, {"status": "stopped"})
         raise
     except BaseException as error:
         if isinstance(error, (UsageError, KeyboardInterrupt)) and not begun:
-            raise  # nothing was started, so an earlier attempt's row stays as it is
+            raise  # nothing was started, so the row of an earlier attempt stays
         if isinstance(error, KeyboardInterrupt):
             if not done:
                 sink.end(plan.trial, {"status": "interrupted"})
@@ -102,11 +112,11 @@ def run_trial(
 
 
 def interrupted(plan: Plan, round: int) -> KeyboardInterrupt:
-    """What to raise when Ctrl-C ended a trial after `round`: it says how to go on."""
+    """Return the exception to raise when Ctrl-C ended a trial after `round`; its message says how to continue."""
     every = plan.config.checkpoint.every
     saved = round // every * every if every else 0
-    way = "goes on" if saved == round else f"goes on after round {saved}, the last one saved"
-    anew = "starts anew, since nothing was saved; checkpoint.every=1 saves every round"
+    continues = "continues" if saved == round else f"continues after round {saved}, the last one saved"
+    restarts = "starts again, since nothing was saved; checkpoint.every=1 saves every round"
     return KeyboardInterrupt(
-        f"interrupted after round {round}; the same command {f'with resume=true {way}' if saved else anew}"
+        f"interrupted after round {round}; the same command {f'with resume=true {continues}' if saved else restarts}"
     )

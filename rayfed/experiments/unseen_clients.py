@@ -1,4 +1,4 @@
-"""Unseen clients: clients that take no part in training and join when it is over, as in DBE's "new participants"."""
+"""Unseen clients: clients that take no part in training and join after it, as DBE's "new participants"."""
 
 from dataclasses import replace
 
@@ -8,19 +8,24 @@ from rayfed.data.draws import floor_share
 from rayfed.data.population import Population
 
 
-def set_apart(population: Population, asked: int | float, seed: int) -> Population:
-    """`population` with so many unseen clients (a number, or a share of all clients rounded down), drawn by `seed`.
+def with_unseen_clients(population: Population, count: int | float, seed: int) -> Population:
+    """Return `population` with unseen clients drawn at random.
 
-    Participants come first and unseen clients last, both in the order of their numbers.
+    Participants come first and unseen clients last, both in the order of their ids.
+
+    Args:
+        population: The clients. Unseen clients of an earlier draw are participants again.
+        count: The number of unseen clients, or (a float) a share of all clients, rounded down.
+        seed: The seed of the draw.
 
     Raises:
-        UsageError: nobody would be left to train.
+        UsageError: No client would be left to train.
     """
-    clients = sorted(population.clients, key=lambda client: client.id)  # as before any earlier draw
-    count = floor_share(len(clients), asked) if isinstance(asked, float) else asked
-    if count >= len(clients):
-        raise UsageError(f"unseen_clients={asked}: there are {len(clients)} clients, and one at least must train")
+    clients = sorted(population.clients, key=lambda client: client.id)
+    number = floor_share(len(clients), count) if isinstance(count, float) else count
+    if number >= len(clients):
+        raise UsageError(f"unseen_clients={count}: there are {len(clients)} clients, and at least one must train")
     # The stream keeps its first name, so that a seed draws the same clients for ever.
-    drawn = set(generator(seed, "newcomers").choice(len(clients), count, replace=False).tolist())
+    drawn = set(generator(seed, "newcomers").choice(len(clients), number, replace=False).tolist())
     ordered = sorted(range(len(clients)), key=lambda place: place in drawn)
-    return replace(population, clients=tuple(clients[place] for place in ordered), unseen_clients=count)
+    return replace(population, clients=tuple(clients[place] for place in ordered), unseen_clients=number)

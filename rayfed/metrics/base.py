@@ -1,14 +1,14 @@
-"""What a metric is: a measurement beside accuracy and loss, switched on as `metrics.NAME` with its options.
+"""The interface of metrics: measurements beside accuracy and loss, switched on as `metrics.NAME` with their options.
 
-A metric looks at one of four things, and derives from the class of that name: the predictions of a model on a part of a
-client's data, its representations of many clients' data, its gradients there, or what local training did to it. Each is
+There are four kinds of metrics, each with a base class: of a model's predictions on one part of a client's data, of
+its representations of many clients' data, of its gradients there, and of what local training did to it. Metrics are
 taken of the models, splits and clients that are scored anyway (`evaluate.*`), after every `every` rounds and after the
-last. Metrics never change a simulation's outcome.
+last. They never change the outcome of a simulation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,65 +29,84 @@ METRICS = {
     "tsne": "rayfed.metrics.tsne:Tsne",
 }
 
-EVERY = "measure after every so many rounds, and after the last; by default after the last alone"
+EVERY = "rounds between measurements; the last round is always measured, and by default only the last"
+EVERY_ROUND = "rounds between measurements; the last round is always measured"
 
 
 class Value(NamedTuple):
-    """One number that a metric found, and how many examples stand behind it."""
+    """One value of a metric, and the number of examples that it was measured on.
+
+    `higher_is_better` None stands for the declaration of the metric's class.
+    """
 
     metric: str
     value: float
     n: int
+    higher_is_better: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """Base of all metrics; a user's own derives from one of the classes below, with its options as fields."""
+    """Base class of all metrics. Derive your own from one of the classes below, with its options as fields."""
+
+    higher_is_better: ClassVar[bool | None] = None
+    """Whether a higher value is the better one. It decides which client is the worst, and which rounds are the best of
+    this metric. None leaves it to the name of the value, see `rayfed.results.metric_names`."""
 
     every: int | None = option(None, low=1, help=EVERY)
 
     def due(self, round: int, last: int) -> bool:
-        """Whether to measure after `round`; `last` is the last one whose models are scored."""
+        """Return whether to measure after `round`; `last` is the last round whose models are scored."""
         return round >= last or (self.every is not None and round % self.every == 0)
+
+    def declared(self, value: Value) -> Value:
+        """Return `value` with the class's `higher_is_better`, unless it has its own."""
+        return value if value.higher_is_better is not None else value._replace(higher_is_better=self.higher_is_better)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfPredictions(Metric):
-    """Of a model's predictions on one part of one client's data."""
+    """A metric of a model's predictions on one part of one client's data."""
 
-    every: int | None = option(1, low=1, help="measure after every so many rounds, and after the last")
+    every: int | None = option(1, low=1, help=EVERY_ROUND)
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
-        """From `logits` [n, classes] and the classes `y` [n]."""
+        """Return the values for `logits` [n, classes] and the classes `y` [n]."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfTraining(Metric):
-    """Of what a client's local training did, taken in the round's last exchange; recorded at the point `trained`."""
+    """A metric of a client's local training in the last exchange of a round; recorded at the point `trained`."""
 
-    every: int | None = option(1, low=1, help="measure after every so many rounds, and after the last")
+    every: int | None = option(1, low=1, help=EVERY_ROUND)
 
     def measure(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Iterable[tuple[str, float]]:
-        """From the trained parameters that the model has in common before and after."""
+        """Return (name, value) pairs for the trained parameters that the model has both before and after."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfGradients(Metric):
-    """Of the gradients of the mean loss at the server's model, one for each domain; recorded under the first split."""
+    """A metric of the gradients of the mean loss at the server's model, one for each domain.
+
+    It is recorded under the first of `splits`.
+    """
 
     splits: list[str] = option(
         ["val", "ood"], choices=("train", "val", "test", "ood"), help="parts of the data that the gradients are of"
     )
 
     def measure(self, gradients: Mapping[str, tuple[Mapping[str, Tensor], int]]) -> Iterable[tuple[str, Value]]:
-        """From each domain's (gradient, examples); gives (domain, value) pairs, the domain "" for all together."""
+        """Return (domain, value) pairs, with domain "" for all together, from each domain's (gradient, examples)."""
         raise NotImplementedError
 
 
 class Representations(NamedTuple):
-    """What a model makes of a part of a client's data: `z` [n, d] float32 and the classes `y` [n], on one device."""
+    """A model's representations of one part of a client's data: `z` [n, d] float32 and the classes `y` [n].
+
+    Both are on one device.
+    """
 
     client: int
     domain: str
@@ -98,7 +117,7 @@ class Representations(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OfRepresentations(Metric):
-    """Of the representations that all scored clients' models have of their data, brought together on the server."""
+    """A metric of the representations of all scored clients' data, computed on the server."""
 
     layers: list[str] = option(
         ["features"], help='modules of the network whose outputs are measured; also "head" (its input) and "logits"'
@@ -108,43 +127,46 @@ class OfRepresentations(Metric):
 
     @property
     def splits(self) -> frozenset[str]:
-        """All parts of the data whose representations `measure` wants; its values are recorded under `split`."""
+        """The parts of the data whose representations `measure` needs; its values are recorded under `split`."""
         return frozenset({self.split})
 
     def share(self, groups: int) -> int:
-        """How many examples of each of `groups` clients and test sets are looked at."""
+        """Return how many examples to take of each of `groups` clients and test sets."""
         return max(1, self.examples // groups)
 
     def measure(self, groups: Sequence[Representations], classes: int, seed: int) -> Iterable[tuple[int, str, Value]]:
-        """From the clients' representations of `splits`; gives (client, domain, value), client -1 for all together."""
+        """Return (client, domain, value) triples, with client -1 for all together, from the representations."""
         raise NotImplementedError
 
 
 def build_metrics(chosen: Any) -> dict[str, Metric]:
-    """The metrics that are switched on: `chosen` maps names to options, or to true (the defaults) or false (off).
+    """Return the metrics that are switched on, by name.
+
+    Args:
+        chosen: maps names to options, to true (the default options) or to false (off).
 
     Raises:
         UsageError: an unknown name, or an option that is unknown, of a wrong type or out of range.
     """
     if not isinstance(chosen, Mapping):
         names = ", ".join(map(str, chosen)) if isinstance(chosen, list) else chosen
-        raise UsageError(f"metrics={names}: expected a group, as metrics.ece=true or metrics.ece.every=5")
-    made = {}
+        raise UsageError(f"metrics={names}: expected a mapping, as in metrics.ece=true or metrics.ece.every=5")
+    metrics = {}
     for name, options in chosen.items():
         if options is False or options is None:
             continue
         if options is not True and not isinstance(options, Mapping):
-            raise UsageError(f"metrics.{name}={options!r}: expected true, or a group with options such as every")
+            raise UsageError(f"metrics.{name}={options!r}: expected true, or a mapping of options such as every")
         if name not in METRICS and ":" not in name:
-            own = "your own is written metrics.module:Name"
-            raise UsageError(f"metrics.{name}: no such metric; {suggestion(name, METRICS, prefix='metrics.')}; {own}")
-        found = resolve(name, METRICS, where=f"metrics.{name}")
-        if not (isinstance(found, type) and issubclass(found, Metric)):
+            hint = "your own is written metrics.module:Name"
+            raise UsageError(f"metrics.{name}: no such metric; {suggestion(name, METRICS, prefix='metrics.')}; {hint}")
+        metric = resolve(name, METRICS, where=f"metrics.{name}")
+        if not (isinstance(metric, type) and issubclass(metric, Metric)):
             raise UsageError(f"metrics.{name}: must be a dataclass that derives from a class of rayfed.metrics.base")
-        made[name] = build(found, {} if options is True else options, where=f"metrics.{name}")
-    return made
+        metrics[name] = build(metric, {} if options is True else options, where=f"metrics.{name}")
+    return metrics
 
 
-def generator(seed: int) -> torch.Generator:
-    """torch's generator for a metric's own draws, apart from the simulation's."""
+def torch_generator(seed: int) -> torch.Generator:
+    """Return a torch generator for a metric's own random draws, independent of the simulation's."""
     return torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What a network costs: parameters, and multiply-accumulates of one forward pass."""
+"""The cost of a network: parameters, and multiply-accumulates of one forward pass."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,21 +13,23 @@ from rayfed.models.split_model import example_inputs
 
 
 class Cost(NamedTuple):
-    """Trainable numbers, and multiply-accumulates of the forward pass of one example; biases, norms and activations
-    are not counted, as papers do not."""
+    """The number of trainable parameters, and the multiply-accumulates of the forward pass of one example.
+
+    Multiply-accumulates of biases, normalisation and activations are not counted, as in the papers.
+    """
 
     parameters: int
     macs: int
 
 
 def cost(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Cost:
-    """The cost of `model` on one input of `shape`, by torch's own counter, which sees every operation that is run."""
+    """Return the cost of `model` on one input of `shape`, by torch's counter of the operations that are run."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     x = example_inputs(shape, dtype)[:1]
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:
-        with torch.no_grad(), _step_by_step(), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), _unfused(), FlopCounterMode(display=False) as counter:
             model(x.to(next(model.parameters()).device))
     finally:
         for part, mode in modes:
@@ -36,9 +38,11 @@ def cost(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.fl
 
 
 @contextlib.contextmanager
-def _step_by_step() -> Iterator[None]:
-    """Attention and recurrent layers as the products that they consist of: the counter knows no fused kernel, and
-    would take a whole encoder layer, or an LSTM over all its steps, for nothing."""
+def _unfused() -> Iterator[None]:
+    """Run attention and recurrent layers as separate products.
+
+    The counter does not know fused kernels, and would count a whole encoder layer, or an LSTM over all its steps, as 0.
+    """
     backends = torch.backends
     fast, mkldnn, cudnn = backends.mha.get_fastpath_enabled(), backends.mkldnn.enabled, backends.cudnn.enabled
     backends.mha.set_fastpath_enabled(False)

@@ -1,4 +1,4 @@
-"""Client drift: how far local training carried a client's model from the one that it downloaded."""
+"""Client drift: the distance between a client's model after local training and the one that it downloaded."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,12 +13,14 @@ from rayfed.metrics.base import OfTraining
 class Drift(OfTraining):
     """`drift`: ‖w_i − w‖₂ over all parameters; `drift_relative`: the same, divided by ‖w‖₂."""
 
+    higher_is_better = False  # neither is good or bad; clients that are alike drift less
+
     def measure(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Iterable[tuple[str, float]]:
-        moved = _norm(after[name].double() - before[name].double() for name in before)
-        yield "drift", moved
-        start = _norm(value.double() for value in before.values())
-        if start:
-            yield "drift_relative", moved / start
+        distance = _norm(after[name].double() - before[name].double() for name in before)
+        yield "drift", distance
+        norm = _norm(value.double() for value in before.values())
+        if norm:
+            yield "drift_relative", distance / norm
 
 
 def _norm(values: Iterable[Tensor]) -> float:

@@ -3,9 +3,9 @@ Learning with Data Augmentation", Eq. 5 and Tables 7 to 9.
 
     g_d = ‖∇_θ f_d(θ)‖₂,  f_d the mean loss over domain d, θ the global model
 
-over the validation examples of the training domains, and all examples of the one held out. The tables have every g_d,
-their mean and their standard deviation (with n − 1), the domain held out among them; Eq. 5 has the mean of g_d².
-Networks run in evaluation mode.
+over the validation examples of the training domains, and all examples of the held-out one. The tables report every g_d,
+their mean and their standard deviation (divided by n − 1), with the held-out domain among them; Eq. 5 has the mean of
+g_d². Networks run in evaluation mode.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,6 +25,8 @@ from rayfed.metrics.base import OfGradients, Value
 class GradientNorm(OfGradients):
     """`gradient_norm` of every domain; over the domains `gradient_norm_mean`, `_std` and `_mean_square` (Eq. 5)."""
 
+    higher_is_better = False  # neither is good or bad; domains that are alike have smaller norms
+
     def measure(self, gradients: Mapping[str, tuple[Mapping[str, Tensor], int]]) -> Iterable[tuple[str, Value]]:
         norms, total = [], sum(n for _, n in gradients.values())
         for domain, (gradient, n) in gradients.items():
@@ -39,7 +41,7 @@ class GradientNorm(OfGradients):
 
 
 def full_gradient(task: Task, weights: Weights, part: Any, size: int = 500) -> Weights:
-    """∇_θ of the mean loss over all examples of `part` (anything with `len()` and `batches(size)`), at least one."""
+    """Return ∇_θ of the mean loss over all examples of `part` (not empty; it has `len()` and `batches(size)`)."""
     total: Weights = {}
     for batch in part.batches(size):
         grads = scale(_gradient(task, weights, batch), len(batch.y) / len(part))

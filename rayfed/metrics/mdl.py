@@ -7,7 +7,7 @@ first n_1 < … < n_K examples; with L_k its mean loss, over `seeds` probes:
     validation  Σ_k (n_k − n_{k−1}) L_k, n_0 = 0, L_k on a tenth of the examples held out (the library of DBE's authors)
     online      n_1 log C + Σ_{k<K} (n_{k+1} − n_k) L_k, L_k on the examples n_k to n_{k+1} (Voita and Titov, Eq. 3)
 
-Published values grow with the number of examples, so compare runs of one `examples`.
+Values grow with the number of examples, so compare runs with the same `examples`.
 """
 
 import itertools
@@ -21,17 +21,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.core.options import option
-from rayfed.metrics.base import OfRepresentations, Representations, Value, generator
+from rayfed.metrics.base import OfRepresentations, Representations, Value, torch_generator
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mdl(OfRepresentations):
-    """`mdl`: the length of the labels' code, in nats or bits."""
+    """`mdl`: the description length of the labels, in nats or bits."""
 
-    coding: str = option("validation", choices=("validation", "online"), help="validation: DBE's; online: Voita's")
-    unit: str = option("nats", choices=("nats", "bits"), help="unit of the length")
-    sizes: int = option(10, low=2, help="K, numbers of examples that the probe is trained on, from 10 up, log-spaced")
-    seeds: int = option(5, low=1, help="probes for each of them")
+    higher_is_better = False
+
+    coding: str = option(
+        "validation", choices=("validation", "online"), help="validation: as in DBE; online: Voita and Titov, Eq. 3"
+    )
+    unit: str = option("nats", choices=("nats", "bits"), help="unit of the description length")
+    sizes: int = option(10, low=2, help="K, the number of training set sizes, log-spaced from 10 examples up")
+    seeds: int = option(5, low=1, help="probes for each training set size")
     hidden: int = option(512, low=1, help="units in each of the probe's two hidden layers")
     steps: int = option(4000, low=1, help="training steps of a probe")
     batch_size: int = option(256, low=1, help="examples in a batch, drawn with replacement")
@@ -41,43 +45,43 @@ class Mdl(OfRepresentations):
         z, y = torch.cat([group.z for group in groups]), torch.cat([group.y for group in groups])
         if len(y) < 20:
             return
-        order = torch.randperm(len(y), generator=generator(seed)).to(y.device)
+        order = torch.randperm(len(y), generator=torch_generator(seed)).to(y.device)
         z, y = z[order], y[order]
         length = self.length(z, y, classes, seed)
         yield -1, "", Value("mdl", length / (math.log(2) if self.unit == "bits" else 1), len(y))
 
     def length(self, z: Tensor, y: Tensor, classes: int, seed: int) -> float:
-        """In nats, of `y` [n] given `z` [n, d], which are in random order."""
-        held = len(y) // 10 if self.coding == "validation" else 0
-        kept = len(y) - held
-        mean, std = z[:kept].mean(), z[:kept].std()  # one number each, as the library of DBE's authors has it
+        """Return the description length in nats of `y` [n] given `z` [n, d], which must be in random order."""
+        held_out = len(y) // 10 if self.coding == "validation" else 0
+        kept = len(y) - held_out
+        mean, std = z[:kept].mean(), z[:kept].std()  # one number each, as in the library of DBE's authors
         z = (z - mean) / std.clamp_min(1e-12)
         sizes = training_sizes(kept, self.sizes)
         if self.coding == "validation":
-            steps = itertools.pairwise([0, *sizes])
+            pairs = itertools.pairwise([0, *sizes])
             return sum(
-                (now - before) * self._loss(z, y, now, slice(kept, None), classes, seed) for before, now in steps
+                (size - before) * self._loss(z, y, size, slice(kept, None), classes, seed) for before, size in pairs
             )
         pairs = itertools.pairwise(sizes)
-        rest = sum((after - now) * self._loss(z, y, now, slice(now, after), classes, seed) for now, after in pairs)
+        rest = sum((after - size) * self._loss(z, y, size, slice(size, after), classes, seed) for size, after in pairs)
         return sizes[0] * math.log(classes) + rest
 
     def _loss(self, z: Tensor, y: Tensor, size: int, test: slice, classes: int, seed: int) -> float:
-        """The mean loss on `test` of probes trained on the first `size` examples, all probes at once."""
-        draw = generator(seed * 1_000_003 + size)
+        """Return the mean loss on `test` of probes trained on the first `size` examples, all probes at once."""
+        rng = torch_generator(seed * 1_000_003 + size)
         widths = (z.shape[1], self.hidden, self.hidden, classes)
         layers = []
         for fan_in, fan_out in itertools.pairwise(widths):
-            bound = fan_in**-0.5  # torch's own start for linear layers
+            bound = fan_in**-0.5  # torch's own initialisation of linear layers
             for shape in ((self.seeds, fan_in, fan_out), (self.seeds, 1, fan_out)):
-                start = (torch.rand(shape, generator=draw) * 2 - 1) * bound
+                start = (torch.rand(shape, generator=rng) * 2 - 1) * bound
                 layers.append(start.to(z.device).requires_grad_())
         optimizer = torch.optim.Adam(layers, lr=self.lr)
         with torch.enable_grad():
             for _ in range(self.steps):
-                rows = torch.randint(size, (self.seeds, min(self.batch_size, size)), generator=draw).to(z.device)
+                rows = torch.randint(size, (self.seeds, min(self.batch_size, size)), generator=rng).to(z.device)
                 logits = _probe(layers, z[rows])
-                # a sum over the probes: each has the gradient of its own mean loss
+                # summed over the probes, so that each gets the gradient of its own mean loss
                 loss = F.cross_entropy(logits.flatten(0, 1), y[rows].flatten()) * self.seeds
                 optimizer.zero_grad()
                 loss.backward()
@@ -88,13 +92,13 @@ class Mdl(OfRepresentations):
 
 
 def _probe(layers: Sequence[Tensor], x: Tensor) -> Tensor:
-    """Logits [probes, batch, classes] of `x` [probes, batch, d]."""
+    """Return the logits [probes, batch, classes] of `x` [probes, batch, d]."""
     for weight, bias in zip(layers[:-2:2], layers[1:-2:2], strict=True):
         x = torch.baddbmm(bias, x, weight).relu()
     return torch.baddbmm(layers[-1], x, layers[-2])
 
 
 def training_sizes(examples: int, count: int) -> list[int]:
-    """`count` numbers from 10 to `examples`, evenly spaced on a log scale, rounded up; fewer where they coincide."""
+    """Return `count` sizes from 10 to `examples`, evenly spaced on a log scale, rounded up; fewer if they coincide."""
     spaced = np.logspace(math.log10(min(10, examples)), math.log10(examples), count)
     return sorted({min(examples, math.ceil(size - 1e-9)) for size in spaced})

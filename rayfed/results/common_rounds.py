@@ -1,37 +1,41 @@
-"""Whether rounds can be compared with each other: what to say where trials, or clients, were scored at other rounds."""
+"""Notes for the reader where trials, or clients, were scored in different rounds, so that rounds do not compare."""
 
 import pandas as pd
 
+from rayfed.core.records import SERVER
 from rayfed.results.selection import TRIAL
-from rayfed.results.tables import SERVER
 
 _EVERY = "evaluate.every"
 
 
-def rounds_differ(trials: pd.DataFrame) -> list[str]:
-    """A note for each experiment whose trials (experiment, evaluate.every, ...) were scored more and less often."""
+def evaluation_interval_notes(trials: pd.DataFrame) -> list[str]:
+    """Return a note for each experiment whose `trials` differ in `evaluate.every`."""
     notes = []
     for experiment, group in trials.groupby("experiment"):
-        found = sorted(group[_EVERY].dropna().astype(int).unique()) if _EVERY in group else []
-        if len(found) > 1:
-            said = " and ".join(map(str, found))
+        intervals = sorted(group[_EVERY].dropna().astype(int).unique()) if _EVERY in group else []
+        if len(intervals) > 1:
             notes.append(
-                f"{experiment}: trials differ in evaluate.every ({said}); who is scored more often has more rounds to "
-                "pick from, so selected, oracle, best5 and --target do not compare them alike; final does."
+                f"{experiment}: trials differ in evaluate.every ({' and '.join(map(str, intervals))}). Trials that are "
+                "scored more often have more rounds to pick from, so selected, oracle, best5 and --target do not "
+                "compare them fairly; final does."
             )
     return notes
 
 
-def clients_differ(metrics: pd.DataFrame, asked: pd.DataFrame) -> list[str]:
-    """A note for each experiment where the values of `asked` (experiment, algorithm, point, split, metric) come from
-    other clients in other rounds, so that a rule that compares rounds compares clients, too."""
+def scored_clients_notes(metrics: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
+    """Return a note for each experiment in which other clients were scored in other rounds.
+
+    Args:
+        metrics: the table `metrics`.
+        rows: what is shown (experiment, algorithm, point, split, metric); only its values matter.
+    """
     keys = ["experiment", "algorithm", "point", "split", "metric"]
-    rows = metrics[~metrics["unseen"] & (metrics["client"] != SERVER) & metrics["value"].notna()]
-    rows = rows.merge(asked[keys].drop_duplicates(), on=keys)
-    per_round = rows.groupby([*TRIAL, "round"])["client"].agg(frozenset).reset_index()
-    sets = per_round.groupby(TRIAL)["client"].nunique()
+    scores = metrics[~metrics["unseen"] & (metrics["client"] != SERVER) & metrics["value"].notna()]
+    scores = scores.merge(rows[keys].drop_duplicates(), on=keys)
+    per_round = scores.groupby([*TRIAL, "round"])["client"].agg(frozenset).reset_index()
+    cohorts = per_round.groupby(TRIAL)["client"].nunique()
     return [
-        f"{experiment}: rounds were scored on different clients (evaluate.clients=selected, or the point trained), and "
-        "a rule that compares rounds compares these, too; --rule final compares none."
-        for experiment in sorted({experiment for experiment, _ in sets[sets > 1].index})
+        f"{experiment}: rounds were scored on different clients (evaluate.clients=selected, or the point trained), so "
+        "a rule that compares rounds also compares clients; --rule final does not."
+        for experiment in sorted({experiment for experiment, _ in cohorts[cohorts > 1].index})
     ]

@@ -1,4 +1,4 @@
-"""Two settings compared in pairs: on the same seeds, or on the clients of the one seed that both have."""
+"""Paired comparison of two algorithms or hyperparameters: over common seeds, or over the clients of a single seed."""
 
 from typing import NamedTuple
 
@@ -6,18 +6,26 @@ import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.results.hyperparameter_groups import PLACES
+from rayfed.results.hyperparameter_groups import LOCATION_KEYS
 from rayfed.results.selection import CLIENT
 
-# What decides who holds which examples. The hash says which rows of the named data, and data.* what these rows are.
+# What decides which client holds which examples. The hash names rows of the dataset, and data.* the dataset.
 _PAIRED = ("data.", "partition.", "partition_hash", "unseen_clients", "leave_out")
-_NOT_PAIRED = (*PLACES, "partition.file")  # of a file, the hash says what stands in it
+_NOT_PAIRED = (*LOCATION_KEYS, "partition.file")  # the hash covers the contents of the partition file
 CONFIDENCE = 0.95
 
 
 class Comparison(NamedTuple):
-    """`difference` is the mean over pairs of second minus first; `low` and `high` bound its 95 % confidence interval by
-    Student's t. `over` is "seeds" or "clients", `pairs` their numbers, and `differences` are in that order."""
+    """The result of a paired comparison.
+
+    Attributes:
+        first, second: the names of the two sides.
+        over: what the pairs are, "seeds" or "clients".
+        pairs: the numbers of the seeds or clients.
+        differences: second minus first, in the order of `pairs`.
+        difference: the mean of `differences`.
+        low, high: its 95 % confidence interval by Student's t.
+    """
 
     first: str
     second: str
@@ -29,42 +37,49 @@ class Comparison(NamedTuple):
     high: float
 
 
-def find(name: str, rows: pd.DataFrame) -> int:
-    """The `order` of the setting called `name` among `rows` (algorithm, setting, order, chosen): an algorithm, for its
-    only setting or the one that validation chose, or an algorithm and its setting as the table shows them.
+def find_group(name: str, rows: pd.DataFrame) -> int:
+    """Return the `order` of the group of trials called `name`.
+
+    Args:
+        name: an algorithm, which stands for its only hyperparameters or those that validation chose, or an algorithm
+            and its hyperparameters as the table shows them.
+        rows: columns algorithm, hyperparameters, order, chosen.
 
     Raises:
         UsageError: there is none, or more than one.
     """
-    known = rows.drop_duplicates("order")
-    label = known["algorithm"].where(known["setting"] == "", known["algorithm"] + " " + known["setting"])
-    exact = known[label == name]
+    groups = rows.drop_duplicates("order")
+    hyperparameters = groups["hyperparameters"]
+    label = groups["algorithm"].where(hyperparameters == "", groups["algorithm"] + " " + hyperparameters)
+    exact = groups[label == name]
     if len(exact) == 1:
         return int(exact["order"].iloc[0])
-    of_algorithm = known[known["algorithm"] == name]
+    of_algorithm = groups[groups["algorithm"] == name]
     if len(of_algorithm) > 1:
         of_algorithm = of_algorithm[of_algorithm["chosen"]]
         if of_algorithm.empty:
-            several = "; ".join(f'"{text}"' for text in label[known["algorithm"] == name])
-            raise UsageError(f"compare: {name} has several settings and validation chose none; give one of {several}")
+            labels = "; ".join(f'"{text}"' for text in label[groups["algorithm"] == name])
+            raise UsageError(
+                f"compare: {name} ran with several hyperparameters and validation chose none; give one of {labels}"
+            )
     if of_algorithm.empty:
-        raise UsageError(f"compare: no trials of {name} are done; {suggestion(name, [*label, *known['algorithm']])}")
+        raise UsageError(f"compare: no trials of {name} are done; {suggestion(name, [*label, *groups['algorithm']])}")
     return int(of_algorithm["order"].iloc[0])
 
 
 def compare(values: pd.DataFrame, names: tuple[str, str]) -> Comparison:
-    """The comparison of two settings, called `names`.
+    """Compare two sides, called `names`, in pairs.
 
     Args:
         values: columns `side` (0 or 1), seed, quantity ("mean", or "client:I" for each client) and value.
 
     Raises:
-        UsageError: the two do not have the same seeds or clients, or there is only one pair.
+        UsageError: the two sides do not have the same seeds or clients, or there is only one pair.
     """
     seeds = [sorted(set(values.loc[values["side"] == side, "seed"])) for side in (0, 1)]
     if seeds[0] != seeds[1]:
-        said = " and ".join(f"{name} has seeds {_list(own)}" for name, own in zip(names, seeds, strict=True))
-        raise UsageError(f"compare: {said}; a paired comparison needs the same ones")
+        words = " and ".join(f"{name} has seeds {_join(of_side)}" for name, of_side in zip(names, seeds, strict=True))
+        raise UsageError(f"compare: {words}; a paired comparison needs the same seeds")
     if len(seeds[0]) > 1:
         over, rows = "seeds", values[values["quantity"] == "mean"].assign(pair=lambda frame: frame["seed"])
     else:
@@ -73,23 +88,31 @@ def compare(values: pd.DataFrame, names: tuple[str, str]) -> Comparison:
     table = rows.pivot(index="pair", columns="side", values="value").reindex(columns=[0, 1])
     if table.isna().any(axis=None):
         pair = table.index[table.isna().any(axis=1)][0]
-        raise UsageError(f"compare: {over[:-1]} {pair} has a value on one side alone; {over} must be the same")
+        raise UsageError(f"compare: {over[:-1]} {pair} has a value on one side only; both sides need the same {over}")
     if len(table) < 2:
         raise UsageError("compare: one seed and at most one client; a confidence interval needs two pairs or more")
     return _interval(table[1] - table[0], names, over)
 
 
 def check_paired(trials: pd.DataFrame, names: tuple[str, str]) -> None:
-    """Raises UsageError where the trials of the two sides (columns side, seed and the configuration) with one seed had
-    different clients."""
+    """Raise an error if trials of the two sides with the same seed had different clients.
+
+    Args:
+        trials: columns side, seed, and the configuration.
+
+    Raises:
+        UsageError: the first column that differs.
+    """
     for column in [name for name in trials.columns if name.startswith(_PAIRED) and name not in _NOT_PAIRED]:
         texts = trials[column].astype(object).where(trials[column].notna(), None).map(str)
         for seed, group in texts.groupby(trials["seed"]):
-            found = [sorted(set(group[trials.loc[group.index, "side"] == side])) for side in (0, 1)]
-            if all(found) and found[0] != found[1]:
-                said = " and ".join(f"{_list(own)} for {name}" for name, own in zip(names, found, strict=True))
+            values = [sorted(set(group[trials.loc[group.index, "side"] == side])) for side in (0, 1)]
+            if all(values) and values[0] != values[1]:
+                words = " and ".join(
+                    f"{_join(of_side)} for {name}" for name, of_side in zip(names, values, strict=True)
+                )
                 raise UsageError(
-                    f"compare: {column} is {said} at seed {seed}; pairs need the same clients and examples"
+                    f"compare: {column} is {words} at seed {seed}; pairs need the same clients and examples"
                 )
 
 
@@ -98,10 +121,18 @@ def _interval(differences: pd.Series, names: tuple[str, str], over: str) -> Comp
 
     count = len(differences)
     mean, error = float(differences.mean()), float(differences.std()) / count**0.5
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * error
-    pairs = [int(pair) for pair in differences.index]
-    return Comparison(*names, over, pairs, differences.tolist(), mean, mean - reach, mean + reach)
+    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * error
+    return Comparison(
+        first=names[0],
+        second=names[1],
+        over=over,
+        pairs=[int(pair) for pair in differences.index],
+        differences=differences.tolist(),
+        difference=mean,
+        low=mean - margin,
+        high=mean + margin,
+    )
 
 
-def _list(values: list) -> str:
+def _join(values: list) -> str:
     return ", ".join(map(str, values))

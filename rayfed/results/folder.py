@@ -1,4 +1,4 @@
-"""Makes sure of the folder of results before anything starts."""
+"""The folder of an experiment, which is made before anything starts."""
 
 import tempfile
 from pathlib import Path
@@ -6,10 +6,13 @@ from pathlib import Path
 from rayfed.core.errors import UsageError
 
 
-def make_place(results: str, experiment: str) -> None:
-    """Makes the folder of an experiment and writes into it; raises `UsageError` where it cannot be.
+def make_experiment_folder(results: str, experiment: str) -> None:
+    """Make the folder of an experiment, and check that it can be written to.
 
-    Only trying tells: root may write by every rule that can be looked up, and not into /proc.
+    The check writes a file, because permissions alone do not tell: root has all of them, and cannot write into /proc.
+
+    Raises:
+        UsageError: the folder cannot be made or written to.
     """
     home = Path(results) / experiment
     try:

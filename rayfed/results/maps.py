@@ -1,28 +1,29 @@
-"""Maps of representations in the plane: a Parquet file of places, and a picture beside it."""
+"""Maps of representations in the plane: a Parquet file of coordinates, and a plot beside it."""
 
 from pathlib import Path
 
 import pandas as pd
 
-from rayfed.metrics.tsne import Map
+from rayfed.core.records import MapPoint, RepresentationMap
 
 
-def write_map(folder: Path, trial: str, round: int, found: Map) -> Path:
-    """Writes `<trial>-round<r>-<metric>-<point>-<split>-<layer>.parquet` and `.png` into `folder`; returns the former.
+def write_map(folder: Path, trial: str, round: int, map: RepresentationMap) -> Path:
+    """Write `<trial>-round<r>-<metric>-<point>-<split>-<layer>.parquet` and `.png` to `folder`; return the former path.
 
-    The columns are client (-1: a test set that nobody holds), domain, label, x and y, a row an example.
+    The columns are client (-1: a test set that belongs to no client), domain, label, x and y, with one row per example.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    layer = found.layer.replace(".", "_")
-    path = folder / f"{trial}-round{round}-{found.name.rpartition(':')[2]}-{found.point}-{found.split}-{layer}.parquet"
-    table = pd.DataFrame(found.places, columns=["client", "domain", "label", "x", "y"])
+    name = map.name.rpartition(":")[2]
+    layer = map.layer.replace(".", "_")
+    path = folder / f"{trial}-round{round}-{name}-{map.point}-{map.split}-{layer}.parquet"
+    table = pd.DataFrame(map.points, columns=list(MapPoint._fields))
     table.to_parquet(path, index=False)
-    draw_map(table, path.with_suffix(".png"), f"{trial}, round {round}: {found.point} model, {found.split} data")
+    draw_map(table, path.with_suffix(".png"), f"{trial}, round {round}: {map.point} model, {map.split} data")
     return path
 
 
 def draw_map(table: pd.DataFrame, path: Path, title: str) -> None:
-    """The same points twice, by domain and by class."""
+    """Plot the examples twice, coloured by domain and by class."""
     from matplotlib.figure import Figure  # takes most of a second to import
 
     figure = Figure(figsize=(11, 5), layout="constrained")

@@ -1,7 +1,8 @@
-"""What the name of a metric tells: whether less is better, and whether it is a share that readers expect in percent.
+"""Properties of metrics in a frame of results: whether higher is better, and whether a value is shown in percent.
 
-Names are words joined by `_`; what follows `@` names the layer of a representation (`mdl@logits`) and tells nothing.
-Of metrics that are neither good nor bad (`drift`, `gradient_norm`), the side of a homogeneous federation is the better.
+`Score.higher_is_better` holds what a metric declares. Where nothing is declared (scalars that an algorithm logs, and
+results from before there was such a column), the words of the name decide. Words are joined by `_`; what follows `@`
+names the layer of a representation (`mdl@logits`) and is ignored.
 """
 
 import pandas as pd
@@ -10,27 +11,30 @@ _LOWER_IS_BETTER = frozenset(
     {"loss", "error", "nll", "mse", "mae", "rmse", "ece", "brier", "perplexity", "mdl", "fid", "frechet", "entropy"}
     | {"divergence", "probe", "drift", "gradient"}
 )
-_SHARES = frozenset({"accuracy", "acc", "ece", "probe"})
+_FRACTIONS = frozenset({"accuracy", "acc", "ece", "probe"})
 
 
-def lower_is_better(metric: str) -> bool:
-    """Whether a smaller value of `metric` is the better one (`test_loss`, `mdl`, ...)."""
+def fill_higher_is_better(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the table `metrics` with a boolean in every row of `higher_is_better`, the same for each metric."""
+    declared = metrics.dropna(subset=["higher_is_better"]).drop_duplicates("metric").set_index("metric")
+    by_name = declared["higher_is_better"].to_dict()
+    values = {name: bool(by_name.get(name, not lower_is_better_by_name(name))) for name in metrics["metric"].unique()}
+    return metrics.assign(higher_is_better=metrics["metric"].map(values).astype(bool))
+
+
+def lower_is_better_by_name(metric: str) -> bool:
+    """Return whether the name of a metric that declares nothing says that lower is better (`test_loss`)."""
     return not _LOWER_IS_BETTER.isdisjoint(_words(metric))
 
 
-def lower_are_better(metrics: pd.Series) -> pd.Series:
-    """`lower_is_better` of each, as booleans even where there is none."""
-    return metrics.map(lower_is_better).astype(bool)
+def as_cost(values: pd.Series, higher_is_better: pd.Series) -> pd.Series:
+    """Return `values`, negated where higher is better, so that the lowest is the best."""
+    return (-values).where(higher_is_better, values)
 
 
-def badness(values: pd.Series, metrics: pd.Series) -> pd.Series:
-    """`values`, or their negatives where more is better: the least is the best."""
-    return values.where(lower_are_better(metrics), -values)
-
-
-def is_share(metric: str) -> bool:
-    """Whether `metric` is a fraction of 1 that readers expect in percent (`accuracy_class_3`, `client_probe`, ...)."""
-    return not _SHARES.isdisjoint(_words(metric))
+def is_fraction(metric: str) -> bool:
+    """Return whether `metric` is a fraction of 1 that is shown in percent (`accuracy_class_3`, `client_probe`, ...)."""
+    return not _FRACTIONS.isdisjoint(_words(metric))
 
 
 def _words(metric: str) -> list[str]:

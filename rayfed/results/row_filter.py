@@ -1,4 +1,4 @@
-"""Which rows a reader asked for: one metric and split, at the point where each algorithm is scored."""
+"""Rows of one metric, point and split, with defaults for what the reader does not give."""
 
 import pandas as pd
 
@@ -7,19 +7,23 @@ from rayfed.core.options import suggestion
 from rayfed.results.read import Tables
 from rayfed.results.summary import points_to_show
 
-DEFAULT_SPLITS = ("test", "ood", "val", "train")  # the first that there is; some data have no test parts
+DEFAULT_SPLITS = ("test", "ood", "val", "train")
+"""The order in which splits are looked for; some data have no test split."""
 
 
-def wanted(
+def filter_rows(
     rows: pd.DataFrame, tables: Tables, *, metric: str, point: str | None, split: str | None = None
 ) -> pd.DataFrame:
-    """`rows` (experiment, algorithm, unseen client, point, split, metric, …) of the participants, of one metric and split.
+    """Return the participants' rows of one metric, point and split.
 
-    `point` None is the point that each algorithm's paper scores; on the split "ood" it is the global model, which alone
-    is scored there. `split` None is, for each experiment, the first of `DEFAULT_SPLITS` with values at that point.
+    Args:
+        rows: columns experiment, algorithm, unseen, point, split, metric, and others.
+        point: None is the point at which each algorithm's paper evaluates, and on the split "ood" the global model,
+            the only one that is scored there.
+        split: None is, for each experiment, the first of `DEFAULT_SPLITS` with values at that point.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there are no such rows.
     """
     rows = rows[~rows["unseen"]]
     points = points_to_show(tables)
@@ -27,14 +31,18 @@ def wanted(
         if value is not None and value not in set(rows[name]):
             raise UsageError(f"{name}={value}: {suggestion(value, sorted(set(rows[name])))}")
         rows = rows if value is None else rows[rows[name] == value]
-    places = zip(rows["experiment"], rows["algorithm"], rows["split"], strict=True)
-    asked = [point or ("global" if of == "ood" else points[name, algorithm]) for name, algorithm, of in places]
-    found = rows[rows["point"] == pd.Series(asked, index=rows.index)]
-    if found.empty:
-        said = point or "/".join(sorted(set(asked)))
+    keys = zip(rows["experiment"], rows["algorithm"], rows["split"], strict=True)
+    shown = [
+        point or ("global" if of == "ood" else points[experiment, algorithm]) for experiment, algorithm, of in keys
+    ]
+    at_point = rows[rows["point"] == pd.Series(shown, index=rows.index)]
+    if at_point.empty:
         what = " ".join(filter(None, [split, metric]))
-        raise UsageError(f"point={said}: no {what} there; known: {', '.join(sorted(set(rows['point'])))}")
+        raise UsageError(
+            f"point={point or '/'.join(sorted(set(shown)))}: no {what} there; known: "
+            f"{', '.join(sorted(set(rows['point'])))}"
+        )
     if split is not None:
-        return found
-    place = found["split"].map(DEFAULT_SPLITS.index)
-    return found[place == place.groupby(found["experiment"]).transform("min")]
+        return at_point
+    rank = at_point["split"].map(DEFAULT_SPLITS.index)
+    return at_point[rank == rank.groupby(at_point["experiment"]).transform("min")]

@@ -1,8 +1,8 @@
 """The Parquet files of one trial in one table: `<trial>-0000.parquet` and on.
 
-The last file is rewritten whole each time that rows come, and a new one begins past `SEGMENT_ROWS`, so that rewriting
-costs the same late in a long run as early. A row never moves from one file to another, and no file is ever deleted: a
-reader who has just listed the folder finds every file, and no row in two of them.
+Each time rows are added, the last file is rewritten; past `SEGMENT_ROWS` a new one begins, so that writing costs the
+same late in a long run as early. A row never moves from one file to another, and no file is ever deleted. A reader who
+has just listed the folder therefore finds every file, and no row in two of them.
 """
 
 import re
@@ -20,8 +20,8 @@ SEGMENT_ROWS = 200_000
 class Segments:
     """Appends rows to one table of one trial.
 
-    What the trial left there earlier is kept up to and including `keep_through_round` (None: nothing is kept).
-    `last_round` is the last round that was kept, None when there is none.
+    Rows of an earlier attempt are kept up to and including `keep_through_round` (None: none are kept). `last_round` is
+    the last round that was kept, or None.
     """
 
     def __init__(
@@ -44,22 +44,25 @@ class Segments:
             self._current = self._trimmed(path, schema, keep_through_round)
 
     def append(self, rows: pa.Table) -> None:
-        """Puts `rows` on disk, all of them or, after a crash, none."""
+        """Write `rows` to disk; a crash leaves all of them or none."""
         full = self._current.num_rows >= self._segment_rows
         index = self._index + 1 if full else self._index
         table = rows if full else pa.concat_tables([self._current, rows])
         replace_parquet(table, self._folder / f"{self._trial}-{index:04d}.parquet")
-        self._index, self._current = index, table  # only now: after a full disk the same rows can be given again
+        self._index, self._current = (
+            index,
+            table,
+        )  # only now, so that the same rows can be given again after a full disk
 
     def _trimmed(self, path: Path, schema: pa.Schema, keep_through_round: int | None) -> pa.Table:
-        # Trimming twice does no harm, so a crash between two files needs no care.
-        found = pq.ParquetFile(path).read()
-        found = pa.concat_tables([schema.empty_table(), found], promote_options="default")  # older: fewer columns
+        # Trimming twice does no harm, so a crash between two files needs no special care.
+        table = pq.ParquetFile(path).read()
+        table = pa.concat_tables([schema.empty_table(), table], promote_options="default")  # older: fewer columns
         if keep_through_round is None:
-            kept = found.slice(0, 0)
+            kept = table.slice(0, 0)
         else:
-            kept = found.filter(pc.less_equal(found["round"], keep_through_round))
-        if kept.num_rows < found.num_rows:
+            kept = table.filter(pc.less_equal(table["round"], keep_through_round))
+        if kept.num_rows < table.num_rows:
             replace_parquet(kept, path)
         if kept.num_rows:
             last = pc.max(kept["round"]).as_py()
@@ -71,5 +74,5 @@ def _existing(folder: Path, trial: str) -> list[tuple[int, Path]]:
     if not folder.is_dir():
         return []
     name = re.compile(re.escape(trial) + r"-(\d{4,})\.parquet")
-    found = ((name.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((int(match[1]), path) for match, path in found if match)
+    matches = ((name.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted((int(match[1]), path) for match, path in matches if match)

@@ -1,47 +1,46 @@
-"""From values of clients to one number a trial: means of each round, and the round that a rule picks.
+"""From values of clients to one number per trial: aggregates over clients, and the round that a rule picks.
 
-Both functions give long frames with a column `quantity`, which is one of
+Frames are long, with a column `quantity`, which is one of
 
-- `mean`      over clients, each counting once
-- `weighted`  over clients, each counting with its number of examples n
-- `worst`     the client with the worst value: the least accuracy, the greatest loss
+- `mean`      the mean over clients, each counting once
+- `weighted`  the mean over clients, each counting with its number of examples n
+- `worst`     the client with the worst value: the lowest accuracy, the highest loss
 - `domain:X`  the mean over the clients of domain X
+- `client:I`  the value of client I (from `client_values` only)
 
-Values of clients are used where there are any; values of the server stand in where a trial has no others for the same
-point, split and metric (a global model on a domain that no client has). Unseen clients, who took no part in training, are
-never mixed with those who did. Values that are not numbers are left out.
+Where a trial has values of clients for a point, split and metric, those of the server are ignored; otherwise they stand
+in (a global model on a domain that no client has). Unseen clients, which took no part in training, are never mixed with
+those that did. NaN values are left out.
 """
 
 import pandas as pd
 
-from rayfed.results.metric_names import badness
-from rayfed.results.tables import SERVER
+from rayfed.core.records import SERVER
+from rayfed.results.metric_names import as_cost
 
 TRIAL = ["experiment", "trial"]
 _MODEL = ["unseen", "point"]
-CURVE = [*TRIAL, *_MODEL, "split", "metric"]
+CURVE = [*TRIAL, *_MODEL, "split", "metric", "higher_is_better"]
 RULES = ("final", "selected", "oracle", "best5")
 BEST = 5
-CRITERIA = ("accuracy", "loss")  # of the validation data, the first that there is; no other metric picks a model
+CRITERIA = ("accuracy", "loss")
+"""The metrics that may select a round or hyperparameters: the first one that the validation data have."""
 DOMAIN = "domain:"
 CLIENT = "client:"
 
 
-def by_round(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Columns `CURVE`, round, quantity, value: the `metrics` table with the clients of each round put together."""
+def aggregate_clients(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the table `metrics` with the clients of each round aggregated: columns `CURVE`, round, quantity, value."""
     rows = metrics[metrics["value"].notna()]
-    of_client = rows["client"] != SERVER
-    any_client = of_client.groupby([rows[name] for name in CURVE]).transform("any")
-    rows = rows[of_client == any_client]
-    rows = rows.assign(
-        product=rows["value"] * rows["n"],
-        badness=badness(rows["value"], rows["metric"]),
-    )
+    is_client = rows["client"] != SERVER
+    any_client = is_client.groupby([rows[name] for name in CURVE]).transform("any")
+    rows = rows[is_client == any_client]
+    rows = rows.assign(product=rows["value"] * rows["n"], cost=as_cost(rows["value"], rows["higher_is_better"]))
     rounds = rows.groupby([*CURVE, "round"], sort=False)
-    sums = rounds.agg(mean=("value", "mean"), product=("product", "sum"), n=("n", "sum"), worst=("badness", "max"))
+    sums = rounds.agg(mean=("value", "mean"), product=("product", "sum"), n=("n", "sum"), worst=("cost", "max"))
     sums = sums.reset_index()
     sums["weighted"] = (sums["product"] / sums["n"]).where(sums["n"] > 0)
-    sums["worst"] = badness(sums["worst"], sums["metric"])  # back again
+    sums["worst"] = as_cost(sums["worst"], sums["higher_is_better"])  # back to values
     wide = sums.drop(columns=["product", "n"])
     overall = wide.melt([*CURVE, "round"], ["mean", "weighted", "worst"], var_name="quantity", value_name="value")
     domains = rows[rows["domain"].notna() & (rows["domain"] != "")]
@@ -50,19 +49,25 @@ def by_round(metrics: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([overall, per_domain[overall.columns]], ignore_index=True)
 
 
-def picked(curves: pd.DataFrame) -> pd.DataFrame:
-    """The values of `curves` (from `by_round`) at the round that each rule picks; columns as there, and `rule`.
+def client_values(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return each client's values in the columns of `aggregate_clients`, with the quantity `client:I`."""
+    rows = metrics[metrics["value"].notna() & (metrics["client"] != SERVER)]
+    return rows.assign(quantity=CLIENT + rows["client"].astype(str))[[*CURVE, "round", "quantity", "value"]]
+
+
+def pick_rounds(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return the values of `curves` (from `aggregate_clients`) at the round that each rule picks, with a column `rule`.
 
     - `final`: the last round that was evaluated.
-    - `selected`: the round with the best mean over clients of the validation accuracy (loss, where there is none) at
-      the same point; the earliest of equals. It is one round for all metrics and splits, so that a report tells of one
-      model; what was not measured in that round has no such row, nor has a trial without validation.
-    - `oracle`: the round with the best mean of the split itself. On test data that is nobody's honest result.
-    - `best5`: the mean of the five best values of each quantity on the split itself, as FedDebias reports; of fewer
-      rounds, of all. `round` is that of the best. It looks at test data as `oracle` does.
+    - `selected`: the round with the best mean over clients of the validation accuracy (loss, if there is none) at the
+      same point; the earliest one on a tie. It is one round for all metrics and splits, so that a report describes one
+      model. A metric that was not measured in that round has no such row, nor has a trial without validation.
+    - `oracle`: the round with the best mean on the split itself. On test data this is not an honest result.
+    - `best5`: the mean of the five best values of each quantity on the split itself, as FedDebias reports; of all
+      rounds if there are fewer. `round` is that of the best. Like `oracle`, it looks at test data.
     """
     means = curves[curves["quantity"] == "mean"][[*CURVE, "round", "value"]]
-    judged = of_criterion(means, [*TRIAL, *_MODEL])
+    judged = criterion_rows(means, [*TRIAL, *_MODEL])
     selected = _best_round(judged, [*TRIAL, *_MODEL])[[*TRIAL, *_MODEL, "round"]]
     picks = {
         "final": means.sort_values("round").drop_duplicates(CURVE, keep="last"),
@@ -73,30 +78,26 @@ def picked(curves: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([rounds.merge(curves, on=[*CURVE, "round"]), _best_five(curves)], ignore_index=True)
 
 
-def of_criterion(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Those of `rows` (split, metric, ...) that choose among rounds or settings: validation values of the first of
-    `CRITERIA` that there is in each group `by`."""
+def criterion_rows(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Return those of `rows` (split, metric, ...) that select a round or hyperparameters.
+
+    These are the validation values of the first of `CRITERIA` that each group `by` has.
+    """
     judged = rows[(rows["split"] == "val") & rows["metric"].isin(CRITERIA)]
-    place = judged["metric"].map(CRITERIA.index)
-    return judged[place == place.groupby([judged[name] for name in by]).transform("min")]
-
-
-def of_clients(metrics: pd.DataFrame) -> pd.DataFrame:
-    """As `by_round`, with a quantity `client:I` for each client."""
-    rows = metrics[metrics["value"].notna() & (metrics["client"] != SERVER)]
-    return rows.assign(quantity=CLIENT + rows["client"].astype(str))[[*CURVE, "round", "quantity", "value"]]
+    rank = judged["metric"].map(CRITERIA.index)
+    return judged[rank == rank.groupby([judged[name] for name in by]).transform("min")]
 
 
 def _best_five(curves: pd.DataFrame) -> pd.DataFrame:
-    ordered = curves.assign(badness=badness(curves["value"], curves["metric"])).sort_values(["badness", "round"])
+    ordered = curves.assign(cost=as_cost(curves["value"], curves["higher_is_better"])).sort_values(["cost", "round"])
     series = [*CURVE, "quantity"]
     best = ordered.groupby(series, sort=False).head(BEST).groupby(series, sort=False)
     return best.agg(round=("round", "first"), value=("value", "mean")).reset_index().assign(rule="best5")
 
 
-def _best_round(scored: pd.DataFrame, of: list[str]) -> pd.DataFrame:
+def _best_round(scores: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return (
-        scored.assign(badness=badness(scored["value"], scored["metric"]))
-        .sort_values(["badness", "round"])
-        .drop_duplicates(of)
+        scores.assign(cost=as_cost(scores["value"], scores["higher_is_better"]))
+        .sort_values(["cost", "round"])
+        .drop_duplicates(by)
     )

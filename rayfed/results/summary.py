@@ -1,25 +1,31 @@
-"""Mean and spread over seeds of each setting, and which setting of an algorithm validation chooses."""
+"""Mean and standard deviation over seeds for each algorithm and its hyperparameters, and the choice by validation."""
 
 from typing import NamedTuple
 
 import pandas as pd
 
-from rayfed.results.common_rounds import rounds_differ
-from rayfed.results.hyperparameter_groups import LEFT_OUT, settings
-from rayfed.results.metric_names import badness, lower_are_better
+from rayfed.core.records import POINTS
+from rayfed.results.common_rounds import evaluation_interval_notes
+from rayfed.results.hyperparameter_groups import LEFT_OUT, group_trials
+from rayfed.results.metric_names import as_cost
 from rayfed.results.read import Tables
-from rayfed.results.selection import CRITERIA, TRIAL, by_round, of_criterion, picked
-from rayfed.results.tables import POINTS
+from rayfed.results.selection import CRITERIA, TRIAL, aggregate_clients, criterion_rows, pick_rounds
 from rayfed.results.trials import STATUSES
 
-SCORE = ["unseen", "point", "split", "metric", "rule", "quantity"]
+SCORE = ["unseen", "point", "split", "metric", "higher_is_better", "rule", "quantity"]
 
 
 class Summary(NamedTuple):
-    """`rows`: a line a setting and score; `curves`: the same without `rule`, a line a round; `notes`: what to say.
+    """Statistics over seeds.
 
-    Columns of both: experiment, algorithm, setting, order, unseen client, point, split, metric, (rule | round), quantity,
-    `mean`, `sd` (ddof=1, NaN for one seed), `seeds` (how many), `chosen`, and the hyperparameters that vary.
+    Columns of `rows` and `curves`: experiment, algorithm, hyperparameters, order, unseen, point, split, metric,
+    higher_is_better, (rule | round), quantity, `mean`, `sd` (ddof=1, NaN for one seed), `seeds` (their number),
+    `chosen`, and the hyperparameters that vary.
+
+    Attributes:
+        rows: one row per group of trials and score.
+        curves: the same with a row per round in place of one per rule.
+        notes: sentences on what the reader should know.
     """
 
     rows: pd.DataFrame
@@ -28,36 +34,40 @@ class Summary(NamedTuple):
 
 
 def summarise(tables: Tables) -> Summary:
-    """Means over seeds of the trials that are done; the others are counted in the notes.
+    """Return means over seeds of the trials that are done; the notes count the other trials.
 
-    `chosen` marks, for each algorithm and point, the setting with the best mean over seeds of its validation accuracy
-    (loss, where there is none) at the round that `selected` picks (the first of equals): one setting for all metrics.
-    Without a validation split no setting is chosen, unless it is the algorithm's only one. Test values never choose.
+    For each algorithm and point, `chosen` marks the hyperparameters with the best mean over seeds of the validation
+    accuracy (loss, if there is none) at the round that `selected` picks, or the first ones on a tie. The choice is the
+    same for all metrics. Without a validation split nothing is chosen, unless the algorithm has only one group of
+    trials. Test values never choose.
     """
-    done, notes = counted(tables)
-    curves = by_round(tables.metrics.merge(done[TRIAL], on=TRIAL))
-    rows = _over_seeds(picked(curves), done, SCORE)
+    done, notes = countable_trials(tables)
+    curves = aggregate_clients(tables.metrics.merge(done[TRIAL], on=TRIAL))
+    rows = _over_seeds(pick_rounds(curves), done, SCORE)
     chosen = _chosen(rows)
     over_rounds = _over_seeds(curves, done, [*[name for name in SCORE if name != "rule"], "round"])
-    first, then = (
+    rows, over_rounds = (
         frame.merge(chosen, on=["experiment", "order", "point"], how="left")
         .fillna({"chosen": False})
         .astype({"chosen": bool})
         for frame in (rows, over_rounds)
     )
-    return Summary(first, then, notes)
+    return Summary(rows, over_rounds, notes)
 
 
-def criterion(rows: pd.DataFrame) -> str:
-    """The metric whose validation values choose among the rounds and settings of one experiment's `rows`."""
-    judged = of_criterion(rows[~rows["unseen"]], ["experiment"])
+def selection_criterion(rows: pd.DataFrame) -> str:
+    """Return the metric whose validation values select rounds and hyperparameters in one experiment's `rows`."""
+    judged = criterion_rows(rows[~rows["unseen"]], ["experiment"])
     return CRITERIA[0] if judged.empty else str(judged["metric"].iloc[0])
 
 
 def points_to_show(tables: Tables) -> dict[tuple[str, str], str]:
-    """(experiment, algorithm) -> the point that the algorithm's paper scores (`scored` in `trials`), else the first."""
-    trained = tables.metrics[~tables.metrics["unseen"]]
-    present = trained[["experiment", "algorithm", "point"]].drop_duplicates()
+    """Return the point to show by (experiment, algorithm).
+
+    It is the one at which the algorithm's paper evaluates (`default_eval_point` in `trials`), otherwise the first.
+    """
+    participants = tables.metrics[~tables.metrics["unseen"]]
+    present = participants[["experiment", "algorithm", "point"]].drop_duplicates()
     points = {}
     for (experiment, algorithm), group in present.groupby(["experiment", "algorithm"]):
         points[experiment, algorithm] = min(group["point"], key=POINTS.index)
@@ -69,26 +79,27 @@ def points_to_show(tables: Tables) -> dict[tuple[str, str], str]:
     return points
 
 
-def counted(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
-    """The trials that count, one a setting and seed (and left-out domain), as `settings` has them, and a line on each
-    kind that does not."""
-    trials, notes = settings(tables.trials), []
-    left_out = {status: int((trials["status"] == status).sum()) for status in STATUSES if status != "done"}
-    if any(left_out.values()):
-        words = ", ".join(f"{count} {status}" for status, count in left_out.items() if count)
-        notes.append(f"{sum(left_out.values())} of {len(trials)} trials do not count, because not done: {words}.")
+def countable_trials(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
+    """Return the trials that count, in the columns of `group_trials`, and a note on each kind of trial that does not.
+
+    One trial counts for each group and seed (and left-out domain): the last one that is done.
+    """
+    trials, notes = group_trials(tables.trials), []
+    unfinished = {status: int((trials["status"] == status).sum()) for status in STATUSES if status != "done"}
+    if any(unfinished.values()):
+        words = ", ".join(f"{count} {status}" for status, count in unfinished.items() if count)
+        notes.append(f"{sum(unfinished.values())} of {len(trials)} trials are not done and do not count: {words}.")
     done = trials[trials["status"] == "done"].sort_values(["started", "trial"])
     once = done.drop_duplicates(["experiment", "order", "seed", LEFT_OUT], keep="last")
-    if len(once) < len(done):
-        again = len(done) - len(once)
-        words = "1 trial repeats" if again == 1 else f"{again} trials repeat"
-        notes.append(f"{words} the setting and seed of a later one and {'does' if again == 1 else 'do'} not count.")
-    notes += rounds_differ(tables.trials.merge(once[TRIAL], on=TRIAL))
-    for experiment, of_one in once[once[LEFT_OUT] != ""].groupby("experiment"):
-        pairs = of_one["seed"].nunique() * of_one[LEFT_OUT].nunique()
-        for (algorithm, setting), group in of_one.groupby(["algorithm", "setting"]):
+    if repeated := len(done) - len(once):
+        words = "1 trial does" if repeated == 1 else f"{repeated} trials do"
+        notes.append(f"{words} not count, because a later one has the same hyperparameters and seed.")
+    notes += evaluation_interval_notes(tables.trials.merge(once[TRIAL], on=TRIAL))
+    for experiment, leave_one_out in once[once[LEFT_OUT] != ""].groupby("experiment"):
+        pairs = leave_one_out["seed"].nunique() * leave_one_out[LEFT_OUT].nunique()
+        for (algorithm, hyperparameters), group in leave_one_out.groupby(["algorithm", "hyperparameters"]):
             if len(group) < pairs:
-                name = " ".join(filter(None, [experiment, algorithm, setting]))
+                name = " ".join(filter(None, [experiment, algorithm, hyperparameters]))
                 notes.append(f"{name}: means are over {len(group)} of {pairs} pairs of seed and left-out domain.")
     unknown = tables.metrics[TRIAL].drop_duplicates().merge(tables.trials[TRIAL], on=TRIAL, how="left", indicator=True)
     if count := int((unknown["_merge"] == "left_only").sum()):
@@ -97,32 +108,34 @@ def counted(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
     return once, notes
 
 
-def of_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Columns experiment, order, seed, `by`, value: of a seed's trials that left out a domain each, their mean, and the
-    worst of `worst`; of its only trial, the value."""
+def seed_values(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Return one value per seed: columns experiment, order, seed, `by` (with metric and quantity), value.
+
+    Where the trials of a seed leave out one domain each, the value is their mean, and for `worst` the worst of them.
+    """
     rows = values.merge(trials[[*TRIAL, "order", "seed"]], on=TRIAL)
     groups = rows.groupby(["experiment", "order", "seed", *by])["value"].agg(["mean", "min", "max"]).reset_index()
-    low = lower_are_better(groups["metric"])
-    worst = groups["max"].where(low, groups["min"])
+    worst = groups["min"].where(groups["higher_is_better"], groups["max"])
     value = worst.where(groups["quantity"] == "worst", groups["mean"])
     return groups.drop(columns=["mean", "min", "max"]).assign(value=value)
 
 
 def _over_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    setting = ["experiment", "order"]
-    grouped = of_seeds(values, trials, by).groupby([*setting, *by])["value"]
-    result = grouped.agg(mean="mean", sd="std", seeds="count").reset_index()  # pandas divides by n - 1
-    described = trials.drop(columns=["trial", "seed", "status", "started", LEFT_OUT]).drop_duplicates(setting)
-    return described.merge(result, on=setting).sort_values([*setting, *by], ignore_index=True)
+    group = ["experiment", "order"]
+    grouped = seed_values(values, trials, by).groupby([*group, *by])["value"]
+    statistics = grouped.agg(mean="mean", sd="std", seeds="count").reset_index()  # pandas divides by n - 1
+    described = trials.drop(columns=["trial", "seed", "status", "started", LEFT_OUT]).drop_duplicates(group)
+    return described.merge(statistics, on=group).sort_values([*group, *by], ignore_index=True)
 
 
 def _chosen(rows: pd.DataFrame) -> pd.DataFrame:
     keys = ["experiment", "algorithm", "point"]
-    trained = rows[~rows["unseen"]]
-    scores = of_criterion(trained[(trained["rule"] == "selected") & (trained["quantity"] == "mean")], keys)
+    participants = rows[~rows["unseen"]]
+    selected = participants[(participants["rule"] == "selected") & (participants["quantity"] == "mean")]
+    scores = criterion_rows(selected, keys)
     best = (
-        scores.assign(badness=badness(scores["mean"], scores["metric"]))
-        .sort_values(["badness", "order"])
+        scores.assign(cost=as_cost(scores["mean"], scores["higher_is_better"]))
+        .sort_values(["cost", "order"])
         .drop_duplicates(keys)
     )
     only = rows[[*keys, "order"]].drop_duplicates().drop_duplicates(keys, keep=False)

@@ -1,20 +1,17 @@
-"""The columns of the `metrics` and `rounds` tables, and the rows that a run adds to them.
+"""The columns of the `metrics` and `rounds` tables, derived from `Score` and `Record`.
 
-Rounds are numbered alike in both tables: 0 is the setup before the first round, 1 to R are the rounds, and R + 1 is the
-final stage after the last one. A resume can therefore drop exactly what it is going to repeat: every row after the
-checkpoint's round.
+Rounds are numbered alike in both tables (see `Record`). A resumed trial can therefore drop exactly what it is going to
+repeat: every row after the checkpoint's round.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+import dataclasses
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-SERVER = -1
-"""The value of `client` in a row that belongs to the server and to no client."""
-SPLITS = ("train", "val", "test", "ood")
-POINTS = ("global", "downloaded", "trained", "adapted")
-STAGES = ("setup", "round", "final")
+from rayfed.core.records import POINTS, SECONDS, SPLITS, STAGES, Record, Score
 
 
 class TrialId(NamedTuple):
@@ -26,102 +23,63 @@ class TrialId(NamedTuple):
     seed: int
 
 
-class MetricRow(NamedTuple):
-    """One value: `metric` of the model at `point` on the `n` examples of one client's `split`.
-
-    `client` is `SERVER` for a value of the server. Accuracies are fractions of 1. A `unseen` is a client that took no
-    part in training and was scored after it.
-    """
-
-    round: int
-    client: int
-    domain: str
-    split: str
-    point: str
-    metric: str
-    value: float
-    n: int
-    unseen: bool = False
+_TRIAL_COLUMNS = [("experiment", pa.string()), ("trial", pa.string()), ("algorithm", pa.string()), ("seed", pa.int64())]
+_ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_(), bool | None: pa.bool_()}
+_BYTES_BY_FIELD = pa.map_(pa.string(), pa.int64())  # pandas reads a list of (field, bytes) pairs
 
 
-class RoundRow(NamedTuple):
-    """What one round cost: seconds of wall clock, bytes on the wire by payload field, and the privacy spent so far.
-
-    The table also gets `bytes_down` and `bytes_up`, the sums over the fields. `bytes_formula` is both together by the
-    formula of the method's paper, None where there is none. `epsilon` is None without privacy; else
-    `privacy_unit` says what it is of: `client`, all data of one; `representation`, one vector; `stretched coordinate`,
-    one number of a vector that was stretched to [0, 1], while its others stay (see `rayfed.algorithms.dp_adcol`).
-    """
-
-    round: int
-    stage: str
-    seconds_broadcast: float = 0.0
-    seconds_train: float = 0.0
-    seconds_upload: float = 0.0
-    seconds_aggregate: float = 0.0
-    seconds_evaluate: float = 0.0
-    seconds_total: float = 0.0
-    bytes_down_by_field: Mapping[str, int] = {}
-    bytes_up_by_field: Mapping[str, int] = {}
-    bytes_formula: float | None = None
-    cohort: int = 0
-    epsilon: float | None = None
-    privacy_unit: str | None = None
-
-
-_TRIAL = [("experiment", pa.string()), ("trial", pa.string()), ("algorithm", pa.string()), ("seed", pa.int64())]
-_SECONDS = [name for name in RoundRow._fields if name.startswith("seconds_")]
-
-METRICS_SCHEMA = pa.schema(
-    [
-        *_TRIAL,
-        ("round", pa.int32()),
-        ("client", pa.int32()),
-        ("domain", pa.string()),
-        ("split", pa.string()),
-        ("point", pa.string()),
-        ("metric", pa.string()),
-        ("value", pa.float64()),
-        ("n", pa.int64()),
-        ("unseen", pa.bool_()),
+def _score_columns() -> list[tuple[str, pa.DataType]]:
+    hints = typing.get_type_hints(Score)
+    return [
+        (f.name, pa.type_for_alias(f.metadata["arrow"]) if f.metadata else _ARROW_TYPES[hints[f.name]])
+        for f in dataclasses.fields(Score)
     ]
-)
-
-ROUNDS_SCHEMA = pa.schema(
-    [
-        *_TRIAL,
-        ("round", pa.int32()),
-        ("stage", pa.string()),
-        *((name, pa.float64()) for name in _SECONDS),
-        ("bytes_down", pa.int64()),
-        ("bytes_up", pa.int64()),
-        ("bytes_down_by_field", pa.map_(pa.string(), pa.int64())),  # pandas reads a list of (field, bytes) pairs
-        ("bytes_up_by_field", pa.map_(pa.string(), pa.int64())),
-        ("bytes_formula", pa.float64()),
-        ("cohort", pa.int32()),
-        ("epsilon", pa.float64()),
-        ("privacy_unit", pa.string()),
-    ]
-)
 
 
-def metrics_table(trial: TrialId, rows: Iterable[MetricRow]) -> pa.Table:
-    """`rows` as Arrow columns; raises `ValueError` for a split or a point that no reader would look for."""
-    rows = list(rows)
-    _known({row.split for row in rows}, SPLITS, "split")
-    _known({row.point for row in rows}, POINTS, "point")
-    return _table(METRICS_SCHEMA, trial, {name: [row[i] for row in rows] for i, name in enumerate(MetricRow._fields)})
+def _seconds(part: str) -> Callable[[Record], float]:
+    return lambda record: record.seconds[part]
 
 
-def rounds_table(trial: TrialId, rows: Iterable[RoundRow]) -> pa.Table:
-    """`rows` as Arrow columns; raises `ValueError` for an unknown stage."""
-    rows = list(rows)
-    _known({row.stage for row in rows}, STAGES, "stage")
-    columns: dict[str, list] = {name: [row[i] for row in rows] for i, name in enumerate(RoundRow._fields)}
-    for way in ("bytes_down", "bytes_up"):
-        by_field = columns[f"{way}_by_field"]
-        columns[way] = [sum(fields.values()) for fields in by_field]
-        columns[f"{way}_by_field"] = [list(fields.items()) for fields in by_field]
+_ROUND_COLUMNS: dict[str, tuple[pa.DataType, Callable[[Record], Any]]] = {
+    "round": (pa.int32(), lambda record: record.round),
+    "stage": (pa.string(), lambda record: record.stage),
+    **{f"seconds_{part}": (pa.float64(), _seconds(part)) for part in SECONDS},
+    "bytes_down": (pa.int64(), lambda record: sum(record.bytes_down.values())),
+    "bytes_up": (pa.int64(), lambda record: sum(record.bytes_up.values())),
+    "bytes_down_by_field": (_BYTES_BY_FIELD, lambda record: list(record.bytes_down.items())),
+    "bytes_up_by_field": (_BYTES_BY_FIELD, lambda record: list(record.bytes_up.items())),
+    "bytes_formula": (pa.float64(), lambda record: record.bytes_formula),
+    "cohort": (pa.int32(), lambda record: record.cohort),
+    "epsilon": (pa.float64(), lambda record: record.epsilon),
+    "privacy_unit": (pa.string(), lambda record: record.privacy_unit),
+}
+
+METRICS_SCHEMA = pa.schema([*_TRIAL_COLUMNS, ("round", pa.int32()), *_score_columns()])
+ROUNDS_SCHEMA = pa.schema([*_TRIAL_COLUMNS, *((name, kind) for name, (kind, _) in _ROUND_COLUMNS.items())])
+
+
+def metrics_table(trial: TrialId, scores: Iterable[tuple[int, Score]]) -> pa.Table:
+    """Return (round, score) pairs as rows of the table `metrics`.
+
+    Raises:
+        ValueError: a split or a point that no reader would look for.
+    """
+    pairs = list(scores)
+    _check_known({score.split for _, score in pairs}, SPLITS, "split")
+    _check_known({score.point for _, score in pairs}, POINTS, "point")
+    columns = {f.name: [getattr(score, f.name) for _, score in pairs] for f in dataclasses.fields(Score)}
+    return _table(METRICS_SCHEMA, trial, {"round": [round for round, _ in pairs], **columns})
+
+
+def rounds_table(trial: TrialId, records: Iterable[Record]) -> pa.Table:
+    """Return `records` as rows of the table `rounds`.
+
+    Raises:
+        ValueError: an unknown stage.
+    """
+    records = list(records)
+    _check_known({record.stage for record in records}, STAGES, "stage")
+    columns = {name: [value(record) for record in records] for name, (_, value) in _ROUND_COLUMNS.items()}
     return _table(ROUNDS_SCHEMA, trial, columns)
 
 
@@ -131,6 +89,6 @@ def _table(schema: pa.Schema, trial: TrialId, columns: dict[str, list]) -> pa.Ta
     return pa.table({**constant, **columns}, schema=schema)
 
 
-def _known(found: set[str], known: tuple[str, ...], what: str) -> None:
-    if unknown := found - set(known):
-        raise ValueError(f"{what} {sorted(unknown)[0]!r}: known are {', '.join(known)}")
+def _check_known(names: set[str], known: tuple[str, ...], what: str) -> None:
+    if unknown := names - set(known):
+        raise ValueError(f"{what} {min(unknown)!r}: known are {', '.join(known)}")

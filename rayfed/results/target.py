@@ -1,9 +1,9 @@
-"""What it takes to reach a target: rounds and gigabytes, of each trial that is done."""
+"""Rounds and gigabytes that trials need to reach a target."""
 
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.results.metric_names import is_share, lower_are_better
+from rayfed.results.metric_names import is_fraction
 from rayfed.results.read import Tables
 from rayfed.results.selection import TRIAL
 from rayfed.results.text_table import plain_table
@@ -12,44 +12,51 @@ GIGABYTE = 1e9
 
 
 def check_target(target: float, metric: str) -> None:
-    """Raises UsageError for a percentage where accuracies are fractions of 1, and for what is no number."""
-    if target != target or (is_share(metric) and not 0 <= target <= 1):
+    """Raise `UsageError` for NaN, and for a percentage where `metric` is a fraction of 1."""
+    if target != target or (is_fraction(metric) and not 0 <= target <= 1):
         raise UsageError(f"target={target:g}: {metric} is a fraction of 1; give a number from 0 to 1, such as 0.8")
 
 
-def reached(means: pd.DataFrame, tables: Tables, target: float) -> pd.DataFrame:
-    """`means`, a row a trial and evaluated round (experiment, trial, round, metric, value), made one row a trial.
+def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.DataFrame:
+    """Return one row per trial: experiment, trial, round, gigabytes.
 
-    Columns experiment, trial, `round`, the first evaluated one whose value is at least `target` (at most, where less is
-    better), and `gigabytes`, all that went down and up until then, the setup included, in 10⁹ bytes. Both are NaN where
-    the target was never reached.
+    `round` is the first evaluated round whose value is at least `target` (at most, where lower is better). `gigabytes`
+    (10⁹ bytes) counts everything sent down and up until its end, including the setup. Both are NaN if the target was
+    never reached.
+
+    Args:
+        means: one row per trial and evaluated round: experiment, trial, round, higher_is_better, value.
     """
-    low = lower_are_better(means["metric"])
-    enough = means[(means["value"] <= target).where(low, means["value"] >= target)]
+    enough = means[(means["value"] >= target).where(means["higher_is_better"], means["value"] <= target)]
     first = enough.groupby(TRIAL)["round"].min().reset_index()
-    found = means[TRIAL].drop_duplicates().merge(first, on=TRIAL, how="left")
+    trials = means[TRIAL].drop_duplicates().merge(first, on=TRIAL, how="left")
     sent = tables.rounds[[*TRIAL, "round", "bytes_down", "bytes_up"]].merge(first, on=TRIAL, suffixes=("", "_reached"))
     sent = sent[sent["round"] <= sent["round_reached"]]
     total = (sent["bytes_down"] + sent["bytes_up"]).groupby([sent[name] for name in TRIAL]).sum() / GIGABYTE
-    return found.merge(total.rename("gigabytes").reset_index(), on=TRIAL, how="left")
+    return trials.merge(total.rename("gigabytes").reset_index(), on=TRIAL, how="left")
 
 
-def target_table(found: pd.DataFrame, trials: pd.DataFrame, *, width: int) -> str:
-    """A line a setting: mean ± sd over its trials of what `reached` gives, and how many reached the target."""
-    rows = found.merge(trials[[*TRIAL, "order", "algorithm", "setting"]], on=TRIAL).sort_values("order")
-    columns: dict[str, list[str]] = {"algorithm": [], "setting": [], "rounds": [], "GB": [], "reached": []}
+def target_table(reached: pd.DataFrame, trials: pd.DataFrame, *, width: int) -> str:
+    """Return a table of mean ± sd over the trials of each group, and how many of them reached the target.
+
+    Args:
+        reached: the result of `rounds_to_target`.
+        trials: the trials that count, from `countable_trials`.
+    """
+    rows = reached.merge(trials[[*TRIAL, "order", "algorithm", "hyperparameters"]], on=TRIAL).sort_values("order")
+    columns: dict[str, list[str]] = {"algorithm": [], "hyperparameters": [], "rounds": [], "GB": [], "reached": []}
     for _, group in rows.groupby("order"):
         columns["algorithm"].append(group["algorithm"].iloc[0])
-        columns["setting"].append(group["setting"].iloc[0])
-        columns["rounds"].append(_mean(group["round"], 1))
-        columns["GB"].append(_mean(group["gigabytes"], 3))
+        columns["hyperparameters"].append(group["hyperparameters"].iloc[0])
+        columns["rounds"].append(_format_mean(group["round"], 1))
+        columns["GB"].append(_format_mean(group["gigabytes"], 3))
         columns["reached"].append(f"{group['round'].notna().sum()} of {len(group)}")
-    if not any(columns["setting"]):
-        del columns["setting"]
-    return plain_table(columns, left=("algorithm", "setting"), width=width)
+    if not any(columns["hyperparameters"]):
+        del columns["hyperparameters"]
+    return plain_table(columns, left=("algorithm", "hyperparameters"), width=width)
 
 
-def _mean(values: pd.Series, decimals: int) -> str:
+def _format_mean(values: pd.Series, decimals: int) -> str:
     values = values.dropna()
     if values.empty:
         return "never"

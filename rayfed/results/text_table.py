@@ -1,4 +1,4 @@
-"""The summary as a table in a terminal of any width: accuracies in percent, one line or two a setting."""
+"""Text tables of the summary for a terminal of any width, with accuracies in percent."""
 
 import io
 import math
@@ -12,11 +12,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from rayfed.results.metric_names import is_share
+from rayfed.results.metric_names import is_fraction
 from rayfed.results.selection import DOMAIN
 
-_PADDING = 2  # spaces between two columns, one of them the box's own
-_SETTING_WIDTH = 30  # a longer setting is folded
+_PADDING = 2  # spaces between two columns, one of which the box adds
+_HYPERPARAMETERS_WIDTH = 30  # longer hyperparameters are wrapped
 
 
 class _Column(NamedTuple):
@@ -30,28 +30,28 @@ class _Column(NamedTuple):
         return max(map(cell_len, lines)) + _PADDING
 
 
-def setting_table(rows: pd.DataFrame, metric: str, *, width: int) -> str:
-    """`rows` of one experiment, metric, split and rule as text at most `width` columns wide, where that can be.
+def summary_table(rows: pd.DataFrame, metric: str, *, width: int) -> str:
+    """Return `rows` of one experiment, metric, split and rule as a table, at most `width` characters wide if possible.
 
-    A column a domain, then the mean over clients, the worst client and the number of seeds. Mean and sd share a line
-    where the width allows it, and take one each where not; domains that still do not fit follow in further tables.
+    There is a column for each domain, then the mean over clients, the worst client and the number of seeds. Mean and sd
+    are on one line if the width allows it, otherwise on two. Domains that still do not fit follow in further tables.
     """
-    values = {key: group.set_index("quantity") for key, group in rows.groupby("order")}
-    first = [group.iloc[0] for group in values.values()]
+    groups = {order: group.set_index("quantity") for order, group in rows.groupby("order")}
+    first = [group.iloc[0] for group in groups.values()]
     labels = [_Column("algorithm", _without_repeats([str(row["algorithm"]) for row in first]), right=False)]
-    if any(row["setting"] for row in first):
-        several = rows.groupby("algorithm")["order"].nunique()
-        marks = [" *" if row["chosen"] and several[row["algorithm"]] > 1 else "" for row in first]
-        cells = [_folded(row["setting"]) + mark for row, mark in zip(first, marks, strict=True)]
-        labels.append(_Column("setting", cells, right=False))
+    if any(row["hyperparameters"] for row in first):
+        counts = rows.groupby("algorithm")["order"].nunique()
+        marks = [" *" if row["chosen"] and counts[row["algorithm"]] > 1 else "" for row in first]
+        cells = [_wrapped(row["hyperparameters"]) + mark for row, mark in zip(first, marks, strict=True)]
+        labels.append(_Column("hyperparameters", cells, right=False))
 
-    domains = sorted({name for name in rows["quantity"] if name.startswith(DOMAIN)}, key=_by_number)
+    domains = sorted({name for name in rows["quantity"] if name.startswith(DOMAIN)}, key=_number_key)
     for between in (" ± ", "\n± "):
         numbers = {
-            name: _Column(header, [_cell(group, name, metric, between) for group in values.values()])
+            name: _Column(header, [_cell(group, name, metric, between) for group in groups.values()])
             for name, header in [*((name, name.removeprefix(DOMAIN)) for name in domains), *_LAST]
         }
-        seeds = _Column("seeds", [str(int(group.loc["mean", "seeds"])) for group in values.values()])
+        seeds = _Column("seeds", [str(int(group.loc["mean", "seeds"])) for group in groups.values()])
         tail = [*(numbers[name] for name, _ in _LAST), seeds]
         room = width - sum(column.width for column in [*labels, *tail])
         if sum(numbers[name].width for name in domains) <= room:
@@ -66,12 +66,12 @@ def setting_table(rows: pd.DataFrame, metric: str, *, width: int) -> str:
         shown.append(numbers[name])
     tables.append([*labels, *shown])
     tables[0].extend(tail)
-    return "\n\n".join(_drawn(columns, width) for columns in tables)
+    return "\n\n".join(_format_table(columns, width) for columns in tables)
 
 
 def plain_table(columns: Mapping[str, Sequence[str]], *, left: Sequence[str], width: int) -> str:
-    """Texts under their headers; those named in `left` are flush left."""
-    return _drawn([_Column(name, list(cells), right=name not in left) for name, cells in columns.items()], width)
+    """Return a table of strings by header; columns named in `left` are aligned left."""
+    return _format_table([_Column(name, list(cells), right=name not in left) for name, cells in columns.items()], width)
 
 
 _LAST = (("mean", "AVG"), ("worst", "worst"))
@@ -81,20 +81,20 @@ def _cell(group: pd.DataFrame, quantity: str, metric: str, between: str) -> str:
     if quantity not in group.index:
         return "-"
     mean, sd = group.loc[quantity, "mean"], group.loc[quantity, "sd"]
-    scale, decimals = (100, 2) if is_share(metric) else (1, _decimals(mean))
-    spread = f"{scale * sd:.{decimals}f}" if sd == sd else "-"  # one seed has no sd
+    scale, decimals = (100, 2) if is_fraction(metric) else (1, _decimals(mean))
+    spread = f"{scale * sd:.{decimals}f}" if sd == sd else "-"  # NaN for one seed
     return f"{scale * mean:.{decimals}f}{between}{spread}"
 
 
 def _decimals(mean: float) -> int:
-    """Enough for four digits of `mean`, so that mean and sd of a loss are written to the same place."""
+    """Return the decimals that give `mean` four significant digits, so that mean and sd have the same decimals."""
     if not math.isfinite(mean) or mean == 0:
         return 4
     return min(6, max(0, 3 - math.floor(math.log10(abs(mean)))))
 
 
-def _by_number(name: str) -> list[tuple[bool, int, str]]:
-    """Sorts client_2 before client_10."""
+def _number_key(name: str) -> list[tuple[bool, int, str]]:
+    """Return a key that sorts client_2 before client_10."""
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -102,10 +102,10 @@ def _without_repeats(names: Sequence[str]) -> list[str]:
     return [name if index == 0 or names[index - 1] != name else "" for index, name in enumerate(names)]
 
 
-def _folded(setting: str) -> str:
+def _wrapped(hyperparameters: str) -> str:
     lines = [""]
-    for part in setting.split(", "):
-        if lines[-1] and cell_len(f"{lines[-1]}, {part}") > _SETTING_WIDTH:
+    for part in hyperparameters.split(", "):
+        if lines[-1] and cell_len(f"{lines[-1]}, {part}") > _HYPERPARAMETERS_WIDTH:
             lines[-1] += ","
             lines.append(part)
         else:
@@ -113,7 +113,7 @@ def _folded(setting: str) -> str:
     return "\n".join(lines)
 
 
-def _drawn(columns: list[_Column], width: int) -> str:
+def _format_table(columns: list[_Column], width: int) -> str:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _PADDING - 1, 0, 0))
     for column in columns:
         table.add_column(column.header, justify="right" if column.right else "left", overflow="fold")

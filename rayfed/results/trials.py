@@ -1,8 +1,8 @@
-"""The `trials` table: one row a trial, with every configuration value as its own column under its dotted name.
+"""The table `trials`: one row per trial, with a column for every configuration value under its dotted name.
 
 Algorithms have different hyperparameters, so trials have different columns, and a reader of many Parquet files takes
-the columns of the first. The table is therefore one file, which every trial replaces in turn under a lock. While trials
-run, give `pandas.read_parquet` the folder `trials` and not the file in it: given a file's path, pyarrow opens it twice
+the columns of the first. The table is therefore a single file, which the trials replace in turn under a lock. While
+trials run, give `pandas.read_parquet` the folder `trials` and not the file in it: pyarrow opens a file's path twice,
 and may take the columns of one version and the rows of the next.
 """
 
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from rayfed.results.files import check_name, replace_parquet
 
 STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted")
-"""`stopped`: ended early by a sweep's scheduler; `interrupted`: by Ctrl-C."""
+"""`stopped`: ended early by a sweep's scheduler; `interrupted`: ended by Ctrl-C."""
 
 FIXED: dict[str, pa.DataType] = {
     "trial": pa.string(),
@@ -48,35 +48,40 @@ FIXED: dict[str, pa.DataType] = {
     "version_ray": pa.string(),
     "version_numpy": pa.string(),
 }
-"""The columns that every trials table has, first and in this order. `scored` is the point that the paper scores;
-`partition_hash` says who holds which rows of the named data, and of a user's own clients what they hold; `code_hash`
-is of the user's own classes that the configuration names, null without any; `parameters` and `macs`, the
-multiply-accumulates of one example's forward pass, are the model's."""
+"""The columns that every table `trials` has, first and in this order.
+
+`default_eval_point` is the point at which the algorithm's paper evaluates. `partition_hash` identifies which client
+holds which rows of the dataset, or the contents of a user's own clients. `code_hash` covers the user's own classes that
+the configuration names; null without any. `parameters` and `macs` (multiply-accumulates of one example's forward pass)
+are the model's."""
 COUNTS_OR_SHARES = ("cohort", "unseen_clients")
-"""Where 1 and 1.0 are not the same: one client, and all of them."""
+"""Columns in which 1 and 1.0 differ: one client, and all of them."""
 
 
 def record_trial(folder: str | Path, experiment: str, trial: str, values: Mapping[str, Any]) -> None:
-    """Puts `values` into the row of `trial`, which begins as running, now, with the versions installed here.
+    """Write `values` to the row of `trial`; columns that are not given keep their values.
 
-    Keys are the fixed columns and dotted configuration names; a mapping inside is flattened to dotted names, and
-    `algorithm` is `algorithm.name` where it is not given. Keys that are not given keep what they had. A column
-    has one type: values of several kinds, and lists, become JSON text, as do whole numbers beside shares.
-    Safe from many processes at once, also on several machines where the file system has working locks.
+    A new row begins with the status "running", the present time and the installed versions. Each column has one type:
+    values of several types, lists, and integers beside fractions become JSON strings. Any number of processes may call
+    this at once, also on several machines if the file system has working locks.
+
+    Args:
+        values: the fixed columns and dotted configuration names. Nested mappings are flattened to dotted names, and
+            `algorithm` defaults to `algorithm.name`.
 
     Raises:
-        UsageError: a name of the experiment or the trial that cannot be a file's name.
+        UsageError: a name of the experiment or the trial that cannot be the name of a file.
         ValueError: an unknown status.
     """
     check_name(experiment, "experiment")
     check_name(trial, "trial")
     if (status := values.get("status", "running")) not in STATUSES:
         raise ValueError(f"status {status!r}: known are {', '.join(STATUSES)}")
-    fresh = dict(_flat(values))
-    if "algorithm" not in fresh and "algorithm.name" in fresh:  # a configuration tree has only the latter
-        fresh["algorithm"] = fresh["algorithm.name"]
-    if fresh.get("error") is not None:
-        fresh["error"] = " ".join(str(fresh["error"]).split())
+    new = dict(_flat(values))
+    if "algorithm" not in new and "algorithm.name" in new:  # a configuration tree has only the latter
+        new["algorithm"] = new["algorithm.name"]
+    if new.get("error") is not None:
+        new["error"] = " ".join(str(new["error"]).split())
     path = Path(folder) / experiment / "trials" / "trials.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_name(".trials.lock")):
@@ -85,24 +90,24 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
         if row is None:
             row = {"status": "running", "started": datetime.datetime.now(datetime.UTC), **versions()}
             rows.append(row)
-        row.update(fresh, trial=trial, experiment=experiment)
+        row.update(new, trial=trial, experiment=experiment)
         replace_parquet(trials_table(rows), path)
 
 
-def recorded(folder: str | Path, experiment: str, trial: str, column: str) -> Any:
-    """What stands in a column of `trial`, where a resume would use what the trial has left: it is done, or saved."""
+def recorded_value(folder: str | Path, experiment: str, trial: str, column: str) -> Any:
+    """Return a column of `trial`, or None if the trial is neither done nor has a checkpoint to resume from."""
     home = Path(folder) / experiment
     path = home / "trials" / "trials.parquet"
     if not path.is_file():
         return None
     rows = pq.ParquetFile(path).read(use_threads=False).to_pylist()
     row: dict[str, Any] = next((row for row in rows if row["trial"] == trial), {})
-    used = row.get("status") == "done" or (home / "checkpoints" / f"{trial}.pt").exists()
-    return row.get(column) if used else None
+    reusable = row.get("status") == "done" or (home / "checkpoints" / f"{trial}.pt").exists()
+    return row.get(column) if reusable else None
 
 
 def versions() -> dict[str, str | None]:
-    """The columns `version_*`: what is installed here, None where a package is not."""
+    """Return the columns `version_*`; None for a package that is not installed."""
     packages = {"rayfed": "rayfed-sim", "torch": "torch", "ray": "ray", "numpy": "numpy"}
     return {
         "version_python": platform.python_version(),
@@ -111,7 +116,7 @@ def versions() -> dict[str, str | None]:
 
 
 def trials_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """`rows` as one table: the fixed columns, then the others as they first appear; a value not given is null."""
+    """Return `rows` as one table: the fixed columns, then the others as they first appear; missing values are null."""
     rows = list(rows)
     others = dict.fromkeys(key for row in rows for key in row if key not in FIXED)
     columns = {name: pa.array([_fixed(row.get(name), kind) for row in rows], kind) for name, kind in FIXED.items()}
@@ -158,7 +163,7 @@ def _one_type(values: list[Any], name: str) -> pa.Array:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and math.isnan(value):
-        return None  # pandas gives NaN for null, and a configuration has no use for it
+        return None  # pandas reads null as NaN, which no configuration holds
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple, Mapping)):
@@ -170,10 +175,10 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds `path` against other processes and threads; the system lets go when a process dies, also by kill -9."""
+    """Lock `path` against other processes and threads; the system unlocks it when a process dies, also by kill -9."""
     with open(path, "a+b") as file:
         _lock(file.fileno())
-        yield  # closing the file lets go
+        yield  # closing the file unlocks it
 
 
 _lock: Callable[[int], None]

@@ -1,4 +1,4 @@
-"""Writes one trial's rows of `metrics` and `rounds` while it runs, so that others can read them at any moment."""
+"""Writing one trial's rows of `metrics` and `rounds` while it runs, so that others can read them at any moment."""
 
 import time
 from collections.abc import Iterable
@@ -6,31 +6,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rayfed.core.records import Record, Score
 from rayfed.results.files import check_name
 from rayfed.results.segments import SEGMENT_ROWS, Segments
-from rayfed.results.tables import (
-    METRICS_SCHEMA,
-    ROUNDS_SCHEMA,
-    MetricRow,
-    RoundRow,
-    TrialId,
-    metrics_table,
-    rounds_table,
-)
+from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA, TrialId, metrics_table, rounds_table
 
 WRITING_SHARE = 0.02
-"""The share of the elapsed time that writing may take before `flush` starts to skip."""
+"""The fraction of the elapsed time that writing may take before `flush` starts to skip."""
 
 
 class TrialWriter:
-    """Collects a trial's rows and puts them under `<folder>/<experiment>/metrics` and `.../rounds`.
+    """Collects a trial's rows and writes them to `<folder>/<experiment>/metrics` and `.../rounds`.
 
-    One process writes a trial. Rows that the trial left there in an earlier attempt are kept up to and including
-    `keep_through_round` and dropped after it; None begins anew and drops them all. `last_round` is the last round kept
-    in `rounds` (None: none); where it is less than `keep_through_round`, rows were lost before the checkpoint.
+    Only one process may write a trial.
+
+    Args:
+        keep_through_round: rows of an earlier attempt are kept up to and including this round; None drops them all.
+        segment_rows: rows of a Parquet file before the next one begins.
+
+    Attributes:
+        last_round: the last round that was kept in `rounds`, or None. If it is less than `keep_through_round`, rows
+            were lost before the checkpoint.
 
     Raises:
-        UsageError: a name of the experiment or the trial that cannot be a file's name.
+        UsageError: a name of the experiment or the trial that cannot be the name of a file.
     """
 
     def __init__(
@@ -51,23 +50,25 @@ class TrialWriter:
             for name, schema in (("metrics", METRICS_SCHEMA), ("rounds", ROUNDS_SCHEMA))
         }
         self.last_round = self._segments["rounds"].last_round
-        self._metrics: list[MetricRow] = []
-        self._rounds: list[RoundRow] = []
+        self._scores: list[tuple[int, Score]] = []
+        self._rounds: list[Record] = []
         self._began = time.monotonic()
         self._spent = 0.0
 
-    def add_metrics(self, rows: Iterable[MetricRow]) -> None:
-        """Takes values; they are on disk after the next `flush` that does not skip."""
-        self._metrics.extend(rows)
+    def add_scores(self, round: int, scores: Iterable[Score]) -> None:
+        """Add scores of a round; they are on disk after the next `flush` that does not skip."""
+        self._scores.extend((round, score) for score in scores)
 
-    def add_round(self, row: RoundRow) -> None:
-        """Takes the row of one round; it is on disk after the next `flush` that does not skip."""
-        self._rounds.append(row)
+    def add_round(self, record: Record) -> None:
+        """Add the row of one round, without its scores; it is on disk after the next `flush` that does not skip."""
+        self._rounds.append(record)
 
     def flush(self, *, force: bool = False) -> None:
-        """Puts what was added on disk; skips when writing has taken more than `WRITING_SHARE` of the time so far.
+        """Write what was added to disk, unless writing has taken more than `WRITING_SHARE` of the time so far.
 
-        Force it before a checkpoint is written: a resume can keep only rounds that are on disk.
+        Args:
+            force: write in any case. This is needed before a checkpoint, since a resumed trial keeps only the rounds
+                that are on disk.
 
         Raises:
             ValueError: a row with an unknown split, point or stage.
@@ -76,16 +77,16 @@ class TrialWriter:
         began = time.monotonic()
         if not force and self._spent > WRITING_SHARE * (began - self._began):
             return
-        if self._metrics:  # before the rounds, so that a round in `rounds` has its values in `metrics`
-            self._segments["metrics"].append(metrics_table(self._id, self._metrics))
-            self._metrics = []
+        if self._scores:  # before the rounds, so that a round in `rounds` has its scores in `metrics`
+            self._segments["metrics"].append(metrics_table(self._id, self._scores))
+            self._scores = []
         if self._rounds:
             self._segments["rounds"].append(rounds_table(self._id, self._rounds))
             self._rounds = []
         self._spent += time.monotonic() - began
 
     def close(self) -> None:
-        """Puts everything on disk. The writer can be used on, and closed again."""
+        """Write everything to disk. The writer can still be used, and closed again."""
         self.flush(force=True)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""ADCOL: the client's step and the server's training by hand, what is sent and kept, and the paper's byte counts."""
+"""ADCOL: the client's step and the server's training by hand, what is sent and kept, the paper's byte counts."""
 
 import math
 
@@ -11,7 +11,8 @@ from helpers.comparison import equal
 from helpers.federations import Net, blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase, Replies, Reply
 from rayfed.algorithms.adcol import Adcol
-from rayfed.algorithms.common.discriminator import ResNetDiscriminator, divergence, train_classifier
+from rayfed.algorithms.adcol.discriminator import ResNetDiscriminator, divergence
+from rayfed.algorithms.common.classifier import train_classifier
 from rayfed.algorithms.common.mlp import mlp
 from rayfed.core.errors import UsageError
 from rayfed.core.network import Network, weights_of
@@ -42,7 +43,7 @@ def test_divergence_is_zero_at_equal_logits_and_pulls_towards_them():
 
 
 class Maps(nn.Module):
-    """Features that are no vectors: [2, 4]."""
+    """A network with features of shape [2, 4], which are not vectors."""
 
     feature_shape = (2, 4)
 
@@ -104,13 +105,13 @@ def test_two_steps_by_hand(model, momentum, width):
             assert trained.metrics[name] == pytest.approx(sum(values) / 2, rel=1e-4), name
 
 
-def test_no_weight_of_the_divergence_is_local_training_alone():
+def test_mu_zero_is_local_training_alone():
     population = blobs()
     control, records = simulate(blueprint(small(mu=0.0), population), population)
     other, _ = simulate(blueprint(small(mu=0.0, server_lr=0.5), population), population)
     pulled, _ = simulate(blueprint(small(mu=1.0), population), population)
     for client, weights in weights_by_client(control).items():
-        assert equal(weights, weights_by_client(other)[client])  # whatever the discriminator says
+        assert equal(weights, weights_by_client(other)[client])  # the discriminator does not matter
         assert not equal(weights, weights_by_client(pulled)[client])
     assert {score.metric for record in records for score in record.scores if score.point == "trained"} == {
         "loss",
@@ -140,7 +141,7 @@ def test_server_training_is_a_plain_loop_of_shuffled_batches():
         torch.testing.assert_close(found[name], value)
 
 
-def test_aggregate_labels_vectors_with_their_party_and_keeps_the_discriminator():
+def test_aggregate_labels_representations_by_client_and_trains_the_discriminator():
     algorithm, population = small(server_epochs=3), blobs()
     ctx = blueprint(algorithm, population).context(population, "cpu")
     torch.manual_seed(0)
@@ -178,7 +179,7 @@ def test_a_discriminator_cannot_tell_identical_vectors_apart():
     assert after >= math.log(4) - 1e-6  # no discriminator does better
 
 
-def test_models_stay_apart_and_no_weight_is_sent():
+def test_models_are_not_averaged_and_no_weight_is_sent():
     population = blobs()
     server, records = simulate(blueprint(small(), population, batch_norm="aggregate"), population)
     models = list(weights_by_client(server).values())
@@ -206,7 +207,7 @@ def test_looped_and_vmapped_agree():
 
 
 class Recording(Adcol):
-    """Keeps what the parties sent."""
+    """Keeps the representations that clients sent in the server's state."""
 
     def aggregate(self, ctx, server, replies):
         kept = {f"sent{reply.client}": reply.up.get("representations", torch.empty(0)) for reply in replies.each}
@@ -254,19 +255,19 @@ def test_sampled_sizes_round_up(share, size, count):
     assert len(server.state["sent0"]) == count
 
 
-def test_parties_that_are_not_sampled_do_not_change():
+def test_clients_that_are_not_sampled_do_not_change():
     population = blobs()
     before, _ = simulate(blueprint(small(), population, cohort=2, rounds=2), population)
     after, records = simulate(blueprint(small(), population, cohort=2, rounds=3), population)
     cohort = after.sample(3)
-    assert before.state["discriminator"]["2.bias"].shape == (4,)  # one output per party, sampled or not
+    assert before.state["discriminator"]["2.bias"].shape == (4,)  # one output per client, sampled or not
     for client in range(4):
         same = equal(weights_by_client(before)[client], weights_by_client(after)[client])
         assert same == (client not in cohort)
     assert records[-1].bytes_up == {"representations": 4 * sum(SIZES[i] for i in cohort) * 8}
 
 
-def test_a_cache_keeps_the_last_vectors_of_those_who_are_not_asked():
+def test_a_cache_keeps_the_last_representations_of_absent_clients():
     algorithm, people = small(cache=True, sampling=0.5, server_epochs=2), blobs()
     plan = blueprint(algorithm, people, cohort=2, rounds=1)
     ctx = plan.context(people, "cpu")
@@ -274,12 +275,13 @@ def test_a_cache_keeps_the_last_vectors_of_those_who_are_not_asked():
     server = algorithm.init(ctx)
     assert server["cache"] == {}
     sent = [{1: torch.randn(10, 8), 3: torch.randn(7, 8)}, {0: torch.randn(4, 8), 3: torch.randn(6, 8)}]
-    for some in sent:
+    for by_client in sent:
         before = server
-        each = [Reply(i, 20, {"representations": z}) for i, z in some.items()]
+        each = [Reply(i, 20, {"representations": z}) for i, z in by_client.items()]
         torch.manual_seed(1)
-        server = algorithm.aggregate(ctx.at(cohort=tuple(some)), before, Replies({}, each))
-    assert {party: len(z) for party, z in server["cache"].items()} == {"0": 4, "1": 10, "3": 6}  # 3's are its newest
+        server = algorithm.aggregate(ctx.at(cohort=tuple(by_client)), before, Replies({}, each))
+    counts = {client: len(z) for client, z in server["cache"].items()}
+    assert counts == {"0": 4, "1": 10, "3": 6}  # the newest of client 3
     pool = torch.cat([sent[1][0], sent[0][1], sent[1][3]])
     labels, network = torch.tensor([0] * 4 + [1] * 10 + [3] * 6), Network(mlp([8, 16, 4]))
     sgd = SGD(lr=0.01, momentum=0.9, weight_decay=1e-5)
@@ -289,15 +291,15 @@ def test_a_cache_keeps_the_last_vectors_of_those_who_are_not_asked():
     assert equal(server["discriminator"], by_hand)
 
 
-def test_a_cache_is_of_the_servers_state_and_never_travels():
+def test_a_cache_belongs_to_the_servers_state_and_is_never_sent():
     people = blobs()
     runs = [simulate(blueprint(small(cache=c), people, cohort=2, rounds=6, seed=1), people) for c in (False, True)]
     (bare, _), (server, _) = runs
     for way in ("bytes_up", "bytes_down"):
         assert [getattr(r, way) for r in runs[0][1]] == [getattr(r, way) for r in runs[1][1]]
-    assert nbytes(server.state) - nbytes(bare.state) == 4 * sum(SIZES) * 8  # all four were asked by then
+    assert nbytes(server.state) - nbytes(bare.state) == 4 * sum(SIZES) * 8  # all four clients took part by then
     assert not equal(server.state["discriminator"], bare.state["discriminator"])
-    with pytest.raises(UsageError, match=r"^algorithm.cache=true: with fixed_size=true an output stands for another"):
+    with pytest.raises(UsageError, match=r"^algorithm.cache=true: with fixed_size=true an output stands for a"):
         blueprint(small(cache=True, fixed_size=True), people).check(people)
 
 
@@ -310,7 +312,7 @@ def test_the_discriminators_loss_and_accuracy_are_recorded(options):
     assert all(set(row) == {"discriminator_loss", "discriminator_accuracy"} for row in rows)
     if options:
         assert all(0.25 < row["discriminator_accuracy"] <= 1 for row in rows)
-        return  # what the parties sent in the first trip is gone
+        return  # the second exchange changed the models
     z = torch.cat([server.state[f"sent{i}"] for i in range(4)])
     labels = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
     network = mlp([8, 16, 4])
@@ -321,26 +323,25 @@ def test_the_discriminators_loss_and_accuracy_are_recorded(options):
 
 
 class Watching(Recording):
-    """Notes the trips in the server's state."""
-
-    def broadcast(self, ctx, server):
-        down = super().broadcast(ctx, server)
-        assert ("discriminator" in down) == (ctx.trip == 1)
-        return down
+    """Counts the exchanges of each client, and checks which of them has a discriminator and sends representations."""
 
     def start(self, ctx, client, down):
-        count = client.get("trips", torch.zeros(()))
-        return super().start(ctx, client, down) | {"trips": count + 1}
+        assert ("discriminator" in down) == (ctx.exchange == 1)
+        count = client.get("exchanges", torch.zeros(()))
+        return super().start(ctx, client, down) | {"exchanges": count + 1}
 
     def finish(self, ctx, work, client, down, data):
-        kept, up = super().finish(ctx, work, client, down, data)
-        assert ("representations" in up) == (ctx.trip == 0)
-        return kept | {"trips": work["trips"]}, up
+        assert ctx.exchange == 0
+        return super().finish(ctx, work, client, down, data)
+
+    def finish_training(self, ctx, work, client, down, data):
+        client, up = super().finish_training(ctx, work, client, down, data)
+        assert "representations" not in up
+        return client | {"exchanges": work["exchanges"]}, up
 
     def aggregate(self, ctx, server, replies):
-        kept = super().aggregate(ctx, server, replies)
-        cohort = {"cohort": torch.tensor(ctx.cohort)} if ctx.trip == 0 else {}
-        return kept | cohort if ctx.trip == 0 else kept | {k: v for k, v in server.items() if k.startswith("sent")}
+        assert ctx.exchange == 0
+        return super().aggregate(ctx, server, replies)
 
 
 def test_fixed_size_trains_without_then_with_a_new_discriminator_of_the_cohort():
@@ -352,14 +353,15 @@ def test_fixed_size_trains_without_then_with_a_new_discriminator_of_the_cohort()
     d = server.state["discriminator"]
     assert d["2.bias"].shape == (2,)
     states = server.fleet.host.states
-    assert {i: int(state["trips"]) for i, state in states.items() if "trips" in state} == dict.fromkeys(cohort, 2)
-    assert records[0].bytes_up == {"representations": 4 * sum(SIZES[i] for i in cohort) * 8}  # nothing after trip 1
+    counts = {i: int(state["exchanges"]) for i, state in states.items() if "exchanges" in state}
+    assert counts == dict.fromkeys(cohort, 2)
+    assert records[0].bytes_up == {"representations": 4 * sum(SIZES[i] for i in cohort) * 8}  # in the first exchange
     assert records[0].bytes_down == {"discriminator": 2 * nbytes(d)}
 
     z = [server.state[f"sent{i}"] for i in cohort]
-    labels = torch.tensor([0, 1]).repeat_interleave(torch.tensor([len(some) for some in z]))
+    labels = torch.tensor([0, 1]).repeat_interleave(torch.tensor([len(vectors) for vectors in z]))
     logits = Network(mlp([8, 16, 2]))(d, torch.cat(z))[0]
-    assert F.cross_entropy(logits, labels).item() < math.log(2) - 0.05  # places, not client numbers
+    assert F.cross_entropy(logits, labels).item() < math.log(2) - 0.05  # positions in the cohort, not client indices
 
     def trained(mu):
         plan = blueprint(small(fixed_size=True, mu=mu), population, cohort=2, rounds=1)
@@ -368,25 +370,26 @@ def test_fixed_size_trains_without_then_with_a_new_discriminator_of_the_cohort()
     assert not equal(trained(0.0)[cohort[0]], trained(5.0)[cohort[0]])
 
 
-def test_fixed_size_starts_its_discriminator_anew_and_trains_it_ten_times():
+def test_fixed_size_draws_a_new_discriminator_and_trains_it_for_ten_epochs():
     algorithm, population = small(fixed_size=True), blobs()
     ctx = blueprint(algorithm, population).context(population, "cpu").at(cohort=(1, 3))
     z = torch.randn(12, 8)
     sent = [Reply(1, 6, {"representations": z[:6]}), Reply(3, 6, {"representations": z[6:]})]
     replies, network = Replies({"weights": {}}, sent), Network(mlp([8, 16, 2]))
-    made = []
+    trained = []
     for old in ({}, {"discriminator": weights_of(mlp([8, 16, 2]))}):
         torch.manual_seed(5)
-        made.append(algorithm.aggregate(ctx, {"weights": {}} | old, replies)["discriminator"])
+        trained.append(algorithm.aggregate(ctx, {"weights": {}} | old, replies)["discriminator"])
     torch.manual_seed(5)
     start = weights_of(mlp([8, 16, 2]))
     optimizer = SGD(lr=0.01, momentum=0.9, weight_decay=1e-5)
     labels = torch.tensor([0] * 6 + [1] * 6)
     by_hand = train_classifier(network, start, z, labels, optimizer=optimizer, batch_size=16, epochs=10)
-    assert equal(made[0], by_hand)
-    assert equal(made[1], by_hand)
+    assert equal(trained[0], by_hand)
+    assert equal(trained[1], by_hand)
     kept = {"weights": {}, "discriminator": by_hand}
-    assert algorithm.aggregate(ctx.at(trip=1), kept, Replies({}, [Reply(1, 6, {}), Reply(3, 6, {})])) is kept
+    second = algorithm.round_exchanges[1]
+    assert second.aggregate(ctx.at(exchange=1), kept, Replies({}, [Reply(1, 6, {}), Reply(3, 6, {})])) is kept
 
 
 def test_optimizer_may_be_kept():
@@ -411,7 +414,7 @@ def test_linear_discriminator_has_the_same_layers_without_relu():
 
 
 def test_bytes_of_the_worked_example():
-    """n = 60,000 vectors of 128 from 100 parties; the paper's S_D of 68,628 bytes has 5 outputs, not 100."""
+    """n = 60,000 vectors of 128 from 100 clients; the paper's S_D of 68,628 bytes has 5 outputs, not 100."""
     five, hundred = (nbytes(weights_of(mlp([128, 128, outputs]))) for outputs in (5, 100))
     assert (five, hundred) == (68_628, 117_648)
     vectors = 60_000 * nbytes(torch.empty(1, 128))
@@ -423,10 +426,10 @@ def test_bytes_of_the_worked_example():
 
 def test_refusals():
     population = blobs()
-    with pytest.raises(UsageError, match=r"^algorithm.fixed_size=true: needs two parties or more in a round"):
+    with pytest.raises(UsageError, match=r"^algorithm.fixed_size=true: needs at least two clients per round"):
         blueprint(small(fixed_size=True), population, cohort=1).check(population)
     with pytest.raises(
-        UsageError, match=r"^algorithm.linear=true: algorithm.network=resnet18 is not; use linear=false"
+        UsageError, match=r"^algorithm.linear=true: not possible with algorithm.network=resnet18; use linear=false"
     ):
         blueprint(small(network="resnet18", linear=True), population).check(population)
     with pytest.raises(
@@ -453,15 +456,16 @@ def test_the_divergence_is_the_mean_over_the_last_discriminators():
         # Eq. 18 takes those trained in rounds max(1, t - 3) to t - 1, each received one round later
         received = range(max(1, round - 3) + 1, round + 1) if round > 1 else [1]
         each = [divergence(Network(mlp([8, 16, 4]))(drawn[r - 1], z)[0]) for r in received]
-        torch.testing.assert_close(algorithm.divergences(now, work, down, z), torch.stack(each).mean())
+        mean = algorithm.memory.divergence(now, work, weights, z)
+        torch.testing.assert_close(mean, torch.stack(each).mean())
         client, _ = algorithm.finish(now, work, client, down, type(ctx.data)(parts[0]["train"], None))
-    now = ctx.at(round=9)  # a party that was not asked for some rounds: what it has is too old
+    now = ctx.at(round=9)  # a client that was absent for some rounds: its discriminators are too old
     work = algorithm.start(now, client, {"weights": {}, "discriminator": drawn[0]})
-    assert work["used"].tolist() == [0, 0]
+    assert work["in_use"].tolist() == [0, 0]
 
 
-def test_the_untrained_discriminator_counts_in_the_first_round_alone():
-    """Round 2 has one trained discriminator, so two make no difference to one until then; in round 3 there are two."""
+def test_the_untrained_discriminator_counts_in_the_first_round_only():
+    """Round 2 has one trained discriminator, so discriminators=2 makes a difference from round 3 only."""
     people = blobs()
 
     def trained(discriminators, rounds):
@@ -472,16 +476,16 @@ def test_the_untrained_discriminator_counts_in_the_first_round_alone():
     assert not equal(trained(2, 3), trained(1, 3))
 
 
-def test_older_discriminators_do_not_travel():
+def test_earlier_discriminators_are_not_sent():
     people = blobs()
     one, many = (simulate(blueprint(small(discriminators=k), people, rounds=3), people) for k in (1, 3))
     assert [r.bytes_down for r in many[1]] == [r.bytes_down for r in one[1]]
-    assert many[0].fleet.host.states[0]["rounds"].tolist() == [3, 2]
+    assert many[0].fleet.host.states[0]["received_in"].tolist() == [3, 2]
     a, b = (weights_by_client(server)[0] for server in (one[0], many[0]))
     assert not equal(a, b)
 
 
-def test_a_shared_predictor_is_averaged_and_all_else_stays():
+def test_a_shared_predictor_is_averaged_and_the_rest_stays_local():
     people = blobs()
     server, records = simulate(blueprint(small(share_predictor=True), people), people)
     head = {"fc.weight", "fc.bias"}
@@ -497,9 +501,9 @@ def test_a_shared_predictor_is_averaged_and_all_else_stays():
 
 
 @pytest.mark.parametrize(("width", "side"), [(8, 2), (128, 8), (2048, 32), (50, 5), (51, 6)])
-def test_vectors_are_folded_into_two_channels(width, side):
+def test_vectors_are_reshaped_to_two_channels(width, side):
     network = ResNetDiscriminator("resnet18", width, 3)
-    assert (network.side, network.spare) == (side, 2 * side * side - width)
+    assert (network.side, network.padding) == (side, 2 * side * side - width)
     seen = []
     network.net.conv1.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     network.eval()
@@ -509,30 +513,30 @@ def test_vectors_are_folded_into_two_channels(width, side):
     assert torch.equal(seen[0].flatten(1)[:, :width], z)
 
 
-def test_a_resnet_is_trained_with_its_statistics_and_asked_without():
+def test_a_resnet_trains_its_batch_norm_and_clients_use_its_running_statistics():
     people = blobs(2, sizes=(9, 8))
     algorithm = small(network="resnet18", server_batch_size=8)  # the last of 17 vectors is left out
     server, _ = simulate(blueprint(algorithm, people, rounds=1), people)
     trained = server.state["discriminator"]
     assert int(trained["net.bn1.num_batches_tracked"]) == 2
     assert trained["net.bn1.running_mean"].abs().max() > 0
-    z, down = torch.randn(1, 8), {"discriminator": trained}
-    alone = algorithm.divergences(server.ctx, {}, down, z)
+    z = torch.randn(1, 8)
+    alone = algorithm.memory.divergence(server.ctx, {}, trained, z)
     module = ResNetDiscriminator("resnet18", 8, 2).eval()
     module.load_state_dict(trained)
     torch.testing.assert_close(alone, divergence(module(z)))
 
 
-def test_what_does_not_go_together():
+def test_several_discriminators_of_fixed_size_are_refused():
     people = blobs()
     with pytest.raises(
-        UsageError, match=r"^algorithm.discriminators=2: with fixed_size=true there is one, new in each"
+        UsageError, match=r"^algorithm.discriminators=2: with fixed_size=true there is only one, new in"
     ):
         blueprint(small(discriminators=2, fixed_size=True), people).check(people)
 
 
-def test_the_discriminators_steps_are_said():
-    """20 + 26 + 33 + 41 = 120 vectors in batches of 16: 8 steps a pass; half of the parties send half as many."""
+def test_the_note_gives_the_discriminators_steps():
+    """20 + 26 + 33 + 41 = 120 vectors in batches of 16: 8 steps per epoch; half of the clients send half as many."""
     people = blobs(len(SIZES), sizes=SIZES)
     for options, cohort, steps, outputs in (
         ({}, 4, 8, 4),
@@ -544,6 +548,6 @@ def test_the_discriminators_steps_are_said():
         algorithm = small(**options)
         plan = blueprint(algorithm, people, cohort=cohort)
         ctx = plan.context(people, "cpu")
-        (said,) = algorithm.notes(ctx, plan.problem(people, ctx.task))
-        assert said.startswith(f"the discriminator takes about {steps} steps a round")
-        assert f"log {outputs} = {math.log(outputs):.2f}" in said
+        (note,) = algorithm.notes(ctx, plan.problem(people, ctx.task))
+        assert note.startswith(f"the discriminator takes about {steps} steps per round")
+        assert f"log {outputs} = {math.log(outputs):.2f}" in note

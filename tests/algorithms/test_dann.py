@@ -16,7 +16,7 @@ from rayfed.core.rng import seed_torch
 
 
 def first_discriminator(people):
-    """What the server draws in `init`."""
+    """Return the discriminator that the server draws in `init`."""
     algorithm = DANN(hidden=[7])
     ctx = blueprint(algorithm, people).context(people, "cpu")
     seed_torch(0, "init")

@@ -1,4 +1,4 @@
-"""ADCOL with differential privacy: accounting over all rounds, DP-SGD by hand, what a curious server gets to see."""
+"""ADCOL with differential privacy: accounting over all rounds, DP-SGD by hand, and what a curious server receives."""
 
 import math
 import re
@@ -13,27 +13,27 @@ from scipy import stats
 import rayfed
 from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithms.adcol import Adcol
-from rayfed.algorithms.common.discriminator import divergence
+from rayfed.algorithms.adcol.discriminator import divergence
 from rayfed.algorithms.common.mlp import mlp
-from rayfed.algorithms.dp_adcol import DPAdcol
+from rayfed.algorithms.dp_adcol import DPAdcol, LocalDPAdcol
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.experiments.run_summary import introduce
+from rayfed.experiments.run_summary import run_summary
 from rayfed.privacy.gaussian import epsilon_spent, noise_multiplier, train_privately
 from rayfed.privacy.laplace import laplace_like, to_half_l1_ball, to_unit_range
 
-N = 120  # representations of all four parties
+N = 120  # representations of all four clients
 
 
 def small(**options):
     return DPAdcol(**({"hidden": [16], "server_batch_size": 30} | options))
 
 
-def curious(**options):
-    return small(setting="curious", **options)
+def local(**options):
+    return LocalDPAdcol(**({"hidden": [16], "server_batch_size": 30} | options))
 
 
 # The mechanisms
@@ -136,7 +136,7 @@ def test_what_is_spent_is_between_the_exact_epsilon_and_a_bound_by_hand():
 def test_the_budget_lasts_for_all_rounds_and_is_spent_step_by_step():
     people, algorithm = blobs(), small(epsilon=4.0, server_epochs=2)
     server, records = simulate(blueprint(algorithm, people, rounds=3), people)
-    private = {name: float(value) for name, value in server.state["private"].items()}
+    private = {name: float(value) for name, value in server.state["accounting"].items()}
     assert private["rate"] == pytest.approx(30 / N)
     assert private["steps"] == 3 * 2 * 4
     for done, record in enumerate(records, 1):
@@ -148,7 +148,7 @@ def test_the_budget_lasts_for_all_rounds_and_is_spent_step_by_step():
     assert records[2].epsilon > 3.9
 
 
-def test_uploads_are_bare_and_clients_train_as_in_adcol():
+def test_uploads_are_not_protected_and_clients_train_as_in_adcol():
     people = blobs()
     ours, theirs = (simulate(blueprint(a, people, rounds=1), people)[0] for a in (small(), Adcol(hidden=[16])))
     for i in range(4):
@@ -163,17 +163,19 @@ def test_a_larger_round_keeps_rate_and_steps():
     torch.manual_seed(0)
     state = algorithm.init(ctx)
     for n in (60, 90):
-        state |= algorithm.taught(ctx, state, state["discriminator"], torch.randn(n, 8), torch.randint(4, (n,)))
-    assert float(state["private"]["rate"]) == 0.5
-    assert float(state["private"]["steps"]) == 4
+        state |= algorithm.train_discriminator(
+            ctx, state, state["discriminator"], torch.randn(n, 8), torch.randint(4, (n,))
+        )
+    assert float(state["accounting"]["rate"]) == 0.5
+    assert float(state["accounting"]["steps"]) == 4
 
 
 # Curious server
 
 
 @pytest.mark.parametrize("guarantee", ["coordinate", "strict"])
-def test_what_is_sent_is_normalised_and_noisy(guarantee):
-    people, algorithm = blobs(), curious(epsilon=2.0, guarantee=guarantee)
+def test_uploads_are_normalised_and_noisy(guarantee):
+    people, algorithm = blobs(), local(epsilon=2.0, guarantee=guarantee)
     server, _ = simulate(blueprint(algorithm, people, rounds=1), people)
     parts = server.fleet.host.data.parts
     client = server.fleet.host.states[3]
@@ -192,7 +194,7 @@ def test_what_is_sent_is_normalised_and_noisy(guarantee):
 
 
 def test_the_local_divergence_sees_the_same_normalisation_without_noise():
-    people, algorithm = blobs(), curious(mu=0.7)
+    people, algorithm = blobs(), local(mu=0.7)
     ctx = blueprint(algorithm, people).context(people, "cpu")
     discriminator = mlp([8, 16, 4])
     down = {"weights": {}, "discriminator": weights_of(discriminator)}
@@ -208,14 +210,13 @@ def test_the_local_divergence_sees_the_same_normalisation_without_noise():
 
 
 def test_records_are_drawn_without_replacement_across_rounds():
-    algorithm = curious(sampling=0.4)
+    algorithm = local(sampling=0.4)
     people = blobs()
     ctx = blueprint(algorithm, people).context(people, "cpu").at(client=0, examples=10)
     torch.manual_seed(0)
     client, drawn = algorithm.join(ctx), []
     for _ in range(5):
-        more, rows = algorithm.chosen(ctx, client, 10)
-        client |= more
+        client, rows = algorithm.select_records(ctx, client, 10)
         drawn += rows.tolist()
     assert len(drawn) == 20
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
@@ -231,18 +232,18 @@ def test_records_are_drawn_without_replacement_across_rounds():
         ({"sampling": 0.5}, [2, 2, 4, 4]),
     ],
 )
-def test_what_is_spent_counts_passes_and_says_of_what(options, expected):
+def test_privacy_spent_counts_passes_and_names_the_unit(options, expected):
     people = blobs(sizes=(20, 24, 32, 40))
-    _, records = simulate(blueprint(curious(epsilon=2.0, **options), people, rounds=4), people)
+    _, records = simulate(blueprint(local(epsilon=2.0, **options), people, rounds=4), people)
     assert [record.epsilon for record in records] == pytest.approx(expected)
-    unit = "representation" if "guarantee" in options else "stretched coordinate"
+    unit = "representation" if "guarantee" in options else "rescaled coordinate"
     assert {record.privacy_unit for record in records} == {unit}
 
 
-# What is said
+# Notes, records and refusals
 
 
-def test_the_rounds_table_has_it_and_other_methods_have_none(tmp_path):
+def test_the_rounds_table_has_epsilon_and_other_methods_have_none(tmp_path):
     rng = np.random.default_rng(0)
     clients = [
         {part: (rng.normal(size=(20, 6)).astype(np.float32), rng.integers(0, 2, 20)) for part in ("train", "test")}
@@ -259,59 +260,77 @@ def test_the_rounds_table_has_it_and_other_methods_have_none(tmp_path):
     assert bare.epsilon.isna().all()
     assert bare.privacy_unit.isna().all()
     plan = make_plan(Config.read(settings | private), clients=clients)
-    assert "note  ε=3 at δ=0.01 protects what the server sends; uploads are bare" in introduce(plan)
+    assert "note  ε=3 at δ=0.01 protects what the server sends; uploads are not protected" in run_summary(plan)
 
 
-def test_limits_of_the_curious_setting_are_said():
+def test_notes_give_the_limits_of_private_uploads():
     people = blobs()
-    for guarantee, whole in (
-        ("coordinate", "ε=5 a stretched coordinate: 40 for a vector, or for a coordinate that moves its range and so "),
-        ("strict", "ε=5 a vector"),
+    for guarantee, first in (
+        (
+            "coordinate",
+            "ε=5 per rescaled coordinate; 40 per vector, or per coordinate whose change moves the vector's range and "
+            "all others",
+        ),
+        ("strict", "ε=5 per vector"),
     ):
-        algorithm = curious(sampling=0.25, guarantee=guarantee)
+        algorithm = local(sampling=0.25, guarantee=guarantee)
         plan = blueprint(algorithm, people, rounds=6)
         ctx = plan.context(people, "cpu")
         lines = algorithm.notes(ctx, plan.problem(people, ctx.task))
-        assert lines[0] == whole + ("all others" if guarantee == "coordinate" else "")
+        assert lines[0] == first
         assert lines[1] == (
-            "an upload takes 0.25 of the records; each pass over them all spends ε once more: a record is sent up to 2 "
-            "times in 6 rounds, which spends 10"
+            "an upload contains 0.25 of the records, and each pass over all of them spends ε again: a record is sent "
+            "up to 2 times in 6 rounds, which spends 10"
         )
-        assert lines[2].endswith("no record-level privacy of training data")
+        assert lines[2].endswith("training data have no record-level privacy")
         assert lines[3].startswith("noise is drawn from the run's seed and recorded scores are exact")
 
 
 def test_a_coordinate_that_moves_the_range_moves_all_others():
-    """So ε does not hold for a coordinate of z itself, but for one of the stretched vector whose others stay."""
+    """So ε does not hold for a coordinate of z itself, but for one of the rescaled vector whose others stay."""
     z = torch.linspace(0, 1, 64)[None]
     other = z.clone()
     other[0, -1] = 1000
     assert (to_unit_range(other) - to_unit_range(z)).abs().sum() > 30  # at most 1 if that coordinate alone had moved
 
 
-def test_what_a_setting_does_not_use_is_refused():
-    people = blobs()
-    for given, message in (
-        (small(guarantee="strict"), "algorithm.guarantee=strict: says what a curious server gets to see; use setting="),
+@pytest.mark.parametrize(
+    ("name", "option", "message"),
+    [
         (
-            curious(clip=2.0),
-            "algorithm.clip=2: is of a trusted server's DP-SGD, and algorithm.setting=curious has none",
+            "dp_adcol",
+            "setting=curious",
+            "this key was removed; use algorithm.name=dp_adcol for a trusted server, or alg",
         ),
-        (curious(delta=0.001), "algorithm.delta=0.001: is of a trusted server's DP-SGD, and algorithm.setting=curious"),
-    ):
-        with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
-            blueprint(given, people).check(people)
-    for fine in (curious(guarantee="strict", clip=1.0, delta=0.01), small(clip=2.0, delta=0.001)):
-        blueprint(fine, people).check(people)
+        ("local_dp_adcol", "setting=trusted", "this key was removed; use algorithm.name=dp_adcol for a trusted server"),
+        (
+            "dp_adcol",
+            "guarantee=strict",
+            "is an option of algorithm.name=local_dp_adcol, for an honest but curious serv",
+        ),
+        (
+            "local_dp_adcol",
+            "clip=2.0",
+            "is an option of algorithm.name=dp_adcol, whose trusted server uses DP-SGD; leav",
+        ),
+        ("local_dp_adcol", "delta=0.001", "is an option of algorithm.name=dp_adcol, whose trusted server uses DP-SGD"),
+    ],
+)
+def test_an_option_of_the_other_variant_is_refused(name, option, message):
+    key, value = option.split("=")
+    with pytest.raises(UsageError, match=f"^{re.escape(f'algorithm.{option}: {message}')}"):
+        Config.read({"algorithm": {"name": name, key: value}})
 
 
 def test_refusals():
     people = blobs()
-    with pytest.raises(UsageError, match=r"^algorithm.network=resnet18: batch norm mixes examples, so DP-SGD takes"):
+    with pytest.raises(UsageError, match=r"^algorithm.network=resnet18: batch norm mixes examples, which DP-SGD does"):
         blueprint(small(network="resnet18"), people).check(people)
-    blueprint(curious(network="resnet18"), people).check(people)
-    with pytest.raises(UsageError, match=r"^algorithm.share_predictor=true: sends weights that dp_adcol does not prot"):
-        blueprint(curious(share_predictor=True), people).check(people)
+    blueprint(local(network="resnet18"), people).check(people)
+    with pytest.raises(
+        UsageError, match=r"^algorithm.share_predictor=true: sends weights that local_dp_adcol does not"
+    ):
+        blueprint(local(share_predictor=True), people).check(people)
 
 
 def test_a_budget_that_no_noise_meets_is_refused_before_anything_starts():
@@ -323,20 +342,20 @@ def test_a_budget_that_no_noise_meets_is_refused_before_anything_starts():
     blueprint(small(epsilon=0.02, delta=1e-9), people).check(people)
 
 
-def test_a_batch_is_drawn_of_what_any_round_sends():
-    people = blobs()  # the two smallest parties send 20 + 26 vectors, or 10 + 13 of them
+def test_a_batch_is_no_larger_than_the_smallest_round():
+    people = blobs()  # the two smallest clients send 20 + 26 vectors, or 10 + 13 of them
     blueprint(small(server_batch_size=46), people, cohort=2).check(people)
-    with pytest.raises(UsageError, match=r"^algorithm.server_batch_size=47: the parties of a round may send no"):
+    with pytest.raises(UsageError, match=r"^algorithm.server_batch_size=47: DP-SGD draws its batches from the"):
         blueprint(small(server_batch_size=47), people, cohort=2).check(people)
-    with pytest.raises(UsageError, match=r"no more than 23 representations, of which DP-SGD draws a batch"):
+    with pytest.raises(UsageError, match=r"representations of a round, which may be only 23; use at most 23$"):
         blueprint(small(server_batch_size=24, sampling=0.5), people, cohort=2).check(people)
-    blueprint(curious(server_batch_size=999), people).check(people)
+    blueprint(local(server_batch_size=999), people).check(people)
 
 
-def test_a_delta_of_one_over_the_representations_is_remarked():
+def test_a_note_warns_of_a_delta_of_one_over_the_representations():
     people = blobs()  # 120 vectors
-    for delta, said in ((0.01, True), (1 / 120, True), (0.008, False)):
+    for delta, warned in ((0.01, True), (1 / 120, True), (0.008, False)):
         plan = blueprint(small(delta=delta), people)
         ctx = plan.context(people, "cpu")
         lines = plan.algorithm.notes(ctx, plan.problem(people, ctx.task))
-        assert any(line.startswith(f"δ={delta:g} is not below 1/120: ") for line in lines) == said
+        assert any(line.startswith(f"δ={delta:g} is not below 1/120: ") for line in lines) == warned

@@ -1,10 +1,11 @@
-"""DP-FedBN: clipping, noise, how the budget is split, and cohorts that take turns."""
+"""DP-FedBN: clipping, noise, how the budget is split, and sampling without replacement."""
 
 import pytest
 import torch
 from scipy import stats
 
 from helpers.federations import blobs, blueprint, simulate
+from rayfed.algorithms.common.clipped_updates import clipped_update
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.dp_fedbn import DPFedBN
 from rayfed.algorithms.fedavg import FedAvg
@@ -38,11 +39,11 @@ def test_updates_are_clipped_in_l1_and_every_coordinate_gets_noise(clip):
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_norm_of_a_long_update_keeps_to_the_bound(order):
-    """A norm summed in float32 loses mass: over as many numbers as these 1% to 2% in L1, a little in L2."""
+    """A norm summed in float32 is too small: over so many numbers by 1% to 2% in L1, and a little in L2."""
     torch.manual_seed(0)
     sent = {"a": torch.randn(12_000_000), "b": torch.full((2_000_000,), 1e-3), "count": torch.tensor(3)}
     base = {name: torch.zeros_like(value) for name, value in sent.items()}
-    clipped = DPFedBN(clip=2.0).clipped(sent, base, order)
+    clipped = clipped_update(sent, base, bound=2.0, order=order)
     assert set(clipped) == {"a", "b"}
     assert {value.dtype for value in clipped.values()} == {torch.float32}
     norm = flat(clipped).double().norm(order).item()
@@ -62,7 +63,7 @@ def test_with_an_endless_budget_it_is_fedbn():
     ("cohort", "rounds", "expected"),
     [(4, 4, [2, 4, 6, 8]), (1, 8, [4, 4, 4, 4, 8, 8, 8, 8]), (2, 3, [4, 4, 8]), (3, 2, [4, 8])],
 )
-def test_the_budget_is_split_over_a_partys_turns(cohort, rounds, expected):
+def test_the_budget_is_split_over_a_clients_participations(cohort, rounds, expected):
     people = blobs()
     _, records = simulate(blueprint(DPFedBN(epsilon=8.0), people, cohort=cohort, rounds=rounds), people)
     assert [record.epsilon for record in records] == pytest.approx(expected)
@@ -75,26 +76,26 @@ def cohorts(algorithm, cohort, rounds, seed=0):
     return [server.sample(number) for number in range(1, rounds + 1)]
 
 
-def test_nobody_comes_twice_before_all_have_had_a_turn():
+def test_no_client_is_sampled_twice_before_all_have_taken_part():
     drawn = cohorts(DPFedBN(), 2, 60)
     for first in range(0, 60, 3):
-        some = [i for cohort in drawn[first : first + 3] for i in cohort]
-        assert len(set(some)) == 6
+        clients = [i for cohort in drawn[first : first + 3] for i in cohort]
+        assert len(set(clients)) == 6
     assert all(list(cohort) == sorted(cohort) for cohort in drawn)
     assert {i for cohort in drawn for i in cohort} == set(range(7))
     assert drawn != cohorts(DPFedBN(), 2, 60, seed=1)
     repeats = [len({i for cohort in cohorts(FedAvg(), 2, 60)[k : k + 3] for i in cohort}) for k in range(0, 60, 3)]
-    assert min(repeats) < 6  # others are sampled anew in each round
+    assert min(repeats) < 6  # other methods sample each cohort independently
 
 
-def test_what_it_says():
+def test_notes():
     people = blobs()
     ctx = blueprint(DPFedBN(), people, rounds=10).context(people, "cpu").at(cohort=(0,))
     line, _ = DPFedBN(epsilon=6.0, clip=2.0).notes(ctx, None)
-    assert line == "ε=6 a party, 2 a turn: Laplace noise of scale 2 on every weight"
+    assert line == "ε=6 per client, 2 per participation: Laplace noise of scale 2 on every weight"
 
 
-def test_a_wrapper_that_sends_more_promises_nothing():
+def test_a_wrapper_that_sends_more_gives_no_guarantee():
     people = blobs()
     for mr, expected in ((True, None), (False, 4.0)):
         algorithm = DBE(base=DPFedBN(epsilon=8.0), kappa=1.0, mr=mr)

@@ -1,4 +1,4 @@
-"""FADA: a round by hand, the spread that its attention goes by, and that the target's labels are never used."""
+"""FADA: a round by hand, the spread that weighs the sources; the target's labels are never used."""
 
 from dataclasses import replace
 
@@ -11,8 +11,7 @@ from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, assert_weights, data, descend, plan, population, run
 from rayfed.algorithms import fada
 from rayfed.algorithms.common.mlp import mlp
-from rayfed.algorithms.common.target_clusters import spread
-from rayfed.algorithms.fada import FADA
+from rayfed.algorithms.fada import FADA, cluster_spread
 from rayfed.core.errors import UsageError
 from rayfed.core.rng import seed_torch
 from rayfed.core.trees import unstack
@@ -22,26 +21,26 @@ SOURCES, TARGET = (0, 2), 1
 
 
 def first_discriminators(people):
-    """What the server draws in `init`, as modules."""
+    """Return the discriminators that the server draws in `init`, as modules."""
     algorithm = FADA(target=TARGET, hidden=[7])
     ctx = blueprint(algorithm, people).context(people, "cpu")
     seed_torch(0, "init")
-    made = []
+    modules = []
     for weights in unstack(algorithm.init(ctx)["discriminators"], 2):
-        made.append(mlp([8, 7, 2]))
-        made[-1].load_state_dict(weights)
-    return made
+        modules.append(mlp([8, 7, 2]))
+        modules[-1].load_state_dict(weights)
+    return modules
 
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_round_by_hand(width, monkeypatch):
-    monkeypatch.setattr(fada, "spread", lambda features, clusters, seed: float(features.mean()) * clusters)
+    monkeypatch.setattr(fada, "cluster_spread", lambda features, clusters, seed: float(features.mean()) * clusters)
     people, model = population((10, 10, 10)), net(batch_norm=False)
     algorithm = FADA(target=TARGET, hidden=[7], weight_adversary=0.4, server_lr=0.3)
     server = run(algorithm, people, model, rounds=1, batch_size=10, drop_last=True, vmap_clients=width)
 
     pairs = dict(zip(SOURCES, first_discriminators(people), strict=True))
-    wrong = {True: 1, False: 0}  # the target passes for a source, a source for the target
+    wrong = {True: 1, False: 0}  # the target is trained to look like a source, a source like the target
 
     def trained(i):
         x, y = data(people, i)
@@ -63,13 +62,13 @@ def test_a_round_by_hand(width, monkeypatch):
     x = data(people, TARGET)[0]
     spreads = torch.tensor([float(models[s].features(x).detach().mean()) * 3 for s in SOURCES])
     alpha = torch.softmax(-spreads, 0)
-    wanted = descend(model, *data(people, 0), 0)
+    expected = descend(model, *data(people, 0), 0)
     with torch.no_grad():
-        for name, value in wanted.named_parameters():
+        for name, value in expected.named_parameters():
             value.copy_(sum(a * models[s].get_parameter(name) for a, s in zip(alpha, SOURCES, strict=True)))
             if not name.startswith("fc"):
                 value += models[TARGET].get_parameter(name) - model.get_parameter(name)
-    assert_weights(server.state["weights"], wanted, atol=2e-6)
+    assert_weights(server.state["weights"], expected, atol=2e-6)
 
     z = {i: models[i].features(data(people, i)[0]).detach() for i in range(3)}
     for s, found in zip(SOURCES, unstack(server.state["discriminators"], 2), strict=True):
@@ -84,15 +83,15 @@ def test_spread_is_the_sum_over_pairs_within_clusters():
     torch.manual_seed(0)
     clouds = [centre + 0.1 * torch.randn(n, 2) for centre, n in ((0.0, 4), (9.0, 3))]
     pairs = sum(torch.cdist(cloud, cloud).square().sum() / (2 * len(cloud)) for cloud in clouds)
-    assert spread(torch.cat(clouds), 2, seed=1) == pytest.approx(float(pairs) / 7, rel=1e-4)
-    assert spread(torch.ones(3, 2), 5, seed=1) == 0
+    assert cluster_spread(torch.cat(clouds), 2, seed=1) == pytest.approx(float(pairs) / 7, rel=1e-4)
+    assert cluster_spread(torch.ones(3, 2), 5, seed=1) == 0
 
 
 def test_spread_has_the_same_bits_for_any_number_of_threads():
     features, found = torch.randn(600, 64, generator=torch.Generator().manual_seed(0)), []
     for threads in (1, 4):
         with threadpool_limits(threads):
-            found.append([spread(features, 5, seed) for seed in range(6)])
+            found.append([cluster_spread(features, 5, seed) for seed in range(6)])
     assert found[0] == found[1]
 
 
@@ -107,7 +106,7 @@ def test_the_targets_labels_are_not_used():
     assert other_target[0] != other_target[1]
 
 
-def test_what_travels():
+def test_fields_and_bytes_sent():
     people, model = population(), net(batch_norm=False)
     record = simulate(plan(FADA(target=TARGET, hidden=[7]), people, model), people)[1][-1]
     size = 4 * sum(p.numel() for p in model.parameters())
@@ -117,7 +116,9 @@ def test_what_travels():
 
 
 def test_refusals():
-    with pytest.raises(UsageError, match=r"^algorithm.target=4: must be one of 2 clients or more; there are 4"):
+    with pytest.raises(
+        UsageError, match=r"^algorithm.target=4: must be the index of one of at least 2 clients; there are 4"
+    ):
         blueprint(FADA(target=4), blobs()).check(blobs())
     with pytest.raises(UsageError, match=r"^cohort=2: algorithm.name=fada weighs the models of all sources"):
         blueprint(FADA(), blobs(), cohort=2).check(blobs())

@@ -82,7 +82,9 @@ def test_a_unseens_body_moves_only_if_both_parts_adapt(adapted, moves):
         tuned = descend(tuned, *data(people, 2), 1, names=body)
     test = people.clients[2].test
     expected = torch.nn.functional.cross_entropy(tuned.eval()(torch.from_numpy(test.x)), torch.from_numpy(test.y))
-    found = next(s.value for s in record.scores if s.unseen and s[2:5] == ("test", "adapted", "loss"))
+    found = next(
+        s.value for s in record.scores if s.unseen and (s.split, s.point, s.metric) == ("test", "adapted", "loss")
+    )
     assert found == pytest.approx(expected.item(), abs=1e-6)
 
 

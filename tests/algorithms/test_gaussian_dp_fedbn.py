@@ -1,4 +1,4 @@
-"""DP-FedBN with a trusted server: clipping, the noise on the mean, and ε by round with all parties or some."""
+"""DP-FedBN with a trusted server: clipping, the noise on the mean, and ε by round with all clients or some."""
 
 import math
 
@@ -16,7 +16,7 @@ from rayfed.core.trees import zeros_like
 
 
 def exact_epsilon(sigma, delta, steps):
-    """ε of `steps` Gaussian mechanisms together: δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), μ = √steps/σ."""
+    """Return ε of `steps` Gaussian mechanisms together: δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), μ = √steps/σ."""
     mu, cdf = math.sqrt(steps) / sigma, stats.norm.cdf
     return brentq(lambda e: cdf(mu / 2 - e / mu) - math.exp(e) * cdf(-mu / 2 - e / mu) - delta, 0, 300)
 
@@ -37,14 +37,14 @@ def test_updates_are_clipped_in_l2_and_sent_without_noise(clip):
 
 
 @pytest.mark.parametrize(("uniform", "share"), [(True, 1 / 2), (False, 3 / 4)])
-def test_the_mean_gets_noise_for_what_the_heaviest_party_can_move(uniform, share):
+def test_the_noise_on_the_mean_covers_the_client_with_the_largest_weight(uniform, share):
     people, algorithm = blobs(), GaussianDPFedBN(epsilon=3.0, clip=0.7, uniform=uniform)
     ctx = blueprint(algorithm, people, cohort=2, rounds=6).context(people, "cpu").at(cohort=(1, 3), round=1)
     torch.manual_seed(0)
     server = algorithm.init(ctx)
     replies = Replies({"weights": zeros_like(server["weights"])}, [Reply(1, 10, {}), Reply(3, 30, {})])
     drawn = [algorithm.aggregate(ctx, server, replies)["weights"]["body.0.weight"] for _ in range(200)]
-    sigma = algorithm.sigma(ctx)  # each party is asked in three rounds of six
+    sigma = algorithm.sigma(ctx)  # each client takes part in three rounds of six
     assert exact_epsilon(sigma, 0.01, 3) > 2.4
     assert exact_epsilon(sigma, 0.01, 3) <= 3.0
     std = sigma * 2 * 0.7 * share
@@ -60,37 +60,37 @@ def test_with_an_endless_budget_it_is_fedbn():
             torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("cohort", "turns"), [(4, [1, 2, 3, 4]), (2, [1, 1, 2, 2]), (1, [1, 1, 1, 1])])
-def test_epsilon_by_round_is_that_of_a_partys_turns(cohort, turns):
+@pytest.mark.parametrize(("cohort", "participations"), [(4, [1, 2, 3, 4]), (2, [1, 1, 2, 2]), (1, [1, 1, 1, 1])])
+def test_epsilon_by_round_is_that_of_a_clients_participations(cohort, participations):
     people, algorithm = blobs(), GaussianDPFedBN(epsilon=4.0)
     server, records = simulate(blueprint(algorithm, people, cohort=cohort, rounds=4), people)
     sigma = algorithm.sigma(server.ctx.at(cohort=tuple(range(cohort))))
-    for record, asked in zip(records, turns, strict=True):
+    for record, times in zip(records, participations, strict=True):
         assert record.privacy_unit == "client"
-        assert exact_epsilon(sigma, 0.01, asked) <= record.epsilon <= 1.25 * exact_epsilon(sigma, 0.01, asked)
+        assert exact_epsilon(sigma, 0.01, times) <= record.epsilon <= 1.25 * exact_epsilon(sigma, 0.01, times)
     assert 3.98 < records[-1].epsilon <= 4.0
 
 
-def test_fewer_turns_take_less_noise():
+def test_fewer_participations_need_less_noise():
     people, algorithm = blobs(), GaussianDPFedBN()
     ctx = blueprint(algorithm, people, rounds=8).context(people, "cpu")
-    each = [algorithm.sigma(ctx.at(cohort=tuple(range(k)))) for k in (1, 2, 4)]
-    assert each[1] / each[0] == pytest.approx(math.sqrt(2), rel=0.01)
-    assert each[2] / each[0] == pytest.approx(2, rel=0.01)
+    sigmas = [algorithm.sigma(ctx.at(cohort=tuple(range(k)))) for k in (1, 2, 4)]
+    assert sigmas[1] / sigmas[0] == pytest.approx(math.sqrt(2), rel=0.01)
+    assert sigmas[2] / sigmas[0] == pytest.approx(2, rel=0.01)
 
 
-def test_what_it_says_and_refuses():
+def test_notes_and_refusals():
     people, algorithm = blobs(), GaussianDPFedBN(epsilon=6.0)
     plan = blueprint(algorithm, people, rounds=10)
     ctx = plan.context(people, "cpu").at(cohort=(0,))
     lines = algorithm.notes(ctx, plan.problem(people, ctx.task))
-    assert lines[0] == "ε=6 at δ=0.01 a party protects what the server sends; uploads are bare"
-    assert lines[1].endswith(" times what a party can move, over its 3 turns")
+    assert lines[0] == "ε=6 at δ=0.01 per client protects what the server sends; uploads are not protected"
+    assert lines[1].endswith(" times the most that a client can change, for 3 participations")
     assert len(lines) == 3  # 0.01 is below 1/4
     many = blobs(100, sizes=(6,))
     plan = blueprint(algorithm, many)
     ctx = plan.context(many, "cpu").at(cohort=tuple(range(100)))
     lines = algorithm.notes(ctx, plan.problem(many, ctx.task))
-    assert lines[2].startswith("δ=0.01 is not below 1/100: publishing one of the 100 parties")
+    assert lines[2].startswith("δ=0.01 is not below 1/100: publishing one of the 100 clients")
     with pytest.raises(UsageError, match=r"^algorithm.epsilon=0.001: no amount of noise keeps 2 steps below ε="):
         blueprint(GaussianDPFedBN(epsilon=0.001, delta=1e-6), people).check(people)

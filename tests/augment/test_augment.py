@@ -23,7 +23,7 @@ from rayfed.augment.colour_jitter import (
 from rayfed.augment.geometry import Crop, HorizontalFlip, Rotation, crop_and_resize, crop_at, draw_boxes, rotate
 from rayfed.augment.noise import Noise
 from rayfed.augment.schemes import Moderate, Weak
-from rayfed.cli.help import listing
+from rayfed.cli.help import named_choices
 from rayfed.core import torchvision_cpu
 from rayfed.core.errors import UsageError
 from rayfed.core.rng import seed_torch
@@ -418,6 +418,6 @@ def test_the_configuration_names_it():
 
 
 def test_the_listing_has_them():
-    text = listing()
+    text = named_choices("augment")
     assert "augment.name=" in text
     assert "augment.degrees = 45.0" in text

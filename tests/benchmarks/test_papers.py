@@ -317,11 +317,11 @@ def test_adcol_sends_a_record_once_where_a_table_names_an_epsilon(scale, example
     """So the epsilon that is recorded at the end is the row's own."""
     table = papers.read_table("adcol_table17")
     for row, arm in table.arms(scale).items():
-        if arm["algorithm"].get("setting") != "curious":
+        if arm["algorithm"]["name"] != "local_dp_adcol":
             continue
         (values,) = table.space(scale, {}, [row]).arms[0]
         config = Config.read(values)
-        sent = config.algorithm.count(examples)
+        sent = config.algorithm.upload_size(examples)
         assert config.rounds * sent <= examples
         server = {"passes": torch.tensor([config.rounds * sent / examples] * 5, dtype=torch.float64)}
         assert config.algorithm.privacy_spent(None, server).epsilon == float(row.removeprefix("ADCOL, "))
@@ -498,7 +498,7 @@ def test_rules_that_say_nothing_are_refused(papers):
         {"spent": "days"},
         {"reach": "a", "target": "high", "unit": "rounds"},
     ):
-        with pytest.raises(UsageError, match="is no rule of a column"):
+        with pytest.raises(UsageError, match="is not a valid rule for a column"):
             columns.kind(wrong)
 
 
@@ -506,7 +506,7 @@ def test_patterns_choose_rows(papers):
     table = fake_table(papers)
     assert [row for row, _ in table.cells("small", ["t*"])] == ["two"]
     assert len(table.space("small", {}, ["t*"]).arms) == 1
-    with pytest.raises(UsageError, match=r"--rows: no row fits x or y; there are one, two"):
+    with pytest.raises(UsageError, match=r"--rows: no row matches x or y; there are one, two"):
         table.space("small", {}, ["x", "y"])
 
 

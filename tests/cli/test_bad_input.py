@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.cli.run import main
+from helpers.commands import command
+
+main = command("run")
 
 MINE = """
 from dataclasses import dataclass
@@ -72,15 +74,15 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["local.batch_size=0"], "local.batch_size=0: must be at least 1"),
         (["local={lr: [1]}"], "local.lr=[1]: expected a number"),
         (["seed=-1"], "seed=-1: must be at least 0"),
-        (["cohort=0"], "cohort=0: give a number of clients from 1"),
-        (["cohort=1.5"], "cohort=1.5: give a number of clients from 1"),
+        (["cohort=0"], "cohort=0: give an integer of at least 1"),
+        (["cohort=1.5"], "cohort=1.5: give an integer of at least 1"),
         (["unseen_clients=-1"], "unseen_clients=-1: must be at least 0"),
-        (["unseen_clients=1.5"], "unseen_clients=1.5: give a number of clients, or a share below 1.0"),
+        (["unseen_clients=1.5"], "unseen_clients=1.5: give an integer, or a share below 1.0"),
         (["unseen_clients=some"], "unseen_clients='some': expected an integer or a number"),
         (["evaluate.clients=cohort"], "evaluate.clients='cohort': known: all, selected"),
         (["leave_out=[plain]"], "leave_out=['plain']: expected a string"),
         (["placement.hosts=-1"], "placement.hosts=-1: must be at least 0"),
-        (["placement.gpus=0.6", "placement.hosts=12"], "placement.gpus=0.6: must be a whole number or 1/k"),
+        (["placement.gpus=0.6", "placement.hosts=12"], "placement.gpus=0.6: must be an integer or 1/k"),
         (["model={name: mlp, hidden: [0]}"], "model.hidden=0: must be at least 1"),
         (["data.per_domain=5"], "data.per_domain=5: must be at least 10"),
         (["partition.validation=1"], "partition.validation=1.0: must be less than 1"),
@@ -90,7 +92,7 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["algorithm={name: dp_adcol, epsilon: 1e-15}"], "algorithm.epsilon=1e-15: must be at least 1e-06"),
         # what the data say
         (["cohort=6", *QUICK], "cohort=6: there are 5 clients"),
-        (["unseen_clients=5", *QUICK], "unseen_clients=5: there are 5 clients, and one at least must train"),
+        (["unseen_clients=5", *QUICK], "unseen_clients=5: there are 5 clients, and at least one must train"),
         (["unseen_clients=2", "cohort=4", *QUICK], "cohort=4: there are 3 clients"),
         (["leave_out=stret", *QUICK], "leave_out=stret: no such domain in mini_digits; did you mean street?"),
         (["partition={name: iid, clients: 100000}", *QUICK], "partition.clients=100000"),
@@ -112,9 +114,9 @@ BN = ("model={name: mlp, batch_norm: true}",)
         ),
         (["algorithm.name=solo", "leave_out=street", *QUICK], "leave_out=street: algorithm solo has no global model"),
         # arguments and files
-        (["rounds"], "rounds: no such file (values are given as key=value)"),
+        (["rounds"], "rounds: no such file (give values as key=value)"),
         (["nowhere.yaml", "rounds=1"], "nowhere.yaml: no such file"),
-        (["a={"], "a={: '{' is not a value"),
+        (["a={"], "a={: '{' is not valid YAML"),
         # the user's own
         (["algorithm.name=nomodule:Mine"], "algorithm.name=nomodule:Mine: no module 'nomodule'"),
         (["algorithm.name=:Mine"], "algorithm.name=:Mine"),
@@ -149,11 +151,11 @@ class TestFiles:
 
     def test_yaml_that_is_no_mapping(self, refused, tmp_path):
         (tmp_path / "list.yaml").write_text("- rounds\n")
-        assert refused("list.yaml").startswith("list.yaml: expected keys and values, got list")
+        assert refused("list.yaml").startswith("list.yaml: expected a mapping, got list")
 
     def test_empty_yaml(self, refused, tmp_path):
         (tmp_path / "empty.yaml").write_text("")
-        assert refused("empty.yaml").startswith("empty.yaml: expected keys and values")
+        assert refused("empty.yaml").startswith("empty.yaml: expected a mapping")
 
     def test_a_file_that_is_no_text(self, refused, tmp_path):
         (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
@@ -161,7 +163,7 @@ class TestFiles:
 
     def test_a_group_left_empty(self, refused, tmp_path):
         (tmp_path / "group.yaml").write_text("local:\nrounds: 1\n")
-        assert refused("group.yaml").startswith("local=None: a group of keys")
+        assert refused("group.yaml").startswith("local=None: expected a mapping")
 
     def test_a_truncated_npz(self, refused, tmp_path):
         n = 64

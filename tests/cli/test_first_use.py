@@ -14,12 +14,14 @@ import torch
 from torch import nn
 
 import rayfed
-from rayfed.cli.report import main as report
-from rayfed.cli.run import main
+from helpers.commands import command
 from rayfed.core.errors import BadHook
 from rayfed.core.options import suggestion
 from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
+
+main = command("run")
+report = command("report")
 
 QUICK = ("data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=1")
 
@@ -175,7 +177,7 @@ def small(tmp_path, **more):
 
 
 def test_a_loss_for_each_example_is_refused(tmp_path):
-    with pytest.raises(rayfed.UsageError, match=r"loss: must give the mean over a batch, .* shape \(2,\)"):
+    with pytest.raises(rayfed.UsageError, match=r"loss: must return the mean over the batch, .* shape \(2,\)"):
         small(tmp_path, loss=nn.CrossEntropyLoss(reduction="none"))
     assert not (tmp_path / "results").exists()
 
@@ -232,8 +234,7 @@ class TestHooks:
 def test_a_left_out_domain_is_pointed_to(here, capsys):
     assert main([*QUICK, "leave_out=plain", "partition={name: iid, clients: 2}"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    (command,) = [words for words in out.split("python -m ")[1:] if words.startswith("rayfed.report")]
-    assert command.startswith("rayfed.report results --experiment run --split ood")
+    assert "rayfed report results --experiment run --split ood" in out
     assert report(["results", "--experiment", "run", "--split", "ood"]) == 0
 
 
@@ -242,9 +243,9 @@ def test_the_introduction_says_what_goes_in_and_counts_one_as_one(here, capsys):
     assert main([*QUICK, *one]) == 0
     said = capsys.readouterr().err
     assert "mini_digits: 1 client, " in said
-    assert "; 10 classes, an input 3 x 28 x 28; augmented by noise" in said
-    assert "kept by each at the start: " in said
-    assert "1 round, 1 client each, 1 epoch of" in said
+    assert "; 10 classes, input shape 3 x 28 x 28; augmented by noise" in said
+    assert "initial state per client: " in said
+    assert "1 round, 1 client per round, 1 epoch with" in said
 
 
 def test_names_are_suggested_once():
@@ -253,7 +254,7 @@ def test_names_are_suggested_once():
 
 def start(here, *arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", *arguments],
+        [sys.executable, "-m", "rayfed", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -280,13 +281,13 @@ def interrupted(process, ready):
 
 class TestInterrupts:
     def test_a_run(self, here):
-        process = start(here, "rayfed.run", *QUICK, "rounds=100000", "checkpoint.every=1")
+        process = start(here, "run", *QUICK, "rounds=100000", "checkpoint.every=1")
         code, _, err = interrupted(process, lambda: list(here.glob("results/run/checkpoints/*.pt")))
         assert code == 130, err
         assert "Traceback" not in err
         last = err.splitlines()[-1]
         assert last.startswith("rayfed: interrupted after round ")
-        assert last.endswith("; the same command with resume=true goes on")
+        assert last.endswith("; the same command with resume=true continues")
         (row,) = pd.read_parquet(here / "results/run/trials").to_dict("records")
         assert (row["status"], pd.isna(row["error"])) == ("interrupted", True)
 
@@ -296,20 +297,20 @@ class TestInterrupts:
             "seeds: [0, 1]\ndata: {domains: [plain, font], per_domain: 60}\nmodel: {name: mlp, hidden: [8]}\n"
             "search.max_concurrent: 1\narms: [{rounds: 1}, {rounds: 100000}, {rounds: 100001}]\n"
         )
-        process = start(here, "rayfed.sweep", "s.yaml")
+        process = start(here, "sweep", "s.yaml")
         code, out, err = interrupted(process, lambda: len(list(here.glob("results/run/rounds/*.parquet"))) > 1)
         assert code == 130, err
         assert "Traceback" not in err
         assert err.splitlines()[-1] == (
-            "rayfed: interrupted after 1 of 6 trials; the same command with resume=true goes on"
+            "rayfed: interrupted after 1 of 6 trials; the same command with resume=true continues"
         )
         assert "1 interrupted" in out
         assert sorted(pd.read_parquet(here / "results/run/trials")["status"]) == ["done", "interrupted"]
 
 
-@pytest.mark.parametrize("module", ["rayfed.run", "rayfed.partition", "rayfed.report"])
-def test_a_reader_that_has_gone(here, module):
-    process = start(here, module, "--help")
+@pytest.mark.parametrize("name", ["run", "partition", "report"])
+def test_a_reader_that_has_gone(here, name):
+    process = start(here, name, "--help")
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(60) in (0, 141)  # argparse itself passes over it where stdout is unbuffered

@@ -1,4 +1,4 @@
-"""`python -m rayfed.run`: help, listing, a file with overrides, what is printed, and exit codes."""
+"""`rayfed run` and `rayfed list`: help, a file with overrides, what is printed, and exit codes."""
 
 import dataclasses
 import re
@@ -8,14 +8,17 @@ import sys
 import pandas as pd
 import pytest
 
+from helpers.commands import command
 from rayfed.algorithms import ALGORITHMS
-from rayfed.cli.run import main
 from rayfed.core.registry import resolve
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
-from rayfed.experiments.config import _GROUPS, Config
+from rayfed.experiments.config import GROUPS, Config
 from rayfed.metrics.base import METRICS
 from rayfed.models.build import MODELS
+
+main = command("run")
+list_names = command("list")
 
 YAML = """
 experiment: try
@@ -41,7 +44,7 @@ class TestHelp:
         out = capsys.readouterr().out
         keys = [f"{key}.name" for key in ("algorithm", "data", "partition", "model")]
         keys += [field.name for field in dataclasses.fields(Config) if field.metadata]
-        keys += [f"{group}.{field.name}" for group, kind in _GROUPS.items() for field in dataclasses.fields(kind)]
+        keys += [f"{group}.{field.name}" for group, kind in GROUPS.items() for field in dataclasses.fields(kind)]
         missing = [key for key in keys if not re.search(rf"^ +{re.escape(key)}( |$)", out, re.MULTILINE)]
         assert not missing
         assert len(keys) > 30
@@ -70,7 +73,7 @@ class TestHelp:
 class TestList:
     @pytest.fixture
     def out(self, capsys):
-        assert main(["--list"]) == 0
+        assert list_names([]) == 0
         return capsys.readouterr().out
 
     @pytest.mark.parametrize("name", [*ALGORITHMS, *DATASETS, *PARTITIONS, *MODELS, *METRICS])
@@ -143,9 +146,7 @@ class TestRun:
         """FedBN keeps batch norm with the clients, so that the server has no whole model."""
         config = ["try.yaml", "rounds=1", "data.held_out=[font]", "model={name: digits_cnn, width: 0.1}"]
         assert main([*config, "algorithm={name: fedbn}"]) == 0
-        words = (
-            "not scored: the test sets that nobody holds (font; split ood), because fedbn has no global model here; an"
-        )
+        words = "not scored: the server's test sets (font; split ood), because fedbn has no global model here; use an"
         assert words in capsys.readouterr().err
         assert main([*config, "algorithm={name: fedavg}"]) == 0
         assert "not scored" not in capsys.readouterr().err
@@ -156,7 +157,7 @@ class TestRun:
         monkeypatch.setattr(rayfed.core.status_line, "LINE_SECONDS", 0.0)
         assert main(["try.yaml"]) == 0
         err = capsys.readouterr().err
-        assert re.search(r"round 2/3 · .* s a round · .* left · .* clients/s · val ", err)
+        assert re.search(r"round 2/3 · .* s per round · .* left · .* clients/s · val ", err)
 
 
 class TestExitCodes:
@@ -164,7 +165,7 @@ class TestExitCodes:
 
     def command(self, *arguments, cwd):
         return subprocess.run(
-            [sys.executable, "-m", "rayfed.run", *arguments], cwd=cwd, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "rayfed", "run", *arguments], cwd=cwd, capture_output=True, text=True, check=False
         )
 
     def test_usage(self, here):

@@ -9,14 +9,16 @@ import pandas
 import pytest
 from PIL import Image
 
+from helpers.commands import command
 from helpers.partitions import OWNED, split, toy
 from helpers.published_data import SPLIT, needs
-from rayfed.cli.partition import main
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load, load_partitioned
 from rayfed.data.partitions import plot as picture
 from rayfed.data.partitions.summary import describe
 from rayfed.data.partitions.table import partition_hash, save
+
+main = command("partition")
 
 
 @pytest.fixture(autouse=True)
@@ -207,5 +209,5 @@ class TestCommand:
         assert printed.err.count("\n") == 1
 
     def test_does_without_ray(self):
-        code = "import sys, rayfed.partition; sys.exit('ray' in sys.modules)"
+        code = "import sys, rayfed.cli.partition; sys.exit('ray' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,7 @@ from rayfed.core.registry import resolve
 from rayfed.data.domain_sampling import DomainSampling
 from rayfed.data.loading import load_partitioned
 from rayfed.data.sets import DATASETS
-from rayfed.experiments.unseen_clients import set_apart
+from rayfed.experiments.unseen_clients import with_unseen_clients
 
 SIZES = {"art": 157, "photo": 1123, "art_again": 157}
 TRAIN, TEST = 300, 100
@@ -103,5 +103,5 @@ def test_which_piece_of_a_photograph_a_digit_lies_on(root, tmp_path):
 
 @pytest.mark.parametrize(("asked", "seed", "late"), [(4, 1, [3, 6, 7, 9]), (0.3, 0, [0, 5, 8]), (2, 5, [5, 8])])
 def test_who_joins_when_training_is_over(asked, seed, late):
-    people = set_apart(blobs(10), asked, seed)
+    people = with_unseen_clients(blobs(10), asked, seed)
     assert [client.id for client in people.clients[10 - people.unseen_clients :]] == late

@@ -6,12 +6,14 @@ import numpy as np
 import pandas
 import pytest
 
-from rayfed.cli.run import main
+from helpers.commands import command
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.readers.tokens import vocabulary, words
 from rayfed.data.sets.ag_news import AgNews
 from rayfed.data.sets.uci_har import SIGNALS, UciHar
+
+main = command("run")
 
 NEWS = {
     "train": [
@@ -130,7 +132,7 @@ class TestAgNews:
         write_news(tmp_path, {"train": NEWS["train"] * 4, "test": NEWS["test"]})
         given = [f"data.root={tmp_path}", "data.name=ag_news", "partition.name=iid", "partition.clients=2"]
         assert main([*given, "model.name=fasttext", "model.vocabulary=9", "local.batch_size=2"]) == 2
-        assert "model.vocabulary=9: ag_news has word numbers up to 2" in capsys.readouterr().err
+        assert "model.vocabulary=9: ag_news has token ids up to 2" in capsys.readouterr().err
 
 
 def write_har(root, people=(1, 3, 5), windows=12, test_people=(2,)):

@@ -1,11 +1,13 @@
 """Whether a trial can be placed: pure arithmetic, before Ray starts."""
 
 import re
+from pathlib import Path
 
 import pytest
 
+import rayfed
 from rayfed.core.errors import UsageError
-from rayfed.distributed.capacity import bundles, check_fits
+from rayfed.distributed.placement import bundles, check_fits
 from rayfed.experiments.config import Config, Placement
 
 
@@ -41,7 +43,7 @@ class TestShares:
         with pytest.raises(UsageError) as caught:
             Config.read({"placement": {"hosts": 12, key: share}})
         assert str(caught.value) == (
-            f"placement.{key}={share:g}: must be a whole number or 1/k for a whole k, as {better}"
+            f"placement.{key}={share:g}: must be an integer or 1/k for an integer k, such as {better}"
         )
 
 
@@ -135,5 +137,11 @@ class TestMessage:
 
     def test_of_one_process(self):
         text = refusal([node(2)], gpus=1)
-        assert text.startswith("placement.gpus=1: the one process needs 1 CPU and 1 GPU")
+        assert text.startswith("placement.gpus=1: the process needs 1 CPU and 1 GPU")
         assert "fewer hosts" not in text
+
+
+def test_only_the_placement_module_asks_whether_there_are_hosts():
+    root = Path(rayfed.__path__[0])
+    files = {str(p.relative_to(root)) for p in root.rglob("*.py") if re.search(r"\.hosts\b", p.read_text())}
+    assert files == {"distributed/placement.py", "distributed/ray_fleet.py", "experiments/config.py"}

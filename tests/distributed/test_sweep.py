@@ -18,7 +18,10 @@ import ray
 import yaml
 
 import rayfed
-from rayfed.cli.sweep import NOTES, _shortened, main
+from helpers.commands import command
+from rayfed.experiments.sweep import MAX_NOTES, _shortened
+
+main = command("sweep")
 
 pytestmark = pytest.mark.ray
 
@@ -166,7 +169,7 @@ class TestSweep:
         place = ("placement.hosts=2", "placement.cpus=0.5")
         again = ran(capsys, "space.yaml", "resume=true", "seeds=[0]", scaffold, *place)
         assert again.code == 0
-        assert "2 trials: configurations fedavg 1, scaffold 1; each with 1 seed; 1 are done already" in again.err
+        assert "2 trials: configurations fedavg 1, scaffold 1; each with 1 seed; 1 already done" in again.err
         before, after = (r.trials.set_index("trial") for r in (swept, again))
         assert len(after) == len(before) + 1
         pd.testing.assert_series_equal(after["started"][before.index], before["started"])
@@ -211,21 +214,21 @@ class TestRefused:
         ("arguments", "beginning"),
         [
             (["nowhere.yaml"], "nowhere.yaml: no such file"),
-            ([], "expected one space file"),
-            (["space.yaml", "space.yaml"], "expected one space file, such as tune_spaces/adcol.yaml, got 2"),
+            ([], "expected one search space"),
+            (["space.yaml", "space.yaml"], "expected one search space, such as demo or my_space.yaml, got 2"),
             (["space.yaml", "local.lr=-1"], "local.lr=-1.0: must be more than 0"),
             (["space.yaml", "local.lrr=1"], "local.lrr: no such key"),
             (["space.yaml", "local.lr={grid: []}"], "local.lr: grid needs a list"),
             (["space.yaml", "seeds=3"], "seeds=3: expected a list"),
             (["space.yaml", "cohort=3"], "cohort=3: there are 2 clients"),
-            (["space.yaml", "arms=[{}, {}]"], "arms: two trials are the same configuration"),
+            (["space.yaml", "arms=[{}, {}]"], "arms: two trials have the same configuration"),
             (
                 ["space.yaml", "arms=[{experiment: a}, {experiment: b, rounds: 2}]"],
-                "results and experiment: one for the whole",
+                "results and experiment: all arms of a sweep share",
             ),
             (
                 ["space.yaml", "search.scheduler=asha", "partition.validation=0"],
-                "search.scheduler=asha: compares valid",
+                "search.scheduler=asha: needs valid",
             ),
             (["space.yaml", "placement.hosts=3"], "placement.hosts=3: 3 hosts of 1 CPU and 0 GPU need 3 CPU"),
         ],
@@ -238,10 +241,11 @@ class TestRefused:
         code = """
             import contextlib, io, sys, time
             import rayfed.cli.sweep
+            from rayfed.cli.main import main
             for more in ("placement.gpus=0.6", "placement.hosts=1000"):
                 began = time.monotonic()
                 with contextlib.redirect_stderr(io.StringIO()) as err:
-                    code = rayfed.sweep.main(["space.yaml", "placement.hosts=12", more])
+                    code = main(["sweep", "space.yaml", "placement.hosts=12", more])
                 print(code, time.monotonic() - began < 1, "ray" in sys.modules, err.getvalue().strip())
         """
         done = subprocess.run(
@@ -252,16 +256,16 @@ class TestRefused:
             env={**os.environ, "RAY_TMPDIR": str(tmp_path)},
         )
         first, second = done.stdout.splitlines()
-        assert first.startswith("2 True False rayfed: placement.gpus=0.6: must be a whole number or 1/k")
+        assert first.startswith("2 True False rayfed: placement.gpus=0.6: must be an integer or 1/k")
         assert second.startswith(
             "2 True False rayfed: placement.hosts=1000: 1000 hosts of 1 CPU and 0 GPU need 1000 CPU"
         )
 
 
 def test_many_notes_are_cut_short():
-    notes = [f"note: a: {k}" for k in range(NOTES + 3)]
-    assert _shortened(notes[:NOTES]) == notes[:NOTES]
-    assert _shortened(notes)[:-1] == notes[:NOTES]
+    notes = [f"note: a: {k}" for k in range(MAX_NOTES + 3)]
+    assert _shortened(notes[:MAX_NOTES]) == notes[:MAX_NOTES]
+    assert _shortened(notes)[:-1] == notes[:MAX_NOTES]
     assert _shortened(notes)[-1].startswith("3 more notes")
 
 
@@ -277,7 +281,7 @@ class TestTableAfterwards:
                 rayfed.run(values)
             return wrong
 
-        monkeypatch.setattr("rayfed.sweep.sweep", in_process)
+        monkeypatch.setattr("rayfed.cli.sweep.sweep", in_process)
         code = main(["space.yaml"])
         out, err = capsys.readouterr()
         assert err == ""

@@ -15,6 +15,7 @@ from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ScoreRequest
 from rayfed.engine.scoring import batch_size, predictions, score
+from rayfed.metrics.base import Value
 from rayfed.models.split_model import ensure_split
 
 
@@ -49,15 +50,15 @@ def test_parts_share_batches_and_get_back_what_is_theirs(seen):
     values = score(host.algorithm, host.ctx, weights, parts)
     for part, logits, (accuracy, loss) in zip(parts, found, values, strict=True):
         right = sum(int(row.argmax()) == int(y) for row, y in zip(logits, part.y, strict=True))
-        assert accuracy == ("accuracy", right / len(part), len(part))
-        assert loss[1] == pytest.approx(torch.nn.functional.cross_entropy(logits, part.y).item())
+        assert accuracy == Value("accuracy", right / len(part), len(part), higher_is_better=True)
+        assert loss.value == pytest.approx(torch.nn.functional.cross_entropy(logits, part.y).item())
 
 
 def test_values_of_a_users_own_loss_have_no_accuracy():
     host = hosted(quadratics((2.0, 1.0), (1.0, 4.0)), model=Point(), loss=quadratic, batch_size=1)
     parts = [host.data.parts[i]["test"] for i in range(2)]
     model = {"w": torch.tensor([2.0])}
-    assert score(host.algorithm, host.ctx, model, parts) == [[("loss", 1.0, 1)], [("loss", 2.0, 1)]]
+    assert score(host.algorithm, host.ctx, model, parts) == [[Value("loss", value, 1, False)] for value in (1.0, 2.0)]
     assert score(host.algorithm, host.ctx, model, []) == []
 
 

@@ -13,10 +13,10 @@ from helpers.federations import Net, Point, blobs, blueprint, net, quadratic, qu
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import Diverged
 from rayfed.core.optim import SGD
+from rayfed.core.records import Record, Score
 from rayfed.core.trees import nbytes, tree_map
 from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.scoring import Score
-from rayfed.engine.server import Evaluation, Record, Server
+from rayfed.engine.server import Evaluation, Server
 
 POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
 
@@ -362,7 +362,7 @@ class TestDivergence:
 
 
 def test_the_accuracy_of_a_round_is_the_mean_over_participants_at_one_point():
-    """Newcomers, other points and other metrics are left out; test sets stand in where no client has the split."""
+    """Unseen clients, other points and other metrics are left out; test sets stand in where no client has the split."""
     rows = [
         (0, "test", "global", "accuracy", 0.5, False),
         (1, "test", "global", "accuracy", 0.7, False),
@@ -372,6 +372,9 @@ def test_the_accuracy_of_a_round_is_the_mean_over_participants_at_one_point():
         (0, "test", "global", "loss", 9.0, False),
         (-1, "ood", "global", "accuracy", 0.25, False),
     ]
-    scores = [Score(i, "d", split, point, metric, value, 1, late) for i, split, point, metric, value, late in rows]
-    found = Record("round", 1, 2, scores).accuracy("global")
+    scores = [
+        Score(client=i, domain="d", split=split, point=point, metric=metric, value=value, n=1, unseen=unseen)
+        for i, split, point, metric, value, unseen in rows
+    ]
+    found = Record(stage="round", round=1, cohort=2, scores=scores).accuracy("global")
     assert found == {"test": pytest.approx(0.6), "ood": 0.25}

@@ -20,7 +20,7 @@ from rayfed.engine.blueprint import homes_of
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
-from rayfed.experiments.unseen_clients import set_apart
+from rayfed.experiments.unseen_clients import with_unseen_clients
 
 
 def run(plan, people, **evaluation):
@@ -31,11 +31,11 @@ def run(plan, people, **evaluation):
 class TestWho:
     def test_numbers_and_shares(self):
         for asked, count in ((0, 0), (3, 3), (0.29, 2), (0.3, 3), (0.0, 0)):
-            people = set_apart(blobs(10), asked, seed=0)
+            people = with_unseen_clients(blobs(10), asked, seed=0)
             assert (people.unseen_clients, len(people.participants), len(people.clients)) == (count, 10 - count, 10)
 
     def test_both_groups_keep_their_order_and_everyone_their_number(self):
-        people = set_apart(blobs(10), 4, seed=1)
+        people = with_unseen_clients(blobs(10), 4, seed=1)
         early, late = [c.id for c in people.participants], [c.id for c in people.clients[6:]]
         assert early == sorted(early)
         assert late == sorted(late)
@@ -43,15 +43,15 @@ class TestWho:
         assert late != [6, 7, 8, 9]
 
     def test_the_seed_draws_them_and_earlier_draws_leave_no_trace(self):
-        drawn = [[c.id for c in set_apart(blobs(10), 4, seed).clients] for seed in (1, 1, 2)]
+        drawn = [[c.id for c in with_unseen_clients(blobs(10), 4, seed).clients] for seed in (1, 1, 2)]
         assert drawn[0] == drawn[1] != drawn[2]
-        again = set_apart(set_apart(blobs(10), 5, seed=7), 4, seed=1)
+        again = with_unseen_clients(with_unseen_clients(blobs(10), 5, seed=7), 4, seed=1)
         assert [c.id for c in again.clients] == drawn[0]
-        assert [c.id for c in set_apart(again, 0, seed=1).clients] == list(range(10))
+        assert [c.id for c in with_unseen_clients(again, 0, seed=1).clients] == list(range(10))
 
     def test_somebody_must_train(self):
-        with pytest.raises(UsageError, match=r"^unseen_clients=4: there are 4 clients, and one at least must train$"):
-            set_apart(blobs(4), 4, seed=0)
+        with pytest.raises(UsageError, match=r"^unseen_clients=4: there are 4 clients, and at least one must train$"):
+            with_unseen_clients(blobs(4), 4, seed=0)
 
     def test_hosts_share_participants_and_unseens_evenly(self):
         people = replace(blobs(6, sizes=(40, 30, 20, 10, 50, 60)), unseen_clients=2)

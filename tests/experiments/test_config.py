@@ -10,7 +10,8 @@ from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan, trial_name
+from rayfed.experiments.naming import trial_name
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import from_arguments, from_file, merged
 
 MINE = """
@@ -129,10 +130,10 @@ class TestTypes:
             ("local.drop_last=1", "local.drop_last=1: expected true or false, got int"),
             ("local.optimizer=3", "local.optimizer='3': known: adam, sgd"),
             ("evaluate.points=global", "evaluate.points='global': expected a list of strings or null, got str"),
-            ("local=3", "local=3: a group of keys; did you mean local.name=3?"),
-            ("algorithm=fedavg", "algorithm='fedavg': a group of keys; did you mean algorithm.name=fedavg?"),
-            ("algorithm.name=3", "algorithm.name=3: expected a text, got int"),
-            ("model.name=[cnn]", "model.name=['cnn']: expected a text, got list"),
+            ("local=3", "local=3: expected a mapping; it has keys such as local.epochs"),
+            ("algorithm=fedavg", "algorithm='fedavg': expected a mapping; did you mean algorithm.name=fedavg?"),
+            ("algorithm.name=3", "algorithm.name=3: expected a string, got int"),
+            ("model.name=[cnn]", "model.name=['cnn']: expected a string, got list"),
             ("local.momentum=1", "local.momentum=1.0: must be less than 1"),
             ("local.lr=0", "local.lr=0.0: must be more than 0"),
             ("local.lr=.nan", "local.lr=nan: not a number"),
@@ -195,7 +196,9 @@ class TestAlgorithm:
     def test_errors_in_a_base_name_the_whole_key(self):
         message = refusal("algorithm.name=dbe", "algorithm.base={name: scaffold, server_rl: 0.5}")
         assert message == "algorithm.base.server_rl: no such key; did you mean algorithm.base.server_lr?"
-        assert refusal("algorithm.name=dbe", "algorithm.base=3").startswith("algorithm.base=3: expected an algorithm")
+        assert refusal("algorithm.name=dbe", "algorithm.base=3").startswith(
+            "algorithm.base=3: expected the name of an algorithm"
+        )
         assert "algorithm.base.name=scafold" in refusal("algorithm.name=dbe", "algorithm.base=scafold")
 
     def test_the_users_own(self, tmp_path, monkeypatch):
@@ -290,7 +293,7 @@ class TestTrialNames:
 
 
 def test_nesterov_needs_momentum_as_in_torch():
-    assert refusal("local.nesterov=true").startswith("local.nesterov=true: is a form of momentum; give local.momentum")
+    assert refusal("local.nesterov=true").startswith("local.nesterov=true: needs momentum; give local.momentum")
     assert written("local.nesterov=true", "local.momentum=0.9").local.nesterov
 
 

@@ -23,6 +23,7 @@ TIME = ("_epochs", "_steps", "anneal")
 CLIPPED = {
     "adcol": {"server_batch_size"},
     "dp_adcol": {"server_batch_size"},
+    "local_dp_adcol": {"server_batch_size"},
     "fada": {"server_batch_size", "target"},
     "faug": {"seeds"},
     "fedfomo": {"models"},

@@ -11,10 +11,12 @@ import pandas as pd
 import pytest
 import torch
 
-from rayfed.cli.run import main
+from helpers.commands import command
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import from_arguments
+
+main = command("run")
 
 MORTAL = """
 import os, signal
@@ -74,7 +76,7 @@ def same(results, expected):
 
 def killed(*arguments, env=None):
     done = subprocess.run(
-        [sys.executable, "-m", "rayfed.run", *COMMON, *arguments],
+        [sys.executable, "-m", "rayfed", "run", *COMMON, *arguments],
         env={**os.environ, **(env or {})},
         capture_output=True,
         check=False,
@@ -98,7 +100,7 @@ def test_killed_between_checkpoints(here):
 def test_killed_at_any_moment(here, name):
     arguments = (f"algorithm.name={name}", "checkpoint.every=1")
     assert main([*COMMON, *arguments, "results=whole"]) == 0
-    command = [sys.executable, "-m", "rayfed.run", *COMMON, *arguments, "results=cut"]
+    command = [sys.executable, "-m", "rayfed", "run", *COMMON, *arguments, "results=cut"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
@@ -172,7 +174,7 @@ class TestChangedCode:
         (here / "resume_halving.py").write_text(code)
         given = (*COMMON, "rounds=2", "checkpoint.every=1", "algorithm.name=resume_halving:Halving", *arguments)
         done = subprocess.run(
-            [sys.executable, "-m", "rayfed.run", *given],
+            [sys.executable, "-m", "rayfed", "run", *given],
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
             text=True,
@@ -190,7 +192,7 @@ class TestChangedCode:
             code, lines = self.ended(here, HALVING.replace(old, new), "resume=true")
             assert code == 2, lines
             assert re.fullmatch(
-                r"rayfed: resume=true: resume_halving:Halving: its code .*changed since Halving-seed0-\w+ ran; give "
+                r"rayfed: resume=true: resume_halving:Halving: its code changed since Halving-seed0-\w+ ran; give "
                 "another experiment, or resume=false",
                 lines[-1],
             )
@@ -248,7 +250,7 @@ def test_it_says_what_resume_did(here, capsys):
     (path,) = here.glob("results/run/checkpoints/*.pt")
     content = torch.load(path, weights_only=True)
     torch.save({**content, "round": 1}, path)
-    assert said(*saved) == ["    resume  goes on after round 1"]
+    assert said(*saved) == ["    resume  continues after round 1"]
 
 
 def test_a_new_start_leaves_no_old_checkpoint_to_resume_from(here):

@@ -75,7 +75,7 @@ class TestArms:
 
     def test_an_arm_cannot_search_one_key_in_two_ways(self):
         space = {"local.lr": {"grid": [0.1]}, "arms": [{"local.lr": {"uniform": [0, 1]}}]}
-        assert refusal(space).startswith("local.lr: is searched by grid and uniform")
+        assert refusal(space).startswith("local.lr: has the spaces grid and uniform")
 
     def test_the_command_line_can_replace_the_arms(self):
         assert len(drawn(ARMS, {"arms": [{"algorithm.name": "solo"}]})) == 1
@@ -145,8 +145,8 @@ class TestSeeds:
     [
         ({"local.lr": {"grid": []}}, "local.lr: grid needs a list of values"),
         ({"local.lr": {"grid": 0.1}}, "local.lr: grid needs a list of values, got 0.1"),
-        ({"local.lr": {"uniform": [0.1, 1]}}, "local.lr: uniform has no grid; use search.kind=random"),
-        ({"search.kind": "random", "a": {"uniform": [1, 2]}}, "search.samples: needed for search.kind=random"),
+        ({"local.lr": {"uniform": [0.1, 1]}}, "local.lr: uniform needs search.kind=random"),
+        ({"search.kind": "random", "a": {"uniform": [1, 2]}}, "search.samples: required for search.kind=random"),
         ({"a": {"uniform": [2, 1]}}, "a: uniform needs two numbers [low, high]"),
         ({"a": {"uniform": [1]}}, "a: uniform needs two numbers"),
         ({"a": {"uniform": [1, 2, 3]}}, "a: uniform needs two numbers"),
@@ -155,12 +155,12 @@ class TestSeeds:
         ({"a": {"loguniform": [-1, 1]}}, "a: loguniform needs two numbers"),
         (
             {"search.kind": "random", "search.samples": 1, "a": {"randint": [0.5, 2]}},
-            "a: randint needs two whole numbers",
+            "a: randint needs two integers",
         ),
         ({"search": {"kind": "bayes"}}, "search.kind='bayes': known: grid, random"),
         ({"search": {"sampels": 3}}, "search.sampels: no such key; did you mean search.samples?"),
         ({"search": {"samples": 0}}, "search.samples=0: must be at least 1"),
-        ({"search": "grid"}, "search='grid': a group of keys"),
+        ({"search": "grid"}, "search='grid': expected a mapping"),
         ({"search.reduction_factor": 1}, "search.reduction_factor=1.0: must be more than 1"),
     ],
 )

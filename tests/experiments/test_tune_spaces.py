@@ -54,10 +54,10 @@ def test_fedavgm_has_the_momenta_of_its_paper_in_nesterovs_form():
 
 
 def test_records_are_sent_once_where_a_budget_is_that_of_an_upload():
-    curious = [Config.read(v) for v in _drawn("dp_adcol") if v["algorithm"].get("setting") == "curious"]
-    assert {config.algorithm.epsilon for config in curious} == {2, 5, 10}
-    sizes = [len(client.train) for client in make_plan(curious[0]).population.clients]
-    assert all(config.rounds * config.algorithm.count(n) <= n for config in curious for n in sizes)
+    configs = [Config.read(v) for v in _drawn("dp_adcol") if v["algorithm"]["name"] == "local_dp_adcol"]
+    assert {config.algorithm.epsilon for config in configs} == {2, 5, 10}
+    sizes = [len(client.train) for client in make_plan(configs[0]).population.clients]
+    assert all(config.rounds * config.algorithm.upload_size(n) <= n for config in configs for n in sizes)
 
 
 def test_clients_keep_their_moments_where_the_authors_code_keeps_them():

@@ -143,7 +143,7 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "adcol, more discriminators": Case(
         {"name": "adcol", "hidden": [16], "discriminators": 3, "share_predictor": True, "mu": 0.5}
     ),
-    "dp_adcol, curious": Case({"name": "dp_adcol", "setting": "curious", "sampling": 0.4, "guarantee": "strict"}),
+    "dp_adcol, curious": Case({"name": "local_dp_adcol", "sampling": 0.4, "guarantee": "strict"}),
     "adcol, a share": Case({"name": "adcol", "hidden": [16], "sampling": 0.4}),
     "feddebias, once": Case({"name": "feddebias", "widths": [16, 8], "transfer": "once"}),
     "fedproto, models shared": Case({"name": "fedproto", "share_model": True, "count_weighted": True}),

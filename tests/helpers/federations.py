@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from rayfed.algorithm import Algorithm, Phase
 from rayfed.core.optim import SGD, Optimizer
+from rayfed.core.records import Record
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Evaluation, Record, Server
+from rayfed.engine.server import Evaluation, Server
 
 
 class Net(nn.Module):

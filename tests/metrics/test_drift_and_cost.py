@@ -7,7 +7,7 @@ from torch import nn
 
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.experiments.run_summary import introduce
+from rayfed.experiments.run_summary import run_summary
 from rayfed.metrics.cost import cost
 from rayfed.metrics.drift import Drift
 from rayfed.models.build import build_model
@@ -92,7 +92,7 @@ def test_cost_stands_in_the_table_of_trials_and_in_the_introduction(tmp_path):
         model=lambda: nn.Sequential(nn.EmbeddingBag(7, 4), nn.Linear(4, 3)),
     )
     assert (plan.values()["parameters"], plan.values()["macs"]) == (7 * 4 + 4 * 3 + 3, 4 * 3)
-    assert "43 parameters, 12 multiply-accumulates an example, split at (4,)" in introduce(plan)
+    assert "43 parameters, 12 multiply-accumulates per example, split at (4,)" in run_summary(plan)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.engine.device_data import client_data
-from rayfed.engine.metric_collection import Measures, Where
+from rayfed.engine.metric_collection import DueMetrics
+from rayfed.engine.scoring import ScoredPart
 from rayfed.experiments.config import Config
 from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.mdl import Mdl
-from rayfed.metrics.representations import represented
+from rayfed.metrics.representations import collect_representations
 from rayfed.models.split_model import SplitModel
 
 ALL = {
@@ -152,25 +153,25 @@ def test_seconds_of_metrics_of_trained_models_are_those_of_evaluation(tmp_path, 
     assert sum(seconds[name] for name in parts) <= seconds["seconds_total"]
 
 
-def test_unseens_have_metrics_of_predictions(tmp_path):
+def test_unseen_clients_have_metrics_of_predictions(tmp_path):
     result = run(tmp_path, {"metrics": {"ece": True, "mdl": ALL["mdl"]}, "unseen_clients": 1})
     late = result.metrics[result.metrics["unseen"]]
     assert set(late["metric"]) == {"accuracy", "loss", "ece"}
     assert set(result.metrics[result.metrics["metric"] == "mdl"]["client"]) == {-1}
 
 
-def caught(model, layers, algorithm=None, weights=None):
+def collected(model, layers, algorithm=None, weights=None):
     people, algorithm = blobs(2), algorithm or FedAvg()
     ctx = blueprint(algorithm, people, model=model).context(people, "cpu")
     part = client_data(people, 0, ctx.task).train
     mine = ctx.task.initial_weights() | (weights or {})
     rows = torch.tensor([3, 1])
-    return part.x[rows], represented(algorithm, ctx, mine, part, rows, layers)
+    return part.x[rows], collect_representations(algorithm, ctx, mine, part, rows, layers)
 
 
 def test_layers_by_name_and_by_method():
     model = net().eval()
-    x, found = caught(model, ["features", "head", "logits", "body.0"])
+    x, found = collected(model, ["features", "head", "logits", "body.0"])
     torch.testing.assert_close(found["features"], model.features(x))
     torch.testing.assert_close(found["head"], model.features(x))
     torch.testing.assert_close(found["logits"], model(x))
@@ -181,7 +182,7 @@ def test_layers_by_name_and_by_method():
 def test_features_of_dbe_come_before_its_bias():
     bias = torch.linspace(-1, 1, 5)
     model = SplitModel(nn.Linear(6, 5), nn.Linear(5, 3), (6,))
-    x, found = caught(model, ["features", "head"], DBE(), {"dbe.bias": bias})
+    x, found = collected(model, ["features", "head"], DBE(), {"dbe.bias": bias})
     torch.testing.assert_close(found["features"], model.features(x))
     torch.testing.assert_close(found["head"] - found["features"], bias.expand(2, -1))
 
@@ -196,8 +197,8 @@ def test_features_of_dbe_come_before_its_bias():
         ({"ece": {"bins": 0}}, "metrics.ece.bins=0: must be at least 1"),
         ({"ece": {"every": 0}}, "metrics.ece.every=0: must be at least 1"),
         ({"ece": {"bin": 3}}, "metrics.ece.bin: no such key; did you mean metrics.ece.bins?"),
-        ({"ece": 3}, "metrics.ece=3: expected true, or a group with options such as every"),
-        (["ece", "mdl"], "metrics=ece, mdl: expected a group, as metrics.ece=true or metrics.ece.every=5"),
+        ({"ece": 3}, "metrics.ece=3: expected true, or a mapping of options such as every"),
+        (["ece", "mdl"], "metrics=ece, mdl: expected a mapping, as in metrics.ece=true or metrics.ece.every=5"),
     ],
 )
 def test_bad_input_is_one_line(metrics, line):
@@ -210,7 +211,10 @@ def test_bad_input_is_one_line(metrics, line):
     ("config", "words"),
     [
         ({"metrics": {"mdl": {"layers": ["bodi.0"]}}}, "metrics.mdl.layers: the model has no layer 'bodi.0'; did you"),
-        ({"metrics": {"tsne": {"split": "ood"}}}, "metrics.tsne.split=ood: no such data are scored; known: test, val"),
+        (
+            {"metrics": {"tsne": {"split": "ood"}}},
+            "metrics.tsne.split=ood: this split is not scored; scored splits: test, val",
+        ),
         (
             {"metrics.gradient_norm": True, "algorithm.name": "fedrep", "evaluate.points": ["downloaded"]},
             "metrics.gradient_norm: needs a global model",
@@ -226,12 +230,12 @@ def test_a_client_sends_its_share_of_representations_and_no_more():
     people = blobs(4)
     ctx = blueprint(FedAvg(), people, model=net()).context(people, "cpu")
     part = client_data(people, 0, ctx.task).train
-    measures = Measures({"mdl": Mdl(examples=24, split="train")}, {"train": 4})
-    where = Where(0, "d", "train", "global")
-    (caught,) = measures.catch(FedAvg(), ctx, ctx.task.initial_weights(), part, 0, where)
-    assert len(part) > len(caught.of.z) == len(caught.of.y) == 6
-    again = measures.catch(FedAvg(), ctx, ctx.task.initial_weights(), part, 1, where)[0]
-    assert not torch.equal(caught.of.z, again.of.z)  # a random choice, by the seed
+    metrics = DueMetrics({"mdl": Mdl(examples=24, split="train")}, {"train": 4})
+    scored = ScoredPart(client=0, domain="d", split="train", point="global")
+    (item,) = metrics.collect(FedAvg(), ctx, ctx.task.initial_weights(), part, 0, scored)
+    assert len(part) > len(item.representations.z) == len(item.representations.y) == 6
+    (other,) = metrics.collect(FedAvg(), ctx, ctx.task.initial_weights(), part, 1, scored)
+    assert not torch.equal(item.representations.z, other.representations.z)  # a random sample, drawn by the seed
 
 
 def test_switched_off():

@@ -8,7 +8,7 @@ import torch
 
 from rayfed.metrics.base import Representations
 from rayfed.metrics.client_probe import ClientProbe
-from rayfed.metrics.frechet import Frechet, frechet
+from rayfed.metrics.frechet import Frechet, frechet_distance
 from rayfed.metrics.head_accuracy import HeadAccuracy
 from rayfed.metrics.mdl import Mdl, training_sizes
 from rayfed.metrics.tsne import Tsne
@@ -23,20 +23,20 @@ def group(client, z, y=None, domain=None, split="test"):
 def test_frechet_in_one_dimension():
     """N(m₁, s₁²) against N(m₂, s₂²): (m₁ − m₂)² + (s₁ − s₂)²."""
     a, b = np.array([[0.0], [2.0]]), np.array([[3.0], [9.0]])  # means 1, 6; deviations (n − 1) √2, √18
-    assert frechet(a, b) == pytest.approx(25 + (math.sqrt(18) - math.sqrt(2)) ** 2)
+    assert frechet_distance(a, b) == pytest.approx(25 + (math.sqrt(18) - math.sqrt(2)) ** 2)
 
 
 def test_frechet_of_scaled_axes_and_of_itself():
     base = np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]])  # covariance (2/3) I
-    assert frechet(base, base) == pytest.approx(0, abs=1e-9)
-    assert frechet(base, base * 3) == pytest.approx(2 * (2 / 3) * (3 - 1) ** 2)
+    assert frechet_distance(base, base) == pytest.approx(0, abs=1e-9)
+    assert frechet_distance(base, base * 3) == pytest.approx(2 * (2 / 3) * (3 - 1) ** 2)
 
 
 def test_frechet_of_clients_against_all():
     groups = [group(0, [[0.0], [2.0]], domain="a"), group(1, [[4.0], [6.0]], domain="a"), group(2, [[9.0]])]
     found = {(client, domain, v.metric): v for client, domain, v in Frechet().measure(groups, 2, 0)}
     whole = np.array([[0.0], [2], [4], [6], [9]])
-    expected = [frechet(whole[:2], whole), frechet(whole[2:4], whole)]
+    expected = [frechet_distance(whole[:2], whole), frechet_distance(whole[2:4], whole)]
     assert set(found) == {(0, "a", "frechet"), (1, "a", "frechet"), (-1, "", "frechet_mean")}  # one vector spreads not
     assert [found[i, "a", "frechet"].value for i in (0, 1)] == pytest.approx(expected)
     assert found[0, "a", "frechet"].n == 2

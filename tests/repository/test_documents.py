@@ -7,17 +7,19 @@ import pandas as pd
 import pytest
 import torch
 
-from rayfed.cli.algorithm_pages import after_a_round, pages
-from rayfed.cli.run import main
+from helpers.commands import command
+from rayfed.cli.algorithm_pages import after_a_round, algorithms_page
 from rayfed.experiments.config import build_algorithm
 from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.results.trials import FIXED, STATUSES
+
+main = command("run")
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 
 
 def test_algorithm_pages_are_up_to_date():
-    assert PAGE.read_text() == pages() + "\n", "make docs"
+    assert PAGE.read_text() == algorithms_page(), "run make docs"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ EXTENDING = Path(__file__).parents[2] / "docs" / "extending.md"
 def test_own_pieces_work_as_they_stand_there(tmp_path, monkeypatch, capsys):
     text = EXTENDING.read_text()
     (code,) = re.findall(r"```python\n# own.py\n(.*?)```", text, re.S)
-    (command,) = re.findall(r"^    python -m rayfed.run (.*)$", text, re.M)
+    (command,) = re.findall(r"^    rayfed run (.*)$", text, re.M)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(code)
     assert main([*command.split(), "data.classes=4", "model.width=8", "augment.share=0.2", "rounds=1"]) == 0

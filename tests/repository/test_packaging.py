@@ -1,7 +1,11 @@
 """What is declared, what is pinned and what is written about it agree."""
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -57,3 +61,25 @@ def test_no_package_index_is_written_down():
         text = (ROOT / name).read_text()
         assert "index-url" not in text
         assert "://" not in text
+
+
+def test_the_wheel_has_the_spaces_and_the_documents(tmp_path):
+    pytest.importorskip("setuptools")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("rayfed", "tune_spaces", "docs"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(ROOT / name, source / name)
+    build = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    spaces = {f"rayfed/tune_spaces/{path.name}" for path in (ROOT / "tune_spaces").glob("*.yaml")}
+    pages = {f"rayfed/docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if "fidelity" not in path.name}
+    images = {f"rayfed/docs/images/{path.name}" for path in (ROOT / "docs" / "images").iterdir()}
+    assert {"rayfed/py.typed", "rayfed/__main__.py", *spaces, *pages, *images} <= names
+    assert not [name for name in names if "fidelity" in name]
+    entry_points = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("entry_points.txt")))
+    assert b"rayfed = rayfed.cli.main:main" in entry_points

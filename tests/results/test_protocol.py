@@ -1,50 +1,53 @@
-"""Newcomers, left-out domains, the best five rounds, targets and paired comparisons, by hand-computed frames."""
+"""Unseen clients, left-out domains, the best five rounds, targets and paired comparisons, by hand-computed frames."""
 
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from score_rows import Row, frame, row, write
 
-from rayfed.cli import report
+from helpers.commands import command
 from rayfed.core.errors import UsageError
-from rayfed.results.comparison import check_paired, compare, find
+from rayfed.core.records import SERVER, Record
+from rayfed.results.comparison import check_paired, compare, find_group
 from rayfed.results.read import read
-from rayfed.results.selection import by_round, picked
+from rayfed.results.selection import aggregate_clients, pick_rounds
 from rayfed.results.summary import summarise
-from rayfed.results.tables import SERVER, MetricRow, RoundRow
-from rayfed.results.target import reached
+from rayfed.results.target import rounds_to_target
 from rayfed.results.trials import record_trial
 from rayfed.results.writer import TrialWriter
 
+main = command("report")
 
-def add(folder: Path, name: str, rows: list[MetricRow], *, algorithm: str = "fedavg", seed: int = 0, **config) -> None:
+
+def add(folder: Path, name: str, rows: list[Row], *, algorithm: str = "fedavg", seed: int = 0, **config) -> None:
     values = {key.replace("__", "."): value for key, value in config.items()}
     record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done", **values})
     with TrialWriter(folder, "e", name, algorithm, seed) as writer:
-        writer.add_metrics(rows)
-        last = max(row.round for row in rows)
-        writer.add_round(RoundRow(0, "setup", bytes_down_by_field={"x": 5 * 10**8}))
+        write(writer, rows)
+        last = max(number for number, _ in rows)
+        writer.add_round(Record(round=0, stage="setup", cohort=2, bytes_down={"x": 5 * 10**8}))
         for number in range(1, last + 1):
             sizes = {"weights": 10**9}
-            writer.add_round(RoundRow(number, "round", bytes_down_by_field=sizes, bytes_up_by_field=sizes))
+            writer.add_round(Record(round=number, stage="round", cohort=2, bytes_down=sizes, bytes_up=sizes))
 
 
-def curve(means: list[float], *, spread: float = 0.1) -> list[MetricRow]:
+def curve(means: list[float], *, spread: float = 0.1) -> list[Row]:
     """Two clients, `spread` below and above each round's mean."""
     return [
-        MetricRow(number, client, "ab"[client], "test", "global", "accuracy", mean + sign * spread, 10)
+        row(number, client, "ab"[client], "test", "global", "accuracy", mean + sign * spread, 10)
         for number, mean in enumerate(means, start=1)
         for client, sign in ((0, -1), (1, 1))
     ]
 
 
 def told(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert report.main([str(folder), *arguments]) == 0
+    assert main([str(folder), *arguments]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
 def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert report.main([str(folder), *arguments]) == 2
+    assert main([str(folder), *arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     return error
@@ -54,16 +57,15 @@ class TestBestFive:
     def test_each_quantity_has_its_own_five_best_rounds(self) -> None:
         # means .1 .9 .5 .7 .8 .6: the five best have mean .7; client 0 is worst but in round 2, where client 1 has 0
         rows = [*curve([0.1, 0.9, 0.5, 0.7, 0.8, 0.6])]
-        rows = [row._replace(value=1.8 * row.client) if row.round == 2 else row for row in rows]
-        frame = pd.DataFrame(rows).assign(experiment="e", trial="t")
-        found = picked(by_round(frame)).query("rule == 'best5'").set_index("quantity")["value"]
+        rows = [r.with_(value=1.8 * r.score.client) if r.round == 2 else r for r in rows]
+        found = pick_rounds(aggregate_clients(frame(rows))).query("rule == 'best5'").set_index("quantity")["value"]
         assert found["mean"] == pytest.approx(0.7)  # .9 .8 .7 .6 .5
         assert found["worst"] == pytest.approx((0.7 + 0.6 + 0.5 + 0.4 + 0.0) / 5)  # round 2's 0 and round 1's 0 alike
         assert found["domain:b"] == pytest.approx((1.8 + 0.9 + 0.8 + 0.7 + 0.6) / 5)
 
     def test_of_a_loss_the_lowest(self) -> None:
-        rows = [MetricRow(n, 0, "a", "test", "global", "loss", x, 1) for n, x in enumerate((9, 1, 2, 3, 4, 5), start=1)]
-        found = picked(by_round(pd.DataFrame(rows).assign(experiment="e", trial="t")))
+        rows = [row(n, 0, "a", "test", "global", "loss", x, 1) for n, x in enumerate((9, 1, 2, 3, 4, 5), start=1)]
+        found = pick_rounds(aggregate_clients(frame(rows)))
         assert set(found.query("rule == 'best5'")["value"]) == {3.0}
 
     def test_it_is_labelled(self, tmp_path, capsys) -> None:
@@ -73,35 +75,42 @@ class TestBestFive:
         assert "60.00 ± -" in words
 
 
-class TestNewcomers:
-    def rows(self) -> list[MetricRow]:
+class TestUnseenClients:
+    def rows(self) -> list[Row]:
         new = {"downloaded": 0.2, "adapted": 0.9}
-        late = [MetricRow(1, 2, "a", "test", p, "accuracy", v, 5, unseen=True) for p, v in new.items()]
+        late = [row(1, 2, "a", "test", p, "accuracy", v, 5, unseen=True) for p, v in new.items()]
         return [*curve([0.5]), *late]
 
     def test_they_are_never_mixed_with_participants(self, tmp_path) -> None:
-        add(tmp_path, "t", [*self.rows(), MetricRow(1, 3, "a", "test", "global", "accuracy", 0.0, 5, unseen=True)])
+        add(tmp_path, "t", [*self.rows(), row(1, 3, "a", "test", "global", "accuracy", 0.0, 5, unseen=True)])
         rows = summarise(read(tmp_path)).rows.query("quantity == 'mean' and rule == 'final'")
-        means = {(row["unseen"], row["point"]): row["mean"] for _, row in rows.iterrows()}
+        means = {(r["unseen"], r["point"]): r["mean"] for _, r in rows.iterrows()}
         wanted = {(False, "global"): 0.5, (True, "global"): 0.0, (True, "downloaded"): 0.2, (True, "adapted"): 0.9}
         assert means == pytest.approx(wanted)
 
     def test_the_report_has_tables_of_them(self, tmp_path, capsys) -> None:
-        add(tmp_path, "t", self.rows(), scored="global")
+        add(tmp_path, "t", self.rows(), default_eval_point="global")
         words = told(tmp_path, capsys)
-        assert "e: unseen clients, as they download the model: test accuracy, %" in words
-        assert "e: unseen clients, after evaluate.adapt_epochs epochs of their own: test accuracy, %" in words
+        assert "e: unseen clients, with the downloaded model: test accuracy, %" in words
+        assert "e: unseen clients, after evaluate.adapt_epochs local epochs: test accuracy, %" in words
         assert "90.00 ± -" in words
 
 
 class TestLeftOutDomains:
-    def ood(self, domain: str, value: float) -> list[MetricRow]:
-        return [MetricRow(1, SERVER, domain, "ood", "global", "accuracy", value, 9)]
+    def ood(self, domain: str, value: float) -> list[Row]:
+        return [row(1, SERVER, domain, "ood", "global", "accuracy", value, 9)]
 
-    def test_one_domain_each_is_one_setting(self, tmp_path, capsys) -> None:
+    def test_one_domain_each_is_one_group(self, tmp_path, capsys) -> None:
         for seed, values in enumerate(((0.2, 0.6), (0.4, 0.6))):
             for domain, value in zip("ab", values, strict=True):
-                add(tmp_path, f"{domain}{seed}", self.ood(domain, value), seed=seed, leave_out=domain, scored="global")
+                add(
+                    tmp_path,
+                    f"{domain}{seed}",
+                    self.ood(domain, value),
+                    seed=seed,
+                    leave_out=domain,
+                    default_eval_point="global",
+                )
         summary = summarise(read(tmp_path))
         rows = summary.rows.query("rule == 'final'").set_index("quantity")
         assert rows["mean"].to_dict() == pytest.approx(
@@ -109,7 +118,7 @@ class TestLeftOutDomains:
         )  # worst: of seed 0 it is 0.2, of seed 1 0.4
         assert rows.loc["mean", "sd"] == pytest.approx(0.1 / 2**0.5)  # of 0.4 and 0.5
         assert set(rows["seeds"]) == {2}
-        assert set(rows["setting"]) == {""}
+        assert set(rows["hyperparameters"]) == {""}
         assert summary.notes == []
         assert "30.00 ± 14.14 60.00 ± 0.00 45.00 ± 7.07 30.00 ± 14.14 2" in told(tmp_path, capsys, "--split", "ood")
 
@@ -121,7 +130,7 @@ class TestLeftOutDomains:
         ]
 
     def test_a_paper_that_scores_the_download_is_shown_with_its_global_model(self, tmp_path, capsys) -> None:
-        add(tmp_path, "t", self.ood("a", 0.25), leave_out="a", scored="downloaded")
+        add(tmp_path, "t", self.ood("a", 0.25), leave_out="a", default_eval_point="downloaded")
         assert "25.00 ± -" in told(tmp_path, capsys, "--split", "ood")
 
 
@@ -130,8 +139,8 @@ class TestTarget:
         add(tmp_path, "t", curve([0.3, 0.8, 0.7, 0.9]))
         add(tmp_path, "u", curve([0.3, 0.5]), seed=1)
         tables = read(tmp_path)
-        means = by_round(tables.metrics).query("quantity == 'mean'")
-        found = reached(means, tables, 0.75).set_index("trial")
+        means = aggregate_clients(tables.metrics).query("quantity == 'mean'")
+        found = rounds_to_target(means, tables, 0.75).set_index("trial")
         assert found.loc["t", "round"] == 2
         assert found.loc["t", "gigabytes"] == pytest.approx(0.5 + 2 * 2)  # setup, then a gigabyte down and one up
         assert found.loc["u"].isna()[["round", "gigabytes"]].all()
@@ -147,10 +156,10 @@ class TestTarget:
         assert "mu=2 never never 0 of 1" in words
 
     def test_of_a_loss_at_most(self, tmp_path) -> None:
-        rows = [MetricRow(n, 0, "a", "test", "global", "loss", x, 1) for n, x in ((1, 3.0), (2, 1.0))]
+        rows = [row(n, 0, "a", "test", "global", "loss", x, 1) for n, x in ((1, 3.0), (2, 1.0))]
         add(tmp_path, "t", rows)
         tables = read(tmp_path)
-        found = reached(by_round(tables.metrics).query("quantity == 'mean'"), tables, 1.0)
+        found = rounds_to_target(aggregate_clients(tables.metrics).query("quantity == 'mean'"), tables, 1.0)
         assert found["round"].tolist() == [2]
 
     def test_percent_are_refused(self, tmp_path, capsys) -> None:
@@ -201,22 +210,24 @@ class TestComparison:
         ("names", "words"),
         [
             (("fedavg", "dba"), "compare: no trials of dba are done; did you mean dbe?"),
-            (("fedavg", "fedavg"), "compare: fedavg and fedavg are the same setting"),
+            (("fedavg", "fedavg"), "compare: fedavg and fedavg are the same algorithm and hyperparameters"),
         ],
     )
     def test_names_that_do_not_fit(self, tmp_path, capsys, names, words) -> None:
         self.three(tmp_path)
         assert words in refused(tmp_path, capsys, "--compare", *names)
 
-    def test_a_setting_is_named_as_the_table_names_it(self) -> None:
+    def test_hyperparameters_are_given_as_the_table_shows_them(self) -> None:
         rows = pd.DataFrame(
             [("fedprox", "mu=1", 0, False), ("fedprox", "mu=2", 1, False), ("adcol", "", 2, True)],
-            columns=["algorithm", "setting", "order", "chosen"],
+            columns=["algorithm", "hyperparameters", "order", "chosen"],
         )
-        assert [find(name, rows) for name in ("fedprox mu=2", "adcol")] == [1, 2]
-        with pytest.raises(UsageError, match=r'fedprox has several settings .* one of "fedprox mu=1"; "fedprox mu=2"$'):
-            find("fedprox", rows)
-        assert find("fedprox", rows.assign(chosen=[False, True, True])) == 1
+        assert [find_group(name, rows) for name in ("fedprox mu=2", "adcol")] == [1, 2]
+        with pytest.raises(
+            UsageError, match=r'fedprox ran with several hyperparameters .* one of "fedprox mu=1"; "fedprox mu=2"$'
+        ):
+            find_group("fedprox", rows)
+        assert find_group("fedprox", rows.assign(chosen=[False, True, True])) == 1
 
     def test_one_pair_is_none(self) -> None:
         values = pd.DataFrame({"side": [0, 1], "seed": 0, "quantity": "client:0", "value": [0.1, 0.2]})
@@ -226,7 +237,7 @@ class TestComparison:
     def test_a_client_on_one_side_alone_is_refused(self) -> None:
         rows = [(0, "client:0", 0.1), (0, "client:1", 0.1), (1, "client:0", 0.1)]
         values = pd.DataFrame(rows, columns=["side", "quantity", "value"]).assign(seed=0)
-        with pytest.raises(UsageError, match=r"^compare: client 1 has a value on one side alone"):
+        with pytest.raises(UsageError, match=r"^compare: client 1 has a value on one side only"):
             compare(values, ("a", "b"))
 
     def test_different_data_by_the_configuration(self) -> None:
@@ -243,18 +254,18 @@ class TestComparison:
         places = {"data.root": ["/here", None], "data.download": [True, False], "partition.file": ["a", "/b"]}
         check_paired(trials.drop(columns="data.colours").assign(**places), ("a", "b"))
 
-    def test_the_setting_is_the_one_chosen_at_the_point_that_is_shown(self, tmp_path, capsys) -> None:
+    def test_hyperparameters_are_those_chosen_at_the_point_that_is_shown(self, tmp_path, capsys) -> None:
         """Validation prefers mu=2 at `trained` and mu=1 at `global`."""
         best = {"global": {1.0: 0.9, 2.0: 0.5}, "trained": {1.0: 0.5, 2.0: 0.9}}
         for mu in (1.0, 2.0):
             rows = [
-                MetricRow(1, client, "a", split, point, "accuracy", mean[mu] + 0.01 * client, 10)
+                row(1, client, "a", split, point, "accuracy", mean[mu] + 0.01 * client, 10)
                 for point, mean in best.items()
                 for split in ("val", "test")
                 for client in (0, 1)
             ]
-            add(tmp_path, f"t{mu}", rows, algorithm="fedprox", algorithm__mu=mu, scored="global")
-        others = [row._replace(split=split) for row in curve([0.6], spread=0.02) for split in ("val", "test")]
-        add(tmp_path, "a", [*others, *(row._replace(point="trained") for row in others)], scored="global")
+            add(tmp_path, f"t{mu}", rows, algorithm="fedprox", algorithm__mu=mu, default_eval_point="global")
+        others = [r.with_(split=split) for r in curve([0.6], spread=0.02) for split in ("val", "test")]
+        add(tmp_path, "a", [*others, *(r.with_(point="trained") for r in others)], default_eval_point="global")
         assert "+30.50" in told(tmp_path, capsys, "--compare", "fedavg", "fedprox")
         assert "+30.50" in told(tmp_path, capsys, "--compare", "fedavg", "fedprox", "--point", "trained")

@@ -88,7 +88,7 @@ def test_read_gives_empty_tables_with_columns_and_joins_experiments(tmp_path: Pa
     tables = read(tmp_path)
     assert list(tables.trials["experiment"]) == ["one", "two"]
     assert list(tables.trials["seed"]) == [0, 0]
-    assert list(tables.metrics.columns[-3:]) == ["value", "n", "unseen"]
+    assert list(tables.metrics.columns[-3:]) == ["n", "unseen", "higher_is_better"]
     assert "bytes_down_by_field" in tables.rounds
     assert list(read(tmp_path, "two").trials["trial"]) == ["b"]
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from score_rows import row, write
 
 from rayfed.core.errors import UsageError
+from rayfed.core.records import Record
 from rayfed.results.read import read
-from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA, MetricRow, RoundRow
+from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.results.writer import TrialWriter
 
 CLIENTS = 4
@@ -21,10 +23,9 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def one_round(writer: TrialWriter, number: int) -> None:
-    writer.add_metrics(
-        MetricRow(number, client, "d", "test", "global", "accuracy", 0.5, 10) for client in range(CLIENTS)
-    )
-    writer.add_round(RoundRow(number, "round", bytes_down_by_field={"weights": 8, "c": 2}, cohort=CLIENTS))
+    write(writer, [row(number, client, "d", "test", "global", "accuracy", 0.5, 10) for client in range(CLIENTS)])
+    sizes = {"weights": 8, "c": 2}
+    writer.add_round(Record(round=number, stage="round", cohort=CLIENTS, bytes_down=sizes))
 
 
 def write_rounds(folder: Path, first: int, last: int, keep: int | None) -> None:
@@ -116,10 +117,10 @@ def test_the_schemas_are_on_disk_as_declared_also_for_nulls(tmp_path: Path) -> N
     write_rounds(tmp_path, 1, 1, keep=None)
     for name, schema in (("metrics", METRICS_SCHEMA), ("rounds", ROUNDS_SCHEMA)):
         assert pq.read_schema(tmp_path / "e" / name / "t-0000.parquet").equals(schema)
-    row = rounds_on_disk(tmp_path).iloc[0]
-    assert row["bytes_down"] == 10
-    assert dict(row["bytes_down_by_field"]) == {"weights": 8, "c": 2}
-    assert row["epsilon"] != row["epsilon"]  # null, as there was no privacy
+    first = rounds_on_disk(tmp_path).iloc[0]
+    assert first["bytes_down"] == 10
+    assert dict(first["bytes_down_by_field"]) == {"weights": 8, "c": 2}
+    assert first["epsilon"] != first["epsilon"]  # null, as there was no privacy
 
 
 def test_flush_skips_when_writing_takes_too_long_and_close_writes_all(tmp_path: Path) -> None:
@@ -151,17 +152,17 @@ def test_a_name_that_readers_would_not_see_is_refused(tmp_path: Path, name: str)
 
 def test_an_unknown_point_is_refused(tmp_path: Path) -> None:
     writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0)
-    writer.add_metrics([MetricRow(1, 0, "d", "test", "local", "accuracy", 0.5, 10)])
+    write(writer, [row(1, 0, "d", "test", "local", "accuracy", 0.5, 10)])
     with pytest.raises(ValueError, match="point 'local': known are global, downloaded, trained, adapted"):
         writer.flush()
 
 
 def test_tables_of_an_older_version_are_read_and_gone_on_with(tmp_path: Path) -> None:
-    """Older ones had no column `unseen`; the first file of a folder must not decide for the others."""
+    """Older ones lacked columns; the first file of a folder must not decide for the others."""
     for trial in ("a", "b"):
         with TrialWriter(tmp_path, "e", trial, "fedavg", 0) as writer:
             one_round(writer, 1)
-            writer.add_metrics([MetricRow(1, 9, "d", "test", "adapted", "accuracy", 0.5, 10, unseen=True)])
+            write(writer, [row(1, 9, "d", "test", "adapted", "accuracy", 0.5, 10, unseen=True)])
     for name, column in (("metrics", "unseen"), ("rounds", "privacy_unit")):
         path = tmp_path / "e" / name / "a-0000.parquet"
         pq.write_table(pq.read_table(path).drop_columns([column]), path)

@@ -24,7 +24,7 @@ class File(Partition):
     `split` is train, val or test; if there is no val row, the validation share is drawn from each training part.
     `source` and `index` identify the example as in the dataset (MNIST: train or t10k, and the row in that IDX file).
     Clients are renumbered from 0 in the order of their numbers in the file. An optional column `domain` gives the
-    domain of each client. `python -m rayfed.partition … --save FILE` writes such a file for any partition.
+    domain of each client. `rayfed partition … --save FILE` writes such a file for any partition.
     """
 
     file: str = option(help="path of the Parquet file")

@@ -1,7 +1,7 @@
-"""Keeps what trials produce: Parquet tables, checkpoints, and how far each trial is. One recorder serves many trials.
+"""The recorder, which keeps what trials produce: Parquet tables, checkpoints, and the progress of each trial.
 
-In a simulation without Ray it is called directly; otherwise it is an actor on the node where the command runs, so that
-all results arrive there, whichever node a trial runs on.
+One recorder serves many trials. Without Ray it is called directly; with Ray it is an actor on the node where the
+command runs, so that all results arrive there, whichever node a trial runs on.
 """
 
 import os
@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayfed.engine.server import Record
+from rayfed.core.records import Record
 from rayfed.results.maps import write_map
-from rayfed.results.tables import MetricRow, RoundRow
 from rayfed.results.trials import record_trial
 from rayfed.results.writer import TrialWriter
 
 
 @dataclass
 class Progress:
-    """How far a trial is. `val` is the last validation accuracy at the scored point (mean over clients), or None."""
+    """The progress of a trial.
+
+    `val` and `test` are the last accuracies at `default_eval_point` (means over clients), or None.
+    """
 
     trial: str
     rounds: int
@@ -36,19 +38,24 @@ class Progress:
 
 
 class Recorder:
-    """Writes under `<folder>/<experiment>/`."""
+    """Writes the results of trials to `<folder>/<experiment>/`."""
 
     def __init__(self, folder: str, experiment: str):
         self.folder, self.experiment = folder, experiment
         self._writers: dict[str, TrialWriter] = {}
         self._progress: dict[str, Progress] = {}
         self._began: dict[str, float] = {}
-        self._scored: dict[str, str] = {}
+        self._points: dict[str, str] = {}  # by trial, the point of `Progress.val`
 
     def begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
-        """A trial starts, or goes on after `keep_through_round`."""
+        """Start a trial, or continue it after `keep_through_round`.
+
+        Args:
+            values: the trial's columns in `trials`.
+            rounds: the number of rounds that it is going to have.
+        """
         name, seed = str(values["algorithm"]["name"]), int(values["seed"])
-        if keep_through_round is None:  # what an earlier attempt saved is not of this one, so no resume may take it
+        if keep_through_round is None:  # a resume must not use the checkpoint of an earlier attempt
             checkpoint_path(self.folder, self.experiment, trial).unlink(missing_ok=True)
         record_trial(self.folder, self.experiment, trial, {**values, "status": "running", "error": None})
         self._writers[trial] = TrialWriter(
@@ -57,65 +64,54 @@ class Recorder:
         done = keep_through_round or 0
         self._progress[trial] = Progress(trial, rounds, round=done, first_round=done)
         self._began[trial] = time.monotonic()
-        self._scored[trial] = str(values["default_eval_point"])
+        self._points[trial] = str(values["default_eval_point"])
 
     def record(self, trial: str, record: Record) -> None:
-        """A round is over."""
+        """Record a finished round."""
         writer = self._writers[trial]
-        seconds = {f"seconds_{part}": value for part, value in record.seconds.items()}
-        writer.add_metrics(MetricRow(record.round, *score) for score in record.scores)
-        writer.add_round(
-            RoundRow(
-                round=record.round,
-                stage=record.stage,
-                bytes_down_by_field=record.bytes_down,
-                bytes_up_by_field=record.bytes_up,
-                bytes_formula=record.bytes_formula,
-                cohort=record.cohort,
-                epsilon=record.epsilon,
-                privacy_unit=record.privacy_unit,
-                **seconds,
-            )
-        )
+        writer.add_scores(record.round, record.scores)
+        writer.add_round(record)
         writer.flush()
-        for found in record.maps:
-            write_map(Path(self.folder) / self.experiment / "maps", trial, record.round, found)
+        for map in record.maps:
+            write_map(Path(self.folder) / self.experiment / "maps", trial, record.round, map)
         progress = self._progress[trial]
         progress.round = record.round
         progress.clients += record.cohort
         progress.seconds = time.monotonic() - self._began[trial]
-        accuracy = record.accuracy(self._scored[trial])
+        accuracy = record.accuracy(self._points[trial])
         progress.val = accuracy.get("val", progress.val)
         progress.test = accuracy.get("test", progress.test)
         if progress.val is not None:
             progress.best_val = max(progress.val, progress.best_val or 0.0)
 
     def checkpoint(self, trial: str, content: bytes) -> None:
-        """Puts a checkpoint on disk, after everything that was recorded before it."""
+        """Write a checkpoint to disk, after everything that was recorded before it."""
         self._writers[trial].flush(force=True)
         path = checkpoint_path(self.folder, self.experiment, trial)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_bytes(content)
-        os.replace(part, path)
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        unfinished.write_bytes(content)
+        os.replace(unfinished, path)
 
     def saved(self, trial: str) -> bytes | None:
-        """The trial's last checkpoint, if there is one."""
+        """Return the trial's last checkpoint, or None."""
         path = checkpoint_path(self.folder, self.experiment, trial)
         return path.read_bytes() if path.exists() else None
 
     def end(self, trial: str, values: Mapping[str, Any]) -> None:
-        """A trial is over; `values` has its status and what is known of its end."""
+        """End a trial; `values` has its status and other columns of `trials`."""
         if trial in self._writers:
             self._writers.pop(trial).close()
         progress = self._progress.setdefault(trial, Progress(trial, 0))
         progress.status, progress.error = str(values["status"]), values.get("error")
-        own = {"seconds": progress.seconds, "rounds_done": progress.round} if trial in self._began else {}
-        record_trial(self.folder, self.experiment, trial, {**own, **values})
+        measured = {"seconds": progress.seconds, "rounds_done": progress.round} if trial in self._began else {}
+        record_trial(self.folder, self.experiment, trial, {**measured, **values})
 
     def progress(self) -> list[Progress]:
+        """Return the progress of all trials."""
         return list(self._progress.values())
 
 
 def checkpoint_path(folder: str | Path, experiment: str, trial: str) -> Path:
+    """Return the path of a trial's checkpoint."""
     return Path(folder) / experiment / "checkpoints" / f"{trial}.pt"

@@ -1,0 +1,36 @@
+"""Configuration given as arguments: YAML files and KEY=VALUE."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayfed.core.errors import UsageError
+from rayfed.experiments.sources import from_arguments, from_file
+
+
+class _Moved(argparse.Action):
+    """Refuse `--list`, which is a command now."""
+
+    def __call__(self, *given: Any) -> None:
+        raise UsageError("--list: is a command of its own; use rayfed list")
+
+
+def add_values(parser: argparse.ArgumentParser, file: str, help: str) -> None:
+    """Add the positional arguments `values`: any number of `file` and KEY=VALUE."""
+    parser.add_argument("values", nargs="*", metavar=f"{file} | KEY=VALUE", help=help)
+    parser.add_argument("--list", nargs=0, action=_Moved, help=argparse.SUPPRESS)
+
+
+def files_of(values: Sequence[str]) -> list[str]:
+    """Return the arguments that name files."""
+    return [value for value in values if "=" not in value]
+
+
+def pairs_of(values: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration given by the KEY=VALUE arguments, with dotted keys."""
+    return from_arguments([value for value in values if "=" in value])
+
+
+def read_values(values: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return the content of the files in their order, then that of the KEY=VALUE arguments, which override it."""
+    return [*map(from_file, files_of(values)), pairs_of(values)]

@@ -1,0 +1,104 @@
+"""The program `rayfed`: one parser with a subcommand per module of this package.
+
+A command's module defines `configure(parser)`, which adds its arguments, and `execute(options) -> int`, which returns
+the exit code. It is imported only when its command is given, because importing torch takes seconds.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import rayfed
+from rayfed.cli.interrupts import command
+from rayfed.core.errors import BadHook, Diverged, HostLost, UsageError
+
+COMMANDS = {
+    "run": "run one simulation",
+    "sweep": "run a search space on Ray Tune",
+    "report": "tabulate, plot and compare results",
+    "partition": "show, save or draw which client holds which examples",
+    "list": "list algorithms, datasets, models, ... and search spaces",
+    "docs": "list or print the pages of the documentation",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises UsageError where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program with `arguments` (None: those of the process) and return its exit code.
+
+    0: done; 1: something failed while running; 2: the request was refused; 130: interrupted; 141: the reader of the
+    output has gone.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if not arguments:
+            _program().print_help()
+            return 2
+        if arguments[0].startswith("-"):
+            _refuse_unknown(_program(), _program().parse_known_args(arguments)[1] or arguments)
+        return _execute(arguments[0], arguments[1:])
+    except (UsageError, Diverged, HostLost, BadHook) as error:
+        print(f"rayfed: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _program() -> Parser:
+    """Return the parser of `rayfed` itself, for its help."""
+    parser = Parser(
+        prog="rayfed",
+        usage="rayfed COMMAND ...",
+        description="Simulate federated learning on non-IID data.",
+        epilog="rayfed COMMAND --help describes a command, its arguments and its keys.",
+    )
+    parser.add_argument("--version", action="version", version=f"rayfed {rayfed.__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND ...", parser_class=Parser)
+    for name, summary in COMMANDS.items():
+        commands.add_parser(name, help=summary)
+    return parser
+
+
+def _execute(name: str, arguments: Sequence[str]) -> int:
+    if name not in COMMANDS:
+        raise UsageError(_no_command(name))
+    module = importlib.import_module(f"rayfed.cli.{name}")
+    parser = Parser(prog=f"rayfed {name}")
+    module.configure(parser)
+    options, unknown = parser.parse_known_intermixed_args(arguments)
+    _refuse_unknown(parser, unknown)
+    return module.execute(options)
+
+
+def _no_command(name: str) -> str:
+    if "=" in name or name.endswith((".yaml", ".yml")):
+        return f"{name}: expected a command first, such as rayfed run {name}"
+    from rayfed.core.options import suggestion
+
+    return f"{name}: no such command; {suggestion(name, COMMANDS)}"
+
+
+def _refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
+    """Raise UsageError if `unknown` holds arguments that `parser` does not have."""
+    if not unknown:
+        return
+    from rayfed.core.options import suggestion
+
+    first = unknown[0]
+    key = first.lstrip("-")
+    if key in COMMANDS:
+        raise UsageError(f"{first}: a command is written without dashes: rayfed {key}")
+    if not first.startswith("-"):
+        raise UsageError(f"{first}: unexpected argument; see {parser.prog} --help")
+    if "=" in key:
+        raise UsageError(f"{first}: a key is written without dashes: {key}")
+    shown = [action for action in parser._actions if action.help is not argparse.SUPPRESS]
+    options = [option for action in shown for option in action.option_strings]
+    raise UsageError(f"{first}: no such option of {parser.prog}; {suggestion(first, options)}")

@@ -1,0 +1,105 @@
+"""The records that travel from hosts and the server to the Parquet tables: scores, rounds, and maps.
+
+The columns of the tables `metrics` and `rounds` are derived from these types; see `rayfed.results.tables`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SERVER = -1
+"""The value of `Score.client` in a score that belongs to the server and not to a client."""
+SPLITS = ("train", "val", "test", "ood")
+POINTS = ("global", "downloaded", "trained", "adapted")
+STAGES = ("setup", "round", "final")
+SECONDS = ("broadcast", "train", "upload", "aggregate", "evaluate", "total")
+"""The parts of a round whose wall-clock seconds are measured."""
+INT32: Mapping[str, str] = {"arrow": "int32"}
+"""Field metadata: a 32-bit column in Parquet, where an integer would get 64 bits."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Score:
+    """The value of one metric: of the model at `point`, on the `n` examples of one client's `split`.
+
+    Attributes:
+        client: the client's number in the partition, or `SERVER`.
+        value: accuracies are fractions of 1.
+        unseen: whether the client took no part in training.
+        higher_is_better: as the metric declares it; None where nothing does (scalars that an algorithm logs), in which
+            case readers go by the metric's name.
+    """
+
+    client: int = field(metadata=INT32)
+    domain: str
+    split: str
+    point: str
+    metric: str
+    value: float
+    n: int
+    unseen: bool = False
+    higher_is_better: bool | None = field(default=None, compare=False)
+
+
+class MapPoint(NamedTuple):
+    """One example in a map of representations: its client, domain and class, and its coordinates in the plane."""
+
+    client: int
+    domain: str
+    label: int
+    x: float
+    y: float
+
+
+class RepresentationMap(NamedTuple):
+    """A map of the representations of a split, at one point's model and one layer; `name` is the metric's."""
+
+    name: str
+    point: str
+    split: str
+    layer: str
+    points: list[MapPoint]
+
+
+@dataclass(kw_only=True)
+class Record:
+    """What one round leaves: its scores, and what it cost.
+
+    Rounds are numbered alike everywhere: 0 is the setup before the first round, 1 to R are the rounds, and R + 1 is the
+    final stage after the last one.
+
+    Attributes:
+        stage: one of `STAGES`.
+        cohort: the number of clients that took part.
+        seconds: wall-clock seconds by part of the round, see `SECONDS`.
+        bytes_down, bytes_up: bytes on the wire by field of the payload, over all clients of the round.
+        bytes_formula: bytes both ways by the formula of the method's paper; None where it has none.
+        epsilon: the differential privacy spent so far; None without privacy.
+        privacy_unit: what `epsilon` protects: `client`, all data of one client; `representation`, one vector;
+            `rescaled coordinate`, one coordinate of a vector that was rescaled to [0, 1], while its others stay (see
+            `rayfed.algorithms.dp_adcol.local`).
+    """
+
+    stage: str
+    round: int
+    cohort: int
+    scores: list[Score] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
+    bytes_down: dict[str, int] = field(default_factory=dict)
+    bytes_up: dict[str, int] = field(default_factory=dict)
+    bytes_formula: float | None = None
+    epsilon: float | None = None
+    privacy_unit: str | None = None
+    maps: list[RepresentationMap] = field(default_factory=list)
+
+    def accuracy(self, point: str) -> dict[str, float]:
+        """Return the mean accuracy at `point` by split, over participants.
+
+        Where no client has a split, the mean is over the server's test sets.
+        """
+        values: dict[tuple[str, bool], list[float]] = {}
+        for score in self.scores:
+            if score.metric == "accuracy" and score.point == point and not score.unseen:
+                values.setdefault((score.split, score.client != SERVER), []).append(score.value)
+        means = {key: sum(of_key) / len(of_key) for key, of_key in sorted(values.items())}
+        return {split: mean for (split, _), mean in means.items()}  # clients sort after the server, so they win

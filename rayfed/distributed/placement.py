@@ -1,0 +1,173 @@
+"""Where a trial runs: in this process (`placement.hosts=0`) or on Ray actors. No other module distinguishes the two.
+
+Ray is imported only for hosts above 0.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rayfed.core.errors import UsageError
+from rayfed.core.status_line import StatusLine
+from rayfed.distributed.capacity import Bundle, fits, known_nodes
+from rayfed.engine.device import device_for
+from rayfed.engine.fleet import Fleet, LocalFleet
+from rayfed.engine.server import Record
+from rayfed.experiments.config import Placement
+from rayfed.experiments.plan import Plan
+from rayfed.experiments.progress import one_trial, watch_trials
+from rayfed.experiments.trial import Sink, run_trial
+from rayfed.results.recorder import Progress, Recorder
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
+Outcome = tuple[str, dict[str, Any]]
+"""What `run_trial` returns: the hash of the final state, and the final state."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the process of a trial's server was given.
+
+    Attributes:
+        device: The device of the server, and of the clients if they train in this process.
+        gpus: GPUs that the process has reserved; below 1 it keeps to that share of the GPU's memory.
+        group: The placement group whose bundles the hosts use; None without hosts.
+    """
+
+    device: torch.device
+    gpus: float = 0.0
+    group: "PlacementGroup | None" = None
+
+
+def make_fleet(plan: Plan, resources: Resources) -> Fleet:
+    """Return the hosts of `plan`: one in this process, or Ray actors in the bundles of `resources.group`."""
+    place = plan.config.placement
+    if not place.hosts:
+        return LocalFleet(plan.blueprint, plan.population, resources.device, gpus=resources.gpus)
+    from rayfed.distributed.ray_fleet import RayFleet
+
+    assert resources.group is not None, "hosts run in the bundles of a placement group"
+    return RayFleet(
+        plan.blueprint,
+        plan.population,
+        place,
+        device=resources.device,
+        group=resources.group,
+        first_bundle=1 if bundles(place)[0] else 0,  # an empty server bundle is not part of the group
+    )
+
+
+def launch(plan: Plan, saved: bytes | None, *, quiet: bool) -> Outcome:
+    """Run `plan`, from the checkpoint `saved` if there is one, and show its progress unless `quiet`.
+
+    Raises:
+        UsageError: The cluster that was joined lacks the resources.
+        HostLost: A Ray actor died.
+        Diverged: A value became infinite or NaN.
+    """
+    place = plan.config.placement
+    if not place.hosts:
+        return _run_in_process(plan, saved, quiet)
+    from rayfed.distributed import cluster
+
+    cluster.connect(place, dashboard=False)
+
+    def watch(progress: Callable[[], list[Progress]], wait: Callable[[float | None], bool]) -> None:
+        if quiet:
+            wait(None)
+        else:
+            watch_trials(progress, wait, lambda trials: one_trial(trials[0]))
+
+    return cluster.run_on_ray(plan, saved, watch)
+
+
+def _run_in_process(plan: Plan, saved: bytes | None, quiet: bool) -> Outcome:
+    gpus = plan.config.placement.gpus
+    recorder = Recorder(plan.config.results, plan.config.experiment)
+    with StatusLine() as status:
+
+        def report(record: Record) -> None:
+            if not quiet:
+                status.show(one_trial(recorder.progress()[0]))
+
+        return run_here(plan, recorder, Resources(device_for(gpus), gpus), saved, report)
+
+
+def run_reserved(
+    plan: Plan,
+    sink: Sink,
+    group: "PlacementGroup | None",
+    saved: bytes | None,
+    report: Callable[[Record], None] = lambda record: None,
+) -> Outcome:
+    """Run `plan` in a process that holds the first of its `bundles`: a server actor, or a trial of Ray Tune."""
+    gpus = bundles(plan.config.placement)[0].get("GPU", 0.0)
+    return run_here(plan, sink, Resources(device_for(gpus), gpus, group), saved, report)
+
+
+def run_here(
+    plan: Plan, sink: Sink, resources: Resources, saved: bytes | None, report: Callable[[Record], None]
+) -> Outcome:
+    """Run `plan` with its server in this process and its hosts where `make_fleet` puts them; see `run_trial`."""
+    return run_trial(plan, sink, lambda: make_fleet(plan, resources), resources.device, saved=saved, report=report)
+
+
+def bundles(placement: Placement) -> list[Bundle]:
+    """Return what a trial reserves: the server's bundle, possibly empty, then one per host.
+
+    Without hosts, one process needs one bundle.
+    """
+    if not placement.hosts:
+        return [_bundle(placement.cpus, max(placement.gpus, placement.server_gpus))]
+    server = _bundle(placement.server_cpus, placement.server_gpus)
+    return [server, *(_bundle(placement.cpus, placement.gpus) for _ in range(placement.hosts))]
+
+
+def _bundle(cpus: float, gpus: float) -> Bundle:
+    return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
+
+
+def check_run(placement: Placement) -> None:
+    """Raise UsageError if a single run lacks resources here. A running cluster is asked when it is joined."""
+    if not placement.hosts:
+        device_for(placement.gpus)
+    else:
+        check_sweep([placement])
+
+
+def check_sweep(placements: Iterable[Placement]) -> None:
+    """Raise UsageError if some trial cannot be placed here. A running cluster is asked when it is joined."""
+    if (nodes := known_nodes()) is not None:
+        for placement in placements:
+            check_fits(placement, nodes)
+
+
+def check_fits(placement: Placement, nodes: Sequence[Bundle]) -> None:
+    """Raise UsageError, with numbers, if a trial cannot be placed on `nodes` even if they are idle.
+
+    With placement.autoscale, more nodes may come, so nothing is refused.
+    """
+    if not placement.autoscale and not fits(bundles(placement), nodes):
+        raise UsageError(_shortage(placement, bundles(placement), nodes))
+
+
+def _shortage(placement: Placement, needed: Sequence[Bundle], nodes: Sequence[Bundle]) -> str:
+    def amounts(bundle: Bundle) -> str:
+        return f"{bundle.get('CPU', 0):g} CPU and {bundle.get('GPU', 0):g} GPU"
+
+    available = "; ".join(amounts(node) for node in nodes)
+    but = f"but there {'is 1 node' if len(nodes) == 1 else f'are {len(nodes)} nodes'} with {available}"
+    if not placement.hosts:
+        key = "gpus" if needed[0].get("GPU") else "cpus"
+        return f"placement.{key}={getattr(placement, key):g}: the process needs {amounts(needed[0])}, {but}"
+    total = {name: sum(bundle.get(name, 0.0) for bundle in needed) for name in ("CPU", "GPU")}
+    server = f" and a server of {amounts(needed[0])}" if needed[0] else ""
+    return (
+        f"placement.hosts={placement.hosts}: {placement.hosts} hosts of {amounts(needed[-1])}{server} need "
+        f"{amounts(total)} in all, {but}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
+        f"placement.autoscale=true if nodes can still start"
+    )

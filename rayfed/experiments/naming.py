@@ -1,0 +1,22 @@
+"""The names of trials."""
+
+import hashlib
+import json
+
+from rayfed.experiments.config import Config
+
+
+def trial_name(config: Config, extra: str = "") -> str:
+    """Return the name of a trial: its algorithm, its seed, and a hash of every value that can change its outcome.
+
+    Args:
+        config: The configuration. Where the trial runs and where its results go do not count.
+        extra: Hashes of what was given in Python: clients, model and loss.
+    """
+    tree = config.tree()
+    for key in ("results", "experiment", "resume", "checkpoint"):
+        tree.pop(key)
+    tree["placement"] = {key: tree["placement"][key] for key in ("vmap_clients", "threads", "gpus")}
+    digest = hashlib.blake2b((json.dumps(tree, sort_keys=True, default=str) + extra).encode(), digest_size=4)
+    name = config.algorithm_name.rpartition(":")[2]
+    return f"{name}-seed{config.seed}-{digest.hexdigest()}"

@@ -1,0 +1,205 @@
+"""The program `rayfed`: its commands, what it refuses, and what it imports."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import rayfed
+from rayfed.cli import packaged
+from rayfed.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(*arguments, cwd=None):
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Runs the program in an empty folder and returns the one line with which it refuses."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        assert main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        (line,) = err.splitlines()
+        return line.removeprefix("rayfed: ")
+
+    return run
+
+
+class TestHelp:
+    def test_lists_every_command_in_one_line(self, capsys):
+        assert main(["--help"]) == 0
+        lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+        for name, summary in COMMANDS.items():
+            assert any(line.startswith(name) and line.endswith(summary) for line in lines), name
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_every_command_has_its_own(self, capsys, name):
+        assert main([name, "--help"]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(f"usage: rayfed {name} ")
+        assert max(map(len, out.splitlines())) <= 120
+
+    @pytest.mark.parametrize(
+        ("name", "keys"),
+        [
+            ("run", ["local.lr = 0.01", "algorithm.name = fedavg", "rounds = 10"]),
+            ("sweep", ["local.lr = 0.01", "seeds = [seed]", "arms = [{}]", "search.kind = grid"]),
+            ("partition", ["data.name = mini_digits", "partition.name", "leave_out = null"]),
+        ],
+    )
+    def test_has_the_keys(self, capsys, name, keys):
+        main([name, "--help"])
+        lines = capsys.readouterr().out.splitlines()
+        assert [key for key in keys if not any(line.startswith(f"  {key}") for line in lines)] == []
+
+    def test_is_printed_without_arguments(self, capsys):
+        assert main([]) == 2
+        assert "commands:" in capsys.readouterr().out
+
+    def test_version(self, capsys):
+        assert main(["--version"]) == 0
+        assert capsys.readouterr().out == f"rayfed {rayfed.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["rnu"], "rnu: no such command; did you mean run?"),
+        (["--hepl"], "--hepl: no such option of rayfed; did you mean --help?"),
+        (["--report"], "--report: a command is written without dashes: rayfed report"),
+        (["local.lr=1"], "local.lr=1: expected a command first, such as rayfed run local.lr=1"),
+        (["a.yaml"], "a.yaml: expected a command first, such as rayfed run a.yaml"),
+        (["run", "--quite"], "--quite: no such option of rayfed run; known: --help, -h"),
+        (["run", "--rounds=3"], "--rounds=3: a key is written without dashes: rounds=3"),
+        (["run", "--list"], "--list: is a command of its own; use rayfed list"),
+        (["run", "local.lrr=3"], "local.lrr: no such key; did you mean local.lr?"),
+        (["partition", "--sav", "p", "--plt", "x"], "--plt: no such option of rayfed partition; did you mean --plot?"),
+        (["report"], "the following arguments are required: RESULTS; see rayfed report --help"),
+        (["report", "a", "b"], "b: unexpected argument; see rayfed report --help"),
+        (["list", "algorithms"], "algorithms: no such list; did you mean algorithm?"),
+        (["docs", "algoritms"], "algoritms: no such page; did you mean algorithms?"),
+        (["docs", "--generate", "data"], "--generate data: not made from the code; known: algorithms"),
+        (["sweep"], "expected one search space, such as demo or my_space.yaml, got 0"),
+        (["sweep", "demo", "adcol"], "expected one search space, such as demo or my_space.yaml, got 2"),
+        (["sweep", "adcool"], "adcool: no such file or packaged space; did you mean adcol?"),
+        (["sweep", "adcool.yaml"], "adcool.yaml: no such file or packaged space; did you mean adcol?"),
+        (["sweep", "x/adcol.yaml"], "x/adcol.yaml: no such file (values are given as key=value)"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_the_nearest_right_one(refused, arguments, line):
+    assert refused(*arguments) == line
+
+
+class TestModules:
+    @pytest.mark.parametrize("command", ["--help", "--version", "docs", "report --help"])
+    def test_light_commands_import_neither_torch_nor_ray(self, command):
+        code = (
+            f"import sys; from rayfed.cli.main import main; main({command.split()!r}); "
+            "sys.exit(bool({'torch', 'ray', 'matplotlib'} & set(sys.modules)))"
+        )
+        assert python("-c", code).returncode == 0
+
+    @pytest.mark.parametrize(("module", "given"), [("rayfed", ["sweep"]), ("rayfed.sweep", [])])
+    def test_doors_are_the_program(self, tmp_path, module, given):
+        done = python("-m", module, *given, "adcool", cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr == "rayfed: adcool: no such file or packaged space; did you mean adcol?\n"
+
+    @pytest.mark.parametrize("name", ["run", "report", "partition"])
+    def test_former_commands_name_the_present_one(self, tmp_path, name):
+        done = python("-m", f"rayfed.{name}", "a=[1, 2]", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            f"rayfed: python -m rayfed.{name} is no longer a command; use: rayfed {name} 'a=[1, 2]'\n"
+        )
+
+    def test_the_former_list_is_a_command(self, tmp_path):
+        assert python("-m", "rayfed.run", "--list", cwd=tmp_path).stderr.endswith("; use: rayfed list\n")
+
+    @pytest.mark.parametrize("name", ["run", "report", "partition"])
+    def test_former_commands_cannot_be_imported(self, name):
+        with pytest.raises(ImportError, match=f"rayfed.{name} is not a module to import"):
+            __import__(f"rayfed.{name}")
+        assert type(rayfed.run).__name__ == "function"
+
+
+class TestDocs:
+    def test_lists_the_pages(self, capsys):
+        assert main(["docs"]) == 0
+        first, *pages = capsys.readouterr().out.splitlines()
+        assert str(ROOT / "docs") in first
+        assert {page.split()[0] for page in pages} == {path.stem for path in (ROOT / "docs").glob("*.md")}
+
+    @pytest.mark.parametrize("name", ["data", "data.md"])
+    def test_prints_a_page(self, capsys, name):
+        assert main(["docs", name]) == 0
+        assert capsys.readouterr().out == (ROOT / "docs" / "data.md").read_text()
+
+    def test_an_installed_copy_is_not_written_to(self, refused, tmp_path, monkeypatch):
+        (tmp_path / "rayfed" / "docs").mkdir(parents=True)
+        monkeypatch.setattr(packaged, "_PACKAGE", tmp_path / "rayfed")
+        monkeypatch.setattr(rayfed, "__file__", str(tmp_path / "rayfed" / "__init__.py"))
+        assert refused("docs", "--generate", "algorithms").startswith("--generate algorithms: needs a checkout")
+
+
+class TestSpaces:
+    def test_are_listed_with_their_comments(self, capsys):
+        assert main(["list", "spaces"]) == 0
+        out = capsys.readouterr().out
+        for path in (ROOT / "tune_spaces").glob("*.yaml"):
+            assert f"\n  {path.stem}\n      {path.read_text().splitlines()[0].removeprefix('# ')}\n" in f"\n{out}"
+
+    def test_only_what_is_asked_for_is_listed(self, capsys):
+        assert main(["list", "augment", "metrics"]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("augment.name=NAME\n")
+        assert "\nmetrics.NAME=true" in out
+        assert "algorithm.name" not in out
+
+    @pytest.mark.parametrize("name", ["demo", "demo.yaml"])
+    def test_are_found_by_name_from_any_folder(self, tmp_path, monkeypatch, capsys, name):
+        monkeypatch.chdir(tmp_path)
+        spaces = []
+        monkeypatch.setattr("rayfed.cli.sweep.sweep", lambda space: spaces.append(space) or 1)
+        monkeypatch.setattr("rayfed.cli.sweep._results", lambda config: "")
+        assert main(["sweep", name]) == 1
+        assert len(spaces[0].arms) == len(yaml.safe_load((ROOT / "tune_spaces" / "demo.yaml").read_text())["arms"])
+        assert capsys.readouterr().err == f"space: {ROOT / 'tune_spaces' / 'demo.yaml'}\n"
+
+    def test_a_file_of_the_users_comes_first(self, tmp_path, monkeypatch, refused):
+        (tmp_path / "demo.yaml").write_text("nosuch: 1\n")
+        assert refused("sweep", "demo.yaml").startswith("nosuch: no such key")
+
+    def test_a_copy_without_them_says_so(self, refused, tmp_path, monkeypatch):
+        monkeypatch.setattr(packaged, "_PACKAGE", tmp_path / "rayfed")
+        assert refused("sweep", "demo").startswith(f"tune_spaces: not found in {tmp_path / 'rayfed'} or beside it")
+
+
+class TestPublicNames:
+    def test_all_can_be_imported_and_are_listed(self):
+        assert all(getattr(rayfed, name) is not None for name in rayfed.__all__)
+        assert set(rayfed.__all__) | {"__version__"} <= set(dir(rayfed))
+
+    def test_type_checkers_see_them(self):
+        stub = (ROOT / "rayfed" / "__init__.py").read_text().split("if TYPE_CHECKING:")[1].split("\n__version__")[0]
+        imported = ",".join(line.partition("import")[2] for line in stub.splitlines())
+        assert set(re.findall(r"(\w+)(?:,|$)", imported)) == set(rayfed.__all__)
+        assert (ROOT / "rayfed" / "py.typed").exists()
+
+    def test_results_are_read(self, tmp_path):
+        rayfed.run({"data.per_domain": 40, "model.name": "mlp", "results": tmp_path / "r", "experiment": "e"}, rounds=1)
+        tables = rayfed.read_results(tmp_path / "r", "e")
+        assert tables.trials["status"].tolist() == ["done"]
+
+    def test_others_do_not_exist(self):
+        with pytest.raises(AttributeError, match="module 'rayfed' has no attribute 'nosuch'"):
+            _ = rayfed.nosuch

@@ -1,0 +1,59 @@
+"""The plan of a sweep, made without Ray: which trials run, what is printed before, and what is refused."""
+
+import pytest
+
+import rayfed
+from rayfed.core.errors import UsageError
+from rayfed.experiments.naming import trial_name
+from rayfed.experiments.space import read_space
+from rayfed.experiments.sweep import configurations, plan_sweep
+
+SPACE = {
+    "data": {"domains": ["plain", "font"], "per_domain": 60},
+    "model": {"name": "mlp", "hidden": [8]},
+    "rounds": 1,
+    "seeds": [0, 1],
+    "arms": [{"algorithm.name": "fedavg"}, {"algorithm.name": "fedprox", "algorithm.mu": {"grid": [0.1, 1]}}],
+}
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def plan(**changes):
+        space = read_space(SPACE, changes)
+        return plan_sweep(space, configurations(space))
+
+    return plan
+
+
+def test_has_a_job_for_every_configuration_and_seed(plan):
+    sweep = plan()
+    assert [job["trial"] for job in sweep.jobs] == [trial_name(config) for config in sweep.configs]
+    assert [config.seed for config in sweep.configs] == [0, 0, 0, 1, 1, 1]
+    assert sweep.summary() == "6 trials: configurations fedavg 1, fedprox 2; each with 2 seeds"
+    assert (sweep.results, sweep.experiment) == ("results", "run")
+
+
+def test_a_resumed_sweep_leaves_out_what_is_done(plan):
+    first = plan().jobs[0]
+    rayfed.run(first["values"])
+    assert len(plan().jobs) == 6
+    sweep = plan(resume=True)
+    assert first["trial"] not in {job["trial"] for job in sweep.jobs}
+    assert sweep.summary().endswith("; each with 2 seeds; 1 already done")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arms": [{}, {}]}, "arms: two trials have the same configuration"),
+        ({"arms": [{"results": "a"}, {"results": "b", "rounds": 2}]}, "results and experiment: all arms"),
+        ({"search.scheduler": "asha", "partition.validation": 0}, "search.scheduler=asha: needs validation"),
+        ({"cohort": 9}, "cohort=9: there are 2 clients"),
+    ],
+)
+def test_refuses_what_cannot_work(plan, changes, message):
+    with pytest.raises(UsageError, match=f"^{message}"):
+        plan(**changes)

@@ -1,0 +1,246 @@
+"""The user's own code: what it is, when its hashes change, and which sources other machines need."""
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rayfed.experiments import user_code
+from rayfed.experiments.config import Config
+from rayfed.experiments.sources import from_arguments
+
+PIECES = """
+from dataclasses import dataclass
+
+import uc_helper
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.augment.base import Augment
+from rayfed.metrics.base import OfPredictions, Value
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(FedAvg):
+    pass
+
+@dataclass(frozen=True, kw_only=True)
+class Most(OfPredictions):
+    def measure(self, logits, y):
+        yield Value("most", float(logits.max()), len(y))
+
+@dataclass(frozen=True, kw_only=True)
+class Twice(Augment):
+    def __call__(self, x, y):
+        import uc_lazy
+        return uc_helper.scaled(x), y
+
+def net(shape, num_classes):
+    return None
+"""
+
+FILES = {
+    "uc_pieces.py": PIECES,
+    "uc_helper.py": "import numpy\nfrom uc_package.factors import TWO\n\ndef scaled(x):\n    return TWO * x\n",
+    "uc_lazy.py": "ONE = 1\n",
+    "uc_package/__init__.py": "",
+    "uc_package/factors.py": "from . import deeper\nTWO = 2\n",
+    "uc_package/deeper.py": "THREE = 3\n",
+    "uc_unused.py": "FOUR = 4\n",
+}
+USES = {
+    "algorithm": ("algorithm.name=uc_pieces:Plain",),
+    "wrapped base": ("algorithm.name=dbe", "algorithm.base=uc_pieces:Plain"),
+    "metric": ("metrics.uc_pieces:Most=true",),
+    "augmentation": ("augment.name=uc_pieces:Twice",),
+    "model": ("model={name: 'uc_pieces:net'}",),
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory with the user's modules, which are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    forget()
+    yield tmp_path
+    forget()
+
+
+def forget():
+    """What a new process would be."""
+    importlib.invalidate_caches()
+    for name in [name for name in sys.modules if name.startswith("uc_")]:
+        del sys.modules[name]
+
+
+def digest(*pairs):
+    return user_code.code_hash(user_code.named_objects(Config.read(from_arguments(pairs))))
+
+
+def changed(here, file, old, new, *pairs):
+    """The hash in a new process after an edit."""
+    text = (here / file).read_text()
+    assert old in text
+    (here / file).write_text(text.replace(old, new))
+    forget()
+    return digest(*pairs)
+
+
+class TestCodeHash:
+    @pytest.mark.parametrize("pairs", USES.values(), ids=USES)
+    @pytest.mark.parametrize(
+        ("file", "old", "new"),
+        [
+            ("uc_pieces.py", "logits.max()", "logits.min()"),
+            ("uc_helper.py", "TWO * x", "TWO + x"),
+            ("uc_package/factors.py", "TWO = 2", "TWO = 3"),
+            ("uc_package/deeper.py", "THREE = 3", "THREE = 2"),
+            ("uc_lazy.py", "ONE = 1", "ONE = 2"),
+        ],
+    )
+    def test_changes_with_the_module_and_with_those_that_it_imports(self, here, pairs, file, old, new):
+        before = digest(*pairs)
+        assert len(before) == 32
+        assert changed(here, file, old, new, *pairs) != before
+        assert changed(here, file, new, old, *pairs) == before
+
+    @pytest.mark.parametrize("pairs", USES.values(), ids=USES)
+    def test_does_not_change_with_comments_docstrings_formatting_and_other_modules(self, here, pairs):
+        before = digest(*pairs)
+        for file, old, new in (
+            ("uc_pieces.py", "import uc_helper", '"""A docstring."""\nimport uc_helper  # a comment'),
+            ("uc_pieces.py", "class Plain(FedAvg):\n    pass", "class Plain(\n    FedAvg\n):\n    pass"),
+            ("uc_helper.py", "    return TWO * x", '    "doc"\n\n    return (TWO  *  x)'),
+            ("uc_unused.py", "4", "5"),
+        ):
+            assert changed(here, file, old, new, *pairs) == before
+
+    def test_counts_a_file_edited_after_its_import_as_it_was(self, here):
+        before = digest(*USES["metric"])
+        (here / "uc_pieces.py").write_text(PIECES.replace("logits.max()", "logits.min()"))
+        assert digest(*USES["metric"]) == before
+        importlib.reload(sys.modules["uc_pieces"])
+        assert digest(*USES["metric"]) != before
+
+    def test_there_is_none_without_code_of_the_users(self):
+        assert digest("algorithm.name=dbe", "metrics.ece=true") is None
+        assert user_code.code_hash(user_code.given_objects(None, nn.CrossEntropyLoss(), None)) is None
+
+    def test_models_losses_and_classes_of_clients_given_in_python_count(self, here):
+        import uc_pieces
+
+        class Mine(dict):
+            pass
+
+        part = (np.zeros((2, 3)), np.zeros(2))
+        given = (uc_pieces.net, uc_pieces.Most.measure, [Mine(train=part), {"train": part}])
+        objects = user_code.given_objects(*given)
+        assert objects == {"model=": given[0], "loss=": given[1], "clients=": [Mine]}
+        hashes = {user_code.code_hash({key: thing}) for key, thing in objects.items()}
+        assert len(hashes - {None}) == 3
+
+
+class TestObjectHash:
+    def test_two_lambdas_in_one_line_differ(self):
+        both = [lambda x, y: x + y, lambda x, y: x * y]  # fmt: skip
+        again = lambda x, y: x + y  # noqa: E731
+        assert len({user_code.object_hash(loss) for loss in both}) == 2
+        assert user_code.object_hash(again) == user_code.object_hash(both[0])
+
+    def test_values_in_closures_defaults_globals_and_attributes_count(self):
+        def scaled(factor):
+            return lambda x: factor * x
+
+        def with_default(factor):
+            def inner(x, factor=factor):
+                return factor * x
+
+            return inner
+
+        for make in (scaled, with_default, lambda much: nn.CrossEntropyLoss(label_smoothing=much)):
+            assert user_code.object_hash(make(0.2)) == user_code.object_hash(make(0.2))
+            assert user_code.object_hash(make(0.2)) != user_code.object_hash(make(0.3))
+
+    def test_weights_count_unless_a_factory_makes_them(self):
+        def factory():
+            return nn.Linear(2, 2)
+
+        first, second = factory(), factory()
+        assert user_code.model_hash(first, first) != user_code.model_hash(second, second)
+        assert user_code.model_hash(factory, first) == user_code.model_hash(factory, second)
+
+    def test_a_function_without_source_counts_by_its_bytecode(self):
+        def made(text):
+            scope = {}
+            exec(text, scope)
+            return scope["f"]
+
+        texts = ["def f(x): return x + 1", "def f(x): return x - 1", "def f(x): return x + 1  # comment"]
+        hashes = [user_code.object_hash(made(text)) for text in texts]
+        assert hashes[0] == hashes[2] != hashes[1]
+
+    def test_a_name_tells_what_and_which(self):
+        assert user_code.display_name(lambda x: x, "abcdefgh") == "own:lambda-abcdef"
+        assert user_code.display_name(nn.CrossEntropyLoss(), "abcdefgh") == "own:CrossEntropyLoss-abcdef"
+
+
+def test_the_normalised_source_is_the_same_in_every_version_of_python():
+    text = '@a.b\ndef f(x: int, *, y=-1.5) -> None:\n    "doc"\n    # comment\n    return [f"{x!r}é", None, ...]\n'
+    assert user_code._normalised(ast.parse(text)) == (
+        "Module(body=[FunctionDef(name='f',args=arguments(args=[arg(arg='x',annotation=Name(id='int'))],kwonlyargs=["
+        "arg(arg='y')],kw_defaults=[UnaryOp(op=USub(),operand=Constant(value=1.5))]),body=[Return(value=List(elts=["
+        "JoinedStr(values=[FormattedValue(value=Name(id='x'),conversion=114),Constant(value='\\xe9')]),Constant(),"
+        "Constant(value=Ellipsis)]))],decorator_list=[Attribute(value=Name(id='a'),attr='b')],returns=Constant())])"
+    )
+
+
+class TestUserModules:
+    def test_are_neither_pythons_nor_installed_nor_rayfeds(self, here):
+        import uc_package.factors
+
+        assert all(map(user_code.is_user_module, ("__main__", __name__, "uc_package", "uc_package.factors")))
+        others = ("json", "sys", "builtins", "torch.nn", "numpy", "rayfed", "rayfed.core.trees", None)
+        assert not any(map(user_code.is_user_module, others))
+        loaded = {module.__name__ for module in user_code.loaded_user_modules()}
+        assert {__name__, "uc_package", "uc_package.factors"} <= loaded
+        assert not {"__main__", "torch", "rayfed"} & loaded
+        assert user_code.is_user_file(uc_package.factors.__file__)
+        assert not user_code.is_user_file(torch.__file__)
+
+    def test_a_process_without_the_files_imports_them_from_their_sources(self, here, tmp_path_factory):
+        """Also those that are imported inside a function, and the parents of submodules."""
+        objects = user_code.named_objects(Config.read(from_arguments(USES["augmentation"])))
+        expected, sources = user_code.code_hash(objects), user_code.module_sources(objects)
+        names = ["uc_helper", "uc_lazy", "uc_package", "uc_package.deeper", "uc_package.factors", "uc_pieces"]
+        assert [source.name for source in sources] == names
+        code = f"""
+            from rayfed.distributed.user_modules import install
+            from rayfed.experiments import user_code
+            from rayfed.experiments.user_code import ModuleSource
+            install([ModuleSource(*fields) for fields in {[(s.name, s.file, s.is_package, s.text) for s in sources]!r}])
+            import uc_pieces
+            print(user_code.code_hash({{"uc_pieces:Twice": uc_pieces.Twice}}))
+            assert uc_pieces.Twice()(21, 0) == (42, 0)
+            assert user_code.is_user_module("uc_package.factors")
+        """
+        for file in FILES:
+            (here / file).unlink()
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            cwd=tmp_path_factory.mktemp("elsewhere"),
+            env={**os.environ, "PYTHONPATH": os.path.dirname(user_code.rayfed.__path__[0])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == expected
