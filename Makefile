@@ -13,7 +13,7 @@ TEST_WORKERS ?= 2
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: help venv install demo test test-all record-weights lint format docs bench clean
 

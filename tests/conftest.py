@@ -1,6 +1,10 @@
 """One thread per process, and which tests share a process when pytest-xdist runs several (`make test`)."""
 
+import ast
+import functools
 import os
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch are imported; subprocesses inherit it
 
@@ -9,25 +13,49 @@ import torch
 
 torch.set_num_threads(1)
 
+ROOT = Path(__file__).parents[1]
 
-@pytest.hookimpl(tryfirst=True)
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Send each group of `group_of` to one process: `--dist loadgroup` of pytest-xdist 3.8 has no effect in pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Group tests for `--dist loadgroup`: all that start Ray first, then the others by file, then those with a group.
+    """Begin with the tests that start Ray, which take longest, and end with the small groups of the contract."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: (group_of(item.nodeid) != "ray", "test_contract.py" in item.nodeid))
 
-    Tests that start Ray use all CPUs that a session has, so they run one after the other; they take longest, so they
-    begin. Tests with a group of their own are those of the contract, which caches one run per algorithm; their small
-    groups even out the end.
+
+def group_of(nodeid: str) -> str:
+    """Return which tests run in one process, in order: those that start Ray, a case of the contract, or a file.
+
+    A Ray session uses all CPUs that it is given, so there is one at a time. The contract caches one run per case.
     """
-    if not config.getoption("loadgroup", False):
-        return
-    order = {}
-    for item in items:
-        if item.get_closest_marker("ray"):
-            order[item], group = 0, "ray"
-        elif item.get_closest_marker("xdist_group"):
-            order[item], group = 2, None
-        else:
-            order[item], group = 1, item.path.stem
-        if group:
-            item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: order[item])
+    file, *names = nodeid.split("[")[0].split("::")
+    marked = ray_tests(file)
+    if "" in marked or marked & set(names):
+        return "ray"
+    if file.endswith("test_contract.py") and "[" in nodeid:
+        return "contract: " + nodeid.rstrip("]").split("[")[-1].split("-")[-1]
+    return file
+
+
+@functools.cache
+def ray_tests(file: str) -> frozenset[str]:
+    """Return the functions and classes of a test file that are marked with `ray`; "" stands for all of them."""
+    text = (ROOT / file).read_text()
+    tree = ast.parse(text) if "mark.ray" in text else ast.Module([], [])
+    marked = {"" for node in tree.body if isinstance(node, ast.Assign) and "mark.ray" in ast.unparse(node)}
+    for node in ast.walk(tree):
+        decorators = getattr(node, "decorator_list", [])
+        if any(ast.unparse(decorator) == "pytest.mark.ray" for decorator in decorators):
+            marked.add(node.name)
+    return frozenset(marked)

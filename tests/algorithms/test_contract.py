@@ -46,10 +46,7 @@ from rayfed.metrics.drift import Drift
 from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.gradient_norm import GradientNorm
 
-GROUPS = {name: pytest.mark.xdist_group(name) for name in CASES}  # so that one process runs all tests of a case
-EVERY = pytest.mark.parametrize(
-    "case", [pytest.param(case, id=name, marks=GROUPS[name]) for name, case in CASES.items()]
-)
+EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 NAMES = {case: name for name, case in CASES.items()}
 ENTRIES = pytest.mark.parametrize("entry", ALGORITHMS)
 
@@ -151,7 +148,7 @@ def test_any_width_gives_the_same_result(case):
 @pytest.mark.parametrize(
     ("case", "cohort"),
     [
-        pytest.param(case, cohort, id=f"{name}, {cohort} a round", marks=GROUPS[name])
+        pytest.param(case, cohort, id=f"{cohort}-{name}")
         for name, case in CASES.items()
         for cohort in ((2, 4) if case.sampled else (4,))
     ],

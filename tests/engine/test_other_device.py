@@ -5,20 +5,22 @@ memory and speed.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from helpers import run_on_stand_in_device
+import helpers
 from helpers.run_on_stand_in_device import FINE
 
 
 def outcomes(what: str) -> dict[str, str]:
-    program = Path(run_on_stand_in_device.__file__)
-    command = [sys.executable, "-W", "ignore", str(program), what]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-W", "ignore", "-m", "helpers.run_on_stand_in_device", what]
+    paths = [str(Path(helpers.__path__[0]).parent), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
