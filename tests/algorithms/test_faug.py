@@ -10,6 +10,7 @@ from torch import nn
 from helpers.federations import blobs, net, simulate
 from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run
 from rayfed.algorithms.faug import Decoder, Encoder, FAug, balance_classes, draw_seed_examples, vae_loss
+from rayfed.core.moment import Moment
 from rayfed.core.network import Network, weights_of
 from rayfed.core.rng import seed_torch
 from rayfed.engine.device_data import client_data
@@ -97,7 +98,7 @@ def test_a_round_by_hand(width):
         assert made["x"].shape == (7, 6)
         x, y = data(people, i)
         assert torch.equal(made["y"], balance_classes(y.bincount(minlength=3), 7, torch.ones(3, dtype=torch.bool)))
-        seed_torch(0, "start", "round", 1, 0, i)
+        seed_torch(0, "start", Moment("round", 1), client=i)
         order = torch.randperm(7)
         local = descend(model, x, y, 0)
         sgd = torch.optim.SGD(local.parameters(), lr=LR)

@@ -13,6 +13,7 @@ from rayfed.algorithms.feddebias import FedDebias
 from rayfed.algorithms.feddebias.pseudo_data import mixture, proxy_means
 from rayfed.algorithms.mixup import Mixup
 from rayfed.core.errors import UsageError
+from rayfed.core.moment import Moment
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch, InputSpec
 from rayfed.data.population import Client, Examples, Population
@@ -60,12 +61,12 @@ def test_two_steps_by_hand(k_mix, samples, width, soft_labels):
         x, y = data(people, i)
         local, received, theta = descend(model, x, y, 0), descend(model, x, y, 0), mlp([8, 7, 5])
         theta.load_state_dict(theta_0)
-        rng = generator(0, "batches", "round", 1, 0, 0, i)
+        rng = generator(0, "batches", Moment("round", 1), phase=0, client=i)
         for step in range(2):
             rows = torch.from_numpy(rng.permutation(10))
             some, labels = x[rows], F.one_hot(y[rows], 3).float()
             if soft_labels:
-                seed_torch(0, "batch", "round", 1, 0, 0, i, step)
+                seed_torch(0, "batch", Moment("round", 1), phase=0, client=i, step=step)
                 some, labels = Mixup(alpha=1.0).prepare(server.ctx, Batch(some, labels))
                 assert 0 < labels[labels < 1].max() < 1
             x_p, y_p = proxy, torch.full((samples, 3), 1 / 3)

@@ -9,6 +9,7 @@ from helpers.reference import LR, assert_weights, data, descend, mean, plan, pop
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.vhl import VHL, contrast, virtual_data
 from rayfed.core.errors import UsageError
+from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_torch
 
 
@@ -49,7 +50,7 @@ def test_two_steps_by_hand(width, batch_norm):
     virtual = server.state["virtual"]
     locals_ = []
     for i in range(3):
-        seed_torch(0, "start", "round", 1, 0, i)
+        seed_torch(0, "start", Moment("round", 1), client=i)
         order = torch.randperm(7)
         x, y = data(people, i)
         local = descend(model, x, y, 0)
