@@ -278,6 +278,7 @@ def sampled_plan(name: str) -> tuple[Blueprint, Population]:
 def finished_alone(name: str) -> Server:
     """Run `sampled_plan` in this process."""
     plan, people = sampled_plan(name)
-    server = Server(plan, people, LocalFleet(plan, people), Evaluation())
+    evaluation = Evaluation(every=2, points=(plan.algorithm.default_eval_point,))
+    server = Server(plan, people, LocalFleet(plan, people), evaluation)
     list(server.run())
     return server
