@@ -42,7 +42,7 @@ def seed_torch(seed: int, purpose: str, moment: Moment | None = None, **fields: 
     """
     value = stream_seed(seed, purpose, moment, **fields)
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(value)
 
 
@@ -50,7 +50,7 @@ def seed_torch(seed: int, purpose: str, moment: Moment | None = None, **fields: 
 def torch_state_kept() -> Iterator[None]:
     """Restore torch's global generators and thread count afterwards, since they may be in use in a notebook."""
     threads = torch.get_num_threads()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=list(devices)):
         try:
             yield

@@ -29,9 +29,9 @@ def prepare() -> None:
         return
     if hasattr(torch.ops.torchvision, "nms") or _compiled_operators_load():
         return
-    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("torchvision", "DEF")
     for schema in _SCHEMAS:
-        library.define(schema)  # type: ignore[no-untyped-call]
+        library.define(schema)
     _declared = library
 
 
@@ -43,7 +43,7 @@ def _compiled_operators_load() -> bool:
     binaries = [path for path in Path(spec.origin).parent.glob("_C*") if path.suffix in {".so", ".pyd", ".dylib"}]
     try:
         for path in binaries:
-            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+            torch.ops.load_library(str(path))
     except OSError:
         return False
     return bool(binaries)

@@ -1,7 +1,7 @@
 """A pooled dataset before it is partitioned: every example with its domain and its origin."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -103,7 +103,7 @@ class Dataset:
         *,
         is_test: np.ndarray | None = None,
         num_classes: int | None = None,
-        **others,
+        **others: Any,
     ) -> "Dataset":
         """Return a dataset with one domain, called `name`, and one source, "all", unless `others` overrides them.
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rayfed.core.errors import UsageError
+from rayfed.core.records import Record
 from rayfed.core.status_line import StatusLine
 from rayfed.distributed.capacity import Bundle, fits, known_nodes
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import Fleet, LocalFleet
-from rayfed.engine.server import Record
 from rayfed.experiments.config import Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import one_trial, watch_trials

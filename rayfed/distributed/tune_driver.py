@@ -17,10 +17,10 @@ import ray
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
+from rayfed.core.records import Record
 from rayfed.distributed import cluster
 from rayfed.distributed.placement import bundles, run_reserved
 from rayfed.distributed.user_modules import install, register_user_modules, without_caches
-from rayfed.engine.server import Record
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.progress import many_trials, span, watch_trials

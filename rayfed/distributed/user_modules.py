@@ -20,7 +20,7 @@ from rayfed.experiments.user_code import ModuleSource, loaded_user_modules
 def register_user_modules() -> None:
     """Let Ray pickle the functions and classes of all loaded user modules by value, in this process."""
     for module in loaded_user_modules():
-        ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+        ray.cloudpickle.register_pickle_by_value(module)
 
 
 def without_caches(sources: Iterable[ModuleSource]) -> list[ModuleSource]:

@@ -16,12 +16,12 @@ from rayfed.algorithm import Algorithm
 from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import UsageError
 from rayfed.core.options import build, check_renamed, checked, option, suggestion
+from rayfed.core.records import POINTS
 from rayfed.core.registry import resolve
 from rayfed.core.task import BATCH_NORM_POLICIES
 from rayfed.experiments.sources import merged
 from rayfed.metrics.base import Metric, build_metrics
 from rayfed.results.files import check_name
-from rayfed.results.tables import POINTS
 
 
 @dataclass(frozen=True, kw_only=True)

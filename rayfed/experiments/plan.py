@@ -22,9 +22,9 @@ from rayfed.data.loading import load
 from rayfed.data.population import Client, Population, population_hash
 from rayfed.data.user_clients import user_population
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.metric_checks import check_metrics
 from rayfed.engine.serialization import state_hash
-from rayfed.engine.server import Evaluation
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.unseen_clients import with_unseen_clients

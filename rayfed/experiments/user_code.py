@@ -83,8 +83,12 @@ def _file(name: str | None) -> str | None:
 
 
 def loaded_user_modules() -> list[types.ModuleType]:
-    """Return all loaded modules of the user's own except `__main__`."""
-    return [module for name, module in list(sys.modules.items()) if name != "__main__" and is_user_module(name)]
+    """Return all loaded modules of the user's own that have a file or a folder, except `__main__`."""
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if getattr(module, "__name__", None) == name != "__main__" and _file(name) and is_user_module(name)
+    ]
 
 
 # The objects of the user's own in an experiment

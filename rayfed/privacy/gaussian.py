@@ -110,6 +110,6 @@ def train_privately(
             rows = (torch.rand(len(x), device=x.device) < rate).nonzero().flatten()
             sgd.zero_grad()
             inputs = x[rows].requires_grad_()  # required by Opacus's hooks
-            F.cross_entropy(private(inputs), y[rows], reduction="sum").backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(private(inputs), y[rows], reduction="sum").backward()
             sgd.step()
     return weights_of(module)

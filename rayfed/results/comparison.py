@@ -1,6 +1,7 @@
 """Paired comparison of two algorithms or hyperparameters: over common seeds, or over the clients of a single seed."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -134,5 +135,5 @@ def _interval(differences: pd.Series, names: tuple[str, str], over: str) -> Comp
     )
 
 
-def _join(values: list) -> str:
+def _join(values: Sequence[Any]) -> str:
     return ", ".join(map(str, values))

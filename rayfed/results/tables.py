@@ -83,7 +83,7 @@ def rounds_table(trial: TrialId, records: Iterable[Record]) -> pa.Table:
     return _table(ROUNDS_SCHEMA, trial, columns)
 
 
-def _table(schema: pa.Schema, trial: TrialId, columns: dict[str, list]) -> pa.Table:
+def _table(schema: pa.Schema, trial: TrialId, columns: dict[str, list[Any]]) -> pa.Table:
     length = len(columns["round"])
     constant = {name: [value] * length for name, value in trial._asdict().items()}
     return pa.table({**constant, **columns}, schema=schema)

@@ -99,10 +99,10 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["local.batch_size=1000", *QUICK], "local.batch_size=1000: client 0 has 324 training examples"),
         (
             ["placement.vmap_clients=2", "local.drop_last=false", *QUICK],
-            "placement.vmap_clients=2: clients that train together",
+            "placement.vmap_clients=2: clients that train at once",
         ),
-        (["local.batch_size=17", "local.drop_last=false", *BN], "local.batch_size=17: of client 0's 324 training"),
-        (["local.batch_size=1", *BN], "local.batch_size=1: of client 0's 324 training examples a batch has one"),
+        (["local.batch_size=17", "local.drop_last=false", *BN], "local.batch_size=17: client 0 has 324 training"),
+        (["local.batch_size=1", *BN], "local.batch_size=1: client 0 has 324 training examples, which leave a batch of one"),
         # what the algorithm needs
         (["algorithm.name=fedbn", "model.name=cnn"], "algorithm.name=fedbn: the model has no batch-norm layer"),
         (["algorithm.name=afl", "cohort=3", *QUICK], "cohort=3: algorithm.name=afl"),
@@ -200,7 +200,7 @@ class TestOwnModules:
         assert "must be a dataclass that derives from" in refused("algorithm.name=bad_mine:NotAnAlgorithm")
 
     def test_not_a_model(self, refused):
-        assert refused("model.name=bad_mine:no_model").startswith("model.name=bad_mine:no_model: must make")
+        assert refused("model.name=bad_mine:no_model").startswith("model.name=bad_mine:no_model: must create")
 
     def test_not_a_dataset(self, refused):
         assert refused("data.name=bad_mine:NotAnAlgorithm", *QUICK).startswith("data.name=bad_mine:NotAnAlgorithm: ")

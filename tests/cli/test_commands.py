@@ -92,7 +92,7 @@ class TestHelp:
         (["sweep", "demo", "adcol"], "expected one search space, such as demo or my_space.yaml, got 2"),
         (["sweep", "adcool"], "adcool: no such file or packaged space; did you mean adcol?"),
         (["sweep", "adcool.yaml"], "adcool.yaml: no such file or packaged space; did you mean adcol?"),
-        (["sweep", "x/adcol.yaml"], "x/adcol.yaml: no such file (values are given as key=value)"),
+        (["sweep", "x/adcol.yaml"], "x/adcol.yaml: no such file (give values as key=value)"),
     ],
 )
 def test_what_is_wrong_is_refused_with_the_nearest_right_one(refused, arguments, line):

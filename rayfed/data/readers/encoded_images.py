@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +62,7 @@ def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size
     return memory_mapped(name, key, (rows, 1 if mode == "L" else 3, height, width), "uint8", fill)
 
 
-def _decode(out, path: Path, block, column: str, mode: str, *, resize: bool, name: str) -> int:
+def _decode(out: Any, path: Path, block: Any, column: str, mode: str, *, resize: bool, name: str) -> int:
     shape = out.shape[-1], out.shape[-2]
 
     def decode(position: int) -> None:

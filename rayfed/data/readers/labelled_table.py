@@ -38,7 +38,7 @@ class LabelledTable(DropClients):
         return "natural" if self.client else "domains" if self.domain else "iid"
 
     def dataset(
-        self, name: str, files: Sequence[Path], source: np.ndarray, sources: tuple[str, ...], is_test
+        self, name: str, files: Sequence[Path], source: np.ndarray, sources: tuple[str, ...], is_test: Any
     ) -> Dataset:
         """Return the rows of `files` without those of `drop_clients`; `source` and `is_test` have one value per row."""
         if self.label in (self.features or ()):

@@ -18,8 +18,8 @@ ALLOWED = {
         "encode",
     ): _codecs.encode,  # bytes as Python 3 writes them for Python 2 (next line: empty ones)
     ("__builtin__", "bytes"): bytes,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): multiarray._reconstruct for core in ("core", "_core")},  # type: ignore[attr-defined]
-    **{(f"numpy.{core}.multiarray", "scalar"): multiarray.scalar for core in ("core", "_core")},  # type: ignore[attr-defined]
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): multiarray._reconstruct for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): multiarray.scalar for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): numeric._frombuffer for core in ("core", "_core")},  # type: ignore[attr-defined]
 }
 

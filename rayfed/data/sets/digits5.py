@@ -3,7 +3,7 @@
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -96,7 +96,7 @@ class Digits5(DomainSampling):
                 raw = files[name].read().images
                 target = out[start : start + len(part.rows)]
 
-                def resize(row: int, raw=raw, rows=part.rows, target=target) -> None:
+                def resize(row: int, raw: Any = raw, rows: Any = part.rows, target: Any = target) -> None:
                     target[row] = resize_image(Image.fromarray(raw[rows[row]]).convert("RGB"), self.size)
 
                 run_in_threads(resize, len(target), f"{self.name}, {name}: resizing images (only once)")

@@ -12,6 +12,7 @@ from rayfed.data.domain_selection import DomainSelection
 from rayfed.data.draws import numpy_generator
 from rayfed.data.readers.photographs import load_photographs
 from rayfed.data.sets import drawing
+from rayfed.data.sets.drawing_tools import SIDE
 
 VERSION = 2  # raise it when the pixels change
 DOMAINS = ("plain", "blended", "blurred", "street", "font")
@@ -72,7 +73,7 @@ def generate(seed: int) -> Arrays:
     from sklearn.datasets import load_digits  # imported late: takes a second, and a cached dataset does not need it
 
     digits = load_digits()
-    pictures = load_photographs(None, drawing.SIDE)
+    pictures = load_photographs(None, SIDE)
     rows_of = split_rows(digits.target, numpy_generator(seed, 0))
     is_test = np.arange(PER_DOMAIN) % 5 == 4
     images: list[np.ndarray] = []

@@ -77,7 +77,7 @@ class RotatedMnist(IdxFiles):
             return self._feddebias(images, labels, source, index, order)
         return self._augmentation(images, labels, source, index, order)
 
-    def _feddebias(self, images, labels, source, index, order) -> Dataset:
+    def _feddebias(self, images: Any, labels: Any, source: Any, index: Any, order: Any) -> Dataset:
         train = np.flatnonzero(source == 0)
         test = order[source[order] == 1][: self.per_domain]
         common = cached_arrays(
@@ -99,7 +99,7 @@ class RotatedMnist(IdxFiles):
             client_view=RotationByClient(self.size),
         )
 
-    def _augmentation(self, images, labels, source, index, order) -> Dataset:
+    def _augmentation(self, images: Any, labels: Any, source: Any, index: Any, order: Any) -> Dataset:
         parts = [order[position :: len(SIX_ANGLES)][: self.per_domain] for position in range(len(SIX_ANGLES))]
         rows = np.concatenate(parts)
 
