@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Send each group of `group_of` to one process: `--dist loadgroup` of pytest-xdist 3.8 has no effect in pytest 9.2."""
+    """Send each group of `group_of` to one process; xdist's own groups (3.8) have no effect with pytest 9.2."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroup(LoadScopeScheduling):
