@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import generator
 from rayfed.data.population import Population
@@ -129,7 +130,7 @@ def _train(
     start = {name: torch.from_numpy(value) for name, value in state.items()}
     sums = {name: torch.zeros_like(value) for name, value in start.items()}
     for client in clients:
-        rng = generator(seed, "batches", "round", round, 0, 0, client.number)
+        rng = generator(seed, "batches", Moment("round", round), phase=0, client=client.number)
         rows = batch_rows(len(client.y), batch_size, epochs=1, steps=None, drop_last=True, rng=rng)
         epoch(model, start, client.x, client.y, torch.from_numpy(np.array(rows)), lr)
         for name, value in model.state_dict().items():

@@ -1,12 +1,13 @@
 """APPLE: Luo and Wu 2022, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", Alg. 1.
 
-    client i:  its model is  θ = Σ_j p_ij w_j  over the core models of all clients.  On each batch  g = ∇f(θ),
+    client i:  the model is  θ = Σ_j p_ij w_j  over the core models of all clients;  on each batch  g = ∇f(θ),
                w_i ← w_i − η p_ii g;   p_ij ← p_ij − η₂ (⟨g, w_j⟩ + λ(r) μ (p_ij − n_j/Σn))
-               λ(r) = (1 + cos(πr/L)) / 2 for r < L, else 0,  r = 0, 1, … the round;  p_ij = 1/N at first
-    server:    keeps the w_j and sends all of them to everyone
+               λ(r) = (1 + cos(πr/L)) / 2 for r < L, else 0,  r = 0, 1, … the round;  initially p_ij = 1/N
+    server:    keeps the w_j and sends all of them to every client
 
-Both steps are taken at once, from the same g. The configured optimiser takes that of w_i. As the p_ij may be negative
-and need not sum to 1, batch-norm statistics cannot be mixed so: all buffers stay with the client.
+Both steps are taken at once, from the same g; the configured optimiser takes that of w_i. As the p_ij may be negative
+and need not sum to 1, they cannot mix batch-norm statistics: all buffers stay with the client. As in the paper, w_i is
+sent (PFLlib sends the mixture), and the slope of p_ij is the inner product of g and w_j.
 """
 
 import math
@@ -19,18 +20,16 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
 from rayfed.algorithms.common.full_participation import refuse_sampling
-from rayfed.algorithms.common.relations import mixture, slopes
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Task
-from rayfed.core.trees import only, scale, stack
+from rayfed.core.trees import Weights, only, scale, stack
 
 
 @dataclass(frozen=True, kw_only=True)
 class APPLE(FedAvg):
-    """A client's core model w_i is sent, its relations p_i and all buffers are kept; everyone receives every core
-    model, and once, with round 1, the shares n_j/Σn. Scored: the mixture of the cores received by the client's p_i. As
-    in the paper it is w_i that is sent, and not the mixture as in PFLlib, and g meets w_j in an inner product."""
+    """Clients send their core model w_i and keep their relations p_i and all buffers. Every client receives all core
+    models, and in round 1 the shares n_j/Σn. The mixture of the core models received by the client's p_i is scored."""
 
     name: ClassVar[str] = "apple"
     reference: ClassVar[str] = "Luo and Wu 2022, Alg. 1"
@@ -41,9 +40,9 @@ class APPLE(FedAvg):
         "mixes the core models of all clients, and an unseen client has none among them"
     )
 
-    relation_lr: float = option(1e-3, low=0, help="η₂, step of the relations p_ij; 0 keeps them at 1/clients")
+    relation_lr: float = option(1e-3, low=0, help="η₂, step size of the relations p_ij; 0 keeps them at 1/clients")
     mu: float = option(0.1, low=0, help="μ, pull of the relations towards the clients' shares of all examples")
-    pull_rounds: float = option(1.0, low=0, high=1, help="L, as a share of all rounds: the pull has faded out by then")
+    pull_rounds: float = option(1.0, low=0, high=1, help="L, after which there is no pull, as a share of all rounds")
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_sampling(problem, self.name, "mixes the models of all clients of the last round")
@@ -68,24 +67,24 @@ class APPLE(FedAvg):
         return server if ctx.round <= 1 else {"cores": server["cores"]}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        own = torch.arange(ctx.task.num_clients, device=ctx.task.device) == ctx.client
+        is_own = torch.arange(ctx.task.num_clients, device=ctx.task.device) == ctx.client
         core = {name: value[ctx.client] for name, value in down["cores"].items()}
         return super().start(ctx, client, {"weights": core}) | {
-            "own": own.float(),
+            "is_own": is_own.float(),
             "p": client["p"],
             "shares": down.get("shares", client["shares"]),
         }
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        cores, weights, p, own = down["cores"], work["weights"], work["p"], work["own"]
-        grads, loss, buffers = ctx.task.gradients(weights | mixture(cores, weights, p, own), batch)
-        slope = slopes(self.pull(ctx) * self.mu * (p - work["shares"]), cores, weights, grads, own)
-        descent = grads | scale(only(grads, cores), (p * own).sum())
+        cores, weights, p, is_own = down["cores"], work["weights"], work["p"], work["is_own"]
+        grads, loss, buffers = ctx.task.gradients(weights | mixture(cores, weights, p, is_own), batch)
+        slope = slopes(self.pull(ctx) * self.mu * (p - work["shares"]), cores, weights, grads, is_own)
+        descent = grads | scale(only(grads, cores), (p * is_own).sum())
         ctx.optimizer.update_(weights, descent, work["optimizer"])
         return work | {"weights": weights | buffers, "p": p - self.relation_lr * slope}, {"loss": loss}
 
     def pull(self, ctx: Context) -> float:
-        """λ(r)."""
+        """Return λ(r)."""
         r, last = ctx.round - 1, self.pull_rounds * ctx.rounds
         return (1 + math.cos(math.pi * r / last)) / 2 if r < last else 0.0
 
@@ -100,15 +99,37 @@ class APPLE(FedAvg):
         return None
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return {n: torch.tensordot(client["p"], core, 1) for n, core in down["cores"].items()} | client["weights"]
+        cores = {name: torch.tensordot(client["p"], core, 1) for name, core in down["cores"].items()}
+        return cores | client["weights"]
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
-        return work["weights"] | mixture(down["cores"], work["weights"], work["p"], work["own"])
+        return work["weights"] | mixture(down["cores"], work["weights"], work["p"], work["is_own"])
 
 
 class CollectSizes(Exchange):
-    """Setup: the server learns every client's number of training examples."""
+    """Setup: the server collects the clients' numbers of training examples."""
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         sizes = torch.tensor([float(reply.examples) for reply in replies.each], device=ctx.task.device)
         return server | {"shares": sizes / sizes.sum()}
+
+
+def mixture(cores: Weights, weights: Weights, p: Tensor, is_own: Tensor) -> Weights:
+    """Return θ = Σ_j p_j w_j.
+
+    Args:
+        cores: The core models received, each weight [clients, ...].
+        weights: The client's weights in training, which replace its core model in `cores`.
+        p: The client's relations [clients].
+        is_own: 1 at the client's index and 0 elsewhere [clients].
+    """
+    p_others, p_own = p * (1 - is_own), (p * is_own).sum()
+    return {name: torch.tensordot(p_others, core, 1) + p_own * weights[name] for name, core in cores.items()}
+
+
+def slopes(pull: Tensor, cores: Weights, weights: Weights, grads: Weights, is_own: Tensor) -> Tensor:
+    """Return `pull` + ⟨g, w_j⟩ [clients] for the gradient g at the mixture; other arguments as in `mixture`."""
+    for name in only(cores, grads):
+        products = torch.tensordot(cores[name].reshape(len(is_own), -1), grads[name].flatten(), 1)
+        pull = pull + torch.where(is_own > 0, (grads[name] * weights[name]).sum(), products)
+    return pull

@@ -1,11 +1,11 @@
 """Ditto: Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", Alg. 1 and 2.
 
-    client:  v_i ← v_i − η (∇f_i(v_i) + μ (v_i − w_t)) for some epochs, w_t the weights as received;
+    client:  v_i ← v_i − η (∇f_i(v_i) + μ (v_i − w_t)) for some epochs, where w_t are the weights received;
              w_i ← w_t, then local training as in FedAvg
     server:  FedAvg of the w_i; the personal models v_i are never sent
 
-The client's model is v_i: it is what all points but `global` score. An unseen client's v_i starts from the w_t that it
-receives, as in appendix D.4 of Zhang et al. 2023 (DBE), everyone else's from w_0.
+All points except `global` score the personal model v_i. It starts from w_0, and for an unseen client from the w_t that
+it receives, as in appendix D.4 of Zhang et al. 2023 (DBE).
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from rayfed.core.task import Batch
 from rayfed.core.trees import Weights, only
 
 PERSONAL = "personal"
+"""The name of the phase that trains the personal model."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class PersonalTraining(Delegate):
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(FedAvg):
+    """Clients send weights as in FedAvg and keep a personal model. The personal model is scored."""
+
     name: ClassVar[str] = "ditto"
     reference: ClassVar[str] = "Li et al. 2021 (Ditto), Alg. 1 and 2"
     default_eval_point: ClassVar[str] = "downloaded"
@@ -59,15 +62,15 @@ class Ditto(FedAvg):
     def start(self, ctx: Context, client: State, down: State) -> State:
         model = self.downloaded_model(ctx, client, down)
         fresh = ctx.optimizer.init(only(model, ctx.task.trainable))
-        own = {"model": model, "model_optimizer": client.get("model_optimizer", fresh)}
-        return super().start(ctx, client, down) | own
+        personal = {"model": model, "model_optimizer": client.get("model_optimizer", fresh)}
+        return super().start(ctx, client, down) | personal
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         if ctx.phase != PERSONAL:
             return super().step(ctx, work, down, batch)
-        own = work | {"weights": work["model"], "optimizer": work["model_optimizer"]}
-        own, metrics = super().step(ctx, own, down, batch)
-        return work | {"model": own["weights"], "model_optimizer": own["optimizer"]}, metrics
+        personal = work | {"weights": work["model"], "optimizer": work["model_optimizer"]}
+        personal, metrics = super().step(ctx, personal, down, batch)
+        return work | {"model": personal["weights"], "model_optimizer": personal["optimizer"]}, metrics
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)

@@ -1,84 +1,105 @@
 """FAug: Jeong et al. 2018, "Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation
-under Non-IID Private Data", section 3 (federated augmentation), with FedAvg in the place of distillation.
+under Non-IID Private Data", section 3 (federated augmentation), with FedAvg in place of distillation.
 
-    setup:   every client sends a few of its examples of each class, the seeds: raw data, and nothing else of it
-             the server trains a conditional generator G on all seeds and sends G and a list of their classes to all
-             client i makes m examples with G, each of the listed class of which it has fewest by then, and keeps them
-    client:  SGD on its n_i examples and the m made ones: each step takes a batch of the former, a few of the latter,
-             L = [n_i · CE(own) + m · CE(made)] / (n_i + m), of one pass of the network over both
+    setup:   every client sends a few of its examples of each class, the seed examples: raw data, and nothing else
+             the server trains a conditional generator G on all of them and sends G and the list of their classes
+             client i generates m examples with G, one by one, each of the class in that list of which it then has
+             fewest, and keeps them
+    client:  SGD on its n_i examples and the m generated ones: each step takes a batch of the former and a few of the
+             latter through the network in one pass,  L = [n_i · CE(local) + m · CE(generated)] / (n_i + m)
     server:  FedAvg with weights n_i + m
 
-The paper's server first enlarges the seeds by a web search for pictures like them, which is not possible here, and its
-G is a conditional GAN's. There is no GAN here: G is the decoder of a conditional variational autoencoder (Sohn, Lee and
-Yan 2015), whose training on few seeds needs no balance between two networks. Numbers are those of a variant, then, and
-not of the paper's method. Epochs are counted in the client's own examples.
+The paper's server first adds similar images from a web search to the seed examples, which is not possible here, and its
+G is that of a conditional GAN. Here G is the decoder of a conditional variational autoencoder of MLPs (Sohn, Lee and
+Yan 2015), since training one on few examples does not have to balance two networks. Results are therefore those of a
+variant, not of the paper's method. With encoder e, decoder d and noise ε ~ N(0, I), the autoencoder minimises
+
+    L = mean over the batch of  ½‖x − d(z, y)‖² + KL(N(m, s²) ‖ N(0, I)),   (m, log s²) = e(x, y),  z = m + s ε
+
+Epochs are counted in the client's own examples.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
-from rayfed.algorithms.common.conditional_vae import Decoder, Encoder, trained_decoder
-from rayfed.algorithms.common.seed_inputs import drawn_seeds, levelled
+from rayfed.algorithms.common.mlp import mlp
+from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
+from rayfed.core.network import Network, gradients
+from rayfed.core.optim import Adam
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
-from rayfed.core.trees import Weights, only
+from rayfed.core.trees import Weights, clone, only
 
 
 @dataclass(frozen=True, kw_only=True)
 class FAug(FedAvg):
-    """FAug with a conditional VAE in the place of the paper's conditional GAN. Sends seeds once, then weights; gets the
-    generator and its classes once, and keeps what it made. Scored: the global model."""
+    """FAug with a conditional VAE in place of the paper's conditional GAN. Clients send seed examples once and weights
+    in each round; they receive the generator and its classes once and keep the examples that they generate with it. The
+    global model is scored."""
 
     name: ClassVar[str] = "faug"
     reference: ClassVar[str] = "Jeong et al. 2018, section 3 (FAug), with a VAE for its GAN"
 
-    seeds: int = option(5, low=1, help="examples of each class that a client sends to the server")
-    made: int = option(200, low=1, high=1_000_000, help="m, generated examples that a client adds to its own")
-    made_batch: int = option(10, low=1, high=65536, help="generated examples beside each batch of the client's own")
+    seed_examples: int = option(
+        5, low=1, help="examples of each class that a client sends to the server", formerly=["seeds"]
+    )
+    generated_examples: int = option(
+        200, low=1, high=1_000_000, help="m, generated examples that a client adds to its own", formerly=["made"]
+    )
+    generated_batch_size: int = option(
+        10, low=1, high=65536, help="generated examples added to each local batch", formerly=["made_batch"]
+    )
     noise: int = option(16, low=1, high=65536, help="width of the generator's noise")
-    hidden: int = option(256, low=1, high=65536, help="width of the hidden layers of the generator and of its encoder")
+    hidden: int = option(256, low=1, high=65536, help="width of the hidden layers of the generator and its encoder")
     server_lr: float = option(1e-3, above=0, help="learning rate of the Adam that trains the generator")
-    server_steps: int = option(500, low=1, help="steps of the generator's training, which is done once")
-    server_batch_size: int = option(64, low=1, high=65536, help="seeds in a step of it")
+    server_steps: int = option(500, low=1, help="training steps of the generator, all in the setup")
+    server_batch_size: int = option(64, low=1, high=65536, help="seed examples per training step of the generator")
 
     def check(self, problem: ProblemSpec) -> None:
         if not problem.task.inputs.continuous:
-            raise UsageError(f"algorithm.name={self.name}: generates inputs, and this data's are numbers of words")
+            raise UsageError(
+                f"algorithm.name={self.name}: generates inputs, and the inputs of this dataset are word indices"
+            )
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
-        form = (self.noise, self.hidden, task.num_classes, task.inputs.shape)
-        return {"encoder": Encoder(*form), "decoder": Decoder(*form)}
+        sizes = (self.noise, self.hidden, task.num_classes, task.inputs.shape)
+        return {"encoder": Encoder(*sizes), "decoder": Decoder(*sizes)}
 
     def init(self, ctx: Context) -> State:
         none = torch.zeros(ctx.task.num_classes, dtype=torch.bool, device=ctx.task.device)
-        return super().init(ctx) | {"generator": ctx.task.modules["decoder"].draw_weights(), "seeded": none}
+        return super().init(ctx) | {"generator": ctx.task.modules["decoder"].draw_weights(), "seed_classes": none}
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
         return TrainGenerator(self), SendGenerator(self)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        share = torch.tensor(self.made / (ctx.examples + self.made), device=ctx.task.device)
-        order = torch.randperm(self.made).to(ctx.task.device)
-        return super().start(ctx, client, down) | {"made": client["made"], "order": order, "share": share}
+        share = torch.tensor(self.generated_examples / (ctx.examples + self.generated_examples), device=ctx.task.device)
+        order = torch.randperm(self.generated_examples).to(ctx.task.device)
+        return super().start(ctx, client, down) | {"generated": client["generated"], "order": order, "share": share}
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
-        place = torch.arange(self.made_batch, device=batch.x.device) + ctx.step * self.made_batch
-        rows, count = work["order"][place % self.made], len(batch.x)
-        output = ctx.task.forward(weights, torch.cat([batch.x, work["made"]["x"][rows]]))
-        own = ctx.task.loss(output.logits[:count], batch.y)
-        made = ctx.task.loss(output.logits[count:], work["made"]["y"][rows])
-        return ctx.task.add_loss_terms((1 - work["share"]) * own + work["share"] * made, weights, output)
+        positions = torch.arange(self.generated_batch_size, device=batch.x.device)
+        rows = work["order"][(positions + ctx.step * self.generated_batch_size) % self.generated_examples]
+        count = len(batch.x)
+        output = ctx.task.forward(weights, torch.cat([batch.x, work["generated"]["x"][rows]]))
+        local = ctx.task.loss(output.logits[:count], batch.y)
+        generated = ctx.task.loss(output.logits[count:], work["generated"]["y"][rows])
+        return ctx.task.add_loss_terms((1 - work["share"]) * local + work["share"] * generated, weights, output)
 
     def weight(self, ctx: Context, examples: int) -> float:
-        return float(examples + self.made)
+        return float(examples + self.generated_examples)
+
+
+# Setup
 
 
 @dataclass(frozen=True)
@@ -88,12 +109,12 @@ class TrainGenerator(Exchange):
     method: FAug
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        return client, {"seeds": drawn_seeds(data.train, self.method.seeds)}
+        return client, {"seed_examples": draw_seed_examples(data.train, self.method.seed_examples)}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        method = self.method
-        x, y = (torch.cat([r.up["seeds"][name] for r in replies.each]).to(ctx.task.device) for name in ("x", "y"))
-        generator = trained_decoder(
+        method, device = self.method, ctx.task.device
+        x, y = (torch.cat([r.up["seed_examples"][name] for r in replies.each]).to(device) for name in ("x", "y"))
+        generator = train_decoder(
             ctx,
             server["generator"],
             x,
@@ -103,7 +124,7 @@ class TrainGenerator(Exchange):
             steps=method.server_steps,
             batch_size=method.server_batch_size,
         )
-        return server | {"generator": generator, "seeded": torch.bincount(y, minlength=ctx.task.num_classes) > 0}
+        return server | {"generator": generator, "seed_classes": torch.bincount(y, minlength=ctx.task.num_classes) > 0}
 
 
 @dataclass(frozen=True)
@@ -113,12 +134,108 @@ class SendGenerator(Exchange):
     method: FAug
 
     def broadcast(self, ctx: Context, server: State) -> State:
-        return only(server, ("generator", "seeded"))
+        return only(server, ("generator", "seed_classes"))
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         method = self.method
-        y = levelled(torch.bincount(data.train.y, minlength=ctx.task.num_classes), method.made, down["seeded"])
-        noise = torch.randn(method.made, method.noise, device=y.device)
+        counts = torch.bincount(data.train.y, minlength=ctx.task.num_classes)
+        y = balance_classes(counts, method.generated_examples, down["seed_classes"])
+        noise = torch.randn(method.generated_examples, method.noise, device=y.device)
         with torch.no_grad():
             x = ctx.task.modules["decoder"](down["generator"], noise, y)[0]
-        return client | {"made": {"x": x, "y": y}}, {}
+        return client | {"generated": {"x": x, "y": y}}, {}
+
+
+def draw_seed_examples(part: Any, count: int) -> dict[str, Tensor]:
+    """Return inputs `x` [n, ...] and classes `y` [n] of up to `count` random examples of every class of `part`.
+
+    Draws from torch's generator.
+    """
+    rows_by_class = [torch.nonzero(part.y == c)[:, 0] for c in part.y.unique()]
+    rows = torch.cat([rows[torch.randperm(len(rows))[:count].to(rows.device)] for rows in rows_by_class])
+    return {"x": torch.cat([batch.x for batch in part.batches(512, rows)]), "y": part.y[rows]}
+
+
+def balance_classes(counts: Tensor, total: int, allowed: Tensor) -> Tensor:
+    """Return `total` classes that balance `counts`: one by one the class with the fewest examples, ties to the lowest.
+
+    Args:
+        counts: The number of examples of each class before, [classes].
+        allowed: Which classes may be returned, [classes].
+    """
+    by_class, classes = dict(zip(allowed.nonzero()[:, 0].tolist(), counts[allowed].tolist(), strict=True)), []
+    for _ in range(total):
+        classes.append(min(by_class, key=by_class.__getitem__))
+        by_class[classes[-1]] += 1
+    return torch.tensor(classes, device=counts.device)
+
+
+# The conditional variational autoencoder
+
+
+class Encoder(nn.Module):
+    """e, which maps inputs [n, *shape] and classes [n] to (m, log s²), each [n, noise]."""
+
+    def __init__(self, noise: int, hidden: int, classes: int, shape: Sequence[int]):
+        super().__init__()
+        self.classes, self.layers = classes, mlp([math.prod(shape) + classes, hidden, 2 * noise])
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_variance = self.layers(torch.cat([x.flatten(1), one_hot(y, self.classes)], 1)).chunk(2, 1)
+        return mean, log_variance
+
+
+class Decoder(nn.Module):
+    """d, which maps noise [n, noise] and classes [n] to inputs [n, *shape]."""
+
+    def __init__(self, noise: int, hidden: int, classes: int, shape: Sequence[int]):
+        super().__init__()
+        self.classes, self.shape = classes, tuple(shape)
+        self.layers = mlp([noise + classes, hidden, math.prod(shape)])
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.layers(torch.cat([z, one_hot(y, self.classes)], 1)).unflatten(1, self.shape)
+
+
+def vae_loss(
+    encoder: Network, decoder: Network, weights: dict[str, Weights], x: Tensor, y: Tensor, noise: Tensor
+) -> Tensor:
+    """Return L, a scalar, of a batch x [n, *shape] with classes y [n] and noise ε [n, noise]."""
+    mean, log_variance = encoder(weights["encoder"], x, y)[0]
+    decoded = decoder(weights["decoder"], mean + (log_variance / 2).exp() * noise, y)[0]
+    error = (x - decoded).flatten(1).square().sum(1) / 2
+    kl = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
+    return (error + kl).mean()
+
+
+def train_decoder(
+    ctx: Context, decoder: Weights, x: Tensor, y: Tensor, *, noise: int, lr: float, steps: int, batch_size: int
+) -> Weights:
+    """Return `decoder` after training it together with a new encoder.
+
+    Args:
+        x, y: The training data; batches are drawn from it with replacement, with torch's generator.
+        noise: The width of z.
+        lr: The learning rate of Adam.
+    """
+    modules = ctx.task.modules
+    parts = {"encoder": modules["encoder"].draw_weights(), "decoder": clone(decoder)}
+    flat = {f"{part}/{name}": value for part, weights in parts.items() for name, value in weights.items()}
+    adam = Adam(lr=lr)
+    moments = adam.init(flat)
+    for _ in range(steps):
+        rows = torch.randint(len(x), (batch_size,)).to(x.device)
+        epsilon = torch.randn(batch_size, noise, device=x.device)
+
+        def loss(trained: Weights, rows: Tensor = rows, epsilon: Tensor = epsilon) -> tuple[Tensor, Weights]:
+            by_part = {part: _weights_of(trained, part) for part in parts}
+            return vae_loss(modules["encoder"], modules["decoder"], by_part, x[rows], y[rows], epsilon), {}
+
+        grads, _, _ = gradients(loss, flat)
+        adam.update_(flat, grads, moments)
+    return _weights_of(flat, "decoder")
+
+
+def _weights_of(flat: Weights, part: str) -> Weights:
+    """Return the weights of one part, without the prefix of their names."""
+    return {name.removeprefix(f"{part}/"): value for name, value in flat.items() if name.startswith(f"{part}/")}

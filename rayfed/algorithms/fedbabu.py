@@ -1,12 +1,13 @@
 """FedBABU: Oh, Kim and Yun 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification", Alg. 1.
 
-    client:  SGD on f_i over the body alone; the head stays as it was drawn, the same for everyone
-    server:  FedAvg of the bodies; as nobody changes the head, it is never sent
-    at the end:  everyone receives the last body and trains body and head for some epochs; nothing comes back
+    client:  SGD on f_i over the body alone; the head keeps its initial weights, which are the same for all clients
+    server:  FedAvg of the bodies; the head is never sent, since no client changes it
+    at the end:  all clients receive the last body and train body and head for some epochs; nothing is sent back
 
-In that last exchange (round R + 1) the client's model becomes its own. Before it, `downloaded` scores the body received
-under the common head, which is also the global model; `adapted` scores it after evaluate.adapt_epochs of the same
-training of the whole model, and does so at the end, too. Batch norm in the head stays as it was but for statistics.
+The fine-tuning is the final exchange (round R + 1) and starts from the last aggregate, not from the client's last local
+state. Before it, `downloaded` scores the body received with the common head, which is also the global model. `adapted`
+scores it after evaluate.adapt_epochs of the same training of the whole model, both in rounds and at the end. In rounds,
+the running statistics of batch norm in the head change, but its affine parameters do not.
 """
 
 from collections.abc import Sequence
@@ -24,15 +25,14 @@ from rayfed.core.trees import only
 
 @dataclass(frozen=True, kw_only=True)
 class FedBABU(FedAvg):
-    """The body is sent; the head is the initial one of everyone until the end, when each client fine-tunes the whole
-    model and keeps it. Scored: as downloaded, in rounds the body with the common head, after the last one (round R + 1)
-    the fine-tuned model. The fine-tuning starts from the last aggregate, not from the client's last local state."""
+    """Clients send the body. At the end, each client fine-tunes the whole model and keeps it. In rounds, the body
+    received with the common initial head is scored; after the last round (as round R + 1), the fine-tuned model is."""
 
     name: ClassVar[str] = "fedbabu"
     reference: ClassVar[str] = "Oh, Kim and Yun 2022, Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    finetune_epochs: int = option(10, low=1, help="epochs of the whole model with every client after the last round")
+    finetune_epochs: int = option(10, low=1, help="epochs of every client's whole model after the last round")
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_without(problem, self.name)

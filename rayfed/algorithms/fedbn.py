@@ -1,11 +1,12 @@
 """FedBN: Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", Alg. 1.
 
-    client:  keeps its batch-norm layers, affine part and running statistics, for itself; trains all of the network
+    client:  trains the whole network; keeps its batch-norm layers (affine parameters and running statistics)
     server:  FedAvg of everything else
 
-Batch norm is found by the type of the layer. So `batch_norm=aggregate` and `batch_norm=local_statistics` mean nothing
-here: all of these layers stay with the client. Alg. 1 and its code average with equal weights, on clients of equal
-sizes; `uniform` does so on others, while the default weighs as FedAvg does, so that batch norm is the only difference.
+Batch-norm layers are recognised by their type and all of them stay with the client, so `batch_norm=aggregate` and
+`batch_norm=local_statistics` have no effect. The paper's Alg. 1 and code average with equal weights, over clients of
+equal size. `uniform` does so for any sizes. By default clients are weighted as in FedAvg, so that batch norm is the
+only difference from it.
 """
 
 from dataclasses import dataclass
@@ -20,23 +21,26 @@ from rayfed.core.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class FedBN(FedAvg):
+    """Clients send all weights except those of their batch-norm layers, which they keep. The client's batch-norm layers
+    in the model received are scored."""
+
     name: ClassVar[str] = "fedbn"
     reference: ClassVar[str] = "Li et al. 2021 (FedBN), Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    uniform: bool = option(False, help="average with equal weights, as Alg. 1 is printed, and not by training examples")
+    uniform: bool = option(False, help="average with equal weights, as Alg. 1 is printed, not by training examples")
 
     bytes_formula = FedAvg.bytes_formula
 
     def check(self, problem: ProblemSpec) -> None:
         if not problem.task.batch_norm_names:
             raise UsageError(
-                f"algorithm.name={self.name}: the model has no batch-norm layer that could stay with the client; use a "
-                "model that has one, or algorithm.name=fedavg"
+                f"algorithm.name={self.name}: the model has no batch-norm layer to keep with the client; use a model "
+                "that has one, or algorithm.name=fedavg"
             )
         if problem.task.batch_norm == "frozen":
             raise UsageError(
-                f"batch_norm=frozen: algorithm.name={self.name} trains every client's own batch-norm layers; use "
+                f"batch_norm=frozen: algorithm.name={self.name} trains the batch-norm layers of every client; use "
                 "batch_norm=local, or algorithm.name=fedavg"
             )
 

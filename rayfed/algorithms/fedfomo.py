@@ -3,25 +3,26 @@
     client:  receives models θ_n;  F: loss on its validation part, θ_old: its model before its last local training
              w_n = (F(θ_old) − F(θ_n)) / (‖θ_n − θ_old‖ + 10⁻⁵),  w⁺_n = max(0, w_n)
              θ_i ← Σ w⁺_n θ_n / Σ w⁺_n (θ_i stays if no w_n is above 0), then local training; sends θ_i and the w_n
-    server:  keeps the last model of every client and P, identity at first; P[i, n] += w_n; sends client i the M
-             models of greatest P[i, ·]
+    server:  keeps the last model of every client, and P, initially the identity; P[i, n] += w_n;
+             sends client i the M models with the greatest P[i, ·]
 
-Ratings below 0 count in P, so that models never tried (P = 0) come before those that were worse: the paper's random
-exploration (ε) is not here, as in PFLlib. Nothing is sent before there are models. Only models that clients have sent
-are candidates, the client's own among them; of equal P the lower number goes first, and to an unseen client all are equal.
+P includes ratings below 0, so that models never tried (P = 0) come before those that were worse. As in PFLlib, the
+paper's random exploration (ε) is not implemented. Candidates are the models that clients have sent so far, the client's
+own among them; nothing is sent while there are none. Equal P are ordered by client index. To an unseen client all
+candidates have equal P.
 
-An unseen client starts from the models that it is sent, as in appendix D.4 of Zhang et al. 2023 (DBE): from their mixture by
-its own ratings, with the untrained model as θ_old, and from their plain mean if it rates none above 0.
+An unseen client starts from the models that it receives, as in appendix D.4 of Zhang et al. 2023 (DBE): from their
+mixture by its ratings, with the untrained model as θ_old, or from their plain mean if it rates none above 0.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
-from rayfed.algorithms.common.ratings import mixed, rated
+from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State, mean_loss
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -30,8 +31,8 @@ from rayfed.core.trees import Weights, only, without
 
 @dataclass(frozen=True, kw_only=True)
 class FedFomo(FedAvg):
-    """Each client's model is kept and sent, to the server and from there to those who rate it best; with it go the
-    ratings. Scored: the client's model as its local training left it. Distances are over what is trained and sent."""
+    """Clients send their model, which they also keep, and their ratings; the server forwards each model to the clients
+    that rate it best. The client's model after local training is scored. Distances cover trained and sent weights."""
 
     name: ClassVar[str] = "fedfomo"
     reference: ClassVar[str] = "Zhang et al. 2021, Eq. 3 and 6"
@@ -45,7 +46,7 @@ class FedFomo(FedAvg):
         if empty:
             raise UsageError(
                 f"algorithm.name={self.name}: clients rate models on their validation part, and client {empty[0]} has "
-                "none; give every client one"
+                "no validation examples; give every client some"
             )
 
     def init(self, ctx: Context) -> State:
@@ -63,26 +64,27 @@ class FedFomo(FedAvg):
     def broadcast(self, ctx: Context, server: State) -> State:
         return {}
 
-    def chosen(self, server: State, client: int) -> list[int]:
-        """The clients whose models `client` is sent, the best first."""
+    def best_rated(self, server: State, client: int) -> list[int]:
+        """Return the clients whose models `client` receives, the best first."""
         seen = server["seen"].tolist()
         ratings = server["ratings"][client].tolist() if client < len(seen) else [0.0] * len(seen)
-        known = [n for n in range(len(seen)) if seen[n]]
-        return sorted(known, key=lambda n: (-ratings[n], n))[: self.models]
+        candidates = [n for n in range(len(seen)) if seen[n]]
+        return sorted(candidates, key=lambda n: (-ratings[n], n))[: self.models]
 
     def unicast(self, ctx: Context, server: State) -> State:
-        models = [server["models"][n] for n in self.chosen(server, ctx.client)]
+        models = [server["models"][n] for n in self.best_rated(server, ctx.client)]
         return {"models": models} if models else {}
 
-    def received(self, ctx: Context, client: State, down: State) -> tuple[Weights, Tensor]:
-        """(the client's model with what it was sent mixed in, its ratings of what it was sent)."""
+    def mix_received(self, ctx: Context, client: State, down: State) -> tuple[Weights, Tensor]:
+        """Return the client's model after mixing in the models received, and its ratings of them [models]."""
         models = down.get("models", [])
-        ratings = rated(ctx, client["weights"], client["old"], models)
-        lost = ctx.unseen and not (ratings > 0).any()  # nothing but the untrained model would be left to it
-        return mixed(client["weights"], models, torch.ones_like(ratings) if lost else ratings), ratings
+        ratings = rate(ctx, client["weights"], client["old"], models)
+        # an unseen client would otherwise be left with the untrained model
+        uniform = ctx.unseen and not (ratings > 0).any()
+        return mixture(client["weights"], models, torch.ones_like(ratings) if uniform else ratings), ratings
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        weights, ratings = self.received(ctx, client, down)
+        weights, ratings = self.mix_received(ctx, client, down)
         fresh = ctx.optimizer.init(only(weights, ctx.task.trainable))
         return {"weights": weights, "old": weights, "ratings": ratings, "optimizer": client.get("optimizer", fresh)}
 
@@ -94,7 +96,7 @@ class FedFomo(FedAvg):
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         models, seen, ratings = list(server["models"]), server["seen"].clone(), server["ratings"].clone()
         for reply in replies.each:
-            for n, rating in zip(self.chosen(server, reply.client), reply.up["ratings"], strict=True):
+            for n, rating in zip(self.best_rated(server, reply.client), reply.up["ratings"], strict=True):
                 ratings[reply.client, n] += rating
             models[reply.client], seen[reply.client] = reply.up["weights"], True
         return server | {"models": models, "seen": seen, "ratings": ratings}
@@ -103,4 +105,39 @@ class FedFomo(FedAvg):
         return None
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
-        return self.received(ctx, client, down)[0] if ctx.unseen else client["weights"]
+        return self.mix_received(ctx, client, down)[0] if ctx.unseen else client["weights"]
+
+
+def rate(ctx: Context, weights: Weights, old: Weights, models: Sequence[Weights]) -> Tensor:
+    """Return the ratings w_n [models]: the gain of each model over `old` on the validation part, per distance from it.
+
+    Args:
+        weights: The client's model, which supplies the weights that are not sent.
+        old: The client's model before its last local training.
+        models: The models received.
+    """
+    ratings = torch.zeros(len(models), device=ctx.task.device)
+    if not models:
+        return ratings
+    old_loss = mean_loss(ctx, old, ctx.data.val)
+    for n, model in enumerate(models):
+        gain = old_loss - mean_loss(ctx, weights | model, ctx.data.val)
+        squares = [(model[name] - old[name]).square().sum() for name in ctx.task.trainable if name in model]
+        ratings[n] = gain / (torch.stack(squares).sum().sqrt() + 1e-5)
+    return ratings
+
+
+def mixture(weights: Weights, models: Sequence[Weights], ratings: Tensor) -> Weights:
+    """Return `weights` with the mean of `models`, weighted by max(0, `ratings`), in the place of the weights they have.
+
+    If no rating is above 0, `weights` is returned unchanged. Integer buffers stay those of `weights`.
+    """
+    shares = ratings.clamp(min=0)
+    if not shares.any():
+        return weights
+    shares = shares / shares.sum()
+    return weights | {
+        name: torch.einsum("n,n...->...", shares, torch.stack([model[name] for model in models]))
+        for name, value in models[0].items()
+        if value.is_floating_point()
+    }

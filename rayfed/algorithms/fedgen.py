@@ -1,13 +1,14 @@
 """FedGen: Zhu, Hong and Zhou 2021, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", Alg. 1,
-as DBE's authors run it (PFLlib): without the original's divergence and diversity terms.
+as in PFLlib, the code of DBE's authors, which omits the original's divergence and diversity terms.
 
-    setup:   every client sends how many examples of each class it trains on
+    setup:   every client sends the number of its training examples of each class
     client:  θ_i ← θ_i − η ∇[CE(x, y) + CE(h_i(G(ŷ, ε)), ŷ)],  ŷ drawn from the pooled counts, ε ~ U[0, 1)^noise
-    server:  θ = Σ p_i θ_i;  G ← Adam steps on CE(Σ p_i h_i(G(ŷ, ε)), ŷ),  with the heads that were sent
+    server:  θ = Σ p_i θ_i;  G ← Adam steps on CE(Σ p_i h_i(G(ŷ, ε)), ŷ),  with the heads h_i that clients sent
 
-G goes to the clients from round 2 on, once it has been trained. It normalises by the batch at hand on both sides, and
-its Adam moments go on from round to round. What of a head never travels (DBE's bias, a local batch norm) has its
-initial value wherever a generated feature goes through it: the server has no other.
+Clients receive G from round 2 on, when it has been trained. Its batch norm uses the statistics of the current batch, on
+the server and on clients, and the state of its Adam is kept from round to round. Parts of a head that are never sent
+(DBE's bias, a local batch norm) have their initial values wherever generated features pass through them, since the
+server has no others.
 """
 
 from collections.abc import Sequence
@@ -15,24 +16,36 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
-from rayfed.algorithms.common.feature_generator import GeneratorServer
+from rayfed.algorithms.common.soft_labels import one_hot
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
+from rayfed.core.network import gradients
 from rayfed.core.optim import Adam
-from rayfed.core.task import Batch, Output
-from rayfed.core.trees import Weights, only, stack, tree_map, without
+from rayfed.core.options import option
+from rayfed.core.task import Batch, Output, Task
+from rayfed.core.trees import Weights, clone, only, stack, tree_map, without
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedGen(GeneratorServer):
-    """Sends its model (the head as a field of its own, since the server needs each) and, once, its class counts; gets
-    the model, the generator and the pooled counts. Scored is the server's model."""
+class FedGen(FedAvg):
+    """Clients send their class counts once and their model in each round, the head as a separate field, since the
+    server needs each of them. They receive the model, the generator and the pooled counts, and keep nothing. The global
+    model is scored."""
 
     name: ClassVar[str] = "fedgen"
     reference: ClassVar[str] = "Zhu, Hong and Zhou 2021, Alg. 1, in PFLlib's form"
     logged_scalars: ClassVar[tuple[str, ...]] = ("generator_loss",)
+
+    noise: int = option(512, low=1, high=65536, help="d, width of the generator's noise")
+    hidden: int = option(512, low=1, high=65536, help="width of the generator's hidden layer")
+    server_lr: float = option(0.005, above=0, help="lr_G, learning rate of the generator's Adam")
+    server_steps: int = option(
+        1000, low=1, help="steps per round that train the generator, on batches of local.batch_size"
+    )
 
     def check(self, problem: ProblemSpec) -> None:
         if not self.head(problem.task):
@@ -40,30 +53,49 @@ class FedGen(GeneratorServer):
         if problem.batch_size == 1:
             raise UsageError("local.batch_size=1: algorithm.name=fedgen cannot train its batch norm on one example")
 
+    def head(self, task: Task) -> frozenset[str]:
+        """Return the names of the head's weights that clients send."""
+        return task.head_names - self.personal(task)
+
+    def unsent_head(self, task: Task) -> Weights:
+        """Return the initial values of the head's weights that clients do not send."""
+        return only(task.initial_weights(), task.head_names & self.personal(task))
+
+    def modules(self, task: Task) -> dict[str, nn.Module]:
+        if not task.feature_shape:
+            return {}  # `check` refuses it
+        return {"generator": FeatureGenerator(self.noise, self.hidden, task.num_classes, task.feature_shape)}
+
     def init(self, ctx: Context) -> State:
         classes, generator = ctx.task.num_classes, ctx.task.modules["generator"].draw_weights()
         return super().init(ctx) | {
             "generator": generator,
             "moments": Adam(lr=self.server_lr).init(generator),
             "counts": torch.zeros(classes, device=ctx.task.device),
-            "rounds": torch.zeros((), dtype=torch.long, device=ctx.task.device),  # that the generator was trained in
+            "rounds": torch.zeros((), dtype=torch.long, device=ctx.task.device),  # in which G was trained
         }
+
+    @property
+    def setup_exchanges(self) -> Sequence[Exchange]:
+        return (CollectClassCounts(),)
 
     def broadcast(self, ctx: Context, server: State) -> State:
         down = super().broadcast(ctx, server)
         return down | only(server, ("generator", "counts")) if int(server["rounds"]) else down
 
-    @property
-    def setup_exchanges(self) -> Sequence[Exchange]:
-        return (CollectClassCounts(),)
+    def generate(self, ctx: Context, generator: Weights, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a random batch of classes ŷ [batch] and features G(ŷ, ε) [batch, ...]."""
+        y = draw_classes(counts, ctx.batch_size)
+        noise = torch.rand(len(y), self.noise, device=y.device)
+        return y, ctx.task.modules["generator"](generator, y, noise)[0]
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         value, output = super().loss(ctx, weights, work, down, batch)
         if "generator" not in down:
             return value, output
         with torch.no_grad():
-            y, features = self.generated(ctx, down["generator"], down["counts"])
-        return value + ctx.task.loss(ctx.task.head(weights | self.as_sent(ctx.task), features), y), output
+            y, features = self.generate(ctx, down["generator"], down["counts"])
+        return value + ctx.task.loss(ctx.task.head(weights | self.unsent_head(ctx.task), features), y), output
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
@@ -75,15 +107,46 @@ class FedGen(GeneratorServer):
         heads = stack([tree_map(lambda leaf: leaf.to(device), reply.up["head"]) for reply in replies.each])
         shares = torch.tensor([float(self.weight(ctx, reply.examples)) for reply in replies.each], device=device)
         shares = shares / shares.sum()
-        found = replies.mean["weights"] | {name: _mean(value, shares) for name, value in heads.items()}
+        weights = replies.mean["weights"] | {name: _mean(value, shares) for name, value in heads.items()}
         generator, moments, loss = self.train_generator(ctx, server, heads, shares)
         return server | {
-            "weights": {name: found[name] for name in server["weights"]},
+            "weights": {name: weights[name] for name in server["weights"]},
             "generator": generator,
             "moments": moments,
             "generator_loss": loss,
             "rounds": server["rounds"] + 1,
         }
+
+    def train_generator(
+        self, ctx: Context, server: State, heads: Weights, shares: Tensor
+    ) -> tuple[Weights, State, Tensor]:
+        """Take a round's Adam steps on the generator.
+
+        Args:
+            heads: The heads that clients sent, stacked: [clients, ...].
+            shares: p_i [clients].
+
+        Returns:
+            The generator, its Adam's state, and the mean loss.
+        """
+        generator, moments = clone(server["generator"]), clone(server["moments"])
+        adam, unsent = Adam(lr=self.server_lr), self.unsent_head(ctx.task)
+        body = without(ctx.task.initial_weights(), ctx.task.head_names)  # the network expects all names
+
+        def logits(head: Weights, features: Tensor) -> Tensor:
+            return ctx.task.head(body | unsent | head, features, train=False)
+
+        def objective(trained: Weights) -> tuple[Tensor, Weights]:
+            y, features = self.generate(ctx, trained, server["counts"])
+            by_client = torch.vmap(logits, in_dims=(0, None))(heads, features)
+            return F.cross_entropy(torch.tensordot(shares, by_client, 1), y), {}
+
+        total = torch.zeros((), device=ctx.task.device)
+        for _ in range(self.server_steps):
+            grads, loss, _ = gradients(objective, generator)
+            adam.update_(generator, grads, moments)
+            total += loss
+        return generator, moments, total / self.server_steps
 
 
 class CollectClassCounts(Exchange):
@@ -98,5 +161,32 @@ class CollectClassCounts(Exchange):
 
 
 def _mean(values: Tensor, shares: Tensor) -> Tensor:
-    """Mean over the first dimension; counters are the greatest."""
+    """Return the mean of the clients' `values` [clients, ...], or the maximum of integers, which are counters."""
     return torch.tensordot(shares, values, 1) if values.is_floating_point() else values.amax(0)
+
+
+# The generator
+
+
+class FeatureGenerator(nn.Module):
+    """G(y, ε), which maps classes [batch] and noise [batch, noise] to features [batch, *shape]."""
+
+    def __init__(self, noise: int, hidden: int, classes: int, shape: Sequence[int]):
+        super().__init__()
+        self.classes, self.shape = classes, tuple(shape)
+        width = int(torch.Size(self.shape).numel())
+        self.layers = nn.Sequential(
+            nn.Linear(noise + classes, hidden),
+            nn.BatchNorm1d(hidden, track_running_stats=False),
+            nn.ReLU(),
+            nn.Linear(hidden, width),
+        )
+
+    def forward(self, y: Tensor, noise: Tensor) -> Tensor:
+        return self.layers(torch.cat([noise, one_hot(y, self.classes)], 1)).unflatten(1, self.shape)
+
+
+def draw_classes(counts: Tensor, size: int) -> Tensor:
+    """Draw `size` classes with probabilities proportional to `counts` [classes]."""
+    edges = (counts.cumsum(0) / counts.sum())[:-1]
+    return (torch.rand(size, device=counts.device)[:, None] >= edges).sum(1)

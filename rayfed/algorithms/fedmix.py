@@ -1,26 +1,26 @@
 """FedMix: Yoon et al. 2021, "FedMix: Approximation of Mixup under Mean Augmented Federated Learning", Alg. 2, Eq. 3.
 
-Clients share means (x̄, ȳ) of a few of their examples. Mixup of x with x̄, to first order in λ, with u = (1−λ) x:
+Clients share means (x̄, ȳ) of small groups of their examples. The loss approximates Mixup of x with x̄ to first order
+in λ, with u = (1−λ) x:
 
-    L = (1−λ) CE(f(u), y) + λ CE(f(u), ȳ) + λ ⟨∂CE(f(u), y)/∂u, x̄⟩     each example, then the mean over the batch
-    setup:   every client sends the means of its training data, M examples each; all of them come back to everyone
+    L = (1−λ) CE(f(u), y) + λ CE(f(u), ȳ) + λ ⟨∂CE(f(u), y)/∂u, x̄⟩     for each example, averaged over the batch
+    setup:   every client sends the means of its training data, of M examples each; the server sends all of them to all
     rounds:  FedAvg with L
 
-The last term is the first-order one. Code by FedDebias's authors and others has the gradient of (1−λ) CE in it, which
-differs in λ², and, taking the gradient of the mean loss and then a mean, shrinks it by the batch size; here neither.
-Per step each example meets one mean; the means are gone through in an order drawn anew in each round.
+The last term is the first-order one. The code of FedDebias's authors, and other code, computes it with the gradient of
+(1−λ) CE, which differs in λ², and as the mean of the gradient of the mean loss, which divides it by the batch size.
+Neither is done here. In a step each example is mixed with one mean; every round uses the means in a new random order.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
-from rayfed.algorithms.common.pseudo_data import labelled_means
-from rayfed.algorithms.common.soft_labels import check_real_inputs, check_soft_labels
+from rayfed.algorithms.common.soft_labels import check_real_inputs, check_soft_labels, soft
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
@@ -31,23 +31,26 @@ from rayfed.core.trees import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class FedMix(FedAvg):
-    """Sends means of inputs and of labels once, then weights; clients keep everyone's means. Scored: global."""
+    """Clients send means of their inputs and labels once and weights in each round; they keep the means of all clients.
+    The global model is scored."""
 
     name: ClassVar[str] = "fedmix"
     reference: ClassVar[str] = "Yoon et al. 2021, Alg. 2 and Eq. 3"
 
-    lam: float = option(0.1, low=0, high=1, help="λ, share of the mean in the mixture; 0 is FedAvg")
-    mean_examples: int = option(10, low=1, help="M, examples in a mean")
-    means: int | None = option(None, low=1, help="means in a step, each with its share of the batch; null: batch size")
+    lam: float = option(0.1, low=0, high=1, help="λ, share of the mean in the mixture; 0: FedAvg")
+    mean_examples: int = option(10, low=1, help="M, examples per mean")
+    means_per_step: int | None = option(
+        None, low=1, help="means per step, each for an equal share of the batch; null: batch size", formerly=["means"]
+    )
 
     def check(self, problem: ProblemSpec) -> None:
         check_soft_labels(problem, self.name)
         check_real_inputs(problem, self.name)
-        least = min(problem.examples, key=lambda i: problem.examples[i])
-        if problem.examples[least] < self.mean_examples:
+        smallest = min(problem.examples, key=lambda client: problem.examples[client])
+        if problem.examples[smallest] < self.mean_examples:
             raise UsageError(
-                f"algorithm.mean_examples={self.mean_examples}: client {least} has only {problem.examples[least]} "
-                "training examples"
+                f"algorithm.mean_examples={self.mean_examples}: client {smallest} has only "
+                f"{problem.examples[smallest]} training examples"
             )
 
     def init(self, ctx: Context) -> State:
@@ -64,18 +67,18 @@ class FedMix(FedAvg):
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         order, size = work["order"], len(batch.x)
-        count = min(self.means or size, size)
-        place = torch.arange(size, device=order.device) % count + ctx.step * count
-        rows = order[place % len(order)]
+        count = min(self.means_per_step or size, size)
+        positions = torch.arange(size, device=order.device) % count + ctx.step * count
+        rows = order[positions % len(order)]
         x, y = (work["means"][name][rows] for name in ("x", "y"))
 
-        def own(inputs: Weights) -> tuple[Tensor, Output]:
+        def local_loss(inputs: Weights) -> tuple[Tensor, Output]:
             output = ctx.task.forward(weights, inputs["u"])
             return ctx.task.loss(output.logits, batch.y), output
 
-        slopes, loss, output = gradients(own, {"u": (1 - self.lam) * batch.x}, create_graph=True)
+        slopes, loss, output = gradients(local_loss, {"u": (1 - self.lam) * batch.x}, create_graph=True)
         loss = (1 - self.lam) * loss + self.lam * ctx.task.loss(output.logits, y)
-        loss = loss + self.lam * (slopes["u"] * x).sum()  # slopes are of the mean: 1/batch is in them
+        loss = loss + self.lam * (slopes["u"] * x).sum()  # as gradients of the mean loss, they contain 1/batch
         return ctx.task.add_loss_terms(loss, weights, output)
 
 
@@ -102,3 +105,15 @@ class SendMeans(Exchange):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         return client | {"means": down["means"]}, {}
+
+
+def labelled_means(part: Any, size: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Return means of `part` over random groups of `size` examples: (inputs [n, *shape], labels [n, classes]).
+
+    Examples beyond the last complete group are not used.
+    """
+    rows = torch.randperm(len(part))
+    rows = rows[: len(rows) // size * size]
+    means = [(batch.x.mean(0), soft(batch.y, classes).mean(0)) for batch in part.batches(size, rows)]
+    x, y = (torch.stack(values) for values in zip(*means, strict=True))
+    return x, y

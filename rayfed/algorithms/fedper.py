@@ -1,9 +1,9 @@
 """FedPer: Arivazhagan et al. 2019, "Federated Learning with Personalization Layers", Alg. 1 and 2.
 
-    client:  w_i = (base received, own head); SGD on f_i over both at once, for all local epochs
+    client:  w_i = (base received, head of client i); SGD on f_i over both at once, for all local epochs
     server:  FedAvg of the bases; heads are never sent
 
-The base is what lies in front of the model's split, the personalisation layers what lies behind it.
+The base is the model's body, the part before its split; the personalisation layers are its head, the part after it.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from rayfed.core.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(FedAvg):
-    """The body is sent, the head kept and never sent, both trained together. Scored: the client's head on the body
-    received."""
+    """Clients send the body and keep the head; they train both together. The client's head on the body received is
+    scored."""
 
     name: ClassVar[str] = "fedper"
     reference: ClassVar[str] = "Arivazhagan et al. 2019, Alg. 1 and 2"

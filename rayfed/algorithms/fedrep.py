@@ -1,14 +1,14 @@
 """FedRep: Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning", Alg. 1.
 
-    client:  keeps its own head; first trains the head for some epochs with the body fixed, then the body with that head
+    client:  keeps its head; trains the head for some epochs with the body fixed, then the body with that head fixed
     server:  FedAvg of the bodies; heads are never sent
 
-Each part has an optimiser of its own: with a common one Adam's count of steps, and so its bias correction, would be
-that of the other part. As in the authors' code, the forward passes of the head's epochs do update the running
-statistics of batch norm in the body.
+Each part has its own optimiser: in a common one, Adam's step count, and so its bias correction, would also count the
+steps of the other part. As in the authors' code, forward passes in the head's epochs update the running statistics of
+batch norm in the body.
 
-A client that adapts, an unseen client say, trains its head alone, as the paper's new users do; with `adapted` = both it
-trains as in a round, the body for evaluate.adapt_epochs: so says appendix D.4 of Zhang et al. 2023 (DBE).
+A client that adapts, such as an unseen client, trains only its head, like the paper's new users. With `adapted=both` it
+trains both parts as in a round, with evaluate.adapt_epochs for the body, as in appendix D.4 of Zhang et al. 2023 (DBE).
 """
 
 from collections.abc import Sequence
@@ -24,18 +24,23 @@ from rayfed.core.options import option
 from rayfed.core.task import Batch, Task
 from rayfed.core.trees import only
 
-PARTS = {"head": head, "body": body}  # by the phase that trains them
+PARTS = {"head": head, "body": body}
+"""The trainable weights of each phase, which is named after the part that it trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep(FedAvg):
+    """Clients send the body and keep the head. The client's head on the body received is scored."""
+
     name: ClassVar[str] = "fedrep"
     reference: ClassVar[str] = "Collins et al. 2021, Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"
 
     head_epochs: int = option(1, low=1, help="epochs of the head, with the body fixed")
-    body_epochs: int | None = option(None, low=1, help="epochs of the body after that; by default what local.* says")
-    adapted: str = option("head", choices=("head", "both"), help="what adaptation trains: the head, or both as ever")
+    body_epochs: int | None = option(None, low=1, help="epochs of the body after that; by default as in local.*")
+    adapted: str = option(
+        "head", choices=("head", "both"), help="what adaptation trains: the head, or both parts as in a round"
+    )
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_without(problem, self.name)
@@ -44,8 +49,8 @@ class FedRep(FedAvg):
         return task.personal_names | task.head_names
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
-        body = Phase("body", epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name="body")
-        return Phase("head", epochs=self.head_epochs), body
+        body_phase = Phase("body", epochs=self.body_epochs) if self.body_epochs else ctx.local._replace(name="body")
+        return Phase("head", epochs=self.head_epochs), body_phase
 
     @property
     def adaptation(self) -> Exchange:
@@ -60,14 +65,14 @@ class FedRep(FedAvg):
         return work | {"optimizer": client.get("optimizer", fresh)}
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        optimizers = work["optimizer"]  # the step changes the one of its phase in place
+        optimizers = work["optimizer"]  # the step updates the one of its phase in place
         work, metrics = super().step(ctx, work | {"optimizer": optimizers[ctx.phase]}, down, batch)
         return work | {"optimizer": optimizers}, metrics
 
 
 @dataclass(frozen=True)
 class Adaptation(Delegate):
-    """Training of the head alone, or of head and body, for `evaluate.adapt_epochs`."""
+    """Adaptation of the head alone for evaluate.adapt_epochs, or of the head as in a round and then the body."""
 
     base: FedRep
 

@@ -1,15 +1,14 @@
 """FedRoD: Chen and Chao 2022, "On Bridging Generic and Personalized Federated Learning for Image Classification", Eq. 5
 to 7, Alg. 1, with linear personal heads.
 
-    client:  generic:   θ = (body f, head h) by the balanced loss  ℓ(h(z) + γ log n_i, y),  z = f(x), n_i the client's
-                        numbers of training examples by class
-             personal:  head g_i by  ℓ(sg(h(z)) + g_i(sg(z)), y)  with sg: no gradient
+    client:  generic:   θ = (body f, head h) with the balanced loss  ℓ(h(z) + γ log n_i, y),  z = f(x);
+                        n_i are the client's numbers of training examples by class
+             personal:  head g_i with  ℓ(sg(h(z)) + g_i(sg(z)), y),  where sg stops the gradient
              both steps are taken at once, from the same batch and the same z
     server:  FedAvg of θ; the g_i are never sent. The client predicts with h(z) + g_i(z), the server with h(z).
 
-g_i has the form of the head and starts as its copy. A class of
-which a client has no example counts as 10⁻⁹ examples: a loss over soft labels stays finite. The paper's hypernetwork,
-which makes g_i from n_i, is not here.
+g_i has the architecture of the head h and starts as a copy of it. A class without examples counts as 10⁻⁹ examples, so
+that a loss over soft labels stays finite. The paper's hypernetwork, which makes g_i from n_i, is not implemented.
 """
 
 from collections.abc import Sequence
@@ -27,42 +26,45 @@ from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
 from rayfed.core.trees import Weights, only
 
-OWN = "personal."  # in front of the names of g_i's weights
+PREFIX = "personal."
+"""The names of g_i's weights are those of h's weights with this prefix."""
 
 
-def own_names(task: Task) -> frozenset[str]:
-    return frozenset(OWN + name for name in task.head_names)
+def personal_head_names(task: Task) -> frozenset[str]:
+    """Return the names of g_i's weights."""
+    return frozenset(PREFIX + name for name in task.head_names)
 
 
-def with_own_head(weights: Weights) -> Weights:
-    """`weights` with g_i in the place of h."""
-    return weights | {name.removeprefix(OWN): value for name, value in weights.items() if name.startswith(OWN)}
+def with_personal_head(weights: Weights) -> Weights:
+    """Return `weights` with g_i in the place of h."""
+    return weights | {name.removeprefix(PREFIX): value for name, value in weights.items() if name.startswith(PREFIX)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedRoD(FedAvg):
-    """Body and generic head are sent, a personal head is kept. Scored: the body and generic head received plus the
-    client's personal head. Class counts are those of the whole training part, last short batch included."""
+    """Clients send the body and the generic head; they keep the personal head and their class counts. The client's
+    personal head together with the body and generic head received is scored. Class counts cover the whole training
+    part, including a last short batch."""
 
     name: ClassVar[str] = "fedrod"
     reference: ClassVar[str] = "Chen and Chao 2022, Alg. 1, linear head"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    gamma: float = option(1.0, low=0, help="γ, power of the class counts in the balanced loss; 0: the plain loss")
+    gamma: float = option(1.0, low=0, help="γ, power of the class counts in the balanced loss; 0 is the plain loss")
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_without(problem, self.name, ["head"])
 
     def personal(self, task: Task) -> frozenset[str]:
-        return task.personal_names | own_names(task)
+        return task.personal_names | personal_head_names(task)
 
     def trained(self, ctx: Context) -> Sequence[str]:
-        return (*ctx.task.trainable, *(OWN + name for name in head(ctx.task)))
+        return (*ctx.task.trainable, *(PREFIX + name for name in head(ctx.task)))
 
     def join(self, ctx: Context) -> State:
         client, initial = super().join(ctx), ctx.task.initial_weights()
-        own = {OWN + name: value for name, value in only(initial, ctx.task.head_names).items()}
-        return client | {"weights": client["weights"] | own, "counts": class_counts(ctx)}
+        personal_head = {PREFIX + name: value for name, value in only(initial, ctx.task.head_names).items()}
+        return client | {"weights": client["weights"] | personal_head, "counts": class_counts(ctx)}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)
@@ -74,22 +76,23 @@ class FedRoD(FedAvg):
         task, output = ctx.task, ctx.task.forward(weights, batch.x)
         z, logits = output.features.detach(), output.logits.detach()
         generic, output = task.add_loss_terms(task.loss(output.logits + work["prior"], batch.y), weights, output)
-        own, buffers = task.model.run(with_own_head(weights), lambda model: model.head(z))
-        statistics = {OWN + name: value for name, value in buffers.items() if name in task.head_names}
-        return generic + task.loss(logits + own, batch.y), output._replace(buffers=output.buffers | statistics)
+        personal_logits, buffers = task.model.run(with_personal_head(weights), lambda model: model.head(z))
+        statistics = {PREFIX + name: value for name, value in buffers.items() if name in task.head_names}
+        personal = task.loss(logits + personal_logits, batch.y)
+        return generic + personal, output._replace(buffers=output.buffers | statistics)
 
     def global_model(self, ctx: Context, server: State) -> Any:
         return server["weights"] if not ctx.task.personal_names else None
 
     @torch.no_grad()
     def predict(self, ctx: Context, model: Any, x: Tensor) -> Tensor:
-        if not own_names(ctx.task) <= model.keys():
+        if not personal_head_names(ctx.task) <= model.keys():
             return ctx.task.predict(model, x)
         output = ctx.task.forward(model, x, train=False)
-        return output.logits + ctx.task.head(with_own_head(model), output.features, train=False)
+        return output.logits + ctx.task.head(with_personal_head(model), output.features, train=False)
 
 
 def class_counts(ctx: Context) -> Tensor:
-    """The client's number of training examples of each class [classes]; of soft labels, their sum."""
+    """Return the client's number of training examples of each class [classes]; soft labels are summed."""
     y = ctx.data.train.y
     return (F.one_hot(y.long(), ctx.task.num_classes) if y.dim() == 1 else y).sum(0).float()

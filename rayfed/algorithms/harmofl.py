@@ -1,26 +1,25 @@
 """HarmoFL: Jiang, Wang and Dou 2022, "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on
 Heterogeneous Medical Images", Eq. 2 to 7, Alg. 1.
 
-    setup:   every client sends the mean amplitude |FFT(x)| of its images; their mean Ā goes to everyone, once
-    input:   x̃ = Re FFT⁻¹(Ā · e^{i·phase of x}), per channel, in training and in scoring
+    setup:   every client sends the mean amplitude |FFT(x)| of its images; the server sends their mean Ā to all, once
+    input:   x̃ = Re FFT⁻¹(Ā · e^{i·phase of x}), per channel, in training and in evaluation
     client:  δ = α ∇f(θ)/‖∇f(θ)‖;  θ ← θ − η ∇f(θ + δ) on the same batch, with the optimiser's momentum
     server:  unweighted mean of models
 
-A client's mean is a running one over its batches, A ← (1−m)·A + m·batch mean from the first batch on. The released
-code swaps the lowest frequency alone, truncates m to 0, and takes A while it trains round 1; here Ā is complete before
-round 1 and then frozen. The running statistics of batch norm are those of the pass at θ.
+A client's mean is a running mean over its batches: A is the mean of the first batch, then A ← (1−m)·A + m·batch mean.
+The released code replaces only the lowest frequency, truncates m to 0, and computes A while it trains round 1; here Ā
+is complete before round 1 and then frozen. The running statistics of batch norm come from the forward pass at θ.
 """
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
-from rayfed.algorithms.common.amplitude_normalisation import AMPLITUDE, Harmonised, amplitude
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
@@ -28,30 +27,33 @@ from rayfed.core.options import option
 from rayfed.core.task import Batch
 from rayfed.core.trees import Weights, add, only, scale
 
+AMPLITUDE = "harmofl.amplitude"
+"""The name of the buffer that holds Ā."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HarmoFL(FedAvg):
-    """Sends its mean amplitude once and its model each round; keeps the common amplitude. Scored is the server's model
-    on harmonised images."""
+    """Clients send their mean amplitude once and their model in each round; they keep the common amplitude. The global
+    model is scored on images with normalised amplitudes."""
 
     name: ClassVar[str] = "harmofl"
     reference: ClassVar[str] = "Jiang, Wang and Dou 2022, Alg. 1"
 
-    alpha: float = option(0.05, low=0, help="α_h, length of the step to where the gradient is taken; 0: plain SGD")
-    amplitude_momentum: float = option(0.1, above=0, high=1, help="m of a client's running mean amplitude")
-    uniform: bool = option(True, help="average with equal weights, and not by training examples")
+    alpha: float = option(0.05, low=0, help="α, distance from θ at which the gradient is computed; 0: plain SGD")
+    amplitude_momentum: float = option(0.1, above=0, high=1, help="m, momentum of a client's running mean amplitude")
+    uniform: bool = option(True, help="average models with equal weights, not by training examples")
 
     def check(self, problem: ProblemSpec) -> None:
         if problem.tokens or len(problem.shape) != 3:
-            found = "tokens" if problem.tokens else "samples of " + "x".join(map(str, problem.shape))
-            raise UsageError(f"algorithm.name={self.name}: takes images (channels x height x width), got {found}")
+            actual = "tokens" if problem.tokens else "inputs of shape " + "x".join(map(str, problem.shape))
+            raise UsageError(f"algorithm.name={self.name}: needs images (channels x height x width), got {actual}")
         if not problem.task.feature_shape:
             raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
 
     def adapt(self, ctx: Context) -> Context:
         if not ctx.task.feature_shape:
-            return ctx  # refused in `check`
-        return ctx.at(task=ctx.task.with_model(Harmonised(ctx.task.model.module), personal_names=[AMPLITUDE]))
+            return ctx  # `check` refuses it
+        return ctx.at(task=ctx.task.with_model(AmplitudeNormalised(ctx.task.model.module), personal_names=[AMPLITUDE]))
 
     def init(self, ctx: Context) -> State:
         return super().init(ctx) | {"amplitude": ctx.task.initial_weights()[AMPLITUDE]}
@@ -67,12 +69,12 @@ class HarmoFL(FedAvg):
             value, output = self.loss(ctx, weights | trained, work, down, batch)
             return value, output.buffers
 
-        here = only(weights, self.trained(ctx))
-        grads, loss, buffers = gradients(objective, here)
+        theta = only(weights, self.trained(ctx))
+        grads, loss, buffers = gradients(objective, theta)
         if self.alpha:
             norm = torch.stack([grad.square().sum() for grad in grads.values()]).sum().sqrt()
-            there = add(here, scale(grads, self.alpha / (norm + 1e-12)))
-            grads, _, _ = gradients(objective, there)
+            perturbed = add(theta, scale(grads, self.alpha / (norm + 1e-12)))
+            grads, _, _ = gradients(objective, perturbed)
         ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
         return work | {"weights": weights | buffers}, {"loss": loss}
 
@@ -95,7 +97,7 @@ class CollectAmplitudes(Exchange):
     method: HarmoFL
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        means = [amplitude(batch.x) for batch in data.train.batches(ctx.batch_size)]
+        means = [mean_amplitude(batch.x) for batch in data.train.batches(ctx.batch_size)]
         running = means[0]
         for mean in means[1:]:
             running = torch.lerp(running, mean, self.method.amplitude_momentum)
@@ -116,3 +118,53 @@ class SendAmplitude(Exchange):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         return client | {"weights": client["weights"] | {AMPLITUDE: down["amplitude"]}}, {}
+
+
+# Amplitude normalisation
+
+
+def mean_amplitude(x: Tensor) -> Tensor:
+    """Return the mean over a batch [batch, channels, height, width] of the amplitudes of the two-dimensional FFT."""
+    return torch.fft.fft2(x).abs().mean(0)
+
+
+def normalise_amplitude(x: Tensor, amplitude: Tensor) -> Tensor:
+    """Return images with the phases of `x` and the given amplitudes [channels, height, width].
+
+    An empty `amplitude`, as before the setup, leaves `x` unchanged.
+    """
+    if not amplitude.numel():
+        return x
+    return torch.fft.ifft2(torch.polar(amplitude.expand_as(x), torch.fft.fft2(x).angle())).real
+
+
+class AmplitudeNormalised(nn.Module):
+    """A model that normalises the amplitudes of its inputs.
+
+    The model's weights keep their names; the amplitude is an additional buffer.
+    """
+
+    model: Any
+    harmofl: Any
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.__dict__["model"] = model
+        self._parameters, self._buffers = model._parameters, model._buffers
+        self.feature_shape = tuple(model.feature_shape)
+        holder = nn.Module()
+        holder.register_buffer("amplitude", torch.zeros(0))  # its shape is known after the setup
+        self._modules.update({**model._modules, "harmofl": holder})
+
+    def train(self, mode: bool = True) -> Self:
+        self.model.training = mode
+        return super().train(mode)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.model.features(normalise_amplitude(x, self.harmofl.amplitude))
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.model.head(features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))

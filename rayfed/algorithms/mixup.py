@@ -1,10 +1,10 @@
-"""Mixup: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", Eq. 2, inside each client's own batches.
+"""Mixup: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", Eq. 2, within each client's batches.
 
     x̃_j = λ x_j + (1−λ) x_π(j),  ỹ_j = λ y_j + (1−λ) y_π(j),  λ ~ Beta(α, α), π a permutation of the batch
-    all else: as `base`, which is given (x̃, ỹ) wherever it would see (x, y)
+    otherwise: as in `base`, which trains on (x̃, ỹ) instead of (x, y)
 
-A wrapper: cross-entropy with the label ỹ is λ CE(y_j) + (1−λ) CE(y_π(j)). One λ for a batch. DomainBed pairs examples
-across domains; with one domain per client nothing would be left to pair.
+Mixup wraps any base, since cross-entropy with the label ỹ is λ CE(y_j) + (1−λ) CE(y_π(j)). Each batch has one λ.
+DomainBed pairs examples across domains, which is impossible with one domain per client.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,13 @@ from rayfed.core.task import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class Mixup(Wrapper):
-    """Sends, keeps and is scored as its base; with FedDebias the mixed x is the local x of L_con and of Eq. 6."""
+    """Clients send and keep what they do in the base method, and its model is scored. With FedDebias as the base, the
+    mixed x is the local x of L_con and of Eq. 6."""
 
     name: ClassVar[str] = "mixup"
     reference: ClassVar[str] = "Zhang et al. 2018 (mixup), Eq. 2; Guo, Tang and Lin 2022, appendix A"
 
-    alpha: float = option(0.2, low=1e-6, high=1e6, help="α of the Beta distribution of λ; 1: uniform")
+    alpha: float = option(0.2, low=1e-6, high=1e6, help="α of the Beta distribution of λ; 1 is uniform")
 
     def wrapped(self, exchange: Exchange) -> Exchange:
         return MixedBatches(exchange, self.alpha)
@@ -35,7 +36,7 @@ class Mixup(Wrapper):
     def check(self, problem: ProblemSpec) -> None:
         base = innermost(self.base)
         if base.requires_hard_labels:
-            raise UsageError(f"algorithm.base={base.name}: needs whole classes as labels, and Mixup mixes them")
+            raise UsageError(f"algorithm.base={base.name}: needs integer class labels, and Mixup mixes them")
         check_soft_labels(problem, self.name)
         check_real_inputs(problem, self.name)
         super().check(problem)
@@ -49,7 +50,7 @@ class MixedBatches(Delegate):
 
     def prepare(self, ctx: Context, batch: Batch) -> Batch:
         x, y = self.base.prepare(ctx, batch)
-        share = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
-        other = torch.randperm(len(x)).to(x.device)
+        lam = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
+        permutation = torch.randperm(len(x)).to(x.device)
         y = soft(y, ctx.task.num_classes)
-        return Batch(share * x + (1 - share) * x[other], share * y + (1 - share) * y[other])
+        return Batch(lam * x + (1 - lam) * x[permutation], lam * y + (1 - lam) * y[permutation])

@@ -1,15 +1,15 @@
 """MOON: Li, He and Song 2021, "Model-Contrastive Federated Learning", Alg. 1, Eq. 3 and 4.
 
     client:  min over w of  f_i(w) + μ · mean −log( e^{s(z, z_glob)/τ} / (e^{s(z, z_glob)/τ} + e^{s(z, z_prev)/τ}) )
-             s: cosine; z: features under w; z_glob: under the model received; z_prev: under the client's model as its
-             last local training left it. The latter two are constants, taken in evaluation mode.
-    server:  as FedAvg
+             s: cosine similarity; z, z_glob, z_prev: features of w, of the model received, and of the client's model
+             after its last local training. z_glob and z_prev are constants, computed in evaluation mode.
+    server:  as in FedAvg
 
-Before its first visit a client's previous model is the initial one, as in PFLlib: in round 1, where that is also the
-model received, z_prev = z_glob, so that the term is log 2 and has no gradient.
+Until a client has trained, its previous model is the initial one, as in PFLlib. In round 1 that is also the model
+received, so z_prev = z_glob: the term is log 2 and has no gradient.
 
-`widths` is the paper's projection head, an MLP behind the features of a model that has none: z are its outputs, and a
-new linear classifier is on top. Guo, Tang and Lin 2022 (FedDebias) have [256, 128].
+`widths` adds the paper's projection head to a model without one: an MLP after the features, whose outputs are z, and a
+new linear classifier on top. Guo, Tang and Lin 2022 (FedDebias) use [256, 128].
 """
 
 from dataclasses import dataclass
@@ -28,21 +28,23 @@ from rayfed.core.trees import Weights
 
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
-    """The model-contrastive term, mean over the batch; the arguments are features [batch, ...]."""
-    near = F.cosine_similarity(z.flatten(1), z_glob.flatten(1)) / tau
-    far = F.cosine_similarity(z.flatten(1), z_prev.flatten(1)) / tau
-    return (torch.logaddexp(near, far) - near).mean()
+    """Return the mean of the model-contrastive term over the batch; the arguments are features [batch, ...]."""
+    positive = F.cosine_similarity(z.flatten(1), z_glob.flatten(1)) / tau
+    negative = F.cosine_similarity(z.flatten(1), z_prev.flatten(1)) / tau
+    return (torch.logaddexp(positive, negative) - positive).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moon(FedAvg):
+    """Clients send weights and keep their previous model. The global model is scored."""
+
     name: ClassVar[str] = "moon"
     reference: ClassVar[str] = "Li, He and Song 2021, Alg. 1, Eq. 3 and 4"
 
     mu: float = option(1.0, low=0, help="μ, weight of the model-contrastive term; 0 is FedAvg")
-    tau: float = option(0.5, above=0, help="τ, temperature of the cosines")
+    tau: float = option(0.5, above=0, help="τ, temperature of the cosine similarities")
     widths: list[int] = option(
-        [], low=1, high=65536, help="widths of a projection head's layers, the output last; []: no head"
+        [], low=1, high=65536, help="layer widths of the projection head, the output last; [] adds no head"
     )
 
     bytes_formula = FedAvg.bytes_formula
@@ -54,7 +56,7 @@ class Moon(FedAvg):
         return super().join(ctx) | {"previous": ctx.task.initial_weights()}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        # the model received is `down` and what the client kept for itself, which only `start` can see
+        # the model received is `down` together with the weights that the client keeps, which only `start` can read
         return super().start(ctx, client, down) | {"kept": client["weights"], "previous": client["previous"]}
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:

@@ -1,17 +1,17 @@
 """PartialFed: Sun et al. 2021, "PartialFed: Cross-Domain Personalized Federated Learning via Partial Initialization".
 
-    client:  at the start of a round loads each layer either from the server or from its own model of its last round,
-             then trains all of it and sends all of it
-    server:  FedAvg of everything
+    client:  starts a round with each layer taken either from the server ("loaded") or from its model of its last
+             round; trains and sends the whole model
+    server:  FedAvg of all weights
 
-`fix`: batch norm and the head are never loaded. `adaptive`: each layer has a logit s of its own, which never leaves;
-the layer is loaded with probability σ(s), drawn at the start of the round. Batches alternate: one trains the weights,
-the next s, by the cross-entropy of the two copies of the round's start mixed layer by layer,
+`fix`: batch norm and the head are never loaded. `adaptive`: the client has a logit s for each layer, which is never
+sent, and loads the layer with probability σ(s), drawn at the start of the round. Batches alternate: one trains the
+weights, the next s, with the loss of the layer-wise mixture of the two models from the start of the round,
 
-    w = a·w_global + (1−a)·w_own,  a = 1[σ((s + logistic noise)/τ) > ½], with the gradient of the σ (straight through),
+    w = a·w_global + (1−a)·w_local,  a = 1[σ((s + logistic noise)/τ) > ½], with the gradient of σ (straight-through),
 
-which is Gumbel-softmax for two choices. There is no released code; the rate, the temperature and alternation by batch
-are ours. For scoring, a layer is loaded where s ≥ 0.
+which is Gumbel-softmax for two choices. There is no released code; the rate, the temperature and the alternation by
+batch are our choices. For scoring, a layer is loaded where s ≥ 0.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, ProblemSpec, State
-from rayfed.algorithms.common.layers import layers, mixed
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
@@ -32,59 +31,59 @@ from rayfed.core.trees import Weights, detach, only
 
 @dataclass(frozen=True, kw_only=True)
 class PartialFed(FedAvg):
-    """Sends the whole model; keeps its own copy of what it may not load, and the loading logits. Scored is the mixture
-    of the two copies with which a round would start."""
+    """Clients send the whole model; they keep their copy of the layers that they may not load, and the logits. The
+    mixture of that copy and the model received with which a round starts is scored."""
 
     name: ClassVar[str] = "partialfed"
     reference: ClassVar[str] = "Sun et al. 2021 (PartialFed)"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    variant: str = option("fix", choices=("fix", "adaptive"), help="what is loaded: a fixed part, or what is learnt")
+    variant: str = option("fix", choices=("fix", "adaptive"), help="layers to load: a fixed part, or a learnt choice")
     policy_lr: float = option(0.1, above=0, help="adaptive: learning rate of the logits")
     temperature: float = option(1.0, above=0, help="adaptive: τ of the Gumbel-softmax")
 
     def check(self, problem: ProblemSpec) -> None:
         if self.variant == "fix" and not self.unloaded(problem.task):
-            raise UsageError("algorithm.variant=fix: the model has neither batch norm nor a head that could stay local")
+            raise UsageError("algorithm.variant=fix: the model has neither batch norm nor a head to keep local")
 
     def unloaded(self, task: Task) -> frozenset[str]:
-        """Names of what `fix` never loads."""
+        """Return the names of the weights that `fix` never loads."""
         return (task.batch_norm_names | task.head_names) - task.personal_names
 
     def join(self, ctx: Context) -> State:
         task, state = ctx.task, super().join(ctx)
         if self.variant == "fix":
-            return state | {"own": only(task.initial_weights(), self.unloaded(task))}
-        where = layers(task)
-        logits = torch.zeros(max(where.values()) + 1, device=task.device)
-        return state | {"own": only(task.initial_weights(), where), "logits": logits}
+            return state | {"local": only(task.initial_weights(), self.unloaded(task))}
+        positions = layer_positions(task)
+        logits = torch.zeros(max(positions.values()) + 1, device=task.device)
+        return state | {"local": only(task.initial_weights(), positions), "logits": logits}
 
     def loaded(self, ctx: Context, client: State, down: State, load: Tensor | None) -> Weights:
-        """The weights that a round starts with."""
-        own = client["own"]
+        """Return the weights with which a round starts. `load` [layers] is 1 for layers to load; `fix` needs none."""
+        local = client["local"]
         if load is not None:
-            own = mixed(down["weights"], own, load, layers(ctx.task))
-        return down["weights"] | own | client["weights"]
+            local = mixture(down["weights"], local, load, layer_positions(ctx.task))
+        return down["weights"] | local | client["weights"]
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         work, load = super().start(ctx, client, down), None
         if self.variant == "adaptive":
             load = (torch.rand_like(client["logits"]) < client["logits"].sigmoid()).float()
-            work |= {"own": client["own"], "logits": client["logits"]}
+            work |= {"local": client["local"], "logits": client["logits"]}
         return work | {"weights": self.loaded(ctx, client, down, load)}
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         if self.variant == "fix" or ctx.step % 2 == 0:
             return super().step(ctx, work, down, batch)
-        where, personal = layers(ctx.task), only(work["weights"], ctx.task.personal_names)
+        positions, personal = layer_positions(ctx.task), only(work["weights"], ctx.task.personal_names)
         u = torch.rand_like(work["logits"]).clamp(1e-6, 1 - 1e-6)
         noise = u.log() - (-u).log1p()
 
         def objective(policy: Weights) -> tuple[Tensor, Weights]:
             soft = ((policy["logits"] + noise) / self.temperature).sigmoid()
             load = (soft > 0.5).float() + soft - soft.detach()
-            weights = mixed(down["weights"], work["own"], load, where) | personal
-            weights |= detach(only(weights, ctx.task.model.buffers))  # batch norm notes its statistics in place
+            weights = mixture(down["weights"], work["local"], load, positions) | personal
+            weights |= detach(only(weights, ctx.task.model.buffers))  # batch norm updates its statistics in place
             return self.loss(ctx, weights, work, down, batch)[0], {}
 
         grads, loss, _ = gradients(objective, {"logits": work["logits"]})
@@ -92,8 +91,26 @@ class PartialFed(FedAvg):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept | {"own": only(work["weights"], client["own"])} | only(work, ("logits",)), up
+        return kept | {"local": only(work["weights"], client["local"])} | only(work, ("logits",)), up
 
     def downloaded_model(self, ctx: Context, client: State, down: State) -> Any:
         load = (client["logits"] >= 0).float() if self.variant == "adaptive" else None
         return self.loaded(ctx, client, down, load)
+
+
+def layer_positions(task: Task) -> dict[str, int]:
+    """Return the position of its layer for each weight that is sent.
+
+    The weights of a layer share their names up to the last dot.
+    """
+    names = [name for name in task.initial_weights() if name not in task.personal_names]
+    order = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    return {name: order.index(name.rpartition(".")[0]) for name in names}
+
+
+def mixture(common: Weights, local: Weights, load: Tensor, positions: dict[str, int]) -> Weights:
+    """Return load·common + (1−load)·local, with `load` [layers] by layer; integer buffers are those of `common`."""
+    return {
+        name: torch.lerp(value, common[name], load[positions[name]]) if value.is_floating_point() else common[name]
+        for name, value in local.items()
+    }

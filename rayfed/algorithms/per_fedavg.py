@@ -1,14 +1,14 @@
 """Per-FedAvg: Fallah, Mokhtari and Ozdaglar 2020, "Personalized Federated Learning with Theoretical Guarantees: A
-Model-Agnostic Meta-Learning Approach", Alg. 1, with first-order (FO) and Hessian-free (HF) steps of section 5.
+Model-Agnostic Meta-Learning Approach", Alg. 1, with the first-order (FO) and Hessian-free (HF) steps of section 5.
 
-    client:  of every batch take equal parts b, b' (and b'');  w' = w − α ∇f(w; b)
+    client:  split every batch into equal parts b, b' (and b'');  w' = w − α ∇f(w; b)
              FO:  w ← w − β ∇f(w'; b')
              HF:  w ← w − β (g − α (∇f(w + δg; b'') − ∇f(w − δg; b'')) / 2δ),  g = ∇f(w'; b')
     server:  FedAvg
-    use:     a client first takes steps w ← w − α ∇f(w) on its own data
+    use:     a client first takes steps w ← w − α ∇f(w) on its data
 
-A batch is two (HF: three) times as large as configured, so an epoch has ⌊n / 2B⌋ steps. Of a short last batch with an
-odd number of examples one belongs to both parts.
+A batch is two (HF: three) times as large as configured, so an epoch has ⌊n / 2B⌋ steps (HF: ⌊n / 3B⌋). If the size of a
+short last batch is not a multiple of the number of parts, neighbouring parts share examples.
 """
 
 import math
@@ -27,27 +27,28 @@ from rayfed.core.trees import add, only, sub
 from rayfed.models.single_example_batchnorm import batch_size_advice, trains_on_single_examples
 
 ADAPT = "adapt"
+"""The name of the phase of adaptation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg(FedAvg):
-    """As FedAvg in what is sent and kept. Scored: the model received after adaptation to the client's training data, by
-    steps of α for evaluate.adapt_epochs (or finetune_steps; the paper takes 1). One pass over the data is an epoch."""
+    """Clients send and keep what they do in FedAvg. The model received is scored after adaptation to the client's
+    training data, in steps of size α for evaluate.adapt_epochs (or finetune_steps; the paper takes 1)."""
 
     name: ClassVar[str] = "per_fedavg"
     reference: ClassVar[str] = "Fallah, Mokhtari and Ozdaglar 2020, Alg. 1"
     supports_loss_terms: ClassVar[bool] = False
     default_eval_point: ClassVar[str] = "adapted"
 
-    alpha: float | None = option(None, above=0, help="α, step of the adaptation; by default local.lr")
-    beta: float | None = option(None, above=0, help="β, step of the meta-model; by default local.lr")
-    variant: str = option("fo", choices=("fo", "hf"), help="first-order, or Hessian-free second-order steps")
-    delta: float = option(1e-3, above=0, help="δ, distance of the finite differences of hf")
+    alpha: float | None = option(None, above=0, help="α, step size of the adaptation; by default local.lr")
+    beta: float | None = option(None, above=0, help="β, step size of the meta-model; by default local.lr")
+    variant: str = option("fo", choices=("fo", "hf"), help="first-order steps, or Hessian-free second-order steps")
+    delta: float = option(1e-3, above=0, help="hf: δ of the finite differences")
     finetune_steps: int | None = option(None, low=1, help="steps of adaptation; by default evaluate.adapt_epochs")
 
     @property
     def parts(self) -> int:
-        """Batches of the configured size that one step takes."""
+        """The number of batches of the configured size that one step takes."""
         return 2 if self.variant == "fo" else 3
 
     def check(self, problem: ProblemSpec) -> None:
@@ -55,33 +56,36 @@ class PerFedAvg(FedAvg):
         for client, n in problem.examples.items():
             if problem.drop_last and n < size:
                 raise UsageError(
-                    f"local.batch_size={problem.batch_size}: algorithm.name={self.name} takes {self.parts} batches a "
-                    f"step, and client {client} has {n} training examples; use at most {n // self.parts}, or "
+                    f"local.batch_size={problem.batch_size}: algorithm.name={self.name} takes {self.parts} batches "
+                    f"per step, and client {client} has {n} training examples; use at most {n // self.parts}, or "
                     "local.drop_last=false"
                 )
             if problem.vmap_clients > 1 and not problem.drop_last and n % size:
                 raise UsageError(
-                    f"placement.vmap_clients={problem.vmap_clients}: algorithm.name={self.name} takes {self.parts} batches a step, "
-                    f"and client {client}'s last ones are shorter; use local.drop_last=true or placement.vmap_clients=1"
+                    f"placement.vmap_clients={problem.vmap_clients}: algorithm.name={self.name} takes {self.parts} "
+                    f"batches per step, and the last ones of client {client} are shorter; use local.drop_last=true or "
+                    "placement.vmap_clients=1"
                 )
         self._refuse_single_examples(problem)
 
     def _refuse_single_examples(self, problem: ProblemSpec) -> None:
-        """Raises UsageError if the network cannot train on one example, and a part of a batch has no more."""
+        """Raise UsageError if the network cannot train on a single example and a part of a batch has only one."""
         size = problem.batch_size
-        lone = [client for client, n in problem.examples.items() if size == 1 or self._leaves_one(n, problem)]
-        if lone and not trains_on_single_examples(problem.task, problem.shape, tokens=problem.tokens):
-            n = problem.examples[lone[0]]
+        refused = [client for client, n in problem.examples.items() if size == 1 or self._leaves_one(n, problem)]
+        if refused and not trains_on_single_examples(problem.task, problem.shape, tokens=problem.tokens):
+            n = problem.examples[refused[0]]
             raise UsageError(
-                f"local.batch_size={size}: algorithm.name={self.name} cuts batches into {self.parts}, and of client "
-                f"{lone[0]}'s {n} training examples a part has one alone, on which batch norm cannot train; "
+                f"local.batch_size={size}: algorithm.name={self.name} splits batches into {self.parts} parts, and one "
+                f"part of the {n} training examples of client {refused[0]} has a single example, on which batch norm "
+                "cannot train; "
                 f"{batch_size_advice(size, enough=n > self.parts)}"
             )
 
     def _leaves_one(self, n: int, problem: ProblemSpec) -> bool:
-        adapted = self.finetune_steps is None or self.finetune_steps >= math.ceil(n / problem.batch_size)
-        in_parts = 0 < n % (self.parts * problem.batch_size) <= self.parts
-        return not problem.drop_last and (in_parts or (adapted and n % problem.batch_size == 1))
+        """Return whether a batch of training or adaptation on `n` examples leaves a single one in a part."""
+        adapts_on_all = self.finetune_steps is None or self.finetune_steps >= math.ceil(n / problem.batch_size)
+        in_training = 0 < n % (self.parts * problem.batch_size) <= self.parts
+        return not problem.drop_last and (in_training or (adapts_on_all and n % problem.batch_size == 1))
 
     def phases(self, ctx: Context) -> Sequence[Phase]:
         return (ctx.local._replace(batch_size=self.parts * ctx.batch_size),)
@@ -92,18 +96,18 @@ class PerFedAvg(FedAvg):
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         task, weights, alpha = ctx.task, work["weights"], self.alpha or ctx.optimizer.lr
-        first, second, *more = [batch] * 2 if ctx.phase == ADAPT else divided(batch, self.parts)
+        first, second, *third = [batch] * 2 if ctx.phase == ADAPT else split(batch, self.parts)
         grads, loss, buffers = task.gradients(weights, first)
         ahead = weights | buffers | add(only(weights, grads), grads, alpha=-alpha)
         if ctx.phase == ADAPT:
             return work | {"weights": ahead}, {"loss": loss}
         grads, loss, buffers = task.gradients(ahead, second)
-        for third in more:
-            near = [
-                task.gradients(weights | add(only(weights, grads), grads, alpha=delta), third)[0]
+        for part in third:
+            nearby_grads = [
+                task.gradients(weights | add(only(weights, grads), grads, alpha=delta), part)[0]
                 for delta in (self.delta, -self.delta)
             ]
-            grads = add(grads, sub(*near), alpha=-alpha / (2 * self.delta))
+            grads = add(grads, sub(*nearby_grads), alpha=-alpha / (2 * self.delta))
         optimizer = replace(ctx.optimizer, lr=self.beta or ctx.optimizer.lr)
         optimizer.update_(weights, grads, work["optimizer"])
         return work | {"weights": weights | buffers}, {"loss": loss}
@@ -111,7 +115,7 @@ class PerFedAvg(FedAvg):
 
 @dataclass(frozen=True)
 class Adaptation(Delegate):
-    """Steps of w ← w − α ∇f(w) on the client's own data."""
+    """Adaptation by steps w ← w − α ∇f(w) on the client's data."""
 
     base: PerFedAvg
 
@@ -120,8 +124,8 @@ class Adaptation(Delegate):
         return (Phase(ADAPT, steps=steps) if steps else ctx.local._replace(name=ADAPT),)
 
 
-def divided(batch: Batch, parts: int) -> list[Batch]:
-    """`parts` batches of one size, in order; they share examples where the number does not divide."""
+def split(batch: Batch, parts: int) -> list[Batch]:
+    """Return `parts` batches of equal size, in order; they share examples if the size of `batch` is not a multiple."""
     n = len(batch.y)
     size = -(-n // parts)
     return [

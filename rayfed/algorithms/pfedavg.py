@@ -1,10 +1,10 @@
-"""pFedAvg, the baseline of FRAug: Chen et al. 2023, table 2, which names it and does not define it.
+"""pFedAvg, a baseline of FRAug: Chen et al. 2023, table 2, which names it without a definition.
 
-    client:  as FedAvg; scored is its model after local training and before aggregation
-    server:  as FedAvg
+    client:  as in FedAvg; its model is scored after local training and before aggregation
+    server:  as in FedAvg
 
-So nothing but the score differs: FedAvg with `evaluate.points=[trained]`, under a name of its own for tables. Clients
-that are not asked in a round have no such score in it.
+Only the score differs: this is FedAvg with `evaluate.points=[trained]`, under its own name for tables. Clients outside
+the cohort of a round have no such score in that round.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from rayfed.algorithms.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class PFedAvg(FedAvg):
-    """Sends weights and keeps nothing; scored is the locally trained model."""
+    """Clients send and keep what they do in FedAvg. The client's model after local training is scored."""
 
     name: ClassVar[str] = "pfedavg"
     reference: ClassVar[str] = "Chen et al. 2023 (FRAug), table 2, baseline pFedAvg"

@@ -1,11 +1,12 @@
 """pFedMe: Dinh, Tran and Nguyen 2020, "Personalized Federated Learning with Moreau Envelopes", Alg. 1.
 
-    client:  w_i ← w_t.  For each batch, K times  v_i ← v_i − η_p (∇f(v_i) + λ (v_i − w_i) + decay · v_i),
-             then  w_i ← w_i − η λ (w_i − v_i);   v_i goes on from batch to batch and starts from w_t
+    client:  w_i ← w_t.  On each batch, K times  v_i ← v_i − η_p (∇f(v_i) + λ (v_i − w_i) + decay · v_i),
+             then  w_i ← w_i − η λ (w_i − v_i);   v_i starts from w_t and continues from batch to batch
     server:  w_{t+1} = (1 − β) w_t + β Σ p_i w_i
 
-The configured optimiser takes the steps of w_i, of length η = local.lr; those of v_i are plain. Batch-norm statistics
-are those of v_i, the only model that sees data; they are averaged, β or not. `decay` is in the authors' code alone.
+The configured optimiser takes the steps of w_i, with η = local.lr; the steps of v_i are plain SGD. Batch-norm
+statistics are those of v_i, the only model that processes data; they are averaged whatever β is. `decay` is in the
+authors' code only.
 """
 
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ from rayfed.core.trees import add, only, scale, sub, without
 
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(FedAvg):
-    """w_i is sent and v_i kept, a copy of its own: the next download does not touch it. Scored: v_i as the client's
-    last local training left it; before that, the initial weights, and an unseen client's is the w_t that it receives."""
+    """Clients send w_i and keep v_i, which the next download does not change. v_i after the client's last local
+    training is scored; before the first one it is the initial weights, and for an unseen client the w_t received."""
 
     name: ClassVar[str] = "pfedme"
     reference: ClassVar[str] = "Dinh, Tran and Nguyen 2020, Alg. 1"
@@ -33,8 +34,8 @@ class PFedMe(FedAvg):
 
     lam: float = option(15.0, low=0, help="λ, pull of the personal model towards the local one")
     inner_steps: int = option(5, low=1, help="K, steps of the personal model on each batch")
-    personal_lr: float = option(0.01, above=0, help="η_p, step of the personal model")
-    beta: float = option(1.0, above=0, help="β, step of the server towards the mean; 1 is the mean itself")
+    personal_lr: float = option(0.01, above=0, help="η_p, step size of the personal model")
+    beta: float = option(1.0, above=0, help="β, step size of the server towards the mean; 1 is the mean itself")
     decay: float = option(0.001, low=0, help="weight decay of the personal model")
 
     def join(self, ctx: Context) -> State:
@@ -44,8 +45,8 @@ class PFedMe(FedAvg):
         personal = self.personal(ctx.task)
         names = [name for name in ctx.task.trainable if name not in personal]
         work = super().start(ctx, client, down)
-        moments = client.get("optimizer", ctx.optimizer.init(only(work["weights"], names)))
-        return {"model": work["weights"], "local": only(work["weights"], names), "optimizer": moments}
+        optimizer = client.get("optimizer", ctx.optimizer.init(only(work["weights"], names)))
+        return {"model": work["weights"], "local": only(work["weights"], names), "optimizer": optimizer}
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         model, local = work["model"], work["local"]

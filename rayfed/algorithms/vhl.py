@@ -1,18 +1,20 @@
 """VHL: Tang et al. 2022, "Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated Learning",
 Eq. 5, with the alignment loss of its code (`proxy_align_loss`, features detached, contrast among virtual data).
 
-Everyone has the same labelled virtual data (v, y_v), made of noise. z are unit features, sg stops the gradient.
+All clients train on the same labelled virtual data (v, y_v), generated from noise. z are features scaled to unit
+length, and sg stops the gradient.
 
     client:  L = CE(x, y) + α CE(v, y_v) + S({z(x), sg z(v)}) + 0.1 S({z(v)})
     S:       supervised contrastive loss: mean over anchors a of −mean over b of a's class, b ≠ a, of
              log[exp(z_a·z_b/τ) / Σ_{c≠a} exp(z_a·z_c/τ)]; an anchor alone in its class adds 0 to the mean
-    server:  FedAvg; before the first round the virtual data goes to everyone, once
+    server:  FedAvg; before the first round it sends the virtual data to all clients, once
 
-The paper draws the virtual images from an untrained StyleGAN2. Here a smaller random network stands in for it: it is
-fixed, takes noise and a code of the class, and is never trained. In its code the virtual classes have outputs of their
-own, C beside the C local ones, and the alignment matches them; here they share the local outputs. It also puts both
-kinds of data through the network as one batch, which batch norm notices, and aligns in the first five local epochs
-only. (In the copy of that code by the authors of FedDebias virtual labels match no local ones.)
+The paper draws the virtual images from an untrained StyleGAN2. Here a smaller random network replaces it, which is
+never trained either and receives noise and a code of the class. The authors' code differs from this one in three ways:
+virtual classes have their own outputs, C besides the C local ones, which the alignment matches (here they share the
+local outputs); local and virtual data pass through the network as one batch, which matters with batch norm; and only
+the first five local epochs align. (In the copy of that code by the authors of FedDebias, no virtual label matches a
+local one.)
 """
 
 from collections.abc import Sequence
@@ -21,10 +23,9 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, State
-from rayfed.algorithms.common.virtual_data import virtual_data
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -32,41 +33,37 @@ from rayfed.core.task import Batch, Output
 from rayfed.core.trees import Weights
 
 
-def contrast(z: Tensor, y: Tensor, temperature: float) -> Tensor:
-    """S of unit features z [n, d] with classes y [n]."""
-    apart = ~torch.eye(len(z), dtype=torch.bool, device=z.device)
-    logits = (z @ z.T / temperature).masked_fill(~apart, float("-inf"))
-    friends = (y[:, None] == y) & apart
-    logs = F.log_softmax(logits, 1).masked_fill(~friends, 0.0).sum(1)
-    return -(logs / friends.sum(1).clamp(min=1)).mean()
-
-
 @dataclass(frozen=True, kw_only=True)
 class VHL(FedAvg):
-    """Receives the virtual data once and keeps it; sends weights. Scored: the global model."""
+    """Clients receive the virtual data once and keep it; they send weights. The global model is scored."""
 
     name: ClassVar[str] = "vhl"
     reference: ClassVar[str] = "Tang et al. 2022, Eq. 5, with a random network in place of StyleGAN2"
     requires_hard_labels: ClassVar[bool] = True
 
     alpha: float = option(1.0, low=0, help="α, weight of the virtual data's cross-entropy")
-    align: float = option(1.0, low=0, help="weight of both contrastive terms; 0: virtual data without alignment")
+    align: float = option(1.0, low=0, help="weight of the contrastive terms; 0: virtual data without alignment")
     temperature: float = option(0.07, above=0, help="τ of the contrastive loss")
-    virtual: int = option(
-        2000, low=2, high=1_000_000, help="virtual examples, the classes in turn: 20000 for CIFAR-100"
+    virtual_examples: int = option(
+        2000,
+        low=2,
+        high=1_000_000,
+        help="number of virtual examples, with balanced classes; 20000 for CIFAR-100",
+        formerly=["virtual"],
     )
-    virtual_batch: int = option(32, low=2, help="virtual examples in a step")
+    virtual_batch_size: int = option(32, low=2, help="virtual examples per step", formerly=["virtual_batch"])
 
     def check(self, problem: ProblemSpec) -> None:
         if not problem.task.feature_shape:
             raise UsageError("algorithm.name=vhl: the model needs a split point, features(x) and a module called head")
-        if self.virtual < self.virtual_batch:
+        if self.virtual_examples < self.virtual_batch_size:
             raise UsageError(
-                f"algorithm.virtual={self.virtual}: is less than algorithm.virtual_batch={self.virtual_batch}"
+                f"algorithm.virtual_examples={self.virtual_examples}: must be at least "
+                f"algorithm.virtual_batch_size={self.virtual_batch_size}"
             )
 
     def init(self, ctx: Context) -> State:
-        x, y = virtual_data(ctx.task.inputs.shape, ctx.task.num_classes, self.virtual)
+        x, y = virtual_data(ctx.task.inputs.shape, ctx.task.num_classes, self.virtual_examples)
         return super().init(ctx) | {"virtual": {"x": x.to(ctx.task.device), "y": y.to(ctx.task.device)}}
 
     @property
@@ -74,21 +71,21 @@ class VHL(FedAvg):
         return (SendVirtualData(),)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
-        order = torch.randperm(self.virtual).to(ctx.task.device)
+        order = torch.randperm(self.virtual_examples).to(ctx.task.device)
         return super().start(ctx, client, down) | {"virtual": client["virtual"], "order": order}
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         loss, output = super().loss(ctx, weights, work, down, batch)
-        place = torch.arange(self.virtual_batch, device=loss.device) + ctx.step * self.virtual_batch
-        rows = work["order"][place % self.virtual]
+        positions = torch.arange(self.virtual_batch_size, device=loss.device) + ctx.step * self.virtual_batch_size
+        rows = work["order"][positions % self.virtual_examples]
         x, y = (work["virtual"][name][rows] for name in ("x", "y"))
-        virtual = ctx.task.forward(weights, x)  # its buffers are dropped: only x moves running statistics
+        virtual = ctx.task.forward(weights, x)  # its buffers are dropped: only x updates running statistics
         loss = loss + self.alpha * ctx.task.loss(virtual.logits, y)
         if not self.align:
             return loss, output
-        own, other = (F.normalize(part.features.flatten(1)) for part in (output, virtual))
-        together = contrast(torch.cat([own, other.detach()]), torch.cat([batch.y, y]), self.temperature)
-        return loss + self.align * (together + 0.1 * contrast(other, y, self.temperature)), output
+        z, z_virtual = (F.normalize(part.features.flatten(1)) for part in (output, virtual))
+        alignment = contrast(torch.cat([z, z_virtual.detach()]), torch.cat([batch.y, y]), self.temperature)
+        return loss + self.align * (alignment + 0.1 * contrast(z_virtual, y, self.temperature)), output
 
 
 class SendVirtualData(Exchange):
@@ -99,3 +96,50 @@ class SendVirtualData(Exchange):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         return client | {"virtual": down["virtual"]}, {}
+
+
+def contrast(z: Tensor, y: Tensor, temperature: float) -> Tensor:
+    """Return the supervised contrastive loss S, a scalar, of unit features z [n, d] with classes y [n]."""
+    others = ~torch.eye(len(z), dtype=torch.bool, device=z.device)
+    logits = (z @ z.T / temperature).masked_fill(~others, float("-inf"))
+    same_class = (y[:, None] == y) & others
+    log_probabilities = F.log_softmax(logits, 1).masked_fill(~same_class, 0.0).sum(1)
+    return -(log_probabilities / same_class.sum(1).clamp(min=1)).mean()
+
+
+# Virtual data
+
+NOISE, CODE, WIDTH = 64, 64, 32
+
+
+@torch.no_grad()
+def virtual_data(shape: tuple[int, ...], classes: int, count: int) -> tuple[Tensor, Tensor]:
+    """Generate labelled virtual data with a random network.
+
+    Noise and a random code of the class pass through a linear layer and, for images, through two convolutions with
+    upsampling before each, so that neighbouring pixels are similar. All draws, including the network's weights, come
+    from torch's generator.
+
+    Returns:
+        x [count, *shape] with mean 0 and standard deviation 1, and y [count], in which the classes take turns.
+    """
+    y = torch.arange(count) % classes
+    inputs = torch.cat([torch.randn(count, NOISE), 3 * torch.randn(classes, CODE)[y]], 1)
+    if len(shape) != 3:
+        size = torch.Size(shape).numel()
+        x = nn.Sequential(nn.Linear(NOISE + CODE, 128), nn.LeakyReLU(0.2), nn.Linear(128, size))(inputs)
+        return _standardised(x).view(count, *shape), y
+    channels, height, width = shape
+    quarter, half = ([-(-side // divisor) for side in (height, width)] for divisor in (4, 2))
+    linear, first = nn.Linear(NOISE + CODE, WIDTH * quarter[0] * quarter[1]), nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+    last = nn.Conv2d(WIDTH, channels, 3, padding=1)
+    blocks = []
+    for rows in inputs.split(500):
+        x = F.leaky_relu(linear(rows), 0.2).view(-1, WIDTH, *quarter)
+        x = F.leaky_relu(first(F.interpolate(x, half, mode="bilinear")), 0.2)
+        blocks.append(last(F.interpolate(x, (height, width), mode="bilinear")))
+    return _standardised(torch.cat(blocks)), y
+
+
+def _standardised(x: Tensor) -> Tensor:
+    return (x - x.mean()) / x.std()

@@ -1,4 +1,8 @@
-"""Randomness, keyed by what it is for: the same numbers wherever and whenever a client runs."""
+"""Random streams, keyed by what they are for, so that draws are the same wherever and whenever a client runs.
+
+A stream is identified by the seed of the run, a purpose such as "batches", and named fields such as round and client.
+The order of the fields does not matter.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -7,34 +11,46 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from rayfed.core.moment import Moment
 
-def seed_of(*parts: object) -> int:
-    """A 56-bit seed from any printable parts, such as (seed, "batches", round, client)."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=7).digest()
+
+def stream_seed(seed: int, purpose: str, moment: Moment | None = None, **fields: object) -> int:
+    """Return the 56-bit seed of a random stream.
+
+    Args:
+        seed: The seed of the run.
+        purpose: What the stream is for.
+        moment: The exchange that it belongs to; short for the fields `stage`, `round` and `exchange`.
+        fields: What else distinguishes the stream, such as `client=3`. Values are told apart by their text.
+    """
+    named = fields if moment is None else moment._asdict() | fields
+    words = [f"seed={seed}", f"purpose={purpose}", *(f"{name}={named[name]}" for name in sorted(named))]
+    digest = hashlib.blake2b("\n".join(words).encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big")
 
 
-def generator(*parts: object) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(seed_of(*parts)))
+def generator(seed: int, purpose: str, moment: Moment | None = None, **fields: object) -> np.random.Generator:
+    """Return NumPy's generator for a stream; see `stream_seed` for the arguments."""
+    return np.random.Generator(np.random.PCG64(stream_seed(seed, purpose, moment, **fields)))
 
 
-def seed_torch(*parts: object) -> None:
-    """Seeds torch's global generators from `parts`.
+def seed_torch(seed: int, purpose: str, moment: Moment | None = None, **fields: object) -> None:
+    """Seed torch's global generators for a stream; see `stream_seed` for the arguments.
 
-    Not `torch.manual_seed`: where CUDA exists but is unused, that notes a stack trace in every call: 70 µs and
-    memory that is never freed.
+    This does not use `torch.manual_seed`: where CUDA exists but is unused, that stores a stack trace at every call,
+    which takes 70 µs and memory that is never freed.
     """
-    seed = seed_of(*parts)
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(seed)
+    value = stream_seed(seed, purpose, moment, **fields)
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(value)
 
 
 @contextmanager
 def torch_state_kept() -> Iterator[None]:
-    """Leaves torch's global generators and thread count as they were: a notebook's own are not ours to move."""
+    """Restore torch's global generators and thread count afterwards, since they may be in use in a notebook."""
     threads = torch.get_num_threads()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=list(devices)):
         try:
             yield

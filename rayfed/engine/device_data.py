@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData
 from rayfed.augment.base import Augment
-from rayfed.core.rng import seed_torch, torch_state_kept
+from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import Batch, Task
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.population import Examples, Population
@@ -86,13 +85,13 @@ class Part:
 class Augmented:
     """A part with augmented inputs.
 
-    The augmentation of a batch is seeded by `key` and the position of the batch. So batches are the same each time, and
+    The augmentation of a batch is seeded by `seed_batch(batch=position)`. So batches are the same each time, and
     reading them does not change the random state of the hook that does.
     """
 
     part: Part
     augment: Augment
-    key: tuple[Any, ...]
+    seed_batch: Callable[..., None]
 
     def __len__(self) -> int:
         return len(self.part)
@@ -106,7 +105,7 @@ class Augmented:
         rows = torch.arange(len(self.part)) if rows is None else rows
         for number, start in enumerate(range(0, len(rows), size)):
             with torch_state_kept():
-                seed_torch(*self.key, number)
+                self.seed_batch(batch=number)
                 batch = self.part.augmented(rows[start : start + size].to(self.y.device), self.augment)
             yield batch
 

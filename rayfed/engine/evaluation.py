@@ -10,7 +10,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
 from rayfed.core.records import RepresentationMap, Score
-from rayfed.core.rng import seed_of, seed_torch
+from rayfed.core.rng import seed_torch, stream_seed
 from rayfed.data.population import Population
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.host_data import Scored
@@ -97,7 +97,7 @@ class Evaluator:
         ctx = self.ctx.at(request.moment, cohort=request.cohort)
         scored: list[Scored] = []
         scores: list[Score] = []
-        seed_torch(self.seed, "evaluate", round)
+        seed_torch(self.seed, "evaluate", round=round)
         if "global" in points or self.population.tests or metrics.gradients:
             model = self.algorithm.global_model(ctx, state)
             if model is not None:
@@ -126,7 +126,7 @@ class Evaluator:
 
     def completed(self, scored: Scored, metrics: DueMetrics, round: int) -> Evaluated:
         """Return the hosts' scores and those of the metrics of representations."""
-        seed = seed_of(self.seed, "metrics", round) % 2**31
+        seed = stream_seed(self.seed, "metrics", round=round) % 2**31
         classes, device = self.population.num_classes, self.ctx.task.device
         scores, maps = metrics.representation_scores(scored.collected, classes, seed, device)
         return Evaluated([*scored.scores, *scores], maps)
@@ -141,13 +141,13 @@ class Evaluator:
             return []
         for number, exchange in enumerate(self.algorithm.setup_exchanges):
             moment = Moment("setup", 0, number)
-            seed_torch(self.seed, "broadcast", *moment, cohort)
+            seed_torch(self.seed, "broadcast", moment, cohort=cohort)
             down, unicast = downloads(exchange, self.ctx.at(moment, cohort=cohort), state)
             weights = dict.fromkeys(cohort, 1 / len(cohort))
             self.fleet.exchange(
                 ExchangeRequest(moment=moment, cohort=cohort, clients=cohort, weights=weights), down, unicast
             )
-        seed_torch(self.seed, "evaluate", "unseen_clients")
+        seed_torch(self.seed, "evaluate unseen clients")
         request = ScoreRequest(
             moment=Moment("round", self.ctx.rounds),
             cohort=cohort,

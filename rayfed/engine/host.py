@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +115,7 @@ class Host:
         total, self._unweighted = ExactSum(), []
         for ctx, client, received, trained in self._trained(exchange, request, down, unicast):
             state = self.states[client]
-            seed_torch(self.seed, "finish", *request.moment, client)
+            seed_torch(self.seed, "finish", request.moment, client=client)
             with untouched(f"{type(exchange).__name__}.finish", client=state, down=received):
                 self.states[client], up = exchange.finish(ctx, trained.work, state, received, ctx.data)
             if due.training and ctx.exchange == 0:
@@ -212,7 +213,7 @@ class Host:
             for client in request.clients[first : first + self.vmap_clients]:
                 ctx = self._context(client, request, **changes)
                 fields = common | to_memory_format(unicast.get(client, {}))
-                seed_torch(self.seed, "start", *ctx.moment, client)
+                seed_torch(self.seed, "start", ctx.moment, client=client)
                 work = exchange.start(ctx, self._state(ctx), fields)
                 jobs.append(Job(client, self.data.parts[client]["train"], work, ctx))
                 received.append(fields)
@@ -247,13 +248,14 @@ class Host:
         ctx = self.ctx.at(request.moment, cohort=request.cohort, client=client, examples=len(parts["train"]), **changes)
         augmented = None
         if self.augment is not None:
-            augmented = Augmented(parts["train"], self.augment, (self.seed, "as trained", *ctx.moment, client))
+            seed_batch = partial(seed_torch, self.seed, "augmented data", ctx.moment, client=client)
+            augmented = Augmented(parts["train"], self.augment, seed_batch)
         return ctx.at(data=ClientData(parts["train"], parts["val"], augmented))
 
     def _state(self, ctx: Context) -> State:
         client = ClientIndex(ctx.client)
         if client not in self.states:
-            seed_torch(self.seed, "join", client)
+            seed_torch(self.seed, "join", client=client)
             self.states[client] = self.ctx.task.to_memory_format(self.algorithm.join(ctx))
         return self.states[client]
 

@@ -86,10 +86,10 @@ class Server:
             return self.participants
         if self.algorithm.sample_without_replacement:
             cycle, turn = divmod(round - 1, clients // size)
-            order = generator(self.seed, "turns", cycle).permutation(clients)
+            order = generator(self.seed, "cohorts", cycle=cycle).permutation(clients)
             chosen = order[turn * size : (turn + 1) * size]
         else:
-            chosen = generator(self.seed, "cohort", round).choice(clients, size, replace=False)
+            chosen = generator(self.seed, "cohort", round=round).choice(clients, size, replace=False)
         return tuple(sorted(ClientIndex(i) for i in chosen.tolist()))
 
     def state_hash(self) -> str:
@@ -123,7 +123,7 @@ class Server:
         """Broadcast, train, average, aggregate."""
         times = [time.perf_counter()]
         with untouched(f"{type(exchange).__name__}.broadcast", server=self.state):
-            seed_torch(self.seed, "broadcast", *ctx.moment, ctx.cohort)
+            seed_torch(self.seed, "broadcast", ctx.moment, cohort=ctx.cohort)
             down, unicast = downloads(exchange, ctx, self.state)
         times.append(time.perf_counter())
 
@@ -145,7 +145,7 @@ class Server:
             values = exchange.weights(ctx, self.state, replies)
             sums = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, values, strict=True)})
         with untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
-            seed_torch(self.seed, "aggregate", *ctx.moment, ctx.cohort)
+            seed_torch(self.seed, "aggregate", ctx.moment, cohort=ctx.cohort)
             self.state = self._aggregated(exchange, ctx, Replies(self._mean(ctx, sums), replies))
         self._check_finite(ctx)
         times.append(time.perf_counter())

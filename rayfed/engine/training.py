@@ -50,8 +50,9 @@ def train(
     for number, phase in enumerate(phases):
         rows = [_rows(job, phase, number, seed, drop_last) for job in jobs]
         ctxs = [job.ctx.at(phase=phase.name, data=NO_DATA) for job in jobs]
-        takes = [_taking(exchange, job, augment, (seed, "batch", *job.ctx.moment, number)) for job in jobs]
-        seed_torch(seed, "steps", *jobs[0].ctx.moment, number, *(job.client for job in jobs))
+        takes = [_taking(exchange, job, augment, seed, number) for job in jobs]
+        clients = tuple(job.client for job in jobs)
+        seed_torch(seed, "steps", jobs[0].ctx.moment, phase=number, clients=clients)
         if len(jobs) == 1:
             _loop(exchange, ctxs[0], work, down, takes[0], rows[0], totals[0])
         else:
@@ -66,32 +67,32 @@ def train(
 Take = Callable[[Context, Tensor], Batch]
 
 
-def _taking(exchange: Exchange, job: Job, augment: Augment | None, key: tuple[Any, ...]) -> Take:
+def _taking(exchange: Exchange, job: Job, augment: Augment | None, seed: int, number: int) -> Take:
     """Return a function from row numbers to the training batch; random draws are seeded for each batch."""
     part = job.part
     if augment is None and not exchange.prepares_batches:
         return lambda ctx, rows: part.take(rows)
 
     def take(ctx: Context, rows: Tensor) -> Batch:
-        seed_torch(*key, job.client, ctx.step)
+        seed_torch(seed, "batch", job.ctx.moment, phase=number, client=job.client, step=ctx.step)
         batch = part.take(rows) if augment is None else part.augmented(rows, augment)
-        return (
-            exchange.prepare(job.ctx.at(phase=ctx.phase, step=ctx.step), batch) if exchange.prepares_batches else batch
-        )
+        if not exchange.prepares_batches:
+            return batch
+        return exchange.prepare(job.ctx.at(phase=ctx.phase, step=ctx.step), batch)
 
     return take
 
 
 def _rows(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> list[Tensor]:
-    rng = generator(seed, "batches", *job.ctx.moment, number, job.client)
+    rng = generator(seed, "batches", job.ctx.moment, phase=number, client=job.client)
     size = phase.batch_size or job.ctx.batch_size
-    some = batch_rows(len(job.part), size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng)
-    if not some:
+    batches = batch_rows(len(job.part), size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng)
+    if not batches:
         return []
     device = job.part.y.device
-    if all(len(rows) == len(some[0]) for rows in some):  # one transfer for the phase
-        return list(torch.stack([torch.from_numpy(rows) for rows in some]).to(device))
-    return [torch.from_numpy(rows).to(device) for rows in some]
+    if all(len(rows) == len(batches[0]) for rows in batches):  # one transfer for the phase
+        return list(torch.stack([torch.from_numpy(rows) for rows in batches]).to(device))
+    return [torch.from_numpy(rows).to(device) for rows in batches]
 
 
 def _loop(

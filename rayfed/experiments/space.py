@@ -102,7 +102,7 @@ def _draw(tree: dict[str, Any], search: Search, arm: int) -> Iterator[dict[str, 
             raise UsageError(
                 "search.samples: required for search.kind=random; give the number of configurations per arm"
             )
-        rng = generator(search.seed, "search", arm)
+        rng = generator(search.seed, "search", arm=arm)
         for _ in range(search.samples):
             yield _filled(tree, {key: _sample(kind, bounds, rng) for key, (kind, bounds) in spaces.items()})
         return
@@ -111,7 +111,7 @@ def _draw(tree: dict[str, Any], search: Search, arm: int) -> Iterator[dict[str, 
             raise UsageError(f"{key}: {kind} needs search.kind=random with search.samples; or give a grid")
     points = list(itertools.product(*(values for _, values in spaces.values())))
     if search.samples is not None and len(points) > search.samples:
-        rng = generator(search.seed, "search", arm)
+        rng = generator(search.seed, "search", arm=arm)
         points = [points[i] for i in sorted(rng.choice(len(points), search.samples, replace=False))]
     for point in points:
         yield _filled(tree, dict(zip(spaces, point, strict=True)))

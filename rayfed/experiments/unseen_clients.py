@@ -25,7 +25,6 @@ def with_unseen_clients(population: Population, count: int | float, seed: int) -
     number = floor_share(len(clients), count) if isinstance(count, float) else count
     if number >= len(clients):
         raise UsageError(f"unseen_clients={count}: there are {len(clients)} clients, and at least one must train")
-    # The stream keeps its first name, so that a seed draws the same clients for ever.
-    drawn = set(generator(seed, "newcomers").choice(len(clients), number, replace=False).tolist())
+    drawn = set(generator(seed, "unseen clients").choice(len(clients), number, replace=False).tolist())
     ordered = sorted(range(len(clients)), key=lambda place: place in drawn)
     return replace(population, clients=tuple(clients[place] for place in ordered), unseen_clients=number)

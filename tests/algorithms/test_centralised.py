@@ -11,6 +11,7 @@ from helpers.reference import CLIENTS, assert_weights, data, plan, population, r
 from rayfed.algorithms.centralised import ERM, IRM, CentralGroupDRO, MMREx, VREx
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
+from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.rng import generator
 from rayfed.experiments.config import Config
@@ -52,7 +53,7 @@ def central(model, people, rule, make, *, renew=None, penalty=None, size=None):
         for i in CLIENTS:
             x, y = data(people, i)
             if size:
-                rng = generator(0, "batches", "round", step, 0, 0, i)
+                rng = generator(0, "batches", Moment("round", step), phase=0, client=i)
                 rows = torch.from_numpy(rng.permutation(len(x))[:size])
                 x, y = x[rows], y[rows]
             logits = model(x)

@@ -1,4 +1,4 @@
-"""FAug: what the server gets to see, the generator's loss as it is written, and a round on own and made examples."""
+"""FAug: what the server receives, the generator's literal loss, and a round on local and generated examples."""
 
 from dataclasses import replace
 
@@ -9,14 +9,20 @@ from torch import nn
 
 from helpers.federations import blobs, net, simulate
 from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run
-from rayfed.algorithms.common.conditional_vae import Decoder, Encoder, vae_loss
-from rayfed.algorithms.common.seed_inputs import drawn_seeds, levelled
-from rayfed.algorithms.faug import FAug
+from rayfed.algorithms.faug import Decoder, Encoder, FAug, balance_classes, draw_seed_examples, vae_loss
+from rayfed.core.moment import Moment
 from rayfed.core.network import Network, weights_of
 from rayfed.core.rng import seed_torch
 from rayfed.engine.device_data import client_data
 
-SMALL = {"seeds": 2, "made": 7, "made_batch": 4, "noise": 3, "hidden": 8, "server_steps": 4}
+SMALL = {
+    "seed_examples": 2,
+    "generated_examples": 7,
+    "generated_batch_size": 4,
+    "noise": 3,
+    "hidden": 8,
+    "server_steps": 4,
+}
 
 
 def test_seeds_are_a_few_of_each_class_and_no_more():
@@ -24,7 +30,7 @@ def test_seeds_are_a_few_of_each_class_and_no_more():
     ctx = plan(FAug(), people, net()).context(people, "cpu")
     part = client_data(people, 1, ctx.task).train
     torch.manual_seed(0)
-    seeds = drawn_seeds(part, 3)
+    seeds = draw_seed_examples(part, 3)
     held = part.y.bincount(minlength=3)
     assert seeds["y"].bincount(minlength=3).tolist() == held.clamp(max=3).tolist()
     x, y = data(people, 1)
@@ -38,18 +44,18 @@ def test_the_server_gets_the_seeds_once_and_keeps_none():
     people = population()
     server, records = simulate(plan(FAug(**SMALL), people, net()), people)
     held = [data(people, i)[1].bincount(minlength=3).clamp(max=2).sum().item() for i in range(3)]
-    assert records[0].bytes_up == {"seeds": sum(held) * (6 * 4 + 8)}
-    assert set(records[0].bytes_down) == {"generator", "seeded"}
-    assert records[0].bytes_down["seeded"] == 3 * 3  # a byte for each class
+    assert records[0].bytes_up == {"seed_examples": sum(held) * (6 * 4 + 8)}
+    assert set(records[0].bytes_down) == {"generator", "seed_classes"}
+    assert records[0].bytes_down["seed_classes"] == 3 * 3  # a byte for each class
     assert all(set(record.bytes_up) == {"weights"} for record in records[1:])
-    assert set(server.state) == {"weights", "generator", "seeded"}
+    assert set(server.state) == {"weights", "generator", "seed_classes"}
 
 
-def test_classes_are_levelled():
+def test_classes_are_balance_classes():
     every = torch.ones(3, dtype=torch.bool)
-    assert levelled(torch.tensor([3, 0, 1]), 6, every).tolist() == [1, 1, 2, 1, 2, 0]
-    assert levelled(torch.tensor([2, 2]), 3, every[:2]).tolist() == [0, 1, 0]
-    assert levelled(torch.tensor([3, 0, 1]), 4, torch.tensor([True, False, True])).tolist() == [2, 2, 0, 2]
+    assert balance_classes(torch.tensor([3, 0, 1]), 6, every).tolist() == [1, 1, 2, 1, 2, 0]
+    assert balance_classes(torch.tensor([2, 2]), 3, every[:2]).tolist() == [0, 1, 0]
+    assert balance_classes(torch.tensor([3, 0, 1]), 4, torch.tensor([True, False, True])).tolist() == [2, 2, 0, 2]
 
 
 def test_nothing_is_made_of_a_class_that_nobody_has_seeds_of():
@@ -57,10 +63,10 @@ def test_nothing_is_made_of_a_class_that_nobody_has_seeds_of():
     people = replace(population((10, 10, 10)), num_classes=4)
     model = net()
     model.fc = nn.Linear(8, 4)
-    server = run(FAug(**SMALL | {"made": 30}), people, model)
-    assert server.state["seeded"].tolist() == [True, True, True, False]
+    server = run(FAug(**SMALL | {"generated_examples": 30}), people, model)
+    assert server.state["seed_classes"].tolist() == [True, True, True, False]
     for i in range(3):
-        made = server.fleet.host.states[i]["made"]["y"].bincount(minlength=4)
+        made = server.fleet.host.states[i]["generated"]["y"].bincount(minlength=4)
         total = made + data(people, i)[1].bincount(minlength=4)
         assert made[3] == 0
         assert total[:3].max() - total[:3].min() <= 1
@@ -88,11 +94,11 @@ def test_a_round_by_hand(width):
     server = run(FAug(**SMALL), people, model, rounds=1, batch_size=10, drop_last=True, vmap_clients=width)
     locals_ = []
     for i in range(3):
-        made = server.fleet.host.states[i]["made"]
+        made = server.fleet.host.states[i]["generated"]
         assert made["x"].shape == (7, 6)
         x, y = data(people, i)
-        assert torch.equal(made["y"], levelled(y.bincount(minlength=3), 7, torch.ones(3, dtype=torch.bool)))
-        seed_torch(0, "start", "round", 1, 0, i)
+        assert torch.equal(made["y"], balance_classes(y.bincount(minlength=3), 7, torch.ones(3, dtype=torch.bool)))
+        seed_torch(0, "start", Moment("round", 1), client=i)
         order = torch.randperm(7)
         local = descend(model, x, y, 0)
         sgd = torch.optim.SGD(local.parameters(), lr=LR)
@@ -108,15 +114,20 @@ def test_a_round_by_hand(width):
 
 
 def test_clients_weigh_by_all_that_they_train_on():
-    assert FAug(made=30).weight(None, 12) == 42
+    assert FAug(generated_examples=30).weight(None, 12) == 42
 
 
 def test_what_is_made_is_of_its_class():
     people = population((60, 60, 60))
-    server = run(FAug(seeds=20, made=60, noise=2, hidden=32, server_lr=5e-3, server_steps=600), people, net(), rounds=1)
+    server = run(
+        FAug(seed_examples=20, generated_examples=60, noise=2, hidden=32, server_lr=5e-3, server_steps=600),
+        people,
+        net(),
+        rounds=1,
+    )
     x, y = (torch.cat(parts) for parts in zip(*(data(people, i) for i in range(3)), strict=True))
     centres = torch.stack([x[y == c].mean(0) for c in range(3)])
-    made = server.fleet.host.states[0]["made"]
+    made = server.fleet.host.states[0]["generated"]
     right, real = (
         (torch.cdist(inputs, centres).argmin(1) == classes).float().mean().item()
         for inputs, classes in ((made["x"], made["y"]), (x, y))

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.common.mlp import mlp
-from rayfed.algorithms.common.proxy_data import proxy_means
-from rayfed.algorithms.common.pseudo_data import mixture
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.feddebias import FedDebias
+from rayfed.algorithms.feddebias.pseudo_data import mixture, proxy_means
 from rayfed.algorithms.mixup import Mixup
 from rayfed.core.errors import UsageError
+from rayfed.core.moment import Moment
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch, InputSpec
 from rayfed.data.population import Client, Examples, Population
@@ -61,12 +61,12 @@ def test_two_steps_by_hand(k_mix, samples, width, soft_labels):
         x, y = data(people, i)
         local, received, theta = descend(model, x, y, 0), descend(model, x, y, 0), mlp([8, 7, 5])
         theta.load_state_dict(theta_0)
-        rng = generator(0, "batches", "round", 1, 0, 0, i)
+        rng = generator(0, "batches", Moment("round", 1), phase=0, client=i)
         for step in range(2):
             rows = torch.from_numpy(rng.permutation(10))
             some, labels = x[rows], F.one_hot(y[rows], 3).float()
             if soft_labels:
-                seed_torch(0, "batch", "round", 1, 0, 0, i, step)
+                seed_torch(0, "batch", Moment("round", 1), phase=0, client=i, step=step)
                 some, labels = Mixup(alpha=1.0).prepare(server.ctx, Batch(some, labels))
                 assert 0 < labels[labels < 1].max() < 1
             x_p, y_p = proxy, torch.full((samples, 3), 1 / 3)
@@ -156,11 +156,11 @@ def test_a_data_set_as_proxy():
 
 
 def test_refusals():
-    with pytest.raises(UsageError, match=r"^algorithm.proxy=photographs: are images, which this data is not"):
+    with pytest.raises(UsageError, match=r"^algorithm.proxy=photographs: this proxy consists of images"):
         blueprint(mixing(proxy="photographs"), blobs()).check(blobs())
     images = Examples(np.zeros((10, 1, 4, 4), np.uint8), np.zeros(10, np.int64))
     pictures = Population("pictures", (Client(0, "d", images, images, images),), 2, (1, 4, 4))
-    with pytest.raises(UsageError, match=r"^algorithm.proxy=mnits: photographs, noise, or a data set; .*mnist"):
+    with pytest.raises(UsageError, match=r"^algorithm.proxy=mnits: use photographs, noise or the name of .*mnist"):
         blueprint(mixing(proxy="mnits"), pictures).check(pictures)
     words = Examples(np.zeros((10, 5), np.int64), np.zeros(10, np.int64))
     texts = Population("texts", (Client(0, "d", words, words, words),), 2, (5,))

@@ -85,10 +85,10 @@ def test_the_second_round_by_hand():
 def test_a_model_that_was_worse_makes_room_for_one_never_tried():
     state = FedFomo(models=2).init(plan(FedFomo(), population(), plain_net()).context(population(), "cpu"))
     state = state | {"seen": torch.ones(3, dtype=torch.bool)}
-    assert FedFomo(models=2).chosen(state, 0) == [0, 1]
+    assert FedFomo(models=2).best_rated(state, 0) == [0, 1]
     reply = Reply(0, 8, {"weights": {}, "ratings": torch.tensor([0.2, -0.1])})
     after = FedFomo(models=2).aggregate(None, state, Replies({}, [reply]))
-    assert FedFomo(models=2).chosen(after, 0) == [0, 2]
+    assert FedFomo(models=2).best_rated(after, 0) == [0, 2]
 
 
 def test_over_the_rounds_models_are_tried_that_were_not_sent_at_first():
@@ -97,7 +97,7 @@ def test_over_the_rounds_models_are_tried_that_were_not_sent_at_first():
 
     class Watched(FedFomo):
         def unicast(self, ctx, server):
-            tried[ctx.client] |= set(self.chosen(server, ctx.client))
+            tried[ctx.client] |= set(self.best_rated(server, ctx.client))
             return super().unicast(ctx, server)
 
     run(Watched(models=2), people, plain_net(), rounds=12, steps=5)
@@ -123,9 +123,9 @@ def test_models_that_are_no_better_leave_the_own_one_as_it_is():
 
 def test_the_best_rated_are_sent_and_only_those_that_have_come():
     state = {"ratings": torch.tensor([[1.0, 0.5, 2.0, 0.5]]), "seen": torch.tensor([True, True, True, True])}
-    assert FedFomo(models=3).chosen(state, 0) == [2, 0, 1]
-    assert FedFomo(models=9).chosen(state, 0) == [2, 0, 1, 3]
-    assert FedFomo(models=3).chosen(state | {"seen": torch.tensor([True, False, False, True])}, 0) == [0, 3]
+    assert FedFomo(models=3).best_rated(state, 0) == [2, 0, 1]
+    assert FedFomo(models=9).best_rated(state, 0) == [2, 0, 1, 3]
+    assert FedFomo(models=3).best_rated(state | {"seen": torch.tensor([True, False, False, True])}, 0) == [0, 3]
     server = run(FedFomo(), population(), plain_net(), rounds=1, cohort=1)
     assert server.state["seen"].tolist() == [i in server.sample(1) for i in CLIENTS]
 
@@ -150,7 +150,7 @@ def unseen(models):
     return ctx, FedFomo().join(ctx), {"models": models}, people
 
 
-def test_a_unseen_starts_from_the_mixture_of_what_it_is_sent():
+def test_an_unseen_client_starts_from_the_mixture_of_what_it_is_sent():
     ctx, client, _, people = unseen([])
     better = [dict(descend(plain_net(), *data(people, 3), steps).state_dict()) for steps in (3, 9)]
     down = {"models": better}
@@ -171,7 +171,7 @@ def test_a_unseen_starts_from_the_mixture_of_what_it_is_sent():
     assert all(torch.equal(own[name], start[name]) for name in start)
 
 
-def test_a_unseen_that_rates_no_model_above_0_starts_from_their_mean():
+def test_an_unseen_client_that_rates_no_model_above_0_starts_from_their_mean():
     worse = [tree_map(lambda t, k=k: t + k, dict(plain_net().state_dict())) for k in (3.0, 4.0)]
     ctx, client, down, _ = unseen(worse)
     mean = tree_map(lambda a, b: (a + b) / 2, *worse)

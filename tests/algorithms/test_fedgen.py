@@ -7,10 +7,9 @@ import torch.nn.functional as F
 from helpers.federations import Point, net, quadratic, quadratics, simulate
 from helpers.reference import CLIENTS, LR, data, plan, population, run
 from rayfed.algorithm import Replies, Reply
-from rayfed.algorithms.common.feature_generator import FeatureGenerator, drawn_classes
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fedgen import FedGen
+from rayfed.algorithms.fedgen import FeatureGenerator, FedGen, draw_classes
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.task import Batch
@@ -25,7 +24,7 @@ def small(**options):
 
 def test_classes_are_drawn_in_proportion():
     torch.manual_seed(0)
-    y = drawn_classes(torch.tensor([30.0, 0.0, 10.0, 60.0]), 20_000)
+    y = draw_classes(torch.tensor([30.0, 0.0, 10.0, 60.0]), 20_000)
     found = torch.bincount(y, minlength=4) / len(y)
     assert found[1] == 0
     torch.testing.assert_close(found, torch.tensor([0.3, 0.0, 0.1, 0.6]), rtol=0, atol=0.02)
@@ -51,7 +50,7 @@ def test_the_clients_loss():
     work = algorithm.start(ctx, {"weights": {}}, down)
     work, metrics = algorithm.step(ctx, {**work, "weights": dict(weights_of(model))}, down, Batch(x, y))
     torch.manual_seed(5)
-    label = drawn_classes(down["counts"], ctx.batch_size)
+    label = draw_classes(down["counts"], ctx.batch_size)
     noise = torch.rand(ctx.batch_size, 4)
     by_hand = FeatureGenerator(4, 6, 3, (8,))
     by_hand.load_state_dict(generator)
@@ -81,7 +80,7 @@ def test_the_servers_training_of_the_generator_by_hand():
     torch.manual_seed(9)
     losses = []
     for _ in range(6):  # two rounds of three; the moments go on
-        y = drawn_classes(server["counts"], ctx.batch_size)
+        y = draw_classes(server["counts"], ctx.batch_size)
         z = by_hand(y, torch.rand(len(y), 4))
         logits = sum(share * F.linear(z, h["fc.weight"], h["fc.bias"]) for share, h in zip(p, heads, strict=True))
         adam.zero_grad()

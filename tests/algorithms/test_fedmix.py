@@ -10,6 +10,7 @@ from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedmix import FedMix
 from rayfed.core.errors import UsageError
+from rayfed.core.moment import Moment
 from rayfed.core.network import gradients
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch
@@ -43,7 +44,7 @@ def test_a_round_by_hand(width, steps):
     assert means["x"].shape == (9, 6)
     locals_ = []
     for i in range(3):
-        seed_torch(0, "start", "round", 1, 0, i)
+        seed_torch(0, "start", Moment("round", 1), client=i)
         order = torch.randperm(9)
         x, y = data(people, i)
         local = descend(model, x, y, 0)
@@ -60,7 +61,7 @@ def test_a_round_by_hand(width, steps):
 
 
 def rows_of(client, size):
-    rng = generator(0, "batches", "round", 1, 0, 0, client)
+    rng = generator(0, "batches", Moment("round", 1), phase=0, client=client)
     while True:
         yield torch.from_numpy(rng.permutation(size))
 
@@ -105,7 +106,7 @@ def test_lambda_zero_is_fedavg():
 
 def test_fewer_means_than_examples_are_shared():
     people = population((12, 12))
-    algorithm = FedMix(means=3, mean_examples=4, lam=0.3)
+    algorithm = FedMix(means_per_step=3, mean_examples=4, lam=0.3)
     ctx = plan(algorithm, people, net(batch_norm=False)).context(people, "cpu").at(client=0, step=1)
     means = {"x": torch.randn(6, 6), "y": torch.rand(6, 3).softmax(1)}
     server = algorithm.init(ctx)

@@ -68,5 +68,5 @@ def test_two_rounds_by_hand(gamma):
 def test_tokens_are_refused():
     people = population()
     clients = [replace(c, train=Examples(np.zeros((len(c.train), 6), np.int64), c.train.y)) for c in people.clients]
-    with pytest.raises(UsageError, match=r"^algorithm.name=fedreg: takes inputs that can be changed a little, got tok"):
+    with pytest.raises(UsageError, match=r"^algorithm.name=fedreg: needs continuous inputs, got tokens"):
         plan(FedReg(), people, net()).check(replace(people, clients=tuple(clients)))

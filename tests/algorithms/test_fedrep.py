@@ -68,7 +68,7 @@ def test_adaptation_trains_the_head_or_both_parts_as_in_a_round():
 
 
 @pytest.mark.parametrize(("adapted", "moves"), [("head", False), ("both", True)])
-def test_a_unseens_body_moves_only_if_both_parts_adapt(adapted, moves):
+def test_an_unseen_clients_body_moves_only_if_both_parts_adapt(adapted, moves):
     people = replace(population(), unseen_clients=1)
     model = net(batch_norm=False)
     how = plan(FedRep(adapted=adapted), people, model, cohort=2)

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 
 from helpers.federations import net, on_pictures, reshaped, simulate
 from helpers.reference import CLIENTS, LR, assert_weights, data, plan, population, run
-from rayfed.algorithms.common.amplitude_normalisation import AMPLITUDE, amplitude, harmonised
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.harmofl import HarmoFL
+from rayfed.algorithms.harmofl import AMPLITUDE, HarmoFL, mean_amplitude, normalise_amplitude
 from rayfed.core.errors import UsageError
 from rayfed.data.population import Examples
 
@@ -26,14 +25,14 @@ def pictures():
 def test_amplitudes_are_swapped_and_phases_stay():
     torch.manual_seed(0)
     x, other = torch.randn(4, 3, 8, 8), torch.randn(5, 3, 8, 8)
-    common = amplitude(other)
-    spectrum = torch.fft.fft2(harmonised(x, common))
+    common = mean_amplitude(other)
+    spectrum = torch.fft.fft2(normalise_amplitude(x, common))
     torch.testing.assert_close(spectrum.abs(), common.expand_as(x), rtol=1e-3, atol=1e-3)
     before = torch.fft.fft2(x)
     turned = (spectrum / spectrum.abs()) * (before / before.abs()).conj()
     torch.testing.assert_close(turned.real, torch.ones_like(turned.real), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(harmonised(x[:1], amplitude(x[:1])), x[:1], rtol=1e-4, atol=1e-5)
-    assert harmonised(x, torch.zeros(0)) is x
+    torch.testing.assert_close(normalise_amplitude(x[:1], mean_amplitude(x[:1])), x[:1], rtol=1e-4, atol=1e-5)
+    assert normalise_amplitude(x, torch.zeros(0)) is x
 
 
 def test_the_setup_takes_the_mean_of_the_clients_running_means():
@@ -61,7 +60,7 @@ def test_two_rounds_by_hand(alpha):
         trained = []
         for i in CLIENTS:
             x, y = data(people, i)
-            x, own = harmonised(x, common), copy.deepcopy(model)
+            x, own = normalise_amplitude(x, common), copy.deepcopy(model)
             for _ in range(2):
                 start = [p.detach().clone() for p in own.parameters()]
                 grads = torch.autograd.grad(F.cross_entropy(own(x), y), list(own.parameters()))
@@ -90,9 +89,9 @@ def test_amplitudes_are_sent_once():
 
 def test_only_images_are_taken():
     people = population()
-    with pytest.raises(UsageError, match=r"^algorithm.name=harmofl: takes images .channels x height x width., got sam"):
+    with pytest.raises(UsageError, match=r"^algorithm.name=harmofl: needs images .channels x height x width., got inp"):
         plan(HarmoFL(), people, net()).check(people)
     text = pictures()
     clients = [replace(c, train=Examples(np.zeros((len(c.train), *SHAPE), np.int64), c.train.y)) for c in text.clients]
-    with pytest.raises(UsageError, match=r"^algorithm.name=harmofl: takes images .*, got tokens$"):
+    with pytest.raises(UsageError, match=r"^algorithm.name=harmofl: needs images .*, got tokens$"):
         plan(HarmoFL(), text, on_pictures(net())).check(replace(text, clients=tuple(clients)))

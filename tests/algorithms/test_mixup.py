@@ -14,6 +14,7 @@ from rayfed.algorithms.mixup import Mixup
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.algorithms.vhl import VHL
 from rayfed.core.errors import UsageError
+from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_torch
 from rayfed.core.task import Batch
 from rayfed.experiments.config import build_algorithm
@@ -58,7 +59,7 @@ def test_a_round_by_hand():
         rows = simulated_rows(people, model, i)
         sgd = torch.optim.SGD(local.parameters(), lr=LR)
         for step, some in enumerate(rows):
-            seed_torch(0, "batch", "round", 1, 0, 0, i, step)
+            seed_torch(0, "batch", Moment("round", 1), phase=0, client=i, step=step)
             batch = Mixup().prepare(server.ctx, Batch(x[some], y[some]))
             local.zero_grad()
             cross_entropy(local, *batch).backward()
@@ -70,7 +71,7 @@ def test_a_round_by_hand():
 def simulated_rows(people, model, client):
     from rayfed.core.rng import generator
 
-    rng = generator(0, "batches", "round", 1, 0, 0, client)
+    rng = generator(0, "batches", Moment("round", 1), phase=0, client=client)
     return [torch.from_numpy(rng.permutation(len(people.clients[client].train))) for _ in range(2)]
 
 
@@ -118,9 +119,9 @@ def test_shares_at_the_bounds_of_alpha(alpha, beyond, words):
         build_algorithm({"name": "mixup", "alpha": beyond}, where="algorithm")
 
 
-@pytest.mark.parametrize("base", [FRAug(), VHL(virtual=32)])
+@pytest.mark.parametrize("base", [FRAug(), VHL(virtual_examples=32)])
 def test_bases_that_need_whole_classes_are_refused(base):
-    with pytest.raises(UsageError, match=rf"^algorithm.base={base.name}: needs whole classes as labels"):
+    with pytest.raises(UsageError, match=rf"^algorithm.base={base.name}: needs integer class labels"):
         blueprint(Mixup(base=base), blobs()).check(blobs())
 
 

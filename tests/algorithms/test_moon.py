@@ -107,7 +107,7 @@ def test_a_projection_head_under_dbe(width):
 def test_a_head_needs_a_split():
     model = net()
     model.feature_shape = ()
-    with pytest.raises(UsageError, match=r"^algorithm.widths=\[7\]: go behind the features of a model with a split"):
+    with pytest.raises(UsageError, match=r"^algorithm.widths=\[7\]: a projection head needs a model with a split"):
         plan(Moon(widths=[7]), population(), model).check(population())
 
 

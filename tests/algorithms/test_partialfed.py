@@ -7,8 +7,7 @@ import torch
 
 from helpers.federations import Point, net, quadratic, quadratics
 from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
-from rayfed.algorithms.common.layers import layers, mixed
-from rayfed.algorithms.partialfed import PartialFed
+from rayfed.algorithms.partialfed import PartialFed, layer_positions, mixture
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
@@ -32,10 +31,10 @@ def test_fix_by_hand():
         common = mean(models, shares(people))
     assert_weights(server.state["weights"], common)
     for i, state in server.fleet.save().items():
-        assert {name.rpartition(".")[0] for name in state["own"]} == {"body.1", "fc"}
-        assert_weights(state["own"], models[i])
+        assert {name.rpartition(".")[0] for name in state["local"]} == {"body.1", "fc"}
+        assert_weights(state["local"], models[i])
         scored = server.algorithm.downloaded_model(server.ctx, state, {"weights": server.state["weights"]})
-        assert torch.equal(scored["fc.weight"], state["own"]["fc.weight"])
+        assert torch.equal(scored["fc.weight"], state["local"]["fc.weight"])
         assert torch.equal(scored["body.0.weight"], server.state["weights"]["body.0.weight"])
 
 
@@ -43,20 +42,20 @@ def adaptive(**options):
     people = population()
     algorithm = PartialFed(variant="adaptive", **options)
     ctx = plan(algorithm, people, net(batch_norm=False)).context(people, "cpu")
-    own = {name: v + 0.3 for name, v in ctx.task.initial_weights().items()}
-    client = {"weights": {}, "own": own, "logits": torch.tensor([20.0, -20.0, 0.0])}
+    local = {name: v + 0.3 for name, v in ctx.task.initial_weights().items()}
+    client = {"weights": {}, "local": local, "logits": torch.tensor([20.0, -20.0, 0.0])}
     return algorithm, ctx, client, {"weights": ctx.task.initial_weights()}, Batch(*data(people, 1))
 
 
 def test_layers_and_their_mixture():
     _, ctx, client, down, _ = adaptive()
-    where = layers(ctx.task)
-    assert where["body.0.weight"] == where["body.0.bias"] == 0
-    assert (where["body.3.bias"], where["fc.weight"]) == (1, 2)
-    found = mixed(down["weights"], client["own"], torch.tensor([1.0, 0.0, 0.25]), where)
-    assert torch.equal(found["body.0.weight"], down["weights"]["body.0.weight"])
-    assert torch.equal(found["body.3.weight"], client["own"]["body.3.weight"])
-    torch.testing.assert_close(found["fc.bias"], down["weights"]["fc.bias"] + 0.75 * 0.3)
+    positions = layer_positions(ctx.task)
+    assert positions["body.0.weight"] == positions["body.0.bias"] == 0
+    assert (positions["body.3.bias"], positions["fc.weight"]) == (1, 2)
+    mixed = mixture(down["weights"], client["local"], torch.tensor([1.0, 0.0, 0.25]), positions)
+    assert torch.equal(mixed["body.0.weight"], down["weights"]["body.0.weight"])
+    assert torch.equal(mixed["body.3.weight"], client["local"]["body.3.weight"])
+    torch.testing.assert_close(mixed["fc.bias"], down["weights"]["fc.bias"] + 0.75 * 0.3)
 
 
 def test_a_round_loads_what_the_logits_say_and_scores_with_the_likelier_choice():
@@ -66,12 +65,12 @@ def test_a_round_loads_what_the_logits_say_and_scores_with_the_likelier_choice()
         torch.manual_seed(seed)
         weights = algorithm.start(ctx, client, down)["weights"]
         assert torch.equal(weights["body.0.weight"], down["weights"]["body.0.weight"])
-        assert torch.equal(weights["body.3.weight"], client["own"]["body.3.weight"])
+        assert torch.equal(weights["body.3.weight"], client["local"]["body.3.weight"])
         drawn.add(torch.equal(weights["fc.weight"], down["weights"]["fc.weight"]))
     assert drawn == {True, False}
     scored = algorithm.downloaded_model(ctx, client, down)
     assert torch.equal(scored["fc.weight"], down["weights"]["fc.weight"])
-    assert torch.equal(scored["body.3.weight"], client["own"]["body.3.weight"])
+    assert torch.equal(scored["body.3.weight"], client["local"]["body.3.weight"])
 
 
 def test_batches_alternate_between_weights_and_choice():
@@ -92,7 +91,7 @@ def test_batches_alternate_between_weights_and_choice():
     where = {"body.0": 0, "body.3": 1, "fc": 2}
     weights = {
         name: a[where[name.rpartition(".")[0]]] * down["weights"][name]
-        + (1 - a[where[name.rpartition(".")[0]]]) * client["own"][name]
+        + (1 - a[where[name.rpartition(".")[0]]]) * client["local"][name]
         for name in weights_of(model)
     }
     loss = torch.nn.functional.cross_entropy(torch.func.functional_call(model, weights, (batch.x,)), batch.y)
@@ -109,5 +108,5 @@ def test_batches_alternate_between_weights_and_choice():
 
 def test_refusal():
     people = quadratics((1.0, 0.0), (2.0, 1.0))
-    with pytest.raises(UsageError, match=r"^algorithm.variant=fix: the model has neither batch norm nor a head that"):
+    with pytest.raises(UsageError, match=r"^algorithm.variant=fix: the model has neither batch norm nor a head to"):
         plan(PartialFed(), people, Point(), loss=quadratic, batch_size=1).check(people)

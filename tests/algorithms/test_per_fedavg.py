@@ -10,7 +10,7 @@ from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, data, descend, plan, population, run
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.per_fedavg import PerFedAvg, divided
+from rayfed.algorithms.per_fedavg import PerFedAvg, split
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.task import Batch
@@ -89,7 +89,7 @@ def test_a_hessian_free_step_is_near_the_second_order_one():
 def test_batches_are_cut_into_equal_parts():
     def cut(n, parts):
         rows = torch.arange(float(n))
-        return [piece.x.int().tolist() for piece in divided(Batch(rows, rows), parts)]
+        return [piece.x.int().tolist() for piece in split(Batch(rows, rows), parts)]
 
     assert cut(4, 2) == [[0, 1], [2, 3]]
     assert cut(6, 3) == [[0, 1], [2, 3], [4, 5]]
@@ -150,13 +150,15 @@ def test_momentum_belongs_to_the_meta_model():
 
 def test_wording_of_refusals():
     people = blobs(2, sizes=(11, 20))
-    with pytest.raises(UsageError, match=r"^local.batch_size=6: algorithm.name=per_fedavg takes 2 batches a step, and"):
+    with pytest.raises(
+        UsageError, match=r"^local.batch_size=6: algorithm.name=per_fedavg takes 2 batches per step, and"
+    ):
         blueprint(PerFedAvg(), people, batch_size=6).check(people)
     with pytest.raises(UsageError, match=r"client 0 has 11 training examples; use at most 3, or"):
         blueprint(PerFedAvg(variant="hf"), people, batch_size=5).check(people)
     even = blobs(2, sizes=(15, 20))
     with pytest.raises(
-        UsageError, match=r"^placement.vmap_clients=2: algorithm.name=per_fedavg takes 2 batches a step, and"
+        UsageError, match=r"^placement.vmap_clients=2: algorithm.name=per_fedavg takes 2 batches per step, and"
     ):
         blueprint(PerFedAvg(), even, vmap_clients=2, drop_last=False).check(even)
     blueprint(PerFedAvg(), even, vmap_clients=2).check(even)

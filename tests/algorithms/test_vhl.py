@@ -6,10 +6,10 @@ import torch.nn.functional as F
 
 from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run, shares
-from rayfed.algorithms.common.virtual_data import virtual_data
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.vhl import VHL, contrast
+from rayfed.algorithms.vhl import VHL, contrast, virtual_data
 from rayfed.core.errors import UsageError
+from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_torch
 
 
@@ -44,13 +44,13 @@ def test_contrast_of_all_alone_is_zero():
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_two_steps_by_hand(width, batch_norm):
     people, model = population((10, 10, 10)), net(batch_norm)
-    algorithm = VHL(virtual=7, virtual_batch=5, alpha=0.6, align=0.3, temperature=0.5)
+    algorithm = VHL(virtual_examples=7, virtual_batch_size=5, alpha=0.6, align=0.3, temperature=0.5)
     changes = {"batch_size": 10, "drop_last": True, "vmap_clients": width}
     server = run(algorithm, people, model, rounds=1, **changes)
     virtual = server.state["virtual"]
     locals_ = []
     for i in range(3):
-        seed_torch(0, "start", "round", 1, 0, i)
+        seed_torch(0, "start", Moment("round", 1), client=i)
         order = torch.randperm(7)
         x, y = data(people, i)
         local = descend(model, x, y, 0)
@@ -75,14 +75,16 @@ def test_two_steps_by_hand(width, batch_norm):
 
 def test_without_virtual_terms_it_is_fedavg():
     people = population()
-    fedavg, vhl = (run(a, people, net()).state["weights"] for a in (FedAvg(), VHL(virtual=32, alpha=0.0, align=0.0)))
+    fedavg, vhl = (
+        run(a, people, net()).state["weights"] for a in (FedAvg(), VHL(virtual_examples=32, alpha=0.0, align=0.0))
+    )
     for name, value in fedavg.items():
         torch.testing.assert_close(vhl[name], value)
 
 
 def test_the_virtual_data_travels_once_and_stays():
     people = population()
-    server, records = simulate(plan(VHL(virtual=40), people, net()), people)
+    server, records = simulate(plan(VHL(virtual_examples=40), people, net()), people)
     assert [record.stage for record in records] == ["setup", "round", "round"]
     assert records[0].bytes_down == {"virtual": 3 * 40 * (6 * 4 + 8)}
     assert records[0].bytes_up == {}
@@ -111,5 +113,7 @@ def test_neighbouring_pixels_of_virtual_images_are_alike():
 
 
 def test_refusals():
-    with pytest.raises(UsageError, match=r"^algorithm.virtual=8: is less than algorithm.virtual_batch=32"):
-        blueprint(VHL(virtual=8), blobs()).check(blobs())
+    with pytest.raises(
+        UsageError, match=r"^algorithm.virtual_examples=8: must be at least algorithm.virtual_batch_size=32"
+    ):
+        blueprint(VHL(virtual_examples=8), blobs()).check(blobs())

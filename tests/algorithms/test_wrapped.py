@@ -48,7 +48,7 @@ def test_terms_of_the_objective_reach_those_that_take_them(name):
 @pytest.mark.parametrize("name", BASES)
 def test_mixed_labels_train_those_that_do_not_need_whole_ones(name):
     if algorithm_of(CASES[name]).requires_hard_labels:
-        with pytest.raises(UsageError, match=rf"^algorithm.base={name}: needs whole classes as labels"):
+        with pytest.raises(UsageError, match=rf"^algorithm.base={name}: needs integer class labels"):
             outcome(name, lambda base: Mixup(base=base))
     else:
         plain, mixed = (outcome(name, wrap) for wrap in (lambda base: base, lambda base: Mixup(base=base)))

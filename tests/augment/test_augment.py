@@ -26,6 +26,7 @@ from rayfed.augment.schemes import Moderate, Weak
 from rayfed.cli.help import named_choices
 from rayfed.core import torchvision_cpu
 from rayfed.core.errors import UsageError
+from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_torch
 from rayfed.data.population import Client, Examples, Population
 from rayfed.experiments.config import Config
@@ -267,7 +268,7 @@ def test_pixels_are_augmented_before_normalisation_and_seeded_by_round_client_an
             assert torch.equal(found[round_, client, step].x, batch.x)  # never augmented
             continue
         pixels = batch.x * 0.2 + 0.4
-        seed_torch(0, "batch", "round", round_, 0, 0, client, step)
+        seed_torch(0, "batch", Moment("round", round_), phase=0, client=client, step=step)
         wanted = (augment(pixels) - 0.4) / 0.2
         torch.testing.assert_close(found[round_, client, step].x, wanted, rtol=1e-4, atol=1e-5)
         assert not torch.equal(found[round_, client, step].x, batch.x)

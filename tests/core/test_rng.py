@@ -3,14 +3,32 @@
 import pytest
 import torch
 
-from rayfed.core.rng import seed_of, torch_state_kept
+from rayfed.core.moment import Moment
+from rayfed.core.rng import stream_seed, torch_state_kept
 
 
 class TestSeeds:
-    def test_parts_are_kept_apart(self):
-        assert seed_of(1, 23) != seed_of(12, 3)
-        assert seed_of(0, "a") == seed_of(0, "a")
-        assert 0 <= seed_of("x") < 2**56
+    def test_streams_are_kept_apart(self):
+        streams = [
+            stream_seed(0, "start", client=1),
+            stream_seed(1, "start", client=1),
+            stream_seed(0, "finish", client=1),
+            stream_seed(0, "start", client=12),
+            stream_seed(0, "start", round=1),
+            stream_seed(0, "start", client=1, round=2),
+            stream_seed(0, "start", client=2, round=1),
+        ]
+        assert len(set(streams)) == len(streams)
+        assert all(0 <= seed < 2**56 for seed in streams)
+
+    def test_the_order_of_fields_changes_nothing(self):
+        assert stream_seed(3, "batches", client=1, phase=2) == stream_seed(3, "batches", phase=2, client=1)
+        moment = Moment("round", 4, 1)
+        by_name = {"exchange": 1, "client": 5, "round": 4, "stage": "round"}
+        assert stream_seed(3, "start", moment, client=5) == stream_seed(3, "start", **by_name)
+
+    def test_streams_stay_what_they_are(self):
+        assert stream_seed(0, "batches", Moment("round", 1), phase=0, client=3) == 11075573076275568
 
     def test_torch_is_left_alone(self):
         torch.manual_seed(3)

@@ -1,6 +1,7 @@
 """A client's training examples as training sees them: what AFL's and VM's losses are taken over."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -134,7 +135,7 @@ def test_random_turns_are_those_of_the_seed_of_client_and_round():
     found, _ = losses(AFL(), build_augment("rotation", {"degrees": 45}), optimizer=SGD(lr=1e-9))
     model = small().eval()  # and so it stays
     for (round, i), loss in found.items():
-        seed_torch(0, "as trained", "round", round, 0, i, 0)
+        seed_torch(0, "augmented data", Moment("round", round), client=i, batch=0)
         expected = by_hand(model, rotate(pixels(i), torch.empty(SIZES[i]).uniform_(-45, 45)), i)
         assert loss == pytest.approx(expected, abs=1e-6)
     assert len(set(found.values())) == 6
@@ -233,23 +234,26 @@ class TestAugmented:
         assert isinstance(other.x, Streamed)
         torch.manual_seed(5)
         state = torch.get_rng_state()
-        one = list(Augmented(part, augment, (1, 2)).batches(10))
+        one = list(Augmented(part, augment, partial(seed_torch, 1, "test")).batches(10))
         assert torch.equal(torch.get_rng_state(), state)
         assert [len(batch.y) for batch in one] == [10, 10, 6]
-        for again in (Augmented(part, augment, (1, 2)), Augmented(other, augment, (1, 2))):
+        for again in (
+            Augmented(part, augment, partial(seed_torch, 1, "test")),
+            Augmented(other, augment, partial(seed_torch, 1, "test")),
+        ):
             for batch, same in zip(one, again.batches(10), strict=True):
                 assert torch.equal(batch.x, same.x)
                 assert torch.equal(batch.y, same.y)
         for number, (batch, plain) in enumerate(zip(one, part.batches(10), strict=True)):
-            seed_torch(1, 2, number)
+            seed_torch(1, "test", batch=number)
             torch.testing.assert_close(batch.x, augment(plain.x.clone()))
             assert torch.equal(batch.y, plain.y)
-        another = next(Augmented(part, augment, (1, 3)).batches(10))
+        another = next(Augmented(part, augment, partial(seed_torch, 2, "test")).batches(10))
         assert not torch.equal(another.x, one[0].x)
 
     def test_rows_may_be_chosen(self):
         part = self.part()
-        view = Augmented(part, InPlace(), ())
+        view = Augmented(part, InPlace(), partial(seed_torch, 1, "test"))
         rows = torch.tensor([7, 3, 3, 25])
         stored = part.x.clone()
         made, plain = (list(some.batches(3, rows)) for some in (view, part))

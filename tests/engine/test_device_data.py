@@ -8,7 +8,7 @@ from rayfed.engine.device_data import batch_rows
 
 class TestBatchRows:
     def rows(self, n, size, *, epochs=None, steps=None, drop_last=True, key=0):
-        return batch_rows(n, size, epochs=epochs, steps=steps, drop_last=drop_last, rng=generator(key))
+        return batch_rows(n, size, epochs=epochs, steps=steps, drop_last=drop_last, rng=generator(key, "batches"))
 
     def test_full_batches_only(self):
         rows = self.rows(23, 5, epochs=2)

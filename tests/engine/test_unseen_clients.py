@@ -162,4 +162,4 @@ class TestWhatTheyReceive:
     def test_fedfomo_sends_the_first_models(self):
         people = replace(blobs(4), unseen_clients=1)
         server, _ = run(blueprint(FedFomo(models=2), people, cohort=3), people, points=("downloaded",))
-        assert server.algorithm.chosen(server.state, 3) == [0, 1]
+        assert server.algorithm.best_rated(server.state, 3) == [0, 1]

@@ -25,10 +25,10 @@ CLIPPED = {
     "dp_adcol": {"server_batch_size"},
     "local_dp_adcol": {"server_batch_size"},
     "fada": {"server_batch_size", "target"},
-    "faug": {"seeds"},
+    "faug": {"seed_examples"},
     "fedfomo": {"models"},
-    "fedmix": {"mean_examples", "means"},
-    "vhl": {"virtual_batch"},
+    "fedmix": {"mean_examples", "means_per_step"},
+    "vhl": {"virtual_batch_size"},
 }
 
 

@@ -108,9 +108,18 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "dp_fedbn": Case({"name": "dp_fedbn", "epsilon": 1e4}),
     "gaussian_dp_fedbn": Case({"name": "gaussian_dp_fedbn", "epsilon": 1e4}),
     "feddebias": Case({"name": "feddebias", "widths": [16, 8]}),
-    "vhl": Case({"name": "vhl", "virtual": 40, "virtual_batch": 6}),
+    "vhl": Case({"name": "vhl", "virtual_examples": 40, "virtual_batch_size": 6}),
     "fada": Case({"name": "fada", "target": 1, "hidden": [16]}, sampled=False),
-    "faug": Case({"name": "faug", "seeds": 2, "made": 12, "made_batch": 3, "hidden": 8, "server_steps": 5}),
+    "faug": Case(
+        {
+            "name": "faug",
+            "seed_examples": 2,
+            "generated_examples": 12,
+            "generated_batch_size": 3,
+            "hidden": 8,
+            "server_steps": 5,
+        }
+    ),
     "group_dro": Case({"name": "group_dro"}),
     "erm": Case({"name": "erm"}, sampled=False),
     "central_group_dro": Case({"name": "central_group_dro"}, sampled=False),
@@ -269,6 +278,7 @@ def sampled_plan(name: str) -> tuple[Blueprint, Population]:
 def finished_alone(name: str) -> Server:
     """Run `sampled_plan` in this process."""
     plan, people = sampled_plan(name)
-    server = Server(plan, people, LocalFleet(plan, people), Evaluation())
+    evaluation = Evaluation(every=2, points=(plan.algorithm.default_eval_point,))
+    server = Server(plan, people, LocalFleet(plan, people), evaluation)
     list(server.run())
     return server

@@ -96,7 +96,7 @@ def test_every_phase_counts():
 def test_parts_of_one_are_refused(options, size):
     people = blobs(2, sizes=SIZES)
     client = 0 if size == 1 else 1
-    message = f"^local.batch_size={size}: algorithm.name=per_fedavg cuts batches into .*, and of client {client}'s 2"
+    message = f"^local.batch_size={size}: algorithm.name=per_fedavg splits batches into .* examples of client {client} "
     with pytest.raises(UsageError, match=message):
         check(PerFedAvg(**options), people, batch_size=size)
     check(PerFedAvg(**options), people, batch_size=size, model=net(batch_norm=False))

@@ -98,7 +98,7 @@ def test_the_engine_learns_from_it(tmp_path, kind, algorithm, width):
 
 
 def test_what_wants_images_refuses_text(tmp_path):
-    with pytest.raises(UsageError, match=r"^algorithm.name=harmofl: takes images .* got tokens$"):
+    with pytest.raises(UsageError, match=r"^algorithm.name=harmofl: needs images .* got tokens$"):
         rayfed.run(
             {"algorithm.name": "harmofl", "model": MODELS["text"], "local.batch_size": 8, "results": str(tmp_path)},
             clients=people("text"),

@@ -27,7 +27,7 @@ def test_algorithm_pages_are_up_to_date():
     [
         ("fedavg", {}),
         ("harmofl", {"weights": 3 * 28 * 28}),  # the common amplitude, which comes in the setup
-        ("faug", {"made": 200 * (3 * 28 * 28 + 1)}),  # images and their classes
+        ("faug", {"generated": 200 * (3 * 28 * 28 + 1)}),  # images and their classes
         ("fed_irm", {"updates": 1}),
         ("moon", {"previous": 224903}),  # the whole model, which is there after the first round
     ],

@@ -1,4 +1,7 @@
-"""A model whose extractor ends in an MLP, with a new linear classifier on top (MOON; FedDebias, Fig. 5(a))."""
+"""A model with a projection head: its features end in an MLP, with a new linear classifier on top.
+
+MOON uses it, and FedDebias for the variant of Fig. 5(a).
+"""
 
 import copy
 import zlib
@@ -13,17 +16,24 @@ from rayfed.core.errors import UsageError
 from rayfed.core.task import Task
 
 
-class Projected(nn.Module):
-    """features = MLP ∘ the model's features; head = linear. The model's own head is left out of the weights."""
+class ModelWithProjection(nn.Module):
+    """A model whose `features` are an MLP of the features of `model`, and whose `head` is linear.
+
+    Args:
+        model: The model, with `features`. It is copied.
+        widths: The widths of the MLP, those of its input and output included.
+        classes: The number of classes.
+        unused: The names of the weights of the model's head, which this model leaves out.
+    """
 
     def __init__(self, model: Any, widths: Sequence[int], classes: int, unused: frozenset[str]):
         super().__init__()
         self.model = copy.deepcopy(model)
         for name in unused:
-            owner, _, leaf = name.rpartition(".")
-            part = self.model.get_submodule(owner)
-            table = part._parameters if leaf in part._parameters else part._buffers
-            table[leaf] = None
+            module_name, _, weight_name = name.rpartition(".")
+            module = self.model.get_submodule(module_name)
+            table = module._parameters if weight_name in module._parameters else module._buffers
+            table[weight_name] = None
         self.projection, self.head = mlp(widths), nn.Linear(widths[-1], classes)
         self.feature_shape = (widths[-1],)
 
@@ -35,15 +45,21 @@ class Projected(nn.Module):
 
 
 def with_projection(task: Task, widths: Sequence[int]) -> Task:
-    """`task` for its model projected. New weights follow from the old ones: every host must find the same."""
+    """Return `task` with a projection head of `widths` on its model.
+
+    The new weights are drawn from a seed that depends on the old ones, so that every host draws the same.
+
+    Raises:
+        UsageError: The model has no split point.
+    """
     if not task.feature_shape:
         raise UsageError(
-            f"algorithm.widths={list(widths)}: go behind the features of a model with a split point, features(x) and a "
+            f"algorithm.widths={list(widths)}: a projection head needs a model with a split point, features(x) and a "
             "module called head"
         )
     first = next(iter(task.initial_weights().values())).detach().cpu().contiguous()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(zlib.crc32(first.numpy().tobytes()))
-        inputs = int(torch.Size(task.feature_shape).numel())
-        model = Projected(task.model.module, [inputs, *widths], task.num_classes, task.head_names)
+        width = int(torch.Size(task.feature_shape).numel())
+        model = ModelWithProjection(task.model.module, [width, *widths], task.num_classes, task.head_names)
     return task.with_model(model)

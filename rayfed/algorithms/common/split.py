@@ -1,4 +1,4 @@
-"""Body and head of a model with a split point, for FedPer, FedRep, FedRoD and FedBABU."""
+"""The body and the head of a model with a split point (FedPer, FedRep, FedRoD, FedBABU)."""
 
 from collections.abc import Iterable
 

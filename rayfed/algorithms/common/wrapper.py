@@ -1,4 +1,4 @@
-"""The base class of wrappers: algorithms that change some hooks of another one, their `base`.
+"""The base class of wrappers: algorithms that change some hooks of another algorithm, their `base`.
 
 `algorithm.base` is configured like an algorithm: base=scaffold, or base={name: fedprox, mu: 0.01}.
 """
@@ -43,6 +43,7 @@ class Wrapper(Delegate, Algorithm):
 
     @property
     def target(self) -> Exchange:
+        """The exchange whose hooks are those of the wrapper, except for the hooks that the wrapper overrides."""
         exchange = self.wrapped(self.base)
         return self.base if exchange is self else exchange
 
@@ -96,11 +97,11 @@ class Wrapper(Delegate, Algorithm):
         return self.base.predict(ctx, model, x)
 
 
-def inside(algorithm: Algorithm) -> list[Algorithm]:
-    """What `algorithm` wraps, from the outside in; [] if it is no wrapper."""
-    return [algorithm.base, *inside(algorithm.base)] if isinstance(algorithm, Wrapper) else []
+def wrapped_algorithms(algorithm: Algorithm) -> list[Algorithm]:
+    """Return the algorithms that `algorithm` wraps, the outermost first; the list is empty if it is not a wrapper."""
+    return [algorithm.base, *wrapped_algorithms(algorithm.base)] if isinstance(algorithm, Wrapper) else []
 
 
 def innermost(algorithm: Algorithm) -> Algorithm:
-    """The algorithm inside all wrappers."""
-    return [algorithm, *inside(algorithm)][-1]
+    """Return the algorithm inside all wrappers."""
+    return [algorithm, *wrapped_algorithms(algorithm)][-1]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from rayfed.algorithm import Algorithm, Context, Exchange, Privacy, ProblemSpec, State
-from rayfed.algorithms.common.wrapper import Wrapper, derived, innermost, inside
+from rayfed.algorithms.common.wrapper import Wrapper, derived, innermost, wrapped_algorithms
 from rayfed.algorithms.dbe.consensus import CollectMeans, RegularisedExchange, SendConsensus
 from rayfed.algorithms.dbe.model import BIAS, DBE_WEIGHTS, BiasedModel, MeanRegulariser
 from rayfed.algorithms.fedavg import FedAvg
@@ -105,7 +105,7 @@ class DBE(Wrapper):
     # Refusals
 
     def check(self, problem: ProblemSpec) -> None:
-        if any(isinstance(each, DBE) for each in inside(self)):
+        if any(isinstance(each, DBE) for each in wrapped_algorithms(self)):
             raise UsageError("algorithm.base=dbe: DBE cannot wrap another DBE; give it what that one wraps")
         if (self.noise_scale or self.noise_mix) and not self.regularises:
             key = "noise_scale" if self.noise_scale else "noise_mix"
