@@ -191,8 +191,8 @@ def test_logged_scalars_are_recorded_after_each_round(case):
     for record, scalars in zip(run.records, run.scalars, strict=True):
         scores = [s for s in record.scores if s.client == -1 and s.metric in names]
         assert {s.metric for s in scores} == (names if record.stage == "round" else set())
-        assert all((s.client, s.domain, s.split, s.point) == (-1, "", "train", "global") for s in scores)
-        assert all(s.n == sum(run.server.examples) for s in scores)
+        where = (-1, "", "train", "global", sum(run.server.examples))
+        assert all((s.client, s.domain, s.split, s.point, s.n) == where for s in scores)
         assert all(s.value == scalars[s.metric] for s in scores)
 
 
