@@ -102,7 +102,10 @@ BN = ("model={name: mlp, batch_norm: true}",)
             "placement.vmap_clients=2: clients that train at once",
         ),
         (["local.batch_size=17", "local.drop_last=false", *BN], "local.batch_size=17: client 0 has 324 training"),
-        (["local.batch_size=1", *BN], "local.batch_size=1: client 0 has 324 training examples, which leave a batch of one"),
+        (
+            ["local.batch_size=1", *BN],
+            "local.batch_size=1: client 0 has 324 training examples, which leave a batch of one",
+        ),
         # what the algorithm needs
         (["algorithm.name=fedbn", "model.name=cnn"], "algorithm.name=fedbn: the model has no batch-norm layer"),
         (["algorithm.name=afl", "cohort=3", *QUICK], "cohort=3: algorithm.name=afl"),

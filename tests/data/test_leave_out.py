@@ -66,7 +66,9 @@ def test_own_clients_of_the_domain_become_the_test_set():
 def test_an_algorithm_without_a_global_model_is_refused():
     clients = [replace(client, domain=f"d{client.id}") for client in blobs(3).clients]
     config = Config.read({"leave_out": "d1", "algorithm.name": "solo", "model": {"name": "mlp", "hidden": [4]}})
-    with pytest.raises(UsageError, match=r"^leave_out=d1: algorithm solo has no global model here, and no other model can"):
+    with pytest.raises(
+        UsageError, match=r"^leave_out=d1: algorithm solo has no global model here, and no other model can"
+    ):
         make_plan(config, clients=clients)
 
 

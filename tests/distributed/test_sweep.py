@@ -182,13 +182,14 @@ class TestEarlyStopping:
     def test_asha_stops_some_and_finishes_the_best(self, swept, capsys):
         """Three learning rates one after the other, the best first: the others do not pass the first rung."""
         asha = "search={scheduler: asha, grace_rounds: 1, reduction_factor: 2, max_concurrent: 1}"
-        arms = "arms=[{local.lr: {grid: [0.2, 1.0e-6, 1.0e-7]}}]"
+        arms = "arms=[{local.lr: {grid: [0.02, 1.0e-6, 1.0e-7]}}]"
         more = (asha, arms, "seeds=[0]", "rounds=6", "experiment=asha", "algorithm.name=fedavg", "cohort=1.0")
+        more += ("data.per_domain=300", "model.hidden=[32]", "local.epochs=3")  # enough that the first is better
         found = ran(capsys, "space.yaml", *more, experiment="asha")
         trials = found.trials.set_index("local.lr")
         assert found.code == 0
         assert set(trials["status"]) <= {"stopped", "done"}
-        assert trials.loc[0.2, "status"] == "done"
+        assert trials.loc[0.02, "status"] == "done"
         assert "stopped" in set(trials["status"])
         assert trials["error"].isna().all()
         lasts = found.rounds.groupby("trial")["round"].max().to_dict()
