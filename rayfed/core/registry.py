@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-import sysconfig
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
+from rayfed.core.user_files import is_user_file
 
 
 def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
@@ -55,13 +55,6 @@ def _in_one_line(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
-    last = next((frame for frame in reversed(frames) if _is_user_file(frame.filename)), frames[-1])
+    users = [frame for frame in frames if Path(frame.filename).is_file() and is_user_file(frame.filename)]
+    last = (users or frames)[-1]
     return f"{type(error).__name__}: {text} ({last.filename}, line {last.lineno})"
-
-
-def _is_user_file(file: str) -> bool:
-    """Return whether `file` belongs neither to Python nor to an installed package nor to rayfed."""
-    path, paths = Path(file), sysconfig.get_paths()
-    rayfed = Path(__file__).parents[1]
-    excluded = [*(Path(paths[name]) for name in ("stdlib", "purelib", "platlib")), rayfed]
-    return path.is_file() and not any(path.is_relative_to(folder) for folder in excluded)

@@ -28,10 +28,8 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import linecache
-import os
 import re
 import sys
-import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -43,10 +41,10 @@ import numpy as np
 import torch
 from torch import nn
 
-import rayfed
 from rayfed.algorithm import Algorithm
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
+from rayfed.core.user_files import is_user_file
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.config import Config
 from rayfed.results.trials import recorded_value
@@ -63,16 +61,6 @@ def is_user_module(name: str | None) -> bool:
         return False
     file = _file(name) or _file(root)
     return is_user_file(file) if file else root not in sys.stdlib_module_names
-
-
-@functools.cache
-def is_user_file(file: str) -> bool:
-    """Return whether `file` belongs neither to rayfed, nor to Python, nor to an installed package."""
-    path, real = Path(file), Path(os.path.realpath(file))
-    if {"site-packages", "dist-packages"} & {*path.parts, *real.parts}:
-        return False
-    folders = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], rayfed.__path__[0])
-    return not any(real.is_relative_to(os.path.realpath(folder)) for folder in folders)
 
 
 def _file(name: str | None) -> str | None:

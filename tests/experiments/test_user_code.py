@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import rayfed
 from rayfed.experiments import user_code
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments
@@ -237,7 +238,7 @@ class TestUserModules:
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)],
             cwd=tmp_path_factory.mktemp("elsewhere"),
-            env={**os.environ, "PYTHONPATH": os.path.dirname(user_code.rayfed.__path__[0])},
+            env={**os.environ, "PYTHONPATH": os.path.dirname(rayfed.__path__[0])},
             capture_output=True,
             text=True,
             check=False,
