@@ -88,7 +88,7 @@ def after_a_round(algorithm: Algorithm) -> tuple[dict[str, int], dict[str, int]]
         ctx = server.ctx.at(Moment("round", 2), cohort=server.participants)
         down, unicast = downloads(server.algorithm.round_exchanges[0], ctx, server.state)
     first = ClientIndex(0)
-    return _numbers(down | unicast.get(first, {})), _numbers(fleet.host.states[first])
+    return _numbers(down | unicast.get(first, {})), _numbers(fleet.states[first])
 
 
 def _numbers(state: State) -> dict[str, int]:

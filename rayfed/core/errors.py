@@ -17,5 +17,9 @@ class HostLost(RuntimeError):
     """A host did not start or died. Everything recorded and checkpointed before that is kept."""
 
 
+class StatesLost(RuntimeError):
+    """States of clients were lost with a machine. The trial goes on from its last checkpoint."""
+
+
 class BadHook(RuntimeError):
     """A hook of an algorithm violates the interface. The message names the class and the hook."""

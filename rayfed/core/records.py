@@ -3,7 +3,9 @@
 The columns of the tables `metrics` and `rounds` are derived from these types; see `rayfed.results.tables`.
 """
 
-from collections.abc import Mapping
+import itertools
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -61,6 +63,42 @@ class RepresentationMap(NamedTuple):
     points: list[MapPoint]
 
 
+EVENTS = (
+    "host started",
+    "host lost",
+    "host hanging",
+    "host replaced",
+    "states lost",
+    "server lost",
+    "server hanging",
+    "recorder lost",
+    "trial lost",
+    "trial restarted",
+)
+"""What may happen to the processes of a trial."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened to the processes of a trial, and what it cost.
+
+    Attributes:
+        time: When it was noticed, in seconds since the epoch.
+        event: One of `EVENTS`.
+        detail: What happened, in words.
+        round: The round under way.
+        redone: The number of client trainings that had to be done again.
+        seconds: The wall-clock seconds that were lost.
+    """
+
+    time: float = field(default_factory=time.time)
+    event: str
+    detail: str = ""
+    round: int = field(default=0, metadata=INT32)
+    redone: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(kw_only=True)
 class Record:
     """What one round leaves: its scores, and what it cost.
@@ -78,6 +116,9 @@ class Record:
         privacy_unit: what `epsilon` protects: `client`, all data of one client; `representation`, one vector;
             `rescaled coordinate`, one coordinate of a vector that was rescaled to [0, 1], while its others stay (see
             `rayfed.algorithms.dp_adcol.local`).
+        busy: the seconds that each host worked on the exchanges of the round.
+        predicted: the seconds that each host was predicted to work; None where nothing was measured before.
+        events: what happened to hosts.
     """
 
     stage: str
@@ -91,6 +132,19 @@ class Record:
     epsilon: float | None = None
     privacy_unit: str | None = None
     maps: list[RepresentationMap] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
+    predicted: list[float] | None = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def balance(self) -> float | None:
+        """The mean over hosts of the seconds that they worked, as a share of the busiest host's; None without work."""
+        return sum(self.busy) / len(self.busy) / max(self.busy) if any(self.busy) else None
+
+    def add_work(self, busy: Sequence[float], predicted: Sequence[float] | None) -> None:
+        """Add the seconds of one exchange, by host. Hosts that join later have a later position."""
+        self.busy = _added(self.busy, busy)
+        self.predicted = None if predicted is None or self.predicted is None else _added(self.predicted, predicted)
 
     def accuracy(self, point: str) -> dict[str, float]:
         """Return the mean accuracy at `point` by split, over participants.
@@ -103,3 +157,7 @@ class Record:
                 values.setdefault((score.split, score.client != SERVER), []).append(score.value)
         means = {key: sum(of_key) / len(of_key) for key, of_key in sorted(values.items())}
         return {split: mean for (split, _), mean in means.items()}  # clients sort after the server, so they win
+
+
+def _added(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    return [a + b for a, b in itertools.zip_longest(one, other, fillvalue=0.0)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rayfed.core.errors import UsageError
+from rayfed.core.memory import memory_bytes
 from rayfed.core.records import Record
 from rayfed.core.status_line import StatusLine
 from rayfed.distributed.capacity import Bundle, fits, known_nodes
@@ -47,7 +48,11 @@ def make_fleet(plan: Plan, resources: Resources) -> Fleet:
     """Return the hosts of `plan`: one in this process, or Ray actors in the bundles of `resources.group`."""
     place = plan.config.placement
     if not place.hosts:
-        return LocalFleet(plan.blueprint, plan.population, resources.device, gpus=resources.gpus)
+        memory = plan.config.state.memory
+        state_memory = memory_bytes() / 4 if memory is None else memory * 2**30
+        return LocalFleet(
+            plan.blueprint, plan.population, resources.device, gpus=resources.gpus, state_memory=state_memory
+        )
     from rayfed.distributed.ray_fleet import RayFleet
 
     assert resources.group is not None, "hosts run in the bundles of a placement group"

@@ -173,24 +173,3 @@ class Blueprint:
 def _real(population: Population) -> bool:
     dtype = population.clients[0].train.x.dtype
     return dtype == np.uint8 or dtype.kind == "f"
-
-
-def homes_of(population: Population, hosts: int) -> list[list[ClientIndex]]:
-    """Return the clients of each host; participants and unseen clients are dealt separately, by training examples."""
-    sizes, participants = [len(client.train) for client in population.clients], len(population.participants)
-    unseen = [[ClientIndex(participants + i) for i in home] for home in deal(sizes[participants:], hosts)]
-    return [first + second for first, second in zip(deal(sizes[:participants], hosts), unseen, strict=True)]
-
-
-def deal(sizes: Sequence[int], hosts: int) -> list[list[ClientIndex]]:
-    """Return the clients of each host, in ascending order.
-
-    Clients are dealt from the largest to the smallest, each to the host with the fewest examples so far.
-    """
-    loads = [0] * hosts
-    homes: list[list[ClientIndex]] = [[] for _ in range(hosts)]
-    for client in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        host = min(range(hosts), key=lambda h: (loads[h], h))
-        loads[host] += max(1, sizes[client])
-        homes[host].append(ClientIndex(client))
-    return [sorted(home) for home in homes]

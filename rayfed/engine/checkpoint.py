@@ -16,7 +16,7 @@ from rayfed.engine.server import Server
 
 def state(server: Server) -> dict[str, Any]:
     """Return the server's state and every client's, copied to the CPU."""
-    everything = {"server": server.state, "clients": dict(sorted(server.fleet.save().items()))}
+    everything = {"server": server.state, "clients": {client: server.fleet.states[client] for client in server.fleet.states}}
     copied: dict[str, Any] = tree_map(lambda tensor: tensor.detach().cpu().clone(), everything)
     return copied
 
@@ -45,4 +45,4 @@ def load(server: Server, file: BinaryIO, name: str) -> None:
     if not content["server"].keys() >= server.state.keys():  # a setup may have added some
         raise UsageError(f"{name}: belongs to another algorithm; start anew with resume=false")
     server.state, server.round = server.ctx.task.to_memory_format(content["server"]), content["round"]
-    server.fleet.load(content["clients"])
+    server.fleet.load(content["clients"].items())

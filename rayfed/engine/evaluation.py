@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rayfed.algorithm import Algorithm, Context, Exchange, State
@@ -92,6 +92,7 @@ class Evaluator:
             splits=splits,
             points=points,
             adapt_epochs=self.evaluation.adapt_epochs,
+            tests=tuple(range(len(self.population.tests))),
             metrics=metrics,
         )
         ctx = self.ctx.at(request.moment, cohort=request.cohort)
@@ -101,12 +102,11 @@ class Evaluator:
         if "global" in points or self.population.tests or metrics.gradients:
             model = self.algorithm.global_model(ctx, state)
             if model is not None:
-                scored.append(
-                    self.fleet.score_global(request.for_clients(clients if "global" in points else ()), model)
-                )
+                scored.append(self.fleet.score_global(request.part(clients if "global" in points else ()), model))
                 if metrics.gradients:
                     on = {split for metric in metrics.gradients for split in metric.splits}
-                    scores += gradient_scores(metrics.gradients, self.fleet.gradients(request, model, on))
+                    gradients = self.fleet.gradients(replace(request, splits=tuple(sorted(on))), model)
+                    scores += gradient_scores(metrics.gradients, gradients)
             elif "global" in points:
                 raise UsageError("evaluate.points=[global]: parts of the model stay with the clients; use downloaded")
         if {"downloaded", "adapted"} & set(points):

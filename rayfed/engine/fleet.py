@@ -1,27 +1,59 @@
-"""All hosts behind one interface: the server makes the same calls wherever the clients live."""
+"""All hosts behind one interface: the server makes the same calls wherever clients run."""
 
-from collections.abc import Collection, Mapping
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from rayfed.algorithm import State
 from rayfed.core.ids import ClientIndex
+from rayfed.core.records import Event
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.client_store import ClientStates, ClientStore
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
 from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import Gradients
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, ScoreRequest
+from rayfed.engine.serialization import state_hash
+
+CLIENTS_AT_ONCE = 64
+"""Clients whose states `LocalFleet` holds beside its store at any time."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exchanged:
+    """What all hosts together return from an exchange.
+
+    Attributes:
+        results: The results, each of some of the clients.
+        busy: The seconds that each host worked.
+        predicted: The seconds that each host was predicted to work; None where nothing was measured before.
+    """
+
+    results: Sequence[ExchangeResult]
+    busy: Sequence[float]
+    predicted: Sequence[float] | None = None
 
 
 class Fleet(Protocol):
-    """What the server asks of its hosts; see `Host` for the methods."""
+    """What the server asks of its hosts; see `Host` for the methods.
 
-    def exchange(
-        self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]
-    ) -> list[ExchangeResult]: ...
+    A fleet owns the states of clients. An exchange reads them, and writes the next ones when all of its clients have
+    finished. Where the server weighs the replies, it then calls `weigh` once before anything else.
+
+    Attributes:
+        states: The states of the clients.
+        events: What happened to hosts, such as losses; the server takes them away.
+    """
+
+    states: ClientStates
+    events: list[Event]
+
+    def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Exchanged: ...
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> list[ExactSum]: ...
 
@@ -29,11 +61,15 @@ class Fleet(Protocol):
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored: ...
 
-    def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Gradients]: ...
+    def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]: ...
 
-    def save(self) -> dict[ClientIndex, State]: ...
+    def hashes(self) -> dict[ClientIndex, str]:
+        """Return a hash of each client's state, computed where the states are."""
+        ...
 
-    def load(self, states: Mapping[ClientIndex, State]) -> None: ...
+    def load(self, states: Iterable[tuple[ClientIndex, State]]) -> None:
+        """Replace all states."""
+        ...
 
     def close(self) -> None: ...
 
@@ -43,37 +79,65 @@ class LocalFleet:
 
     Args:
         gpus: The GPUs that the process reserved; a share below 1 limits the memory that the host's data may take.
+        state_memory: The bytes that the clients' states may take in memory; the rest is on disk.
     """
 
     def __init__(
-        self, blueprint: Blueprint, population: Population, device: str | torch.device = "cpu", *, gpus: float = 0.0
+        self,
+        blueprint: Blueprint,
+        population: Population,
+        device: str | torch.device = "cpu",
+        *,
+        gpus: float = 0.0,
+        state_memory: float = math.inf,
     ):
-        clients = [ClientIndex(i) for i in range(len(population.clients))]
-        share = min(gpus, 1.0) or 1.0
-        self.host = Host.of(blueprint, population, device, clients, range(len(population.tests)), share=share)
+        self.host = Host.of(blueprint, population, device, share=min(gpus, 1.0) or 1.0)
+        self.states = ClientStore(state_memory, device)
+        self.events: list[Event] = []
+        self._unweighted: dict[ClientIndex, State] = {}
+        self._at_once = max(1, CLIENTS_AT_ONCE // blueprint.vmap_clients) * blueprint.vmap_clients
 
-    def exchange(
-        self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]
-    ) -> list[ExchangeResult]:
-        return [self.host.exchange(request, down, unicast)]
+    def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Exchanged:
+        results, self._unweighted = [], {}
+        for clients in self._chunks(request.clients):
+            result = self.host.exchange(request.part(clients), down, unicast, self._states_of(clients))
+            for client, state in result.states.items():
+                self.states[client] = state
+            self._unweighted |= result.unweighted
+            results.append(dataclasses.replace(result, states={}, unweighted={}))
+        return Exchanged(results=results, busy=[sum(result.seconds for result in results)])
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> list[ExactSum]:
-        return [self.host.weigh(weights)]
+        unweighted, self._unweighted = self._unweighted, {}
+        return [self.host.weigh(weights, unweighted)]
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
-        return self.host.score_downloads(request, down, unicast)
+        return Scored.together(
+            [
+                self.host.score_downloads(request.part(clients), down, unicast, self._states_of(clients))
+                for clients in self._chunks(request.clients)
+            ]
+        )
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
         return self.host.score_global(request, model)
 
-    def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Gradients]:
-        return self.host.gradients(request, model, splits)
+    def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
+        return self.host.gradients(request, model)
 
-    def save(self) -> dict[ClientIndex, State]:
-        return self.host.save()
+    def hashes(self) -> dict[ClientIndex, str]:
+        return {client: state_hash(self.states[client]) for client in self.states}
 
-    def load(self, states: Mapping[ClientIndex, State]) -> None:
-        self.host.load(states)
+    def load(self, states: Iterable[tuple[ClientIndex, State]]) -> None:
+        self.states.clear()
+        for client, state in states:
+            self.states[client] = self.host.ctx.task.to_memory_format(state)
 
     def close(self) -> None:
         """Release nothing."""
+
+    def _chunks(self, clients: Sequence[ClientIndex]) -> Iterator[Sequence[ClientIndex]]:
+        return (clients[first : first + self._at_once] for first in range(0, len(clients), self._at_once))
+
+    def _states_of(self, clients: Sequence[ClientIndex]) -> dict[ClientIndex, State]:
+        return {client: self.states[client] for client in clients if client in self.states}

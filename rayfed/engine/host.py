@@ -1,8 +1,8 @@
-"""A host: holds some of the clients, with their data and state, and runs them. It knows neither Ray nor any method."""
+"""A host: a worker that runs clients. It knows neither Ray nor any method."""
 
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,26 +30,27 @@ from rayfed.metrics.base import Value
 
 
 class TrainedClient(NamedTuple):
-    """A client after local training: its context, what it received, and what training left."""
+    """A client after local training: its context, its state before, what it received, and what training left."""
 
     ctx: Context
     client: ClientIndex
+    state: State
     down: State
     trained: Trained
 
 
 class Host:
-    """Some of the clients, on one device.
+    """A worker on one device, which runs any client of the population.
+
+    It keeps nothing between calls that is not also elsewhere: client states come with each call and go back with its
+    result, and what it holds of the data is a cache.
 
     Args:
         ctx: The context common to all hooks; its task lies on this host's device.
-        clients: The clients that live here, by their index in the population.
-        tests: The server's test sets that are scored here, by their position.
         vmap_clients: The number of clients to train at once with `torch.vmap`; 1 trains one after the other.
         drop_last: Whether an epoch leaves out the examples that do not fill a batch.
         augment: The augmentation of training batches.
-        room: The bytes that the inputs of all clients may take on the device. Larger data stay where they are and are
-            read batch by batch, which changes no result.
+        room: The bytes that the clients' inputs may take on the device; see `HostData`.
     """
 
     def __init__(
@@ -57,8 +58,6 @@ class Host:
         algorithm: Algorithm,
         ctx: Context,
         population: Population,
-        clients: Sequence[ClientIndex],
-        tests: Sequence[int],
         *,
         vmap_clients: int,
         drop_last: bool,
@@ -68,21 +67,11 @@ class Host:
     ):
         self.algorithm, self.ctx, self.seed = algorithm, ctx, seed
         self.vmap_clients, self.drop_last, self.augment = vmap_clients, drop_last, augment
-        self.data = HostData(algorithm, ctx.task, population, clients, tests, seed=seed, room=room)
-        self.states: dict[ClientIndex, State] = {}
-        self._models_before: dict[ClientIndex, Any] = {}  # of this round, where a metric needs them
-        self._unweighted: list[tuple[ClientIndex, State]] = []  # averaged fields, until the server sends the weights
+        self.data = HostData(algorithm, ctx.task, population, seed=seed, room=room)
 
     @classmethod
     def of(
-        cls,
-        blueprint: Blueprint,
-        population: Population,
-        device: str | torch.device,
-        clients: Sequence[ClientIndex],
-        tests: Sequence[int],
-        *,
-        share: float,
+        cls, blueprint: Blueprint, population: Population, device: str | torch.device, *, share: float = 1.0
     ) -> "Host":
         """Return a host for this process, and prepare the process; the host may use `share` of the device's memory."""
         torch.set_num_threads(blueprint.threads)
@@ -91,8 +80,6 @@ class Host:
             blueprint.algorithm,
             blueprint.context(population, device),
             population,
-            clients,
-            tests,
             vmap_clients=blueprint.vmap_clients,
             drop_last=blueprint.drop_last,
             seed=blueprint.seed,
@@ -100,40 +87,48 @@ class Host:
             room=room_for(blueprint.data_on_device, device, share),
         )
 
-    def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> ExchangeResult:
+    def exchange(
+        self,
+        request: ExchangeRequest,
+        down: State,
+        unicast: Mapping[ClientIndex, State],
+        states: Mapping[ClientIndex, State],
+    ) -> ExchangeResult:
         """Train the clients of `request` and return their replies, with the averaged fields already summed.
 
         Args:
             down: What every client receives.
             unicast: The further fields of the clients that receive some.
+            states: The states of the clients that have one. The others join.
         """
         began, scoring = time.perf_counter(), 0.0
         exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         due = request.metrics
         replies, metrics, scored = [], [], []
         bytes_up: dict[str, int] = {}
-        total, self._unweighted = ExactSum(), []
-        for ctx, client, received, trained in self._trained(exchange, request, down, unicast):
-            state = self.states[client]
+        total, unweighted, next_states = ExactSum(), {}, {}
+        models_before = dict(request.models_before)
+        for ctx, client, state, received, trained in self._trained(exchange, request, down, unicast, states):
             seed_torch(self.seed, "finish", request.moment, client=client)
             with untouched(f"{type(exchange).__name__}.finish", client=state, down=received):
-                self.states[client], up = exchange.finish(ctx, trained.work, state, received, ctx.data)
+                next_state, up = exchange.finish(ctx, trained.work, state, received, ctx.data)
+            next_states[client] = self.ctx.task.to_memory_format(next_state)
             if due.training and ctx.exchange == 0:
-                self._models_before[client] = self.algorithm.downloaded_model(ctx, state, received)
+                models_before[client] = self.algorithm.downloaded_model(ctx, state, received)
             if request.score_splits or (due.training and due.last):
                 self._synchronise()
                 since = time.perf_counter()
-                model = self.algorithm.trained_model(ctx, trained.work, self.states[client], received)
+                model = self.algorithm.trained_model(ctx, trained.work, next_states[client], received)
                 scored.append(self.data.score_client(ctx, client, model, "trained", request.score_splits, due))
                 if due.training:
-                    values = due.training_values(ctx, self._models_before.pop(client), model)
+                    values = due.training_values(ctx, models_before.pop(client), model)
                     metrics += [self._training_part(client).score(value) for value in values]
                 scoring += time.perf_counter() - since
             for field, size in bytes_by_field(up).items():
                 bytes_up[field] = bytes_up.get(field, 0) + size
             averaged = {name: up[name] for name in exchange.averaged if name in up}
             if exchange.server_side_weighting:
-                self._unweighted.append((client, averaged))
+                unweighted[client] = averaged
             else:
                 total.add(averaged, request.weights[client])
             replies.append(Reply(client, ctx.examples, {name: up[name] for name in up if name not in averaged}))
@@ -143,7 +138,10 @@ class Host:
         scores = Scored.together(scored)
         return ExchangeResult(
             total=total,
+            unweighted=unweighted,
             replies=replies,
+            states=next_states,
+            models_before=models_before,
             metrics=metrics,
             bytes_up=bytes_up,
             scores=scores.scores,
@@ -152,50 +150,64 @@ class Host:
             seconds_scoring=scoring,
         )
 
-    def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
-        """Return the averaged fields of the last exchange, summed with weights that the server computed."""
+    def weigh(self, weights: Mapping[ClientIndex, float], unweighted: Mapping[ClientIndex, State]) -> ExactSum:
+        """Return the sum of the averaged fields of an exchange, with weights that the server computed."""
         total = ExactSum()
-        for client, averaged in self._unweighted:
+        for client, averaged in unweighted.items():
             total.add(averaged, weights[client])
-        self._unweighted = []
         return total
 
-    def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
-        """Score the clients' models on their own data, as downloaded or after adaptation."""
+    def score_downloads(
+        self,
+        request: ScoreRequest,
+        down: State,
+        unicast: Mapping[ClientIndex, State],
+        states: Mapping[ClientIndex, State],
+    ) -> Scored:
+        """Score the clients' models on their own data, as downloaded or after adaptation.
+
+        Clients without a state join for the score alone: nothing of them is kept.
+        """
         scored = []
         received = self.ctx.task.to_memory_format(down)
-        for client in request.clients if "downloaded" in request.points else ():
+        joined: dict[ClientIndex, State] = {}
+        for client in request.clients:
             ctx = self._context(client, request)
-            fields = received | self.ctx.task.to_memory_format(unicast.get(client, {}))
-            model = self.algorithm.downloaded_model(ctx, self._state(ctx), fields)
-            scored.append(self.data.score_client(ctx, client, model, "downloaded", request.splits, request.metrics))
+            state = self._state(ctx, states)
+            if "downloaded" in request.points:
+                fields = received | self.ctx.task.to_memory_format(unicast.get(client, {}))
+                model = self.algorithm.downloaded_model(ctx, state, fields)
+                scored.append(self.data.score_client(ctx, client, model, "downloaded", request.splits, request.metrics))
+            if "adapted" in request.points and client not in states:
+                joined[client] = state
         if "adapted" in request.points:
             epochs = self.ctx.local._replace(epochs=request.adapt_epochs, steps=None)
-            adapting = self._trained(self.algorithm.adaptation, request, down, unicast, stage="final", local=epochs)
-            for ctx, client, fields, trained in adapting:
-                model = self.algorithm.trained_model(ctx, trained.work, self.states[client], fields)
+            adapting = self._trained(
+                self.algorithm.adaptation,
+                request,
+                down,
+                unicast,
+                {**states, **joined},
+                stage="final",
+                local=epochs,
+            )
+            for ctx, client, state, fields, trained in adapting:
+                model = self.algorithm.trained_model(ctx, trained.work, state, fields)
                 scored.append(self.data.score_client(ctx, client, model, "adapted", request.splits, request.metrics))
         return Scored.together(scored)
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
-        """Score the server's model on the clients' data, and on the server's test sets of this host."""
+        """Score the server's model on the clients' data, and on the server's test sets of `request`."""
         ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.to_memory_format(model)
         splits, due = request.splits, request.metrics
         scored = [self.data.score_client(ctx, client, model, "global", splits, due) for client in request.clients]
-        return Scored.together([*scored, *self.data.score_tests(ctx, model, due)])
+        return Scored.together([*scored, *(self.data.score_test(ctx, k, model, due) for k in request.tests)])
 
-    def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Gradients]:
-        """Return the gradients of the server's model on `splits` of the clients' data and test sets, by domain."""
-        ctx = self.ctx.at(request.moment, cohort=request.cohort)
-        return self.data.gradients(ctx, request.clients, self.ctx.task.to_memory_format(model), splits)
-
-    def save(self) -> dict[ClientIndex, State]:
-        """Return the state of every client that has been asked for so far."""
-        return self.states
-
-    def load(self, states: Mapping[ClientIndex, State]) -> None:
-        """Take over the states of the clients that live here."""
-        self.states = {i: self.ctx.task.to_memory_format(states[i]) for i in states if i in self.data.parts}
+    def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
+        """Return the gradients of the server's model on `request.splits` of the clients' data and test sets, by
+        domain."""
+        ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.to_memory_format(model)
+        return self.data.gradients(ctx, request.clients, request.tests, model, request.splits)
 
     def _trained(
         self,
@@ -203,22 +215,25 @@ class Host:
         request: Request,
         down: State,
         unicast: Mapping[ClientIndex, State],
+        states: Mapping[ClientIndex, State],
         **changes: Any,
     ) -> Iterator[TrainedClient]:
         """Train the clients of `request` in blocks of `vmap_clients`; `changes` are those of their contexts."""
         to_memory_format = self.ctx.task.to_memory_format
         common = to_memory_format(down)
         for first in range(0, len(request.clients), self.vmap_clients):
-            jobs, received = [], []
+            jobs, received, before = [], [], []
             for client in request.clients[first : first + self.vmap_clients]:
                 ctx = self._context(client, request, **changes)
                 fields = common | to_memory_format(unicast.get(client, {}))
+                state = self._state(ctx, states)
                 seed_torch(self.seed, "start", ctx.moment, client=client)
-                work = exchange.start(ctx, self._state(ctx), fields)
-                jobs.append(Job(client, self.data.parts[client]["train"], work, ctx))
+                work = exchange.start(ctx, state, fields)
+                jobs.append(Job(client, self.data.parts(client)["train"], work, ctx))
                 received.append(fields)
+                before.append(state)
             phases = exchange.phases(jobs[0].ctx)
-            with untouched(f"{type(exchange).__name__}.step", down=received[0], client=self._state(jobs[0].ctx)):
+            with untouched(f"{type(exchange).__name__}.step", down=received[0], client=before[0]):
                 results = train(
                     exchange,
                     jobs,
@@ -228,23 +243,23 @@ class Host:
                     drop_last=self.drop_last,
                     augment=self.augment,
                 )
-            for job, fields, trained in zip(jobs, received, results, strict=True):
+            for job, state, fields, trained in zip(jobs, before, received, results, strict=True):
                 self._check_finite(job, trained)
-                yield TrainedClient(job.ctx, job.client, fields, trained)
+                yield TrainedClient(job.ctx, job.client, state, fields, trained)
 
     def _training_part(self, client: ClientIndex) -> ScoredPart:
         """Return the training data of a client, with its trained model."""
-        number, domain = self.data.numbers[client], self.data.domains[client]
-        return ScoredPart(client=number, domain=domain, split="train", point="trained")
+        of_client = self.data.population.clients[client]
+        return ScoredPart(client=of_client.id, domain=of_client.domain, split="train", point="trained")
 
     def _check_finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():
             if not math.isfinite(value):
-                client = self.data.numbers[job.client]
+                client = self.data.population.clients[job.client].id
                 raise Diverged(f"round {job.ctx.round}, client {client}: training {name} is {value}")
 
     def _context(self, client: ClientIndex, request: Request, **changes: Any) -> Context:
-        parts = self.data.parts[client]
+        parts = self.data.parts(client)
         ctx = self.ctx.at(request.moment, cohort=request.cohort, client=client, examples=len(parts["train"]), **changes)
         augmented = None
         if self.augment is not None:
@@ -252,12 +267,14 @@ class Host:
             augmented = Augmented(parts["train"], self.augment, seed_batch)
         return ctx.at(data=ClientData(parts["train"], parts["val"], augmented))
 
-    def _state(self, ctx: Context) -> State:
+    def _state(self, ctx: Context, states: Mapping[ClientIndex, State]) -> State:
+        """Return the client's state, which is a function of the seed alone until it takes part in an exchange."""
         client = ClientIndex(ctx.client)
-        if client not in self.states:
-            seed_torch(self.seed, "join", client=client)
-            self.states[client] = self.ctx.task.to_memory_format(self.algorithm.join(ctx))
-        return self.states[client]
+        if client in states:
+            return states[client]
+        seed_torch(self.seed, "join", client=client)
+        joined: State = self.ctx.task.to_memory_format(self.algorithm.join(ctx))
+        return joined
 
     def _synchronise(self) -> None:
         if self.ctx.task.device.type == "cuda":

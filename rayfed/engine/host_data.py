@@ -1,7 +1,8 @@
-"""The data that a host holds, of its clients and some of the server's test sets, and the scores of models on them."""
+"""The data that a host works on, of clients and the server's test sets, and the scores of models on them."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rayfed.algorithm import Algorithm, Context
@@ -11,7 +12,6 @@ from rayfed.data.population import Examples, Population
 from rayfed.engine.device_data import Normalise, Part
 from rayfed.engine.metric_collection import CollectedRepresentations, DueMetrics, Gradients, domain_gradients
 from rayfed.engine.scoring import ScoredPart, score
-from rayfed.engine.streamed import fits
 
 PARTS = ("train", "val", "test")
 
@@ -31,36 +31,48 @@ class Scored(NamedTuple):
 
 
 class HostData:
-    """The parts of clients' data by client and split, and test sets, on one device.
+    """The clients' data and the server's test sets, on one device, as far as they fit.
 
-    The arguments are those of `Host`; `room` is the number of bytes that the inputs may take on the device.
+    What is on the device is a cache: the parts of a client are made when the client is first run here, and those that
+    have not been used for the longest time go when the inputs would take more than `room` bytes. A client or test set
+    that does not fit even alone is read batch by batch. None of this changes a result.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        task: Task,
-        population: Population,
-        clients: Sequence[int],
-        tests: Sequence[int],
-        *,
-        seed: int,
-        room: float = math.inf,
-    ):
-        self.algorithm, self.seed = algorithm, seed
-        normalise = Normalise(population, task.device, channels_last=task.channels_last)
-        self.numbers = {i: population.clients[i].id for i in clients}
-        self.domains = {i: population.clients[i].domain for i in clients}
-        by_client = {i: {name: getattr(population.clients[i], name) for name in PARTS} for i in clients}
-        test_sets = [population.tests[k] for k in tests]
-        examples = [part for parts in by_client.values() for part in parts.values()]
-        data_on_device = fits([*examples, *(test.examples for test in test_sets)], room)
+    def __init__(self, algorithm: Algorithm, task: Task, population: Population, *, seed: int, room: float = math.inf):
+        self.algorithm, self.task, self.population, self.seed = algorithm, task, population, seed
+        self._normalise = Normalise(population, task.device, channels_last=task.channels_last)
+        self._room, self._used = room, 0
+        self._cached: OrderedDict[tuple[str, int], tuple[dict[str, Part], int]] = OrderedDict()
 
-        def make_part(examples: Examples) -> Part:
-            return Part(examples, task.device, normalise, data_on_device=data_on_device)
+    def parts(self, client: int) -> dict[str, Part]:
+        """Return the parts of a client's data by split."""
+        return self._make("client", client, {name: getattr(self.population.clients[client], name) for name in PARTS})
 
-        self.parts = {i: {name: make_part(part) for name, part in parts.items()} for i, parts in by_client.items()}
-        self.tests = [(test, make_part(test.examples)) for test in test_sets]
+    def test(self, number: int) -> Part:
+        """Return one of the server's test sets."""
+        return self._make("test", number, {"test": self.population.tests[number].examples})["test"]
+
+    def examples(self, client: int) -> int:
+        """Return the number of a client's training examples."""
+        return len(self.population.clients[client].train)
+
+    def _make(self, kind: str, number: int, examples: Mapping[str, Examples]) -> dict[str, Part]:
+        if (cached := self._cached.get((kind, number))) is not None:
+            self._cached.move_to_end((kind, number))
+            return cached[0]
+        size = sum(part.x.nbytes for part in examples.values())
+        on_device = size <= self._room
+        size = size if on_device else 0
+        while self._used + size > self._room:
+            _, (_, freed) = self._cached.popitem(last=False)
+            self._used -= freed
+        made = {
+            name: Part(part, self.task.device, self._normalise, data_on_device=on_device)
+            for name, part in examples.items()
+        }
+        self._cached[kind, number] = made, size
+        self._used += size
+        return made
 
     def score_client(
         self, ctx: Context, client: int, model: Any, point: str, splits: Sequence[str], due: DueMetrics
@@ -75,22 +87,34 @@ class HostData:
         return self._score(ctx, model, parts, due, fitted, unseen=client >= ctx.task.num_clients)
 
     def _client_parts(self, client: int, splits: Sequence[str], point: str) -> dict[ScoredPart, Part]:
-        parts = {split: self.parts[client][split] for split in splits if len(self.parts[client][split])}
-        number, domain = self.numbers[client], self.domains[client]
+        of_client, data = self.population.clients[client], self.parts(client)
+        parts = {split: data[split] for split in splits if len(data[split])}
+        number, domain = of_client.id, of_client.domain
         return {
             ScoredPart(client=number, domain=domain, split=split, point=point): part for split, part in parts.items()
         }
 
-    def score_tests(self, ctx: Context, model: Any, due: DueMetrics) -> list[Scored]:
-        """Score the server's model on each test set that belongs to no client."""
-        parts = [{ScoredPart(domain=test.domain, split=test.split, point="global"): part} for test, part in self.tests]
-        return [self._score(ctx, model, part, due) for part in parts]
+    def score_test(self, ctx: Context, number: int, model: Any, due: DueMetrics) -> Scored:
+        """Score the server's model on one of the test sets that belong to no client."""
+        test = self.population.tests[number]
+        scored = ScoredPart(domain=test.domain, split=test.split, point="global")
+        return self._score(ctx, model, {scored: self.test(number)}, due)
 
-    def gradients(self, ctx: Context, ids: Sequence[int], model: Any, splits: Collection[str]) -> list[Gradients]:
-        """Return the gradients of a model on these splits of the clients `ids` and of the test sets, by domain."""
-        of_clients = [(self.domains[i], name, part) for i in ids for name, part in self.parts[i].items()]
-        of_tests = [(test.domain, test.split, part) for test, part in self.tests]
-        return domain_gradients(ctx, model, [item for item in (*of_clients, *of_tests) if item[1] in splits])
+    def gradients(
+        self, ctx: Context, ids: Sequence[int], tests: Sequence[int], model: Any, splits: Collection[str]
+    ) -> list[Gradients]:
+        """Return the gradients of a model on these splits of clients `ids` and of some test sets, by domain."""
+
+        def parts() -> Iterator[tuple[str, str, Part]]:
+            for i in ids:
+                domain = self.population.clients[i].domain
+                yield from ((domain, name, part) for name, part in self.parts(i).items() if name in splits)
+            for k in tests:
+                test = self.population.tests[k]
+                if test.split in splits:
+                    yield test.domain, test.split, self.test(k)
+
+        return domain_gradients(ctx, model, parts())
 
     def _score(
         self,

@@ -1,7 +1,7 @@
 """State on its way between processes, as flat byte arrays that Ray passes without copying; its size and its hash."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
+from rayfed.core.ids import ClientIndex
 from rayfed.core.trees import named_tensors, nbytes, tree_map
 
 
@@ -64,4 +65,12 @@ def state_hash(tree: Any) -> str:
     for path, tensor in sorted(named_tensors(tree)):
         digest.update(f"{path}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def outcome_hash(server: Any, clients: Mapping[ClientIndex, str]) -> str:
+    """Return the hash of a simulation's outcome from the server's state and the hash of each client's state."""
+    digest = hashlib.blake2b(f"server {state_hash(server)}".encode(), digest_size=16)
+    for client in sorted(clients):
+        digest.update(f"|{client} {clients[client]}".encode())
     return digest.hexdigest()

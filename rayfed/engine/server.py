@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ from rayfed.engine.metric_collection import NO_METRICS, DueMetrics
 from rayfed.engine.purity import untouched
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult
 from rayfed.engine.scoring import ScoredPart
-from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, state_hash
+from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, outcome_hash
 from rayfed.metrics.base import OfTraining, Value
 
 
@@ -53,6 +54,7 @@ class Server:
         self.participants = self.evaluator.participants
         self.examples = [len(client.train) for client in population.clients]
         self.round = 0  # the last finished round
+        self._models_before: Mapping[ClientIndex, Any] = {}
         seed_torch(self.seed, "init")
         self.state: State = self.algorithm.init(self.ctx)
 
@@ -93,8 +95,11 @@ class Server:
         return tuple(sorted(ClientIndex(i) for i in chosen.tolist()))
 
     def state_hash(self) -> str:
-        """Return a hash of the server's state and of every client's, equal for bit-identical outcomes."""
-        return state_hash({"server": self.state, "clients": dict(sorted(self.fleet.save().items()))})
+        """Return a hash of the server's state and of every client's, equal for bit-identical outcomes.
+
+        The states of clients are hashed where they are, one by one, so that the hash needs no more memory with many.
+        """
+        return outcome_hash(self.state, self.fleet.hashes())
 
     def _stage(self, stage: Stage, round: int, cohort: tuple[ClientIndex, ...]) -> Record:
         """Run all exchanges of a stage or round."""
@@ -111,6 +116,7 @@ class Server:
             record.bytes_formula = bytes_by_formula(self.algorithm, ctx, [self.examples[i] for i in cohort])
             record.scores += self._logged_scalars(cohort)
         record.seconds["total"] = time.perf_counter() - began
+        record.events, self.fleet.events = [replace(event, round=round) for event in self.fleet.events], []
         return record
 
     def _logged_scalars(self, cohort: tuple[ClientIndex, ...]) -> list[Score]:
@@ -135,8 +141,12 @@ class Server:
             weights=self._weights(exchange, ctx),
             score_splits=self.evaluation.splits if due and "trained" in self.evaluation.points else (),
             metrics=self._due_metrics(ctx, last, due),
+            models_before=self._models_before,
         )
-        results = self.fleet.exchange(request, down, unicast)
+        exchanged = self.fleet.exchange(request, down, unicast)
+        results = exchanged.results
+        self._models_before = {i: model for result in results for i, model in result.models_before.items()}
+        record.add_work(exchanged.busy, exchanged.predicted)
         times.append(time.perf_counter())
 
         replies = sorted((reply for result in results for reply in result.replies), key=lambda reply: reply.client)
@@ -204,8 +214,12 @@ class Server:
         replies: Sequence[Reply],
     ) -> None:
         """Add the seconds, bytes and training metrics of an exchange to `record`."""
-        on_hosts = max((result.seconds for result in results), default=0.0)
-        train = max((result.seconds - result.seconds_scoring for result in results), default=0.0)
+        working: dict[int, float] = defaultdict(float)
+        training: dict[int, float] = defaultdict(float)
+        for result in results:
+            working[result.host] += result.seconds
+            training[result.host] += result.seconds - result.seconds_scoring
+        on_hosts, train = max(working.values(), default=0.0), max(training.values(), default=0.0)
         broadcast, exchange, aggregate = (end - start for start, end in itertools.pairwise(times))
         record.seconds["broadcast"] += broadcast
         record.seconds["train"] += train

@@ -101,6 +101,33 @@ class Checkpoint:
     every: int = option(0, low=0, help="rounds between checkpoints; 0: save none")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """faults.*: what happens when a process dies or hangs. No result depends on it."""
+
+    restarts: int = option(
+        3, low=0, help="processes of a trial (hosts, server, recorder) that are replaced before the trial fails"
+    )
+    patience: float = option(
+        60.0,
+        above=0,
+        help="seconds without a result after which a process counts as hanging; never less than ten times what it was "
+        "predicted to take",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateMemory:
+    """state.*: where the states of clients are kept."""
+
+    memory: float | None = option(
+        None,
+        above=0,
+        help="GiB of memory for the states of clients in a run without hosts, the rest goes to disk; null: a quarter "
+        "of the memory. With hosts, Ray's object store holds them and spills them to disk",
+    )
+
+
 @dataclass(frozen=True)
 class Named:
     """A component chosen by name, with its options as given."""
@@ -123,6 +150,8 @@ class Config:
     evaluate: Evaluate
     placement: Placement
     checkpoint: Checkpoint
+    faults: Faults
+    state: StateMemory
     metrics: dict[str, Metric]
     rounds: int = option(10, low=1, help="communication rounds")
     cohort: int | float = option(1.0, help="clients per round: an integer, or a share of the participants up to 1.0")
@@ -225,7 +254,14 @@ class Config:
         return {"algorithm": algorithm, **components, **groups, "metrics": metrics, **scalars}
 
 
-GROUPS: dict[str, type] = {"local": Local, "evaluate": Evaluate, "placement": Placement, "checkpoint": Checkpoint}
+GROUPS: dict[str, type] = {
+    "local": Local,
+    "evaluate": Evaluate,
+    "placement": Placement,
+    "checkpoint": Checkpoint,
+    "faults": Faults,
+    "state": StateMemory,
+}
 _COMPONENTS = ("data", "partition", "model", "augment")
 
 

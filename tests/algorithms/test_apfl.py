@@ -64,7 +64,7 @@ def test_three_rounds_by_hand(variant):
         own, alphas = [v for v, _, _ in done], [alpha for _, _, alpha in done]
         w = mean([w_i for _, w_i, _ in done], shares(people))
     assert_weights(server.state["weights"], w)
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         assert_weights(state["model"], own[i])
         torch.testing.assert_close(state["alpha"], alphas[i])
     assert len({round(alpha.item(), 4) for alpha in alphas}) == 3
@@ -85,7 +85,7 @@ def test_shares_of_nothing_and_of_all(variant):
     people = population()
     for alpha in (0.0, 1.0):
         server = run(APFL(alpha=alpha, adapt_alpha=False, variant=variant), people, net(), rounds=1)
-        fedavg = server.fleet.save()
+        fedavg = server.fleet.states
         ctx, algorithm = server.ctx, server.algorithm
         down = algorithm.broadcast(ctx, server.state)
         for state in fedavg.values():
@@ -99,5 +99,5 @@ def test_shares_of_nothing_and_of_all(variant):
 def test_the_share_stays_between_zero_and_one():
     people = population()
     server = run(APFL(alpha=0.001), people, net(), steps=30, rounds=3)
-    alphas = [state["alpha"].item() for state in server.fleet.save().values()]
+    alphas = [state["alpha"].item() for state in server.fleet.states.values()]
     assert all(0 <= alpha <= 1 for alpha in alphas)

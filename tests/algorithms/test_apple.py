@@ -52,7 +52,7 @@ def test_three_rounds_by_hand(width):
         done = [by_hand(cores, ps[i], i, *data(people, i), 2, relation_lr=0.05, pull=pull) for i in CLIENTS]
         cores, ps = [core for core, _ in done], [p for _, p in done]
     for i in CLIENTS:
-        torch.testing.assert_close(server.fleet.save()[i]["p"], ps[i])
+        torch.testing.assert_close(server.fleet.states[i]["p"], ps[i])
         assert (ps[i] - 1 / 3).abs().max() > 1e-3
         for name, value in cores[i].items():
             torch.testing.assert_close(server.state["cores"][name][i], value)
@@ -68,7 +68,7 @@ def test_what_is_sent_and_kept():
     assert first.bytes_up == second.bytes_up == {"weights": 3 * core}
     assert first.bytes_down == {"cores": 3 * 3 * core, "shares": 3 * 3 * 4}  # the shares once
     assert second.bytes_down == {"cores": 3 * 3 * core}
-    state = server.fleet.save()[1]
+    state = server.fleet.states[1]
     assert set(state["weights"]) == set(server.ctx.task.model.buffers)  # batch norm's statistics stay
     torch.testing.assert_close(state["shares"], SHARES)
 
@@ -76,7 +76,7 @@ def test_what_is_sent_and_kept():
 def test_what_is_scored_is_the_mixture_of_what_was_received():
     people = population()
     server, records = simulate(plan(APPLE(relation_lr=0.05), people, net()), people)
-    state, test = server.fleet.save()[2], people.clients[2].test
+    state, test = server.fleet.states[2], people.clients[2].test
     mixed = {k: sum(state["p"][j] * v[j] for j in CLIENTS) for k, v in server.state["cores"].items()}
     logits = server.ctx.task.predict(mixed | state["weights"], torch.from_numpy(test.x))
     expected = F.cross_entropy(logits, torch.from_numpy(test.y)).item()

@@ -137,7 +137,7 @@ def test_what_travels():
     assert records[0].bytes_up["loss"] == 3 * 4
     assert set(records[0].bytes_down) == {"weights"}
     assert server.state["optimizer"]["steps"].item() == 2
-    assert all(not state["weights"] for state in server.fleet.save().values())
+    assert all(not state["weights"] for state in server.fleet.states.values())
 
 
 @pytest.mark.parametrize("algorithm", [MMREx(), VREx()])

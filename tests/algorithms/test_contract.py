@@ -156,9 +156,9 @@ def test_any_width_gives_the_same_result(case):
 def test_checkpoints_resume_and_clients_that_are_not_asked_keep_their_state(case, cohort):
     plan = plan_of(case, rounds=4, cohort=cohort)
     server = server_of(plan)
-    before = facts(server.fleet.save())
+    before = facts(server.fleet.states)
     for record in server.run():
-        after = facts(server.fleet.save())
+        after = facts(server.fleet.states)
         if record.stage == "round":
             idle = set(before) - set(server.sample(record.round))
             assert all(after[i] == before[i] for i in idle)
@@ -320,7 +320,7 @@ def test_unseens_change_nothing_and_are_scored_in_the_end(case):
         server = Server(plan, population, LocalFleet(plan, population), Evaluation(points=("downloaded",)))
         servers.append(server)
         last.append(list(server.run())[-1].scores)
-    states = [server.fleet.save() for server in servers]
+    states = [server.fleet.states for server in servers]
     assert set(states[1]) == {*states[0], 3}
     assert facts([servers[1].state, {i: states[1][i] for i in states[0]}]) == facts([servers[0].state, states[0]])
     assert [score for score in last[1] if not score.unseen] == last[0]

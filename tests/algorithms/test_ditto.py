@@ -51,7 +51,7 @@ def test_three_rounds_by_hand(batch_norm, ours, theirs):
         trained = [descend(model, *data(people, i), 2, optimizer=theirs) for i in CLIENTS]
         model = mean(trained, shares(people))
     assert_weights(server.state["weights"], model, atol=2e-5)
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         assert_weights(state["model"], personal[i], atol=2e-5)
 
 
@@ -66,9 +66,9 @@ def test_the_common_model_is_fedavgs_whatever_mu_is():
 def test_mu_zero_is_solo_bit_for_bit():
     people = population()
     changes = {"batch_size": 4, "local": Phase("train", epochs=1), "rounds": 3}
-    solo = run(Solo(), people, net(), **changes).fleet.save()
+    solo = run(Solo(), people, net(), **changes).fleet.states
     for mu, same in ((0.0, True), (0.5, False)):
-        ours = run(Ditto(mu=mu), people, net(), **changes).fleet.save()
+        ours = run(Ditto(mu=mu), people, net(), **changes).fleet.states
         assert (
             all(
                 torch.equal(ours[i]["model"][name], solo[i]["weights"][name])
@@ -87,7 +87,7 @@ def test_only_the_common_model_is_sent_and_only_the_personal_one_scored():
     assert records[-1].bytes_up == fedavg[-1].bytes_up
     assert records[-1].bytes_down == fedavg[-1].bytes_down
     test = people.clients[1].test
-    logits = server.ctx.task.predict(server.fleet.save()[1]["model"], torch.from_numpy(test.x))
+    logits = server.ctx.task.predict(server.fleet.states[1]["model"], torch.from_numpy(test.x))
     accuracy = (logits.argmax(1) == torch.from_numpy(test.y)).double().mean().item()
     found = {(s.point, s.client, s.split, s.metric): s.value for s in records[-1].scores}
     for point in points:
@@ -105,7 +105,7 @@ def test_adaptation_trains_the_personal_model_alone():
 def test_kept_moments_are_of_both_models(keep):
     people = population()
     server = run(Ditto(keep_optimizer=keep), people, net(), optimizer=SGD(lr=LR, momentum=0.9), rounds=1)
-    state = server.fleet.save()[0]
+    state = server.fleet.states[0]
     assert ({"optimizer", "model_optimizer"} <= set(state)) is keep
     if keep:
         pair = [state[key]["momentum"]["fc.weight"] for key in ("optimizer", "model_optimizer")]
@@ -116,7 +116,7 @@ def test_batch_norm_that_stays_is_not_pulled_and_not_sent():
     people = population()
     server = run(Ditto(mu=1.0), people, net(), batch_norm="local")
     names = server.ctx.task.batch_norm_names
-    state = server.fleet.save()[0]
+    state = server.fleet.states[0]
     assert not names & set(server.state["weights"])
     assert set(state["weights"]) == names
     assert names < set(state["model"])

@@ -30,7 +30,7 @@ def test_two_rounds_and_the_end_by_hand():
     assert torch.allclose(model.fc.weight, net().fc.weight)
     assert_weights(server.state["weights"], model)
     assert not set(HEAD) & set(server.state["weights"])
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         tuned = descend(model, *data(people, i), 4, optimizer=theirs)
         assert_weights(state["model"], tuned)
         assert_weights(state["weights"], net())  # the head that is kept is still everyone's
@@ -57,7 +57,7 @@ def test_what_is_sent_and_scored_when():
     assert losses(records[2], "adapted") == losses(records[1], "adapted")
     assert losses(records[2], "adapted") != losses(records[2], "downloaded") != losses(records[2], "global")
     model = copy.deepcopy(net())
-    model.load_state_dict(server.fleet.save()[1]["model"])
+    model.load_state_dict(server.fleet.states[1]["model"])
     test = people.clients[1].test
     expected = torch.nn.functional.cross_entropy(model.eval()(torch.from_numpy(test.x)), torch.from_numpy(test.y))
     assert losses(records[2], "downloaded")[1, "test"] == pytest.approx(expected.item(), abs=1e-6)

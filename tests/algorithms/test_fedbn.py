@@ -26,7 +26,7 @@ def test_two_rounds_by_hand(uniform):
             models.append(own)
     assert_weights(server.state["weights"], models[0])
     assert not KEPT & set(server.state["weights"])
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         assert set(state["weights"]) == KEPT
         assert_weights(state["weights"], models[i])
 
@@ -46,7 +46,7 @@ def test_it_is_not_fedavg():
 def test_the_client_is_scored_with_its_own_layers_on_the_common_rest():
     people = population()
     server, records = simulate(plan(FedBN(), people, net()), people)
-    weights = server.state["weights"] | server.fleet.save()[1]["weights"]
+    weights = server.state["weights"] | server.fleet.states[1]["weights"]
     test = people.clients[1].test
     logits = server.ctx.task.predict(weights, torch.from_numpy(test.x))
     accuracy = (logits.argmax(1) == torch.from_numpy(test.y)).double().mean().item()

@@ -44,7 +44,7 @@ def test_three_rounds_by_hand(momentum):
                 p -= c / alpha
     assert_weights(server.state["weights"], model, atol=1e-5)
     names = [name for name, _ in model.named_parameters()]
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         for name, g in zip(names, own[i], strict=True):
             torch.testing.assert_close(state["g"][name], g, rtol=1e-4, atol=1e-5)
     for name, c in zip(names, h, strict=True):
@@ -62,7 +62,7 @@ def test_it_reaches_the_optimum_of_the_mean(cohort, width):
     server, _ = simulate(plan, population, every=80)
     assert server.state["weights"]["w"].item() == pytest.approx(8.0, abs=1e-3)
     for i, (h, a) in enumerate(((1.0, 0.0), (4.0, 10.0))):  # g_i has become the gradient at the optimum
-        assert server.fleet.save()[i]["g"]["w"].item() == pytest.approx(h * (8 - a), abs=1e-2)
+        assert server.fleet.states[i]["g"]["w"].item() == pytest.approx(h * (8 - a), abs=1e-2)
 
 
 def test_the_server_divides_by_all_clients_and_sizes_do_not_count():

@@ -39,7 +39,7 @@ def test_the_first_round_is_local_training_and_nothing_is_sent_down():
     model = sum(v.numel() * v.element_size() for v in server.ctx.task.initial_weights().values())
     assert records[0].bytes_down == {}
     assert records[0].bytes_up == {"weights": 3 * model}
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         own = descend(plain_net(), *data(people, i), 2)
         assert_weights(state["weights"], own)
         assert_weights(server.state["models"][i], own)
@@ -74,7 +74,7 @@ def test_the_second_round_by_hand():
         mixed = {name: sum(w * models[n][name] for n, w in pairs) for name in start}
         received = plain_net()
         received.load_state_dict(mixed)
-        state = server.fleet.save()[i]
+        state = server.fleet.states[i]
         assert_weights(state["old"], received)
         assert_weights(state["weights"], descend(received, *data(people, i), 5))
     assert some == 4  # two clients mix both models, one finds none that is better
@@ -111,7 +111,7 @@ def test_models_that_are_no_better_leave_the_own_one_as_it_is():
     normalise = Normalise(people, torch.device("cpu"), channels_last=False)
     part = Part(people.clients[0].val, torch.device("cpu"), normalise)
     ctx = server.ctx.at(client=0, data=ClientData(part, part))
-    client = server.fleet.save()[0]
+    client = server.fleet.states[0]
     worse = tree_map(lambda t: t + 3.0 if t.is_floating_point() else t, client["old"])
     work = server.algorithm.start(ctx, client, {"models": [worse, worse]})
     assert all(torch.equal(work["weights"][name], client["weights"][name]) for name in client["weights"])
@@ -136,7 +136,7 @@ def test_what_is_scored_is_the_model_as_training_left_it():
     found = {(s.point, s.client, s.split, s.metric): s.value for s in records[-1].scores}
     for i in CLIENTS:
         assert found["downloaded", i, "val", "loss"] == found["trained", i, "val", "loss"]
-        expected = validation_loss(server.fleet.save()[i]["weights"], people, i)
+        expected = validation_loss(server.fleet.states[i]["weights"], people, i)
         assert found["downloaded", i, "val", "loss"] == pytest.approx(expected, abs=1e-6)
 
 

@@ -152,7 +152,7 @@ def test_under_dbe_the_running_mean_is_of_the_mixed_inputs(width):
     algorithm = DBE(base=FedMix(lam=lam, mean_examples=4), kappa=2.0, mu=1.0)
     changes = {"batch_size": 12, "steps": 1, "rounds": 1, "vmap_clients": width}
     server = run(algorithm, people, net(batch_norm=False), **changes)
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         seen = net(batch_norm=False).features((1 - lam) * data(people, i)[0]).mean(0)
         torch.testing.assert_close(state["weights"]["dbe.mean"], seen.detach())
 

@@ -24,7 +24,7 @@ def test_two_rounds_by_hand():
         for own in models:
             own.load_state_dict(common | {n: own.state_dict()[n].clone() for n in HEAD})
     assert_weights(server.state["weights"], models[0])
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         assert set(state["weights"]) == set(HEAD)
         assert_weights(state["weights"], models[i])
 
@@ -34,7 +34,7 @@ def test_heads_are_not_sent_and_are_what_is_scored():
     server, records = simulate(plan(FedPer(), people, net()), people)
     body = sum(v.numel() * v.element_size() for n, v in server.ctx.task.initial_weights().items() if n not in HEAD)
     assert records[-1].bytes_up == records[-1].bytes_down == {"weights": 3 * body}
-    model = server.state["weights"] | server.fleet.save()[2]["weights"]
+    model = server.state["weights"] | server.fleet.states[2]["weights"]
     test = people.clients[2].test
     hits = server.ctx.task.predict(model, torch.from_numpy(test.x)).argmax(1) == torch.from_numpy(test.y)
     found = {(s.point, s.client, s.split, s.metric): s.value for s in records[-1].scores}

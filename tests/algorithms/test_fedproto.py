@@ -45,7 +45,7 @@ def test_two_rounds_by_hand(count_weighted):
         for c in range(3):
             owners = [(means[c], counts[c] if count_weighted else 1) for _, means, counts in trained if c in means]
             prototypes[c] = sum(w * m for m, w in owners) / sum(w for _, w in owners)
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         assert_weights(state["weights"], models[i])
     found = server.state["prototypes"]
     assert found["known"].tolist() == [1, 1, 1]
@@ -54,8 +54,8 @@ def test_two_rounds_by_hand(count_weighted):
 
 def test_without_the_pull_it_is_local_training():
     people, model = population(), net()
-    ours = run(FedProto(lam=0.0), people, model).fleet.save()
-    alone = run(Solo(), people, model).fleet.save()
+    ours = run(FedProto(lam=0.0), people, model).fleet.states
+    alone = run(Solo(), people, model).fleet.states
     for i in CLIENTS:
         for (_, a), (_, b) in zip(named_tensors(ours[i]["weights"]), named_tensors(alone[i]["weights"]), strict=True):
             assert torch.equal(a, b)

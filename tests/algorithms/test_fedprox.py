@@ -80,6 +80,6 @@ def test_local_batch_norm_trains_unpulled():
     own = server.ctx.task.batch_norm_names
     trained = [descend(model, *data(people, i), 3, loss=proximal(model, 0.7, without=own)) for i in CLIENTS]
     assert_weights(server.state["weights"], mean(trained, shares(people)))
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         assert set(state["weights"]) == own
         assert_weights(state["weights"], trained[i])

@@ -45,7 +45,7 @@ def test_two_rounds_by_hand(name):
             own.load_state_dict(common | {n: own.state_dict()[n].clone() for n in HEAD})
     atol = 2e-5 if name == "adam" else 1e-6
     assert_weights(server.state["weights"], models[0], atol=atol)
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         assert set(state["weights"]) == set(HEAD)
         assert_weights(state["weights"], models[i], atol=atol)
 
@@ -95,10 +95,10 @@ def test_heads_stay_and_the_score_is_of_the_own_head_on_the_common_body():
     assert not set(HEAD) & set(server.state["weights"])
     body = sum(v.numel() * v.element_size() for n, v in task.initial_weights().items() if n not in HEAD)
     assert records[-1].bytes_up == records[-1].bytes_down == {"weights": 3 * body}
-    heads = [state["weights"]["fc.weight"] for state in server.fleet.save().values()]
+    heads = [state["weights"]["fc.weight"] for state in server.fleet.states.values()]
     assert not torch.equal(heads[0], heads[1])
     test = people.clients[2].test
-    logits = task.predict(server.state["weights"] | server.fleet.save()[2]["weights"], torch.from_numpy(test.x))
+    logits = task.predict(server.state["weights"] | server.fleet.states[2]["weights"], torch.from_numpy(test.x))
     accuracy = (logits.argmax(1) == torch.from_numpy(test.y)).double().mean().item()
     found = {(s.client, s.split, s.metric): s.value for s in records[-1].scores if s.point == "downloaded"}
     assert found[2, "test", "accuracy"] == pytest.approx(accuracy)
@@ -109,7 +109,7 @@ def test_kept_moments_are_those_of_each_part(keep):
     people = population()
     optimizer = SGD(lr=LR, momentum=0.9)
     server = run(FedRep(keep_optimizer=keep), people, net(batch_norm=False), optimizer=optimizer)
-    states = server.fleet.save()
+    states = server.fleet.states
     assert ("optimizer" in states[0]) is keep
     if keep:
         assert set(states[0]["optimizer"]["head"]["momentum"]) == set(HEAD)

@@ -44,7 +44,7 @@ def test_two_rounds_by_hand(gamma, ours, theirs):
         pairs = [one_round(model, heads[i], *data(people, i), 2, gamma, theirs) for i in CLIENTS]
         model, heads = mean([m for m, _ in pairs], shares(people)), [own for _, own in pairs]
     assert_weights(server.state["weights"], model, atol=1e-5)
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         own = {name.removeprefix("personal.fc."): value for name, value in state["weights"].items()}
         assert set(own) == {"weight", "bias"}
         assert_weights(own, heads[i], atol=1e-5)
@@ -63,9 +63,9 @@ def test_an_absent_class_leaves_the_loss_finite_and_its_logit_alone():
     present = people.clients[0].train.y
     present[present == 2] = 1
     server = run(FedRoD(), people, net(), rounds=1)
-    assert server.fleet.save()[0]["counts"].tolist() == [int((present == c).sum()) for c in range(3)]
+    assert server.fleet.states[0]["counts"].tolist() == [int((present == c).sum()) for c in range(3)]
     ctx, algorithm = server.ctx, server.algorithm
-    client, down = server.fleet.save()[0], algorithm.broadcast(ctx, server.state)
+    client, down = server.fleet.states[0], algorithm.broadcast(ctx, server.state)
     work = algorithm.start(ctx, client, down)
     x, y = data(people, 0)
     before = work["weights"]["fc.bias"].clone()
@@ -81,7 +81,7 @@ def test_both_heads_predict_and_the_server_has_one():
     server, records = simulate(plan(FedRoD(), people, net()), people, points=("global", "downloaded"))
     assert records[-1].bytes_up == fedavg[-1].bytes_up
     assert records[-1].bytes_down == fedavg[-1].bytes_down
-    state = server.fleet.save()[1]
+    state = server.fleet.states[1]
     model = copy.deepcopy(net()).eval()
     model.load_state_dict(server.state["weights"])
     test = people.clients[1].test

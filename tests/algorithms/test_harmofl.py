@@ -46,7 +46,7 @@ def test_the_setup_takes_the_mean_of_the_clients_running_means():
             first = 0.7 * first + 0.3 * part
         running.append(first)
     torch.testing.assert_close(server.state["amplitude"].double(), torch.from_numpy(sum(running) / 3).double())
-    for state in server.fleet.save().values():
+    for state in server.fleet.states.values():
         assert torch.equal(state["weights"][AMPLITUDE], server.state["amplitude"])
     assert torch.equal(server.algorithm.global_model(server.ctx, server.state)[AMPLITUDE], server.state["amplitude"])
 

@@ -73,7 +73,7 @@ def test_rounds_by_hand_with_a_change_of_beta_and_a_fresh_optimiser():
         updates += 2
         model = mean(locals_, shares(people))
     assert_weights(server.state["weights"], model, atol=1e-5)
-    assert server.fleet.save()[0]["updates"].item() == 6
+    assert server.fleet.states[0]["updates"].item() == 6
 
 
 def test_without_penalty_it_is_fedavg():

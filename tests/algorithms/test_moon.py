@@ -43,7 +43,7 @@ def test_three_rounds_by_hand(batch_norm, tau):
             trained.append(descend(model, *data(people, i), 3, loss=contrastive(model, last, 2.0, tau)))
         previous, model = trained, mean(trained, shares(people))
     assert_weights(server.state["weights"], model)
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         assert_weights(state["previous"], previous[i])
 
 
@@ -98,7 +98,7 @@ def test_a_projection_head_under_dbe(width):
     people = population((12, 12, 12))
     algorithm = DBE(base=Moon(mu=2.0, widths=[7, 5]), kappa=1.0)
     server = run(algorithm, people, net(), vmap_clients=width, batch_size=12)
-    for state in server.fleet.save().values():
+    for state in server.fleet.states.values():
         assert state["weights"]["dbe.bias"].shape == state["weights"]["dbe.mean"].shape == (5,)
         assert state["weights"]["dbe.bias"].any()
     assert {name for name in server.state["weights"] if "head" in name} == {"head.weight", "head.bias"}
@@ -142,7 +142,7 @@ def test_the_previous_model_is_that_of_the_last_visit():
     people, model = population(), net()
     server = run(Moon(), people, model, rounds=1, cohort=1)
     (visited,) = server.sample(1)
-    states = server.fleet.save()
+    states = server.fleet.states
     trained = descend(model, *data(people, visited), 2, loss=cross_entropy)
     assert_weights(states[visited]["previous"], trained)
     others = [state["previous"] for i, state in states.items() if i != visited]

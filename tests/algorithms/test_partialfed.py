@@ -30,7 +30,7 @@ def test_fix_by_hand():
         models = [descend(start, *data(people, i), 2) for i, start in zip(CLIENTS, starts, strict=True)]
         common = mean(models, shares(people))
     assert_weights(server.state["weights"], common)
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         assert {name.rpartition(".")[0] for name in state["local"]} == {"body.1", "fc"}
         assert_weights(state["local"], models[i])
         scored = server.algorithm.downloaded_model(server.ctx, state, {"weights": server.state["weights"]})

@@ -40,7 +40,7 @@ def test_two_rounds_by_hand(beta):
             for p, q in zip(model.parameters(), before.parameters(), strict=True):
                 p.mul_(beta).add_((1 - beta) * q)
     assert_weights(server.state["weights"], model, atol=5e-6)
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         assert_weights(state["model"], pairs[i][0], atol=5e-6)
 
 
@@ -50,7 +50,7 @@ def test_the_personal_model_is_scored_and_survives_the_next_download():
     server, records = simulate(plan(PFedMe(), people, net()), people)
     assert records[-1].bytes_up == fedavg[-1].bytes_up
     assert records[-1].bytes_down == fedavg[-1].bytes_down
-    state, test = server.fleet.save()[1], people.clients[1].test
+    state, test = server.fleet.states[1], people.clients[1].test
     assert not torch.equal(state["model"]["fc.weight"], server.state["weights"]["fc.weight"])
     logits = server.ctx.task.predict(state["model"], torch.from_numpy(test.x))
     loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(test.y)).item()
@@ -62,7 +62,7 @@ def test_without_a_pull_the_common_model_does_not_move():
     people = population()
     server = run(PFedMe(lam=0.0), people, net(batch_norm=False))
     assert_weights(server.state["weights"], net(batch_norm=False))
-    state = server.fleet.save()[0]["model"]
+    state = server.fleet.states[0]["model"]
     assert not torch.allclose(state["fc.weight"], net(batch_norm=False).fc.weight)
 
 
@@ -70,7 +70,7 @@ def test_personal_batch_norm_is_neither_pulled_nor_sent():
     people = population()
     server = run(PFedMe(), people, net(), batch_norm="local")
     names = server.ctx.task.batch_norm_names
-    state = server.fleet.save()[0]
+    state = server.fleet.states[0]
     assert not names & set(server.state["weights"])
     assert set(state["weights"]) == names
     assert all(torch.equal(state["weights"][name], state["model"][name]) for name in names)

@@ -60,6 +60,6 @@ def test_four_rounds_of_two_of_three_clients_by_hand(momentum):
     assert set(server.state["c"]) == set(names)
     for name, value in zip(names, c, strict=True):
         torch.testing.assert_close(server.state["c"][name], value, rtol=1e-4, atol=1e-5)
-    for i, state in server.fleet.save().items():
+    for i, state in server.fleet.states.items():
         for name, value in zip(names, own[i], strict=True):
             torch.testing.assert_close(state["c"][name], value, rtol=1e-4, atol=1e-5)

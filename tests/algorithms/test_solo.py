@@ -12,7 +12,7 @@ from rayfed.core.optim import SGD
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_every_client_trains_alone_and_goes_on_where_it_was(batch_norm):
     people, model = population(), net(batch_norm)
-    states = run(Solo(), people, model, steps=2, rounds=3).fleet.save()
+    states = run(Solo(), people, model, steps=2, rounds=3).fleet.states
     for i in CLIENTS:
         alone = descend(model, *data(people, i), 6)
         assert_weights(states[i]["weights"], alone)
@@ -23,7 +23,7 @@ def test_every_client_trains_alone_and_goes_on_where_it_was(batch_norm):
 def test_momentum_goes_on_over_rounds_unless_told_otherwise(algorithm, keep):
     people, model = population(), net()
     optimizer = SGD(lr=LR, momentum=0.9)
-    states = run(algorithm, people, model, steps=3, rounds=2, optimizer=optimizer).fleet.save()
+    states = run(algorithm, people, model, steps=3, rounds=2, optimizer=optimizer).fleet.states
 
     def momentum(parameters):
         return torch.optim.SGD(parameters, lr=LR, momentum=0.9)

@@ -26,7 +26,7 @@ class TestBatchNorm:
         assert set(server.state["weights"]) == names - kept
         sent = sum(net().state_dict()[name].nbytes for name in names - kept)
         assert records[0].bytes_up["weights"] == records[0].bytes_down["weights"] == 3 * sent
-        states = server.fleet.save()
+        states = server.fleet.states
         assert all(set(state["weights"]) == kept for state in states.values())
         for name in kept:
             assert not torch.equal(states[0]["weights"][name].double(), states[1]["weights"][name].double()) or (
@@ -37,7 +37,7 @@ class TestBatchNorm:
         server, _ = self.run("aggregate", rounds=1)
         alone, _ = self.run("local_statistics", rounds=1)
         sizes = [20, 26, 33]
-        states = alone.fleet.save()
+        states = alone.fleet.states
         mean = sum(n / 79 * states[i]["weights"]["body.1.running_mean"].double() for i, n in enumerate(sizes))
         torch.testing.assert_close(server.state["weights"]["body.1.running_mean"].double(), mean)
 
@@ -47,7 +47,7 @@ class TestBatchNorm:
         assert counter.dtype == torch.int64
         assert counter.item() == 12  # the client with most: 33 // 5 = 6 steps a round
         local, _ = self.run("local", rounds=2)
-        counts = [int(s["weights"]["body.1.num_batches_tracked"]) for s in local.fleet.save().values()]
+        counts = [int(s["weights"]["body.1.num_batches_tracked"]) for s in local.fleet.states.values()]
         assert counts == [8, 10, 12]
 
     def test_frozen_leaves_the_layer_as_it_was(self):

@@ -50,4 +50,4 @@ class TestChecks:
         population = blobs(4)
         plan = blueprint(FedAvg(), population, local=Phase("train", steps=3), rounds=1, batch_norm="local")
         server, _ = simulate(plan, population, points=POINT)
-        assert {int(s["weights"]["body.1.num_batches_tracked"]) for s in server.fleet.save().values()} == {3}
+        assert {int(s["weights"]["body.1.num_batches_tracked"]) for s in server.fleet.states.values()} == {3}

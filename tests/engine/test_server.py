@@ -150,7 +150,7 @@ class TestExchanges:
     def test_client_state_is_kept(self, run):
         server, _, noted = run
         finished = Counter(entry[4] for entry in noted if entry[0] == "finish")
-        assert {i: int(state["times"]) for i, state in server.fleet.save().items()} == finished
+        assert {i: int(state["times"]) for i, state in server.fleet.states.items()} == finished
 
     def test_bytes_of_every_field(self, run):
         server, records, _ = run
@@ -321,7 +321,7 @@ class TestRandomness:
 
     def test_clients_draw_their_own(self):
         server, _ = simulate(blueprint(Noisy(), blobs(4)), blobs(4))
-        noise = [tuple(state["noise"].tolist()) for state in server.fleet.save().values()]
+        noise = [tuple(state["noise"].tolist()) for state in server.fleet.states.values()]
         assert len(set(noise)) == 4
 
 
@@ -339,7 +339,7 @@ class TestWidth:
         population = blobs(4)
         plan = blueprint(FedAvg(), population, vmap_clients=4, rounds=1, batch_norm="local")
         server, _ = simulate(plan, population, points=POINT)
-        counts = [int(s["weights"]["body.1.num_batches_tracked"]) for s in server.fleet.save().values()]
+        counts = [int(s["weights"]["body.1.num_batches_tracked"]) for s in server.fleet.states.values()]
         assert counts == [4, 5, 6, 8]
 
 

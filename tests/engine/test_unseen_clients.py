@@ -153,7 +153,7 @@ class TestWhatTheyReceive:
 
         plan = blueprint(DBE(base=Watched(), kappa=1.0), people, cohort=3)
         server, _ = run(plan, people, points=("downloaded",))
-        kept = server.fleet.save()[3]["weights"]
+        kept = server.fleet.states[3]["weights"]
         assert torch.equal(kept[CONSENSUS], server.state["consensus"])
         assert kept[CONSENSUS].abs().sum() > 0
         assert not kept[BIAS].any()

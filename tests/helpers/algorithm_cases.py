@@ -226,7 +226,7 @@ def finished(plan) -> Server:
 
 
 def everything(server: Server) -> dict[str, Any]:
-    return {"server": server.state, "clients": server.fleet.save()}
+    return {"server": server.state, "clients": dict(server.fleet.states)}
 
 
 @dataclasses.dataclass

@@ -1,0 +1,110 @@
+"""The states of clients in this process, spilled to disk beyond a budget."""
+
+import math
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from rayfed.algorithm import State
+from rayfed.core.ids import ClientIndex
+from rayfed.core.trees import nbytes, tree_map
+
+
+class ClientStates(Protocol):
+    """The states of the clients that have one, wherever they are; read one at a time.
+
+    Clients have a state once they took part in an exchange. Until then it is a function of the seed, which is made
+    where it is needed and not kept.
+    """
+
+    def __iter__(self) -> Iterator[ClientIndex]: ...
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, client: object) -> bool: ...
+
+    def __getitem__(self, client: ClientIndex) -> State: ...
+
+    def version(self, client: ClientIndex) -> int:
+        """Return a number that is another one whenever the client's state is."""
+        ...
+
+
+class ClientStore(Mapping[ClientIndex, State]):
+    """The states of clients in the memory of this process.
+
+    The states that have not been used for the longest time go to a temporary folder when all together take more than
+    `memory` bytes, and come back when they are read.
+
+    Args:
+        device: The device to which states from the disk are read.
+    """
+
+    def __init__(self, memory: float = math.inf, device: torch.device | str = "cpu"):
+        self._memory, self._device, self._used = memory, torch.device(device), 0
+        self._kept: OrderedDict[ClientIndex, tuple[State, int]] = OrderedDict()
+        self._spilled: dict[ClientIndex, Path] = {}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._versions: dict[ClientIndex, int] = {}
+        self._written = 0
+
+    def __iter__(self) -> Iterator[ClientIndex]:
+        return iter(sorted(self._versions))
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._versions
+
+    def __getitem__(self, client: ClientIndex) -> State:
+        if client in self._kept:
+            self._kept.move_to_end(client)
+            return self._kept[client][0]
+        path = self._spilled.pop(client)
+        state: State = torch.load(path, map_location=self._device, weights_only=True)
+        path.unlink()
+        self._keep(client, state)
+        return state
+
+    def version(self, client: ClientIndex) -> int:
+        """Return the number of the write that the client's state came with."""
+        return self._versions[client]
+
+    def __setitem__(self, client: ClientIndex, state: State) -> None:
+        self._written += 1
+        self._versions[client] = self._written
+        if (spilled := self._spilled.pop(client, None)) is not None:
+            spilled.unlink()
+        if client in self._kept:
+            self._used -= self._kept.pop(client)[1]
+        self._keep(client, state)
+
+    def clear(self) -> None:
+        """Forget all states. The numbers of later writes stay larger than those of earlier ones."""
+        for path in self._spilled.values():
+            path.unlink()
+        self._kept.clear()
+        self._spilled.clear()
+        self._versions.clear()
+        self._used = 0
+
+    def _keep(self, client: ClientIndex, state: State) -> None:
+        size = nbytes(state)
+        self._kept[client] = state, size
+        self._used += size
+        while self._used > self._memory and len(self._kept) > 1:
+            oldest, (state, size) = self._kept.popitem(last=False)
+            self._used -= size
+            self._spilled[oldest] = self._spill(oldest, state)
+
+    def _spill(self, client: ClientIndex, state: State) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="rayfed-states-")
+        path = Path(self._folder.name) / f"{client}.pt"
+        torch.save(tree_map(lambda tensor: tensor.detach().cpu().clone(), state), path)
+        return path
