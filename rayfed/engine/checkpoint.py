@@ -16,7 +16,10 @@ from rayfed.engine.server import Server
 
 def state(server: Server) -> dict[str, Any]:
     """Return the server's state and every client's, copied to the CPU."""
-    everything = {"server": server.state, "clients": {client: server.fleet.states[client] for client in server.fleet.states}}
+    everything = {
+        "server": server.state,
+        "clients": {client: server.fleet.states[client] for client in server.fleet.states},
+    }
     copied: dict[str, Any] = tree_map(lambda tensor: tensor.detach().cpu().clone(), everything)
     return copied
 

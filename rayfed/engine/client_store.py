@@ -2,10 +2,10 @@
 
 import math
 import tempfile
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -14,27 +14,19 @@ from rayfed.core.ids import ClientIndex
 from rayfed.core.trees import nbytes, tree_map
 
 
-class ClientStates(Protocol):
+class ClientStates(Mapping[ClientIndex, State]):
     """The states of the clients that have one, wherever they are; read one at a time.
 
     Clients have a state once they took part in an exchange. Until then it is a function of the seed, which is made
     where it is needed and not kept.
     """
 
-    def __iter__(self) -> Iterator[ClientIndex]: ...
-
-    def __len__(self) -> int: ...
-
-    def __contains__(self, client: object) -> bool: ...
-
-    def __getitem__(self, client: ClientIndex) -> State: ...
-
+    @abstractmethod
     def version(self, client: ClientIndex) -> int:
-        """Return a number that is another one whenever the client's state is."""
-        ...
+        """Return the number of the write that the client's state came with; no two writes have the same."""
 
 
-class ClientStore(Mapping[ClientIndex, State]):
+class ClientStore(ClientStates):
     """The states of clients in the memory of this process.
 
     The states that have not been used for the longest time go to a temporary folder when all together take more than
@@ -72,7 +64,6 @@ class ClientStore(Mapping[ClientIndex, State]):
         return state
 
     def version(self, client: ClientIndex) -> int:
-        """Return the number of the write that the client's state came with."""
         return self._versions[client]
 
     def __setitem__(self, client: ClientIndex, state: State) -> None:

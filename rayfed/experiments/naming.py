@@ -14,7 +14,7 @@ def trial_name(config: Config, extra: str = "") -> str:
         extra: Hashes of what was given in Python: clients, model and loss.
     """
     tree = config.tree()
-    for key in ("results", "experiment", "resume", "checkpoint"):
+    for key in ("results", "experiment", "resume", "checkpoint", "faults", "state"):
         tree.pop(key)
     tree["placement"] = {key: tree["placement"][key] for key in ("vmap_clients", "threads", "gpus")}
     digest = hashlib.blake2b((json.dumps(tree, sort_keys=True, default=str) + extra).encode(), digest_size=4)
