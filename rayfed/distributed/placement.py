@@ -63,6 +63,9 @@ def make_fleet(plan: Plan, resources: Resources) -> Fleet:
         device=resources.device,
         group=resources.group,
         first_bundle=1 if bundles(place)[0] else 0,  # an empty server bundle is not part of the group
+        hosts=place.hosts,
+        restarts=plan.config.faults.restarts,
+        patience=plan.config.faults.patience,
     )
 
 
