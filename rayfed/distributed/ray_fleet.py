@@ -454,7 +454,7 @@ class RayFleet:
         now = time.monotonic()
         lost = schedule.lost(handle.position)
         redone = sum(len(chunk.clients) for chunk in lost)
-        seconds = max((now - (chunk.started or now) for chunk in lost), default=0.0)
+        seconds = max((chunk.elapsed(now) for chunk in lost), default=0.0)
         for reference in [reference for reference, (chunk, *_) in calls.items() if chunk.host == handle.position]:
             del calls[reference]
         self._kill(handle)
