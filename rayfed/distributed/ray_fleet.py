@@ -162,6 +162,7 @@ class RayFleet:
         self._handles: list[_Handle] = [self._start(position) for position in range(hosts)]
         try:
             self._wait_for_first(hosts)
+            self._look_for_nodes(now=True)
         except BaseException:
             self.close()
             raise
@@ -484,12 +485,11 @@ class RayFleet:
         lost = [event.detail for event in self.events if event.event in ("host lost", "host hanging")]
         return f" ({lost[-1]})" if lost else ""
 
-    def _look_for_nodes(self) -> None:
-        """Start hosts where the cluster has grown; they take part as soon as they are ready."""
-        now = time.monotonic()
-        if not self._grow or now - self._looked < _GROW_SECONDS:
+    def _look_for_nodes(self, *, now: bool = False) -> None:
+        """Start hosts where the cluster has room; they take part as soon as they are ready."""
+        if not self._grow or (not now and time.monotonic() - self._looked < _GROW_SECONDS):
             return
-        self._looked = now
+        self._looked = time.monotonic()
         place, free = self._placement, ray.available_resources()
         needs = {name: amount for name, amount in (("CPU", place.cpus), ("GPU", place.gpus)) if amount}
         new = min((int(free.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items()), default=0)

@@ -201,9 +201,7 @@ class Schedule:
     def hanging(self, now: float) -> list[int]:
         """Return the hosts that have given no result for much longer than predicted."""
         return [
-            host
-            for host, chunks in self._flying.items()
-            if chunks and chunks[0].elapsed(now) > self._limit(chunks[0])
+            host for host, chunks in self._flying.items() if chunks and chunks[0].elapsed(now) > self._limit(chunks[0])
         ]
 
     def _limit(self, chunk: Chunk) -> float:

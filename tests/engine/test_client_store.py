@@ -11,7 +11,11 @@ from rayfed.engine.client_store import ClientStore
 
 
 def state(value: float, size: int = 100) -> dict:
-    return {"weights": {"w": torch.full((size,), float(value))}, "steps": torch.tensor(int(value)), "names": ["a", None]}
+    return {
+        "weights": {"w": torch.full((size,), float(value))},
+        "steps": torch.tensor(int(value)),
+        "names": ["a", None],
+    }
 
 
 def same(one, other) -> bool:
