@@ -148,7 +148,8 @@ class RayFleet:
         self._blueprint, self._population, self._placement = blueprint, population, placement
         self._group, self._first_bundle, self._grow = group, first_bundle, grow
         self._restarts, self._patience, self._start_seconds = restarts, patience, start_seconds
-        share = min(placement.gpus, 1.0) if placement.gpus else 1 / hosts  # of the memory of the GPU, or the machine
+        on_machine = max(1, int((os.cpu_count() or 1) / placement.cpus)) if grow and placement.cpus else hosts
+        share = min(placement.gpus, 1.0) if placement.gpus else 1 / on_machine  # of the memory of GPU or machine
         self._arguments = (ray.put(blueprint), ray.put(sendable(population)), placement.gpus, share)
         self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
         self._states = RayStates(device)

@@ -82,6 +82,9 @@ class RandomSchedule(Schedule):
     def _deal(self, units):
         units = list(units)
         self.random.shuffle(units)
+        if not self._plans:
+            self._homeless += units
+            return
         for unit in units:
             self._plans[self.random.choice(list(self._plans))].append(unit)
 

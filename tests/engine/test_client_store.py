@@ -29,7 +29,8 @@ def test_it_is_a_mapping_in_the_order_of_clients():
         store[client] = state(client)
     assert list(store) == [0, 2, 3]
     assert len(store) == 3
-    assert 2 in store and 1 not in store
+    assert 2 in store
+    assert 1 not in store
     assert same(store[2], state(2))
     with pytest.raises(KeyError):
         store[1]

@@ -1,4 +1,4 @@
-"""Schedules, run against a simulated clock: everything is done once, hosts finish together, and losses are made good."""
+"""Schedules against a simulated clock: everything is done once, hosts finish together, and losses are made good."""
 
 import heapq
 import itertools
