@@ -91,7 +91,7 @@ def disturbed(algorithm, hosts, disturb, *, rounds=3, **more):
 @pytest.mark.parametrize("algorithm", [Slow(), SlowAFL()])
 def test_a_killed_host_is_replaced_and_what_it_did_is_done_again(algorithm):
     events = disturbed(algorithm, 2, lambda processes: os.kill(processes[1], signal.SIGKILL), rounds=8)
-    assert [event.event for event in events][0] == "host lost"
+    assert events[0].event == "host lost"
     assert "host 1" in events[0].detail
     assert events[0].redone > 0
     assert 0 < events[0].seconds < 30
