@@ -1,4 +1,4 @@
-"""Runs everything that a host or server computes on the stand-in device; prints what became of each case as JSON.
+"""Runs everything that a host or server computes on the stand-in device; prints what became of each case as JSON by group.
 
 A program of its own, because torch counts its devices at the first backward pass of a process.
 """
@@ -42,7 +42,7 @@ def outcome(computed: Callable[[Any], Any]) -> str:
 
 
 def algorithms(width: int) -> dict[str, Callable[[Any], Any]]:
-    """Two rounds of every case of the contract, with scores and metrics at all points where `width` is 1.
+    """Two rounds of every case of the contract, then scores and metrics at all points where `width` is 1.
 
     An operation on the stand-in device takes a hundred times that of the CPU, so there are few clients of few batches.
     """
@@ -63,7 +63,7 @@ def algorithms(width: int) -> dict[str, Callable[[Any], Any]]:
         plan.check(people)
         metrics = {"ece": Ece(), "frechet": Frechet(layers=["features", "logits"]), "drift": Drift()}
         points = contract.POINTS if plan.global_model(people)[0] is not None else contract.POINTS[1:]
-        scored = {"points": points, "metrics": metrics} if width == 1 else {"points": ()}
+        scored = {"every": 2, "points": points, "metrics": metrics} if width == 1 else {"points": ()}
         server = Server(plan, people, LocalFleet(plan, people, device), Evaluation(**scored), device)
         list(server.run())
         return contract.everything(server)
@@ -171,7 +171,7 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
     return cases
 
 
-def main(what: str) -> None:
+def main(*groups: str) -> None:
     stand_in_device.register()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +182,10 @@ def main(what: str) -> None:
             "models": models,
             "careless": careless,
         }
-        print(json.dumps({name: outcome(computed) for name, computed in cases[what]().items()}))
+        outcomes = {
+            group: {name: outcome(computed) for name, computed in cases[group]().items()} for group in groups
+        }
+    print(json.dumps(outcomes))
 
 
 if __name__ == "__main__":
