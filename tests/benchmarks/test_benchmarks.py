@@ -14,6 +14,7 @@ import pytest
 
 from helpers.federations import blobs, blueprint, simulate
 from helpers.mnist_files import write_mnist
+from helpers.ray_session import start_ray
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.data.population import Population
 
@@ -68,6 +69,7 @@ def test_the_bare_loop_refuses_what_it_does_not_know():
 
 @pytest.mark.ray
 def test_rounds_are_compared_and_ratios_printed(monkeypatch, capsys):
+    start_ray()
     monkeypatch.delenv("RAYFED_DATA", raising=False)
     script("many_clients").main(["--clients", "5", "--images", "20", "--rounds", "2"])
     out = capsys.readouterr().out

@@ -5,7 +5,6 @@ up one simulation after the other, and only the way through `rayfed.run` starts 
 """
 
 import functools
-import logging
 import os
 import sys
 import textwrap
@@ -23,6 +22,7 @@ from helpers import algorithm_cases, federations
 from helpers.algorithm_cases import SIX, everything, sampled_plan
 from helpers.federations import Net, blobs, blueprint
 from helpers.final_weights import assert_as_recorded
+from helpers.ray_session import start_ray
 from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import Diverged, HostLost, UsageError
 from rayfed.core.registry import resolve
@@ -60,10 +60,7 @@ class SharedFleet(RayFleet):
 def session():
     for module in (sys.modules[__name__], federations, algorithm_cases):  # which workers cannot import
         ray.cloudpickle.register_pickle_by_value(module)
-    ray.shutdown()  # another file's session, if there is one
-    ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-    yield
-    ray.shutdown()
+    start_ray()
 
 
 @pytest.fixture(scope="module")
