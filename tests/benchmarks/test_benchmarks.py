@@ -67,6 +67,7 @@ def test_the_bare_loop_refuses_what_it_does_not_know():
         script("_bare").BareLoop(blueprint(FedAvg(), population, drop_last=False), population, channels_last=False)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_rounds_are_compared_and_ratios_printed(monkeypatch, capsys):
     start_ray()

@@ -14,7 +14,7 @@ import torch
 
 import rayfed.experiments.plan
 from helpers import stand_in_data
-from helpers.ray_session import start_ray
+from helpers.commands import run_trials
 from rayfed.algorithms import vhl
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
@@ -601,12 +601,11 @@ def test_unknown_tables_are_refused_and_known_ones_listed(command, capsys):
     assert "adcol_table1" in capsys.readouterr().err
 
 
-@pytest.mark.ray
 def test_a_table_is_measured_and_printed(command, tmp_path, monkeypatch, capsys):
-    start_ray()
+    monkeypatch.setattr(command, "sweep", run_trials)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environ, "RAYFED_DATA", str(tmp_path))
-    tiny = ["rounds=1", "seeds=[0]", "placement.hosts=0", "data.per_domain=60", "model.width=0.1", "local.epochs=1"]
+    tiny = ["rounds=1", "seeds=[0]", "data.per_domain=60", "model.width=0.1", "local.epochs=1"]
     rows = ["--rows", "SOLO", "--rows", "ADCOL*"]
     assert command.main(["adcol_table1", "--small", "--markdown", *rows, *tiny, "local.batch_size=8"]) == 0
     out = capsys.readouterr().out

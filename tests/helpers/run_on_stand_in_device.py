@@ -182,9 +182,7 @@ def main(*groups: str) -> None:
             "models": models,
             "careless": careless,
         }
-        outcomes = {
-            group: {name: outcome(computed) for name, computed in cases[group]().items()} for group in groups
-        }
+        outcomes = {group: {name: outcome(computed) for name, computed in cases[group]().items()} for group in groups}
     print(json.dumps(outcomes))
 
 
