@@ -137,9 +137,8 @@ def test_more_hosts_than_clients(actors):
 def test_unseen_clients_are_the_same_wherever_they_live(actors):
     people = dataclasses.replace(SIX, unseen_clients=2)
     plan = blueprint(resolve("dbe", ALGORITHMS, where="")(), people, cohort=3)
-    here, there = (
-        outcome(plan, people, fleet) for fleet in (LocalFleet(plan, people), SharedFleet(plan, people, actors[:2]))
-    )
+    here = outcome(plan, people, LocalFleet(plan, people))
+    there = outcome(plan, people, SharedFleet(plan, people, actors[:2]))
     assert here.scores == there.scores
     assert len({score.client for score in here.scores[-1] if score.unseen}) == 2
 

@@ -1,4 +1,4 @@
-"""Runs everything that a host or server computes on the stand-in device; prints what became of each case as JSON by group.
+"""Runs everything that a host or server computes on the stand-in device; prints the outcome of each case as JSON.
 
 A program of its own, because torch counts its devices at the first backward pass of a process.
 """
