@@ -66,6 +66,7 @@ def make_fleet(plan: Plan, resources: Resources) -> Fleet:
         hosts=place.hosts,
         restarts=plan.config.faults.restarts,
         patience=plan.config.faults.patience,
+        start_seconds=plan.config.faults.start_seconds,
     )
 
 
