@@ -116,7 +116,9 @@ class Faults:
         help="seconds without a result after which a process counts as hanging; never less than ten times what it was "
         "predicted to take",
     )
-    start_seconds: float = option(120.0, above=0, help="seconds that Ray, and then each process of a trial, may take to start")
+    start_seconds: float = option(
+        120.0, above=0, help="seconds that Ray, and then each process of a trial, may take to start"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

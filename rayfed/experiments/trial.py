@@ -54,9 +54,9 @@ class TrialRun:
         make_fleet: Makes the hosts. It is called once, and `close` closes the fleet.
         device: The device of the server.
         saved: The checkpoint to continue from.
-        restarted: How often the trial has gone back already, in earlier processes.
 
     Attributes:
+        begun: Whether the recorder knows the trial.
         done: Whether the trial has ended and is recorded as done.
         outcome: The hash of the final state and the final state, once it is done.
     """
@@ -69,14 +69,13 @@ class TrialRun:
         device: str | torch.device,
         *,
         saved: bytes | None = None,
-        restarted: int = 0,
     ):
         self.plan, self._sink, self._device, self._saved = plan, sink, device, saved
         self._make_fleet = make_fleet
         self._fleet: Fleet | None = None
         self._server: Server | None = None
         self._rounds: Iterator[Record] = iter(())
-        self._begun, self._restarts = False, plan.config.faults.restarts - restarted
+        self.begun, self._restarts = False, plan.config.faults.restarts
         self._since: list[Record] = []  # of the rounds that a restart would repeat
         self._going_back: Event | None = None
         self._context = contextlib.ExitStack()
@@ -135,14 +134,14 @@ class TrialRun:
         server = Server(plan.blueprint, plan.population, self._fleet, plan.evaluation, self._device)
         if self._saved is not None:
             checkpoint.load(server, io.BytesIO(self._saved), f"checkpoint of {plan.trial}")
-        elif self._begun:
+        elif self.begun:
             self._fleet.load([])
         keep_through_round = server.round if self._saved is not None else None
         self._sink.begin(plan.trial, plan.values(), plan.config.rounds, keep_through_round)
         if self._going_back is not None:
             detail = f"{self._going_back.detail}; continues after round {server.round}"
             self._sink.event(plan.trial, replace(self._going_back, detail=detail))
-        self._begun, self._server, self._rounds = True, server, server.run()
+        self.begun, self._server, self._rounds = True, server, server.run()
         self._since, self._going_back = [], None
         return server
 
@@ -172,14 +171,14 @@ class TrialRun:
             redone=sum(record.cohort for record in self._since),
             seconds=seconds + sum(record.seconds["total"] for record in self._since),
         )
-        if self._begun:  # otherwise what it began from is still valid
+        if self.begun:  # otherwise what it began from is still valid
             self._saved = self._sink.saved(self.plan.trial)
         self._server = None
 
     def _failed(self, error: BaseException) -> None:
         """Record the end of a trial that `error` ended. What was never started keeps the row of an earlier attempt."""
         plan = self.plan
-        if isinstance(error, (UsageError, KeyboardInterrupt)) and not self._begun:
+        if isinstance(error, (UsageError, KeyboardInterrupt)) and not self.begun:
             return
         if isinstance(error, KeyboardInterrupt):
             if not self.done:

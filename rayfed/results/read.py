@@ -102,7 +102,9 @@ def _with_lost(trials: pd.DataFrame, home: Path) -> pd.DataFrame:
     """Return `trials` with the status `lost` for those that run according to the table, but have no owner."""
     if "owner" not in trials:
         return trials
-    alive = {owner: is_alive(home, owner) for owner in trials.loc[trials["status"] == "running", "owner"].dropna().unique()}
+    alive = {
+        owner: is_alive(home, owner) for owner in trials.loc[trials["status"] == "running", "owner"].dropna().unique()
+    }
     lost = (trials["status"] == "running") & trials["owner"].map(alive).eq(False)
     return trials.assign(status=trials["status"].mask(lost, "lost")) if lost.any() else trials
 

@@ -72,6 +72,8 @@ class Recorder:
         self._points: dict[str, str] = {}  # by trial, the point of `Progress.val`
         self._signs: dict[str, tuple[tuple[int, str], float]] = {}  # by trial, its process and when it gave a sign
         self._events: dict[str, list[Event]] = {}  # of trials that have not begun
+        self._lost_at: dict[str, float] = {}  # trials whose process was lost, and that have not begun again
+        self._work: dict[str, list[tuple[int, int, float]]] = {}  # by trial, each round with its clients and seconds
         self._owner: Owner | None = None
 
     def begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
@@ -109,6 +111,9 @@ class Recorder:
         self._writers[trial] = writer
         writer.add_events(self._events.pop(trial, []))
         done = keep_through_round or 0
+        if trial in self._lost_at and before is not None:
+            writer.add_events([self._restart_event(trial, before.round, done)])
+        self._work[trial] = [work for work in self._work.get(trial, []) if again and work[0] <= done]
         if before is not None and again:
             best = before.best_val if done else None
             first = before.first_round if before.rounds else done
@@ -137,6 +142,7 @@ class Recorder:
         progress = self._progress[trial]
         progress.round = record.round
         progress.clients += record.cohort
+        self._work[trial].append((record.round, record.cohort, record.seconds["total"]))
         progress.seconds = time.monotonic() - self._began[trial]
         accuracy = record.accuracy(self._points[trial])
         progress.val = accuracy.get("val", progress.val)
@@ -201,13 +207,15 @@ class Recorder:
         """Note that the process of a trial was lost, and return how often that has happened."""
         progress = self._progress.setdefault(trial, Progress(trial, 0))
         progress.lost += 1
+        self._lost_at[trial] = time.monotonic()
         self._signs.pop(trial, None)
         self.event(trial, replace(event, round=progress.round))
         return progress.lost
 
-    def times_lost(self, trial: str) -> int:
-        """Return how often the process of a trial was lost in this command."""
-        return self._progress[trial].lost if trial in self._progress else 0
+    def attempts(self, trial: str) -> tuple[int, bool]:
+        """Return how often the process of a trial was lost in this command, and whether the trial has begun in it."""
+        progress = self._progress.get(trial)
+        return (0, False) if progress is None else (progress.lost, progress.rounds > 0)
 
     def alive(self, trial: str, process: tuple[int, str]) -> None:
         """Take a sign of life of the process that runs a trial."""
@@ -233,6 +241,16 @@ class Recorder:
     def progress(self) -> list[Progress]:
         """Return the progress of all trials."""
         return list(self._progress.values())
+
+    def _restart_event(self, trial: str, round: int, done: int) -> Event:
+        repeated = [work for work in self._work.get(trial, []) if work[0] > done]
+        return Event(
+            event="trial restarted",
+            detail=f"continues after round {done}" if done else "starts again at round 1",
+            round=round,
+            redone=sum(clients for _, clients, _ in repeated),
+            seconds=time.monotonic() - self._lost_at.pop(trial) + sum(seconds for *_, seconds in repeated),
+        )
 
     def _writer(self, trial: str) -> TrialWriter:
         if trial not in self._writers:
