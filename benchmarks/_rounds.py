@@ -15,7 +15,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from rayfed.data.population import Client, Examples, Population
 from rayfed.distributed import cluster
-from rayfed.distributed.placement import bundles
+from rayfed.distributed.placement import bundles, steps_reserved
+from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.experiments.plan import Plan
 from rayfed.results.read import read
 

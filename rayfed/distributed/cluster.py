@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,9 +58,9 @@ def connect(placement: Placement, *, dashboard: bool, start_seconds: float = 120
 
 def log_folder() -> str:
     """Return the folder of Ray's log files on this node."""
-    return (
-        str(worker.global_worker.node.get_logs_dir_path()) if ray.is_initialized() else "/tmp/ray/session_latest/logs"
-    )
+    node = worker.global_worker.node if ray.is_initialized() else None
+    folder = os.environ.get("RAY_TMPDIR", "/tmp")
+    return f"{folder}/ray/session_latest/logs" if node is None else str(node.get_logs_dir_path())
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def _patient_start(seconds: float) -> Iterator[None]:
     Raises:
         HostLost: They did not start in time, or one of them ended.
     """
-    get_node = services.get_node
+    get_node: Any = services.get_node
 
     def patient(*arguments: Any, **keywords: Any) -> Any:
         end = time.monotonic() + seconds
@@ -98,7 +99,7 @@ def _patient_start(seconds: float) -> Iterator[None]:
 
 def _keep_raylet_messages_in_the_log() -> None:
     """Do not print Ray's paragraph on each process that dies: rayfed says in a line what is done about it."""
-    emit = worker.print_to_stdstream
+    emit: Any = worker.print_to_stdstream
 
     def filtered(data: dict[str, Any], *arguments: Any, **keywords: Any) -> None:
         if data.get("pid") != "raylet":

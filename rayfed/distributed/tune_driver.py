@@ -10,17 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_SETTINGS = {
-    "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
-    # its CSV and JSON files repeat the tables
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    # a trial that ends before its first scores has none
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-    # Tune's own state is never read: `resume=true` goes by the tables and checkpoints
-    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
-    "RAY_AIR_NEW_OUTPUT": "0",
-}
-os.environ.update({name: value for name, value in _SETTINGS.items() if name not in os.environ})  # before the import
+# Read when Tune is imported, or later. Its CSV and JSON files would repeat the tables, a trial that ends before its
+# first scores has no metric, and its own state is never read, since `resume=true` goes by the tables and checkpoints.
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "3600")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 
 import ray
 from ray import tune

@@ -28,7 +28,7 @@ class Owner:
         self.name = f"{socket.gethostname()} {os.getpid()} {started} {secrets.token_hex(4)}"
         self._path = _path(home, self.name)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO | None = open(self._path, "a+b")  # noqa: SIM115: open for as long as the claim lasts
+        self._file: BinaryIO | None = self._path.open("a+b")
         if not _try_lock(self._file.fileno()):
             raise OSError(f"{self._path}: cannot be locked")
 

@@ -1,4 +1,4 @@
-"""Writing one trial's rows of `metrics`, `rounds` and `events` while it runs, so that others can read them at any moment."""
+"""Writing one trial's rows of `metrics`, `rounds` and `events` while it runs, for readers at any moment."""
 
 import time
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class TrialWriter:
     Args:
         keep_through_round: rows of an earlier attempt are kept up to and including this round; None drops them all.
         keep_events: whether to keep the events of an earlier attempt although all of its other rows are dropped.
-            They are kept in any case if `keep_through_round` is given, those of later rounds too, because they happened.
+            They are kept in any case if `keep_through_round` is given, also those of later rounds.
         segment_rows: rows of a Parquet file before the next one begins.
 
     Attributes:
