@@ -72,7 +72,9 @@ EVENTS = (
     "server lost",
     "server hanging",
     "recorder lost",
+    "recorder hanging",
     "trial lost",
+    "trial hanging",
     "trial restarted",
 )
 """What may happen to the processes of a trial."""
