@@ -74,8 +74,9 @@ EVENTS = (
     "recorder lost",
     "trial lost",
     "trial restarted",
+    "checkpoint damaged",
 )
-"""What may happen to the processes of a trial."""
+"""What may happen to the processes of a trial and to its checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,13 @@ from rayfed.distributed.capacity import cluster_is_running, known_nodes, this_ma
 from rayfed.distributed.placement import Outcome, bundles, check_fits, run_reserved
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.user_modules import register_user_modules
+from rayfed.engine.checkpoint import Saved
 from rayfed.experiments.config import Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import interrupted
+from rayfed.results.checkpoints import Part
 from rayfed.results.recorder import Progress, Recorder
+from rayfed.results.storage import is_url
 
 RESERVE_SECONDS = 60
 AUTOSCALE_SECONDS = 1800
@@ -59,11 +62,27 @@ class RemoteRecorder:
     def record(self, trial: str, record: Record) -> None:
         self.actor.record.remote(trial, record)
 
-    def checkpoint(self, trial: str, content: bytes) -> None:
-        ray.get(self.actor.checkpoint.remote(trial, content))
+    def begin_checkpoint(self, trial: str, base: int | None) -> int:
+        number: int = ray.get(self.actor.begin_checkpoint.remote(trial, base))
+        return number
 
-    def saved(self, trial: str) -> bytes | None:
-        content: bytes | None = ray.get(self.actor.saved.remote(trial))
+    def append_to_checkpoint(self, trial: str, block: bytes) -> None:
+        ray.get(self.actor.append_to_checkpoint.remote(trial, block))
+
+    def commit_checkpoint(
+        self, trial: str, header: Mapping[str, Any], server: Part, clients: Mapping[str, Part], size: int
+    ) -> None:
+        ray.get(self.actor.commit_checkpoint.remote(trial, header, server, clients, size))
+
+    def discard_checkpoint(self, trial: str) -> None:
+        ray.get(self.actor.discard_checkpoint.remote(trial))
+
+    def saved(self, trial: str) -> Saved:
+        checkpoints: Saved = ray.get(self.actor.saved.remote(trial))
+        return checkpoints
+
+    def saved_bytes(self, trial: str, segment: int, offset: int, length: int) -> bytes:
+        content: bytes = ray.get(self.actor.saved_bytes.remote(trial, segment, offset, length))
         return content
 
     def end(self, trial: str, values: Mapping[str, Any]) -> None:
@@ -78,22 +97,22 @@ def remote_recorder(folder: str, experiment: str) -> RemoteRecorder:
     """Return a recorder as an actor on this node, which writes to this machine's folder."""
     this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor_class = ray.remote(Recorder).options(num_cpus=0, scheduling_strategy=this_node)
-    return RemoteRecorder(actor_class.remote(str(Path(folder).resolve()), experiment))
+    return RemoteRecorder(actor_class.remote(folder if is_url(folder) else str(Path(folder).resolve()), experiment))
 
 
 class _ServerActor:
     """The server of one trial outside a sweep."""
 
-    def run(self, plan: Plan, actor: Any, group: PlacementGroup, saved: bytes | None) -> Outcome:
+    def run(self, plan: Plan, actor: Any, group: PlacementGroup, saved: Saved) -> Outcome:
         return run_reserved(plan, RemoteRecorder(actor), group, saved)
 
 
-def run_on_ray(plan: Plan, saved: bytes | None, watch: Watch) -> Outcome:
+def run_on_ray(plan: Plan, saved: Saved, watch: Watch) -> Outcome:
     """Run a plan with its hosts and its server as Ray actors, in a session that `connect` has opened.
 
     Args:
         plan: The trial.
-        saved: The checkpoint to continue from.
+        saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
         watch: Called once while the trial runs.
 
     Raises:

@@ -27,6 +27,8 @@ from rayfed.experiments.progress import many_trials, span, watch_trials
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import Job, SweepPlan
 from rayfed.experiments.user_code import ModuleSource, module_sources, named_objects
+from rayfed.results.folder import join
+from rayfed.results.storage import is_url
 
 
 def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
@@ -90,7 +92,8 @@ def _tuner(plan: SweepPlan, recorder: cluster.RemoteRecorder, interrupts: list[i
         )
     objects = {name: thing for config in plan.configs for name, thing in named_objects(config).items()}
     sources = without_caches(module_sources(objects))
-    storage = (Path(plan.results) / plan.experiment).resolve()
+    home = join(plan.results, plan.experiment)
+    storage = home if is_url(home) else Path(home).resolve()
     return tune.Tuner(
         tune.with_resources(_trainable(recorder, sources), _resources),
         param_space={"job": tune.grid_search(list(plan.jobs))},
@@ -128,7 +131,7 @@ def _trainable(
             if scores:
                 tune.report({"round": record.round, **scores})
 
-        saved = sink.saved(plan.trial) if plan.config.resume else None
+        saved = sink.saved(plan.trial) if plan.config.resume else ()
         run_reserved(plan, sink, ray.util.get_current_placement_group(), saved, report)
 
     return trial

@@ -1,6 +1,6 @@
 """What server and hosts need to know about a simulation, as one value that can be sent to other processes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rayfed.algorithm import Algorithm, Context, Phase, ProblemSpec
 from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError
-from rayfed.core.ids import ClientId, ClientIndex
+from rayfed.core.ids import ClientId
 from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
 from rayfed.core.rng import torch_state_kept

@@ -9,6 +9,7 @@ from typing import Self
 from rayfed.core.records import Record, Score
 from rayfed.results.files import check_name
 from rayfed.results.segments import SEGMENT_ROWS, Segments
+from rayfed.results.storage import open_storage
 from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA, TrialId, metrics_table, rounds_table
 
 WRITING_SHARE = 0.02
@@ -44,9 +45,11 @@ class TrialWriter:
         segment_rows: int = SEGMENT_ROWS,
     ):
         self._id = TrialId(check_name(experiment, "experiment"), check_name(trial, "trial"), algorithm, seed)
-        home = Path(folder) / experiment
+        home = open_storage(folder).child(experiment)
         self._segments = {
-            name: Segments(home / name, trial, schema, keep_through_round=keep_through_round, segment_rows=segment_rows)
+            name: Segments(
+                home.child(name), trial, schema, keep_through_round=keep_through_round, segment_rows=segment_rows
+            )
             for name, schema in (("metrics", METRICS_SCHEMA), ("rounds", ROUNDS_SCHEMA))
         }
         self.last_round = self._segments["rounds"].last_round
