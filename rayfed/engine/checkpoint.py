@@ -62,16 +62,8 @@ class Checkpointer:
         round: The round of the last checkpoint that was saved or restored, or None.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        population: Population,
-        files: CheckpointFiles,
-        trial: str,
-        configuration: str,
-        version: str,
-    ):
-        self._server, self._population, self._files = server, population, files
+    def __init__(self, server: Server, files: CheckpointFiles, trial: str, configuration: str, version: str):
+        self._server, self._files = server, files
         self._trial, self._configuration, self._version = trial, configuration, version
         self._base: int | None = None
         self._versions: dict[ClientIndex, int] = {}
@@ -118,7 +110,7 @@ class Checkpointer:
         device = server.ctx.task.device
         for checkpoint in saved:
             try:
-                content = _checked(checkpoint, self._trial, self._configuration, server.blueprint, self._population)
+                content = _checked(checkpoint, self._trial, self._configuration, server.blueprint, server.participants)
                 read = _parts_reader(self._files, self._trial)
                 ((_, state),) = _states(read({"server": Part(*content["server"])}), device)
                 if not state.keys() >= server.state.keys():  # a setup may have added some
@@ -153,10 +145,11 @@ def verified(
     Raises:
         UsageError: No checkpoint can be used.
     """
+    participants = tuple(ClientIndex(i) for i in range(len(population.participants)))
     faults: list[str] = []
     for position, checkpoint in enumerate(saved):
         try:
-            content = _checked(checkpoint, trial, configuration, blueprint, population)
+            content = _checked(checkpoint, trial, configuration, blueprint, participants)
             parts = {"server": content["server"], **content["clients"]}
             for _ in _parts_reader(files, trial)({name: Part(*part) for name, part in parts.items()}):
                 pass
@@ -321,7 +314,11 @@ def _states(parts: Iterable[tuple[str, bytes]], device: torch.device) -> Iterato
 
 
 def _checked(
-    checkpoint: Mapping[str, Any], trial: str, configuration: str, blueprint: Blueprint, population: Population
+    checkpoint: Mapping[str, Any],
+    trial: str,
+    configuration: str,
+    blueprint: Blueprint,
+    participants: tuple[ClientIndex, ...],
 ) -> Mapping[str, Any]:
     """Return the content of a manifest after all checks that need no state."""
     if "fault" in checkpoint:
@@ -335,7 +332,7 @@ def _checked(
     if not 1 <= content["round"] <= last:
         raise _Unusable(f"is damaged: its round is {content['round']}, expected 1 to {last}")
     found = {ClientIndex(int(name)) for name in content["clients"]}
-    expected = _with_state(blueprint, population, content["round"])
+    expected = _with_state(blueprint, participants, content["round"])
     if missing := sorted(expected - found):
         raise _Unusable(f"is damaged: the states of {len(missing)} clients are missing, such as client {missing[0]}")
     if extra := sorted(found - expected):
@@ -343,9 +340,8 @@ def _checked(
     return content
 
 
-def _with_state(blueprint: Blueprint, population: Population, round: int) -> set[ClientIndex]:
+def _with_state(blueprint: Blueprint, participants: tuple[ClientIndex, ...], round: int) -> set[ClientIndex]:
     """Return the clients that have a state after `round`: those that took part in an exchange."""
-    participants = tuple(ClientIndex(i) for i in range(len(population.participants)))
     if blueprint.algorithm.setup_exchanges or round > blueprint.rounds:
         return set(participants)
     clients: set[ClientIndex] = set()

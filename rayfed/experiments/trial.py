@@ -116,7 +116,7 @@ def run_trial(
 def make_checkpointer(plan: Plan, server: Server, sink: Sink) -> Checkpointer:
     """Return the object that saves and restores the state of a trial."""
     version = importlib.metadata.version("rayfed-sim")
-    return Checkpointer(server, plan.population, sink, plan.trial, plan.configuration_hash, version)
+    return Checkpointer(server, sink, plan.trial, plan.configuration_hash, version)
 
 
 def interrupted(plan: Plan, round: int) -> KeyboardInterrupt:
