@@ -157,9 +157,9 @@ def test_checkpoints_resume_and_clients_that_are_not_asked_keep_their_state(case
     plan = plan_of(case, rounds=4, cohort=cohort)
     server = server_of(plan)
     recorder = Recorder(str(tmp_path), "e")
-    before = facts(server.fleet.states)
+    before = facts(dict(server.fleet.states))
     for record in server.run():
-        after = facts(server.fleet.states)
+        after = facts(dict(server.fleet.states))
         if record.stage == "round":
             idle = set(before) - set(server.sample(record.round))
             assert all(after[i] == before[i] for i in idle)
