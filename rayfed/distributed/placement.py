@@ -64,6 +64,10 @@ def make_fleet(plan: Plan, resources: Resources) -> Fleet:
         device=resources.device,
         group=resources.group,
         first_bundle=1 if bundles(place)[0] else 0,  # an empty server bundle is not part of the group
+        hosts=place.least_hosts,
+        grow=place.grows,
+        restarts=plan.config.faults.restarts,
+        patience=plan.config.faults.patience,
     )
 
 
@@ -128,7 +132,7 @@ def bundles(placement: Placement) -> list[Bundle]:
     if not placement.hosts:
         return [_bundle(placement.cpus, max(placement.gpus, placement.server_gpus))]
     server = _bundle(placement.server_cpus, placement.server_gpus)
-    return [server, *(_bundle(placement.cpus, placement.gpus) for _ in range(placement.hosts))]
+    return [server, *(_bundle(placement.cpus, placement.gpus) for _ in range(placement.least_hosts))]
 
 
 def _bundle(cpus: float, gpus: float) -> Bundle:
@@ -140,11 +144,18 @@ def check_run(placement: Placement) -> None:
     if not placement.hosts:
         device_for(placement.gpus)
     else:
-        check_sweep([placement])
+        _check_placed([placement])
 
 
 def check_sweep(placements: Iterable[Placement]) -> None:
     """Raise UsageError if some trial cannot be placed here. A running cluster is asked when it is joined."""
+    placements = list(placements)
+    if any(placement.grows for placement in placements):
+        raise UsageError("placement.hosts=auto: is for single runs; in a sweep, give each trial a number of hosts")
+    _check_placed(placements)
+
+
+def _check_placed(placements: Iterable[Placement]) -> None:
     if (nodes := known_nodes()) is not None:
         for placement in placements:
             check_fits(placement, nodes)
@@ -171,7 +182,7 @@ def _shortage(placement: Placement, needed: Sequence[Bundle], nodes: Sequence[Bu
     total = {name: sum(bundle.get(name, 0.0) for bundle in needed) for name in ("CPU", "GPU")}
     server = f" and a server of {amounts(needed[0])}" if needed[0] else ""
     return (
-        f"placement.hosts={placement.hosts}: {placement.hosts} hosts of {amounts(needed[-1])}{server} need "
+        f"placement.hosts={placement.hosts}: {placement.least_hosts} hosts of {amounts(needed[-1])}{server} need "
         f"{amounts(total)} in all, {but}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
         f"placement.autoscale=true if nodes can still start"
     )

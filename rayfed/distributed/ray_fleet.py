@@ -1,92 +1,132 @@
 """The hosts as long-lived Ray actors (`placement.hosts` above 0).
 
-A down payload goes into the object store once for all hosts; clients' data and state stay on their host.
+Any host runs any client. What all clients receive goes into the object store once; the state of a client is an object
+there, which the server's process owns. So a host that dies takes nothing with it but the work under way, which other
+hosts do again, with the same result.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar
+import os
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import ray
 import torch
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rayfed.algorithm import State
-from rayfed.core.errors import HostLost, UsageError
+from rayfed.core.errors import HostLost, StatesLost
 from rayfed.core.ids import ClientIndex
+from rayfed.core.records import Event
 from rayfed.data.population import Population
-from rayfed.engine.blueprint import Blueprint, homes_of
-from rayfed.engine.device import device_for
+from rayfed.distributed.ray_host import RayHost, unpacked_sum
+from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.client_store import ClientStates
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.host import Host
+from rayfed.engine.fleet import Exchanged
 from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import Gradients
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, ScoreRequest
+from rayfed.engine.schedule import Chunk, Rates, Schedule, Unit
 from rayfed.engine.serialization import pack, unpack
 from rayfed.engine.streamed import fits, room_for
-
-AnyRequest = TypeVar("AnyRequest", bound=Request)
+from rayfed.engine.training import steps_of
 
 START_SECONDS = 120  # more than an actor ever took to import torch; after that it is waiting for what never comes
+_LOOK_SECONDS = 1.0  # between looks at the clock, while hosts work
+_GROW_SECONDS = 10.0  # between looks for new nodes
+
+_LOST_HOST = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.LocalRayletDiedError,
+)
 
 
-class RayHost:
-    """A `Host` in its own process: unpacks what arrives, packs what leaves."""
+@dataclass(eq=False)
+class _Handle:
+    """A host: its actor, and what the server knows about it.
 
-    def __init__(
-        self,
-        blueprint: Blueprint,
-        population: Population,
-        clients: Sequence[ClientIndex],
-        tests: Sequence[int],
-        gpus: float,
-        share: float = 1.0,
-    ):
-        self.device, self._refused = device_for(gpus), None
+    Attributes:
+        ready: The call that returns when it is ready; None once it has, or has failed.
+        later: Whether it was started after the others.
+        process: Its process and node while it is alive.
+        late: Calls whose results no longer count; until they end, it gets no other.
+    """
+
+    position: int
+    actor: Any
+    ready: Any
+    began: float
+    later: bool = False
+    process: tuple[int, str] | None = None
+    late: tuple[Any, ...] = ()
+    late_since: float = 0.0
+
+    @property
+    def live(self) -> bool:
+        return self.process is not None
+
+
+class RayStates(ClientStates):
+    """The states of clients as objects that this process owns."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._objects: dict[ClientIndex, Any] = {}  # None for a state without any field
+        self._versions: dict[ClientIndex, int] = {}
+
+    def __iter__(self) -> Iterator[ClientIndex]:
+        return iter(sorted(self._objects))
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._objects
+
+    def __getitem__(self, client: ClientIndex) -> State:
+        if (reference := self._objects[client]) is None:
+            return {}
         try:
-            self.host = Host.of(blueprint, population, self.device, clients, tests, share=share)
-        except UsageError as error:  # raised later: from an actor that is being made it would arrive as its death
-            self._refused = error
+            state: State = unpack(ray.get(reference), self._device)
+        except ray.exceptions.ObjectLostError as error:
+            raise StatesLost(f"the state of client {client} was lost with its machine") from error
+        return state
 
-    def ready(self) -> bool:
-        if self._refused is not None:
-            raise self._refused
-        return True
+    def version(self, client: ClientIndex) -> int:
+        return self._versions[client]
 
-    def exchange(self, request: ExchangeRequest, down: Any, unicast: Any) -> Any:
-        result = self.host.exchange(request, unpack(down, self.device), unpack(unicast, self.device))
-        replies = [reply._replace(up=pack(reply.up)) for reply in result.replies]
-        return dataclasses.replace(result, total=_packed(result.total), replies=replies)
+    def references(self, clients: Iterable[ClientIndex]) -> tuple[dict[ClientIndex, int], list[Any]]:
+        """Return the versions of those of `clients` that have a state, and the objects in the same order."""
+        known = {client: self._objects[client] for client in clients if client in self._objects}
+        return {client: self._versions[client] for client in known}, list(known.values())
 
-    def weigh(self, weights: Mapping[ClientIndex, float]) -> Any:
-        return _packed(self.host.weigh(weights))
+    def commit(self, states: Mapping[ClientIndex, Any], version: int) -> None:
+        """Replace the states of some clients."""
+        self._objects.update(states)
+        self._versions.update(dict.fromkeys(states, version))
 
-    def score_downloads(self, request: ScoreRequest, down: Any, unicast: Any) -> Scored:
-        return self.host.score_downloads(request, unpack(down, self.device), unpack(unicast, self.device))
-
-    def score_global(self, request: ScoreRequest, model: Any) -> Scored:
-        return self.host.score_global(request, unpack(model, self.device))
-
-    def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Any]:
-        gradients = self.host.gradients(request, unpack(model, self.device), splits)
-        return [one._replace(total=_packed(one.total)) for one in gradients]
-
-    def save(self) -> Any:
-        return pack(self.host.save())
-
-    def load(self, states: Any) -> None:
-        self.host.load(unpack(states, self.device))
+    def clear(self) -> None:
+        self._objects.clear()
+        self._versions.clear()
 
 
 class RayFleet:
-    """`hosts` actors among which the clients are dealt, by their number of examples.
+    """Actors among which the clients of each exchange are dealt by predicted cost; see `rayfed.engine.schedule`.
 
     Args:
-        group: the placement group that holds the trial's bundles; host h uses bundle `first_bundle` + h.
+        group: The placement group that holds the trial's bundles; host h uses bundle `first_bundle` + h.
+        grow: Whether to start further hosts when the cluster has free resources for them.
+        restarts: How many hosts that died or hang are replaced.
+        patience: The seconds without a result after which a host counts as hanging; see `Schedule`.
 
     Raises:
-        HostLost: an actor did not start in time, or died.
+        HostLost: No actor started in time, or all died.
+        StatesLost: States of clients were lost with a machine.
     """
 
     def __init__(
@@ -96,113 +136,377 @@ class RayFleet:
         placement: Any,
         *,
         device: torch.device,
-        group: PlacementGroup,
+        group: PlacementGroup | None,
         first_bundle: int,
+        hosts: int,
+        grow: bool = False,
+        restarts: int = 0,
+        patience: float = 60.0,
+        start_seconds: float = START_SECONDS,
     ):
-        self.device = device
-        hosts, cpus, gpus = placement.hosts, placement.cpus, placement.gpus
-        homes = homes_of(population, hosts)
-        self.home = {client: host for host, clients in enumerate(homes) for client in clients}
-        share = min(gpus, 1.0) if gpus else 1 / hosts  # of the memory of the GPU, or of the machine
-        data, plan = ray.put(sendable(population)), ray.put(blueprint)
-        made: Any = ray.remote(RayHost)
-        self.hosts: list[Any] = []
-        for h in range(hosts):
-            bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=first_bundle + h)
-            host = made.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=bundle)
-            tests = list(range(h, len(population.tests), hosts))
-            self.hosts.append(host.remote(plan, data, homes[h], tests, gpus, share))
-        waiting = [host.ready.remote() for host in self.hosts]
-        _, late = ray.wait(waiting, num_returns=hosts, timeout=START_SECONDS)
-        if late:
-            raise HostLost(
-                f"{len(late)} of {hosts} hosts did not start within {START_SECONDS} s, each needing {cpus:g} CPU and "
-                f"{gpus:g} GPU; `ray status` tells what is taken"
-            )
-        self._get(waiting)
+        self.device, self.events = device, list[Event]()
+        self._blueprint, self._population, self._placement = blueprint, population, placement
+        self._group, self._first_bundle, self._grow = group, first_bundle, grow
+        self._restarts, self._patience, self._start_seconds = restarts, patience, start_seconds
+        on_machine = max(1, int((os.cpu_count() or 1) / placement.cpus)) if grow and placement.cpus else hosts
+        share = min(placement.gpus, 1.0) if placement.gpus else 1 / on_machine  # of the memory of GPU or machine
+        self._arguments = (ray.put(blueprint), ray.put(sendable(population)), placement.gpus, share)
+        self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
+        self._states = RayStates(device)
+        self._rates = Rates()
+        self._last_host: dict[ClientIndex, int] = {}
+        self._steps: dict[tuple[Hashable, int], int] = {}  # that a client takes, by kind of work and examples
+        self._stateless: set[Hashable] = set()  # kinds of work after which no client had a state
+        self._number = 0  # of the last call to all hosts
+        self._unweighted: dict[ClientIndex, Any] = {}
+        self._looked = time.monotonic()
+        self._handles: list[_Handle] = [self._start(position) for position in range(hosts)]
+        try:
+            self._wait_for_first(hosts)
+            self._look_for_nodes(now=True)
+        except BaseException:
+            self.close()
+            raise
 
-    def exchange(
-        self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]
-    ) -> list[ExchangeResult]:
-        sent = ray.put(pack(down))
-        calls = [
-            self.hosts[h].exchange.remote(part, sent, _packed_fields(unicast, part.clients))
-            for h, part in self._parts(request)
-        ]
-        return [
-            dataclasses.replace(
-                result,
-                total=self._unpacked(result.total),
-                replies=[reply._replace(up=unpack(reply.up, self.device)) for reply in result.replies],
+    @property
+    def states(self) -> RayStates:
+        """The states of the clients that have one."""
+        return self._states
+
+    def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Exchanged:
+        kind = ("exchange", request.moment.stage, request.moment.exchange, bool(request.score_splits))
+        exchange = self._blueprint.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
+        self._number += 1
+        number, sent, unicast = self._number, ray.put(pack(down)), pack(dict(unicast))
+        models = pack(dict(request.models_before))
+        request = dataclasses.replace(request, models_before=models)
+        weighing = exchange.server_side_weighting
+
+        def call(actor: Any, chunk: Chunk) -> list[Any]:
+            clients = chunk.clients
+            part = request.part(clients)
+            versions, references = self._states.references(clients)
+            own = {i: unicast[i] for i in clients if i in unicast}
+            separate = weighing or kind not in self._stateless
+            method = actor.exchange
+            if separate:
+                method = method.options(num_returns=1 + len(clients) * (2 if weighing else 1))
+            returned = method.remote(part, number, sent, own, versions, separate, *references)
+            return list(returned) if separate else [returned]
+
+        def cost(client: ClientIndex) -> float:
+            examples = len(self._population.clients[client].train)
+            if (steps := self._steps.get((kind, examples))) is None:
+                ctx = self._ctx.at(request.moment, cohort=request.cohort, client=client, examples=examples)
+                steps = steps_of(exchange, ctx, drop_last=self._blueprint.drop_last)
+                self._steps[kind, examples] = steps
+            return 1.0 + steps
+
+        size = self._blueprint.vmap_clients
+        blocks = [request.clients[first : first + size] for first in range(0, len(request.clients), size)]
+        units = [Unit(tuple(block), cost=max(map(cost, block)) * len(block)) for block in blocks]
+        results: list[ExchangeResult] = []
+        new_states: dict[ClientIndex, Any] = {}
+        unweighted: dict[ClientIndex, Any] = {}
+        schedule = self._schedule(units, kind)
+        predicted = schedule.predicted
+        for chunk, result, others in self._dispatch(schedule, kind, call):
+            clients = chunk.clients
+            if others:
+                new_states.update(zip(clients, others, strict=False))
+                unweighted.update(zip(clients, others[len(clients) :], strict=False))
+                new_states.update(dict.fromkeys(result.states))  # those without any field
+                if len(result.states) == len(clients):
+                    self._stateless.add(kind)
+            else:
+                for client, state in result.states.items():
+                    new_states[client] = ray.put(state) if state else None
+            self._rates.measured(kind, chunk.host, chunk.cost, result.seconds)
+            self._last_host.update(dict.fromkeys(clients, chunk.host))
+            results.append(
+                dataclasses.replace(
+                    result,
+                    total=unpacked_sum(result.total, self.device),
+                    replies=[reply._replace(up=unpack(reply.up, self.device)) for reply in result.replies],
+                    models_before=unpack(result.models_before, self.device),
+                    states={},
+                    unweighted={},
+                    host=chunk.host,
+                )
             )
-            for result in self._get(calls)
-        ]
+        self._states.commit(new_states, number)
+        self._unweighted = unweighted
+        busy = [0.0] * len(self._handles)
+        for result in results:
+            busy[result.host] += result.seconds
+        return Exchanged(
+            results=results,
+            busy=busy,
+            predicted=None if predicted is None else [predicted.get(h, 0.0) for h in range(len(busy))],
+        )
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> list[ExactSum]:
-        calls = [
-            self.hosts[h].weigh.remote({i: weights[i] for i in clients})
-            for h, clients in self._groups(list(weights)).items()
-        ]
-        return [self._unpacked(total) for total in self._get(calls)]
+        unweighted, self._unweighted = self._unweighted, {}
+
+        def call(actor: Any, chunk: Chunk) -> list[Any]:
+            some = {client: weights[client] for client in chunk.clients}
+            return [actor.weigh.remote(some, *(unweighted[client] for client in some))]
+
+        schedule = self._schedule([Unit((client,)) for client in weights], "weigh")
+        return [unpacked_sum(total, self.device) for _, total, _ in self._dispatch(schedule, "weigh", call)]
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
-        sent = ray.put(pack(down))
-        calls = [
-            self.hosts[h].score_downloads.remote(part, sent, _packed_fields(unicast, part.clients))
-            for h, part in self._parts(request)
-        ]
-        return Scored.together(self._get(calls))
+        self._number += 1
+        number, sent, unicast = self._number, ray.put(pack(down)), pack(dict(unicast))
+
+        def call(actor: Any, chunk: Chunk) -> list[Any]:
+            versions, references = self._states.references(chunk.clients)
+            own = {i: unicast[i] for i in chunk.clients if i in unicast}
+            return [actor.score_downloads.remote(request.part(chunk.clients), number, sent, own, versions, *references)]
+
+        return self._scored(request, call, ("score", request.points))
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
-        sent = ray.put(pack(model))  # also to hosts without clients of the request: they may hold test sets
-        calls = [self.hosts[h].score_global.remote(part, sent) for h, part in self._parts(request, every_host=True)]
-        return Scored.together(self._get(calls))
+        return self._scored(request, self._model_call("score_global", request, model), "score")
 
-    def gradients(self, request: Request, model: Any, splits: Collection[str]) -> list[Gradients]:
-        sent = ray.put(pack(model))
-        parts = self._parts(request, every_host=True)
-        calls = [self.hosts[h].gradients.remote(part, sent, splits) for h, part in parts]
+    def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
+        call = self._model_call("gradients", request, model)
+        schedule = self._schedule(self._scoring_units(request), "gradients")
         return [
-            gradients._replace(total=self._unpacked(gradients.total))
-            for result in self._get(calls)
+            gradients._replace(total=unpacked_sum(gradients.total, self.device))
+            for _, result, _ in self._dispatch(schedule, "gradients", call)
             for gradients in result
         ]
 
-    def save(self) -> dict[ClientIndex, State]:
-        parts = self._get([host.save.remote() for host in self.hosts])
-        return {i: state for part in parts for i, state in unpack(part, self.device).items()}
+    def hashes(self) -> dict[ClientIndex, str]:
+        versions, references = self._states.references(self._states)
+        objects = dict(zip(versions, references, strict=True))
 
-    def load(self, states: Mapping[ClientIndex, State]) -> None:
-        sent = ray.put(pack(dict(states)))
-        self._get([host.load.remote(sent) for host in self.hosts])
+        def call(actor: Any, chunk: Chunk) -> list[Any]:
+            states = [{} if objects[client] is None else objects[client] for client in chunk.clients]
+            return [actor.hashes.remote(chunk.clients, *states)]
+
+        schedule = self._schedule([Unit((client,)) for client in objects], "hashes")
+        return {
+            client: digest
+            for _, result, _ in self._dispatch(schedule, "hashes", call)
+            for client, digest in result.items()
+        }
+
+    def load(self, states: Iterable[tuple[ClientIndex, State]]) -> None:
+        self._states.clear()
+        self._number += 1
+        for client, state in states:
+            self._states.commit({client: ray.put(pack(state)) if state else None}, self._number)
 
     def close(self) -> None:
-        for host in self.hosts:
-            ray.kill(host)
+        for handle in self._handles:
+            ray.kill(handle.actor)
+        self._handles = []
 
-    def _groups(self, clients: Sequence[ClientIndex]) -> dict[int, list[ClientIndex]]:
-        """Return the clients of each host that has any."""
-        groups: dict[int, list[ClientIndex]] = {}
-        for i in clients:
-            groups.setdefault(self.home[i], []).append(i)
-        return dict(sorted(groups.items()))
+    # Dealing work to hosts
 
-    def _parts(self, request: AnyRequest, *, every_host: bool = False) -> list[tuple[int, AnyRequest]]:
-        """Return the request of each host for its own clients; of hosts without any only with `every_host`."""
-        groups = self._groups(request.clients)
-        hosts = range(len(self.hosts)) if every_host else groups
-        return [(h, request.for_clients(groups.get(h, []))) for h in hosts]
+    def _scored(self, request: ScoreRequest, call: Callable[[Any, Chunk], list[Any]], kind: Hashable) -> Scored:
+        schedule = self._schedule(self._scoring_units(request), kind)
+        return Scored.together([scored for _, scored, _ in self._dispatch(schedule, kind, call)])
 
-    def _unpacked(self, total: Any) -> ExactSum:
-        return ExactSum(unpack(total[0], self.device), total[1])
+    def _scoring_units(self, request: ScoreRequest) -> list[Unit]:
+        def examples(client: ClientIndex) -> int:
+            parts = self._population.clients[client]
+            return sum(len(getattr(parts, split, ())) for split in request.splits)
 
-    def _get(self, calls: list[Any]) -> list[Any]:
+        size = self._blueprint.vmap_clients if "adapted" in request.points else 1
+        blocks = [request.clients[first : first + size] for first in range(0, len(request.clients), size)]
+        of_tests = {k: len(self._population.tests[k].examples) for k in request.tests}
+        return [
+            *(Unit(tuple(block), cost=1.0 + sum(map(examples, block))) for block in blocks),
+            *(Unit(tests=(k,), cost=1.0 + count) for k, count in of_tests.items()),
+        ]
+
+    def _model_call(self, name: str, request: ScoreRequest, model: Any) -> Callable[[Any, Chunk], list[Any]]:
+        self._number += 1
+        number, sent = self._number, ray.put(pack(model))
+
+        def call(actor: Any, chunk: Chunk) -> list[Any]:
+            part = dataclasses.replace(request.part(chunk.clients), tests=tuple(chunk.tests))
+            return [getattr(actor, name).remote(part, number, sent)]
+
+        return call
+
+    def _schedule(self, units: Sequence[Unit], kind: Hashable) -> Schedule:
+        self._look_for_nodes()
+        free = [handle.position for handle in self._handles if handle.live and not handle.late]
+        rates = self._rates.of(kind, range(len(self._handles)))
+        return Schedule(units, free, rates, self._last_host, self._patience)
+
+    def _dispatch(
+        self, schedule: Schedule, kind: Hashable, call: Callable[[Any, Chunk], list[Any]]
+    ) -> Iterator[tuple[Chunk, Any, list[Any]]]:
+        """Send chunks to hosts and yield each chunk with its result and the references of its other return values."""
+        calls: dict[Any, tuple[Chunk, list[Any]]] = {}
         try:
-            return ray.get(calls)
+            while not schedule.finished:
+                for handle in self._handles:
+                    while handle.live and (chunk := schedule.next(handle.position, time.monotonic())) is not None:
+                        first, *others = call(handle.actor, chunk)
+                        calls[first] = chunk, others
+                for reference in self._wait(calls, schedule):
+                    if reference not in calls:
+                        continue  # its host was dropped
+                    chunk, others = calls.pop(reference)
+                    try:
+                        result = ray.get(reference)
+                    except ray.exceptions.RayError as error:
+                        _raise_unless_lost(error)
+                        self._drop(self._handles[chunk.host], "host lost", _first_line(error), schedule, calls)
+                        continue
+                    if schedule.done(chunk, time.monotonic()):
+                        yield chunk, result, others
+        finally:
+            for reference, (chunk, _) in calls.items():  # copies that came too late, or the rest after an error
+                ray.cancel(reference)
+                handle = self._handles[chunk.host]
+                handle.late, handle.late_since = (*handle.late, reference), time.monotonic()
+
+    def _wait(self, calls: dict[Any, tuple[Chunk, list[Any]]], schedule: Schedule) -> list[Any]:
+        """Wait for the next result; meanwhile take in hosts that are ready, and drop those that died or hang."""
+        starting = {handle.ready: handle for handle in self._handles if handle.ready is not None}
+        late = {reference: handle for handle in self._handles for reference in handle.late}
+        if not calls and not starting and not late:
+            raise HostLost(f"all hosts are lost{self._last_words()}; faults.restarts replaces more of them")
+        done, _ = ray.wait([*calls, *starting, *late], num_returns=1, timeout=_LOOK_SECONDS)
+        now = time.monotonic()
+        for reference in done:
+            if (handle := starting.get(reference)) is not None and self._started(handle):
+                schedule.join(handle.position)
+            elif (handle := late.get(reference)) is not None:
+                self._caught_up(handle, reference, schedule, calls)
+        hanging = [self._handles[position] for position in schedule.hanging(now)]
+        hanging += [handle for handle in self._handles if handle.late and now - handle.late_since > self._patience]
+        for handle in hanging:
+            self._drop(handle, "host hanging", "gave no result in time", schedule, calls)
+        for handle in starting.values():
+            if handle.ready is not None and now - handle.began > self._start_seconds:
+                ray.kill(handle.actor)
+                handle.ready = None
+                self._note("host lost", f"host {handle.position} did not start within {self._start_seconds:g} s")
+        return [reference for reference in done if reference in calls]
+
+    def _caught_up(self, handle: _Handle, reference: Any, schedule: Schedule, calls: dict[Any, Any]) -> None:
+        """Note the end of a call whose result no longer counts."""
+        handle.late = tuple(other for other in handle.late if other != reference)
+        try:
+            ray.get(reference)
+        except _LOST_HOST as error:
+            self._drop(handle, "host lost", _first_line(error), schedule, calls)
+        except ray.exceptions.RayError:
+            pass  # it was cancelled, or its error is that of an exchange that has failed already
+        if handle.live and not handle.late:
+            schedule.join(handle.position)
+
+    # Hosts that start, die and hang
+
+    def _start(self, position: int, *, later: bool = False) -> _Handle:
+        made: Any = ray.remote(RayHost)
+        options: dict[str, Any] = {"num_cpus": self._placement.cpus, "num_gpus": self._placement.gpus}
+        if self._group is not None and position < self._bundles():
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=self._first_bundle + position
+            )
+        actor = made.options(**options).remote(*self._arguments)
+        return _Handle(position, actor, actor.ready.remote(), time.monotonic(), later)
+
+    def _bundles(self) -> int:
+        return 0 if self._group is None else len(self._group.bundle_specs) - self._first_bundle
+
+    def _wait_for_first(self, hosts: int) -> None:
+        """Wait until all hosts are ready; some may be missing after the time limit, but not all."""
+        waiting = [handle.ready for handle in self._handles]
+        done, late = ray.wait(waiting, num_returns=hosts, timeout=self._start_seconds)
+        for handle in self._handles:
+            if handle.ready in done:
+                self._started(handle)
+        if not any(handle.live for handle in self._handles):
+            place = self._placement
+            raise HostLost(
+                f"{len(late)} of {hosts} hosts did not start within {self._start_seconds:g} s, each needing "
+                f"{place.cpus:g} CPU and {place.gpus:g} GPU{self._last_words()}; `ray status` tells what is taken"
+            )
+
+    def _started(self, handle: _Handle) -> bool:
+        """Take in a host that is ready; return whether it is."""
+        try:
+            pid, node = ray.get(handle.ready)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause from error  # what the host raised, with its traceback there
-        except ray.exceptions.RayActorError as error:
-            raise HostLost(f"a host died: {str(error).splitlines()[0]}") from error
+            raise error.cause from error  # it refuses the plan, as any other would
+        except ray.exceptions.RayError as error:
+            handle.ready = None
+            self._replace(handle, "host lost", f"host {handle.position} died while it started: {_first_line(error)}")
+            return False
+        handle.process, handle.ready = (pid, node), None
+        if handle.later:
+            seconds = time.monotonic() - handle.began
+            self._note("host started", f"host {handle.position}, process {pid}, within {seconds:.1f} s")
+        return True
+
+    def _drop(self, handle: _Handle, event: str, detail: str, schedule: Schedule, calls: dict[Any, Any]) -> None:
+        """Take a host that died or hangs out of the schedule, and start another in its place."""
+        if handle.process is None:
+            return
+        now = time.monotonic()
+        lost = schedule.lost(handle.position)
+        redone = sum(len(chunk.clients) for chunk in lost)
+        seconds = max((chunk.elapsed(now) for chunk in lost), default=0.0)
+        for reference in [reference for reference, (chunk, *_) in calls.items() if chunk.host == handle.position]:
+            del calls[reference]
+        self._kill(handle)
+        handle.process, handle.late = None, ()
+        self._rates.forget(handle.position)
+        self._replace(handle, event, f"host {handle.position}: {detail}", redone=redone, seconds=seconds)
+
+    def _replace(self, handle: _Handle, event: str, detail: str, redone: int = 0, seconds: float = 0.0) -> None:
+        self._note(event, detail, redone=redone, seconds=seconds)
+        if self._restarts > 0:
+            self._restarts -= 1
+            self._handles[handle.position] = self._start(handle.position, later=True)
+
+    def _kill(self, handle: _Handle) -> None:
+        """End a host's process. It may be stopped, and then answers no request, so it is killed on its machine."""
+        ray.kill(handle.actor)
+        assert handle.process is not None
+        pid, node = handle.process
+        if any(known["NodeID"] == node and known["Alive"] for known in ray.nodes()):
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            ray.remote(_kill_process).options(num_cpus=0, scheduling_strategy=there).remote(pid)
+
+    def _note(self, event: str, detail: str, *, redone: int = 0, seconds: float = 0.0) -> None:
+        self.events.append(Event(event=event, detail=detail, redone=redone, seconds=seconds))
+
+    def _last_words(self) -> str:
+        lost = [event.detail for event in self.events if event.event in ("host lost", "host hanging")]
+        return f" ({lost[-1]})" if lost else ""
+
+    def _look_for_nodes(self, *, now: bool = False) -> None:
+        """Start hosts where the cluster has room; they take part as soon as they are ready."""
+        if not self._grow or (not now and time.monotonic() - self._looked < _GROW_SECONDS):
+            return
+        self._looked = time.monotonic()
+        place, free = self._placement, ray.available_resources()
+        needs = {name: amount for name, amount in (("CPU", place.cpus), ("GPU", place.gpus)) if amount}
+        new = min((int(free.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items()), default=0)
+        waiting = sum(handle.ready is not None for handle in self._handles)
+        for _ in range(new - waiting):
+            self._handles.append(self._start(len(self._handles), later=True))
+
+
+def _raise_unless_lost(error: ray.exceptions.RayError) -> None:
+    """Raise what a host raised, unless it means that the host is gone."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        if isinstance(error.cause, ray.exceptions.ObjectLostError):
+            raise StatesLost("states of clients were lost with their machine") from error
+        raise error.cause from error  # what the host raised, with its traceback there
+    if not isinstance(error, (*_LOST_HOST, ray.exceptions.ObjectLostError)):
+        raise error
 
 
 def sendable(population: Population) -> Population:
@@ -212,9 +516,9 @@ def sendable(population: Population) -> Population:
     return population.read() if several and fits(population.examples(), room_for(None, "cpu")) else population
 
 
-def _packed_fields(unicast: Mapping[ClientIndex, State], clients: Sequence[ClientIndex]) -> dict[ClientIndex, Any]:
-    return {i: pack(unicast[i]) for i in clients if i in unicast}
+def _kill_process(pid: int) -> None:
+    os.kill(pid, 9)
 
 
-def _packed(total: ExactSum) -> tuple[Any, Any]:
-    return pack(total.value), total.dtypes
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

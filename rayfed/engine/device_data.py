@@ -135,10 +135,23 @@ def batch_rows(
     An epoch has ⌊n / B⌋ full batches with `drop_last` and ⌈n / B⌉ batches otherwise. `steps` overrides `epochs`: there
     are as many epochs as needed, the last one cut after the last step.
     """
-    per_epoch = examples // batch_size if drop_last else -(-examples // batch_size)
-    wanted = steps if steps is not None else (epochs or 0) * per_epoch
+    per_epoch, wanted = _counts(examples, batch_size, epochs=epochs, steps=steps, drop_last=drop_last)
     rows: list[np.ndarray] = []
     while len(rows) < wanted and per_epoch:
         order = rng.permutation(examples)
         rows += [order[k * batch_size : (k + 1) * batch_size] for k in range(per_epoch)]
     return rows[:wanted]
+
+
+def batch_count(examples: int, batch_size: int, *, epochs: int | None, steps: int | None, drop_last: bool) -> int:
+    """Return the number of batches of a phase; see `batch_rows`."""
+    per_epoch, wanted = _counts(examples, batch_size, epochs=epochs, steps=steps, drop_last=drop_last)
+    return wanted if per_epoch else 0
+
+
+def _counts(
+    examples: int, batch_size: int, *, epochs: int | None, steps: int | None, drop_last: bool
+) -> tuple[int, int]:
+    """Return the batches of an epoch, and of the phase."""
+    per_epoch = examples // batch_size if drop_last else -(-examples // batch_size)
+    return per_epoch, steps if steps is not None else (epochs or 0) * per_epoch

@@ -46,12 +46,15 @@ class Fleet(Protocol):
     finished. Where the server weighs the replies, it then calls `weigh` once before anything else.
 
     Attributes:
-        states: The states of the clients.
         events: What happened to hosts, such as losses; the server takes them away.
     """
 
-    states: ClientStates
     events: list[Event]
+
+    @property
+    def states(self) -> ClientStates:
+        """The states of the clients that have one."""
+        ...
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Exchanged: ...
 

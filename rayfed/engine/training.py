@@ -13,7 +13,7 @@ from rayfed.core.network import vectorised
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone, stack, tree_map, unstack
-from rayfed.engine.device_data import Part, batch_rows
+from rayfed.engine.device_data import Part, batch_count, batch_rows
 
 
 class Job(NamedTuple):
@@ -62,6 +62,20 @@ def train(
         Trained(w, {name: float(total) / max(count, 1) for name, total in sums.items()}, count)
         for w, sums, count in zip(work, totals, steps, strict=True)
     ]
+
+
+def steps_of(exchange: Exchange, ctx: Context, *, drop_last: bool) -> int:
+    """Return the number of steps that a client with `ctx.examples` training examples takes."""
+    return sum(
+        batch_count(
+            ctx.examples,
+            phase.batch_size or ctx.batch_size,
+            epochs=phase.epochs,
+            steps=phase.steps,
+            drop_last=drop_last,
+        )
+        for phase in exchange.phases(ctx)
+    )
 
 
 Take = Callable[[Context, Tensor], Batch]

@@ -1,0 +1,173 @@
+"""A host as a Ray actor: unpacks what arrives, packs what leaves."""
+
+import dataclasses
+import os
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+import torch
+
+from rayfed.algorithm import State
+from rayfed.core.errors import UsageError
+from rayfed.core.ids import ClientIndex
+from rayfed.core.trees import nbytes
+from rayfed.data.population import Population
+from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.device import device_for
+from rayfed.engine.exact_sum import ExactSum
+from rayfed.engine.host import Host
+from rayfed.engine.host_data import Scored
+from rayfed.engine.requests import ExchangeRequest, ScoreRequest
+from rayfed.engine.serialization import pack, state_hash, unpack
+
+_CACHED_SHARE = 0.125  # of the memory of a GPU, for the states of clients
+
+
+class RayHost:
+    """A `Host` in its own process.
+
+    States and replies that are needed one client at a time are return values of their own, so that the caller owns
+    them: they outlive this process, and Ray moves and spills them. On a GPU, the states of clients that ran here last
+    are kept as well, by client and version, so that they need not be copied to the device again.
+    """
+
+    def __init__(self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0):
+        self.device, self._refused = device_for(gpus), None
+        self._sent: tuple[int, Any] = (-1, None)  # the last payload for all clients, and its number
+        room = 0.0
+        if self.device.type == "cuda":
+            room = torch.cuda.mem_get_info(self.device)[1] * share * _CACHED_SHARE
+        self._states = StateCache(room)
+        try:
+            self.host = Host.of(blueprint, population, self.device, share=share)
+        except UsageError as error:  # raised later: from an actor that is being made it would arrive as its death
+            self._refused = error
+
+    def ready(self) -> tuple[int, str]:
+        """Return the number of the process and the node that it is on, when the host is ready."""
+        if self._refused is not None:
+            raise self._refused
+        return os.getpid(), ray.get_runtime_context().get_node_id()
+
+    def exchange(
+        self,
+        request: ExchangeRequest,
+        number: int,
+        sent: Any,
+        unicast: Any,
+        versions: Mapping[ClientIndex, int],
+        separate: bool,
+        *states: Any,
+    ) -> Any:
+        """Run an exchange; see `Host.exchange`.
+
+        Args:
+            request: The clients to train.
+            number: A number of this exchange, which is also the version of the states that it writes.
+            sent: What all clients receive, packed.
+            unicast: What single clients receive, packed.
+            versions: The versions of the `states`, by client and in their order.
+            separate: Whether to return every client's state, and what the server is going to weigh, as objects of
+                their own. The first object then has the states without any field, from which the caller sees them.
+        """
+        before = self._unpacked_states(versions, states)
+        models = unpack(request.models_before, self.device)
+        request = dataclasses.replace(request, models_before=models)
+        down = self._unpacked(number, sent)
+        result = self.host.exchange(request, down, unpack(unicast, self.device), before)
+        for client, state in result.states.items():
+            self._states.put(client, number, state)
+        packed = dataclasses.replace(
+            result,
+            total=packed_sum(result.total),
+            replies=[reply._replace(up=pack(reply.up)) for reply in result.replies],
+            states=pack(result.states),
+            unweighted=pack(result.unweighted),
+            models_before=pack(result.models_before),
+        )
+        if not separate:
+            return packed
+        each = [*packed.states.values(), *packed.unweighted.values()]
+        empty = {client: state for client, state in packed.states.items() if not state}
+        return dataclasses.replace(packed, states=empty, unweighted={}), *each
+
+    def weigh(self, weights: Mapping[ClientIndex, float], *unweighted: Any) -> Any:
+        """Return the weighted sum of what the clients of `weights` have sent, which is given in their order."""
+        return packed_sum(self.host.weigh(weights, dict(zip(weights, unpack(unweighted, self.device), strict=True))))
+
+    def score_downloads(
+        self,
+        request: ScoreRequest,
+        number: int,
+        sent: Any,
+        unicast: Any,
+        versions: Mapping[ClientIndex, int],
+        *states: Any,
+    ) -> Scored:
+        before = self._unpacked_states(versions, states)
+        return self.host.score_downloads(request, self._unpacked(number, sent), unpack(unicast, self.device), before)
+
+    def score_global(self, request: ScoreRequest, number: int, model: Any) -> Scored:
+        return self.host.score_global(request, self._unpacked(number, model))
+
+    def gradients(self, request: ScoreRequest, number: int, model: Any) -> list[Any]:
+        gradients = self.host.gradients(request, self._unpacked(number, model))
+        return [one._replace(total=packed_sum(one.total)) for one in gradients]
+
+    def hashes(self, clients: Sequence[ClientIndex], *states: Any) -> dict[ClientIndex, str]:
+        """Return the hash of each client's state."""
+        cpu = torch.device("cpu")
+        return {client: state_hash(unpack(state, cpu)) for client, state in zip(clients, states, strict=True)}
+
+    def _unpacked(self, number: int, sent: Any) -> Any:
+        """Return a payload that several calls share, unpacked once."""
+        if self._sent[0] != number:
+            self._sent = number, unpack(sent, self.device)
+        return self._sent[1]
+
+    def _unpacked_states(self, versions: Mapping[ClientIndex, int], states: Sequence[Any]) -> dict[ClientIndex, State]:
+        unpacked = {}
+        for (client, version), state in zip(versions.items(), states, strict=True):
+            here = self._states.get(client, version)
+            if here is None:
+                here = self.host.ctx.task.to_memory_format(unpack(state, self.device))
+            unpacked[client] = here
+        return unpacked
+
+
+class StateCache:
+    """States by client and version; those that were not used for the longest time go beyond `room` bytes."""
+
+    def __init__(self, room: float):
+        self._room, self._used = room, 0
+        self._states: OrderedDict[ClientIndex, tuple[int, State, int]] = OrderedDict()
+
+    def get(self, client: ClientIndex, version: int) -> State | None:
+        """Return the state if exactly this version is here."""
+        if (found := self._states.get(client)) is None or found[0] != version:
+            return None
+        self._states.move_to_end(client)
+        return found[1]
+
+    def put(self, client: ClientIndex, version: int, state: State) -> None:
+        """Keep a state in place of an older version."""
+        if (old := self._states.pop(client, None)) is not None:
+            self._used -= old[2]
+        size = nbytes(state)
+        if size > self._room or not size:
+            return
+        self._states[client] = version, state, size
+        self._used += size
+        while self._used > self._room:
+            self._used -= self._states.popitem(last=False)[1][2]
+
+
+def packed_sum(total: ExactSum) -> tuple[Any, Any]:
+    """Return a sum for another process; `unpacked_sum` inverts it."""
+    return pack(total.value), total.dtypes
+
+
+def unpacked_sum(total: tuple[Any, Any], device: torch.device) -> ExactSum:
+    return ExactSum(unpack(total[0], device), total[1])

@@ -1,0 +1,303 @@
+"""Which host runs which clients: planned by predicted cost, and corrected while they run.
+
+Work comes in units, such as a client to train. They are dealt anew for every exchange: the one with the highest
+predicted cost first, each to the host that is going to be free first. Hosts are sent their units in chunks that become
+smaller towards the end. What has not been sent yet can still move: an idle host takes the tail of the host that is
+expected to finish last. When nothing is left to send, an idle host runs a copy of a chunk that another host is late
+with, and the first result counts. Results do not depend on where or in which order clients run, so all of this changes
+nothing but the time.
+
+Nothing here knows about processes. Times are arguments, so that a schedule can be simulated.
+"""
+
+import math
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rayfed.core.ids import ClientIndex
+
+IN_FLIGHT = 2
+"""Chunks that a host holds at most: one that it works on, and one so that it need not wait for the next."""
+_MOST_CLIENTS = 64  # in a chunk, since the states of all of them are in memory at once
+_LEAST_SECONDS = 0.02  # of a chunk, if it is not the last one: the cost of a call is about a tenth of that
+_HANGING = 10.0  # times the predicted seconds
+_UNKNOWN = 10.0  # times the patience, where nothing has been measured
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Work that one host does in one go: clients, or test sets of the server.
+
+    Attributes:
+        cost: The predicted cost in any unit that is common to the units of a schedule, such as training steps.
+    """
+
+    clients: tuple[ClientIndex, ...] = ()
+    tests: tuple[int, ...] = ()
+    cost: float = 1.0
+
+
+@dataclass(eq=False)
+class Chunk:
+    """Units that are sent to a host together.
+
+    Attributes:
+        predicted: The seconds that the host is predicted to take, or None where nothing has been measured.
+        copy: The same units on another host.
+        started: When the host began with it, as far as is known.
+    """
+
+    host: int
+    units: Sequence[Unit]
+    predicted: float | None
+    copy: "Chunk | None" = None
+    started: float | None = None
+
+    def elapsed(self, now: float) -> float:
+        """Return the seconds since the host began with it."""
+        return 0.0 if self.started is None else now - self.started
+
+    @property
+    def clients(self) -> list[ClientIndex]:
+        """The clients of all units.
+
+        Units with fewer clients come last, so that a host that cuts the clients into blocks of one size gets the units.
+        """
+        return [client for unit in sorted(self.units, key=lambda unit: -len(unit.clients)) for client in unit.clients]
+
+    @property
+    def tests(self) -> list[int]:
+        """The test sets of all units."""
+        return [test for unit in self.units for test in unit.tests]
+
+    @property
+    def cost(self) -> float:
+        """The predicted cost of all units."""
+        return sum(unit.cost for unit in self.units)
+
+
+class Rates:
+    """Running estimates of the seconds per unit of cost, by host and kind of work."""
+
+    def __init__(self) -> None:
+        self._rates: dict[tuple[Hashable, int], float] = {}
+
+    def measured(self, kind: Hashable, host: int, cost: float, seconds: float) -> None:
+        """Take a measurement into account; the last few count most."""
+        if cost > 0:
+            old = self._rates.get((kind, host))
+            rate = seconds / cost
+            self._rates[kind, host] = rate if old is None else 0.5 * (old + rate)
+
+    def of(self, kind: Hashable, hosts: Iterable[int]) -> dict[int, float] | None:
+        """Return the seconds per unit of cost of each host, or None where nothing has been measured.
+
+        A host that is new to this kind of work counts as one of mean speed.
+        """
+        known = {host: rate for (of, host), rate in self._rates.items() if of == kind}
+        if not known:
+            return None
+        mean = sum(known.values()) / len(known)
+        return {host: known.get(host, mean) for host in hosts}
+
+    def forget(self, host: int) -> None:
+        """Forget what was measured on a host that was replaced: the next one may run on another machine."""
+        self._rates = {key: rate for key, rate in self._rates.items() if key[1] != host}
+
+
+@dataclass
+class Schedule:
+    """The schedule of one exchange, or of anything else that hosts do together.
+
+    Args:
+        units: The work; each unit is done once.
+        hosts: The hosts that are free, by their position.
+        rates: The seconds per unit of cost on each host; None where nothing has been measured.
+        last_host: Where each client was run last. Where two hosts would be equally good, it goes there again.
+        patience: The seconds after which a host without a result counts as hanging, whatever was predicted.
+    """
+
+    units: Sequence[Unit]
+    hosts: Collection[int]
+    rates: Mapping[int, float] | None = None
+    last_host: Mapping[ClientIndex, int] = field(default_factory=dict)
+    patience: float = math.inf
+
+    def __post_init__(self) -> None:
+        self._plans: dict[int, deque[Unit]] = {host: deque() for host in self.hosts}
+        self._flying: dict[int, list[Chunk]] = {host: [] for host in self.hosts}
+        self._left = len(self.units)
+        self._homeless: list[Unit] = []
+        self._deal(self.units)
+        costs = {host: sum(unit.cost for unit in plan) for host, plan in self._plans.items()}
+        self.predicted: dict[int, float] | None = (
+            None if self.rates is None else {host: cost * self._rate(host) for host, cost in costs.items()}
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether all units are done."""
+        return not self._left
+
+    def next(self, host: int, now: float) -> Chunk | None:
+        """Return what to send to `host` now, or None."""
+        if host not in self._flying:
+            return None
+        flying = self._flying[host]
+        if self._homeless:
+            homeless, self._homeless = self._homeless, []
+            self._deal(homeless)
+        if len(flying) >= IN_FLIGHT:
+            return None
+        if not self._plans[host] and not flying:
+            self._steal(host, now)
+        if self._plans[host]:
+            chunk = Chunk(host, self._front(host), None)
+        elif not flying and (late := self._late(host, now)) is not None:
+            chunk = Chunk(host, late.units, None, copy=late)
+            late.copy = chunk
+        else:
+            return None
+        if self.rates is not None:
+            chunk.predicted = chunk.cost * self._rate(host)
+        if not flying:
+            chunk.started = now
+        flying.append(chunk)
+        return chunk
+
+    def done(self, chunk: Chunk, now: float) -> bool:
+        """Note that `chunk` is done; return whether its result counts, which is the first of two copies'."""
+        flying = self._flying[chunk.host]
+        flying.remove(chunk)
+        if flying:
+            flying[0].started = now
+        first = chunk.copy is None or chunk.copy in self._flying.get(chunk.copy.host, ())
+        if first:
+            self._left -= len(chunk.units)
+        return first
+
+    def lost(self, host: int) -> list[Chunk]:
+        """Take a host away, deal its units to the others, and return its unfinished chunks."""
+        chunks, plan = self._flying.pop(host, []), self._plans.pop(host, ())
+        units = list(plan)
+        for chunk in chunks:
+            if chunk.copy is not None and chunk.copy in self._flying.get(chunk.copy.host, ()):
+                chunk.copy.copy = None  # the copy is now the only one
+            elif chunk.copy is None:
+                units += chunk.units
+        self._deal(units)
+        return chunks
+
+    def join(self, host: int) -> None:
+        """Let a host take part that became free; it begins with what others have not been sent yet."""
+        self._plans.setdefault(host, deque())
+        self._flying.setdefault(host, [])
+
+    def flying(self) -> list[Chunk]:
+        """Return the chunks that hosts hold."""
+        return [chunk for chunks in self._flying.values() for chunk in chunks]
+
+    def hanging(self, now: float) -> list[int]:
+        """Return the hosts that have given no result for much longer than predicted."""
+        return [
+            host for host, chunks in self._flying.items() if chunks and chunks[0].elapsed(now) > self._limit(chunks[0])
+        ]
+
+    def _limit(self, chunk: Chunk) -> float:
+        known = chunk.predicted is not None
+        return max(self.patience, _HANGING * (chunk.predicted or 0.0)) if known else _UNKNOWN * self.patience
+
+    def _rate(self, host: int) -> float:
+        if self.rates is None:
+            return 1.0
+        return self.rates[host] if host in self.rates else sum(self.rates.values()) / len(self.rates)
+
+    def _deal(self, units: Iterable[Unit]) -> None:
+        """Add `units` to the plans, the most costly first, each to the host that is going to be free first."""
+        units = sorted(units, key=lambda unit: -unit.cost)
+        if not self._plans:
+            self._homeless += units
+            return
+        free = {host: self._remaining(host) for host in self._plans}
+        near = 0.01 * sum(unit.cost for unit in units) * max(map(self._rate, free)) / len(free)
+        for unit in units:
+            ends = {host: free[host] + unit.cost * self._rate(host) for host in free}
+            best = min(ends, key=lambda host: (ends[host], host))
+            home = self.last_host.get(unit.clients[0], best) if unit.clients else best
+            if home in ends and ends[home] <= ends[best] + near:
+                best = home
+            free[best] = ends[best]
+            self._plans[best].append(unit)
+        for host, plan in self._plans.items():
+            self._plans[host] = deque(sorted(plan, key=lambda unit: -unit.cost))
+
+    def _remaining(self, host: int, now: float | None = None) -> float:
+        """Return the predicted seconds until `host` has done everything that it holds or is planned to do."""
+        rate = self._rate(host)
+        flying = self._flying[host]
+        seconds = sum(chunk.cost * rate for chunk in flying)
+        if now is not None and flying:
+            first = flying[0].cost * rate
+            elapsed = flying[0].elapsed(now)
+            # A chunk that is late is expected to take as long again as it took so far.
+            seconds += (elapsed if elapsed > 2 * first else max(first - elapsed, 0.0)) - first
+        return seconds + sum(unit.cost for unit in self._plans[host]) * rate
+
+    def _front(self, host: int) -> list[Unit]:
+        """Take the next chunk, half of what is planned for `host`, from its plan."""
+        plan = self._plans[host]
+        half = sum(unit.cost for unit in plan) / 2
+        least = _LEAST_SECONDS / self._rate(host) if self.rates is not None else 0.0
+        taken: list[Unit] = []
+        cost, clients = 0.0, 0
+        while plan and (not taken or (cost + plan[0].cost <= max(half, least))):
+            if taken and clients + len(plan[0].clients) > _MOST_CLIENTS:
+                break
+            taken.append(plan.popleft())
+            cost += taken[-1].cost
+            clients += len(taken[-1].clients)
+        return taken
+
+    def _steal(self, host: int, now: float) -> None:
+        """Move the second half of the plan of the host that is expected to finish last to `host`."""
+        victims = [other for other, plan in self._plans.items() if plan and other != host]
+        if not victims:
+            return
+        victim = max(victims, key=lambda other: self._remaining(other, now))
+        plan = self._plans[victim]
+        idle = not self._flying[victim]
+        if len(plan) == 1 and idle:
+            return  # the victim is about to be sent it
+        half = sum(unit.cost for unit in plan) / 2
+        moved = [plan.pop()]
+        while plan and sum(unit.cost for unit in moved) + plan[-1].cost <= half:
+            moved.append(plan.pop())
+        self._plans[host] = deque(reversed(moved))
+
+    def _late(self, host: int, now: float) -> Chunk | None:
+        """Return the chunk of another host that `host` would finish first with, counting from now, or None."""
+        best, gain = None, 0.0
+        for other, chunks in self._flying.items():
+            if other == host or (self.rates is None and not chunks):
+                continue
+            for place, chunk in enumerate(chunks):
+                if chunk.copy is not None:
+                    continue
+                there = self._until(other, place, now)
+                here = chunk.cost * self._rate(host)
+                if there is not None and there - 1.2 * here - _LEAST_SECONDS > gain:
+                    best, gain = chunk, there - 1.2 * here - _LEAST_SECONDS
+        return best
+
+    def _until(self, host: int, place: int, now: float) -> float | None:
+        """Return the predicted seconds until `host` has finished its chunk at `place`; None if nothing is known."""
+        if self.rates is None:
+            return None
+        rate, chunks = self._rate(host), self._flying[host]
+        first = chunks[0].cost * rate
+        elapsed = chunks[0].elapsed(now)
+        seconds = elapsed if elapsed > 2 * first + _LEAST_SECONDS else max(first - elapsed, 0.0)
+        if place == 0 and elapsed <= 2 * first + _LEAST_SECONDS:
+            return None  # it is on time
+        return seconds + sum(chunk.cost * rate for chunk in chunks[1 : place + 1])
