@@ -108,9 +108,7 @@ def test_a_hanging_host_is_replaced():
         os.kill(processes[0], signal.SIGSTOP)
 
     processes = []
-    events = disturbed(
-        Slow(), 2, lambda found: (processes.extend(found), stop(found)), rounds=6, patience=2.0
-    )
+    events = disturbed(Slow(), 2, lambda found: (processes.extend(found), stop(found)), rounds=6, patience=2.0)
     assert "host hanging" in [event.event for event in events]
     end = time.monotonic() + 20
     while time.monotonic() < end and alive(processes[0]):
