@@ -239,7 +239,7 @@ def open_storage(location: str | Path) -> Storage:
     """
     if not is_url(location):
         return LocalStorage(location)
-    url = str(location).rstrip("/")
+    url = str(location)
     scheme, _, rest = url.partition("://")
     address, _, _ = rest.partition("?")
     if scheme == "file":
@@ -263,6 +263,7 @@ def open_storage(location: str | Path) -> Storage:
 @functools.cache
 def _filesystem(scheme: str, bucket: str, url: str) -> Any:
     """Return pyarrow's filesystem; `url` is given if it has options."""
+    import pyarrow as pa
     from pyarrow import fs
 
     if scheme == "memory":
@@ -278,7 +279,9 @@ def _filesystem(scheme: str, bucket: str, url: str) -> Any:
     region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION")
     if region is None and endpoint is None:
         region = fs.resolve_s3_region(bucket)
-    options = {"endpoint_override": endpoint} if endpoint else {}
+    options: dict[str, Any] = {"endpoint_override": endpoint} if endpoint else {}
+    if int(pa.__version__.partition(".")[0]) >= 18:
+        options["allow_delayed_open"] = True  # one request for a small object, and not three
     return fs.S3FileSystem(region=region, connect_timeout=_CONNECT_SECONDS, request_timeout=_REQUEST_SECONDS, **options)
 
 
