@@ -13,10 +13,10 @@ import ray
 from _bare import BareLoop, largest_difference
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from rayfed.core.records import Record
 from rayfed.data.population import Client, Examples, Population
 from rayfed.distributed import cluster
-from rayfed.distributed.placement import bundles, run_reserved
+from rayfed.distributed.placement import bundles, steps_reserved
+from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.experiments.plan import Plan
 from rayfed.results.read import read
 
@@ -75,17 +75,18 @@ def compare(plan: Plan, layouts: Mapping[str, bool], rounds: int, order: str) ->
 
 def _on_ray(plan: Plan, after_round: Callable[[], None]) -> tuple[list[float], dict[str, Any]]:
     """Run `plan` as a Tune trial would, and return the training seconds of its `rounds` table and its final weights."""
-
-    def report(record: Record) -> None:
-        if record.stage == "round":
-            after_round()
-
     cluster.connect(plan.config.placement, dashboard=False)
     group = placement_group([bundle for bundle in bundles(plan.config.placement) if bundle], strategy="PACK")
     try:
         ray.get(group.ready())
-        recorder = cluster.remote_recorder(plan.config.results, plan.config.experiment)
-        _, state = run_reserved(plan, recorder, group, None, report)
+        recorder = DriversRecorder(plan.config.results, plan.config.experiment, restarts=0, patience=60.0, say=print)
+        run = steps_reserved(plan, RemoteRecorder(recorder.actor), group, None)
+        while not run.done:
+            record = run.step()
+            if record is not None and record.stage == "round":
+                after_round()
+        run.close()
+        _, state = run.outcome
     finally:
         remove_placement_group(group)
     rows = read(plan.config.results, plan.config.experiment).rounds

@@ -72,7 +72,9 @@ EVENTS = (
     "server lost",
     "server hanging",
     "recorder lost",
+    "recorder hanging",
     "trial lost",
+    "trial hanging",
     "trial restarted",
     "checkpoint damaged",
 )

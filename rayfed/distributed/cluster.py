@@ -2,42 +2,47 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray._private import services, worker
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfed.core.errors import HostLost
-from rayfed.core.records import Record
+from rayfed.core.errors import HostLost, UsageError
+from rayfed.core.records import Event
 from rayfed.distributed.capacity import cluster_is_running, known_nodes, this_machine
 from rayfed.distributed.placement import Outcome, bundles, check_fits, run_reserved
+from rayfed.distributed.processes import Process, cause_of_death, kill_process
 from rayfed.distributed.ray_fleet import sendable
+from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.user_modules import register_user_modules
 from rayfed.engine.checkpoint import Saved
 from rayfed.experiments.config import Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import interrupted
-from rayfed.results.checkpoints import Part
-from rayfed.results.recorder import Progress, Recorder
-from rayfed.results.storage import is_url
+from rayfed.results.recorder import Progress
 
 RESERVE_SECONDS = 60
 AUTOSCALE_SECONDS = 1800
+_LOOK_SECONDS = 1.0  # between looks at whether a server is alive
 
 Watch = Callable[[Callable[[], list[Progress]], Callable[[float | None], bool]], None]
 """watch(progress, wait): may show `progress()` until `wait(seconds)` returns True, when the trial has ended."""
 
 
-def connect(placement: Placement, *, dashboard: bool) -> str:
+def connect(placement: Placement, *, dashboard: bool, start_seconds: float = 120.0) -> str:
     """Join the running cluster, or start Ray here, and return the address of the dashboard ("" without one).
 
     Ray's log lines stay in its log folder.
 
     Raises:
         UsageError: The placement cannot fit. If Ray would be started here, this is checked before.
+        HostLost: Ray did not start within `start_seconds`.
     """
     url = ""
     if not ray.is_initialized():
@@ -45,105 +50,193 @@ def connect(placement: Placement, *, dashboard: bool) -> str:
         if not cluster_is_running():
             check_fits(placement, this_machine())
             options["include_dashboard"] = dashboard
-        url = ray.init(**options).dashboard_url or ""
+        with _patient_start(start_seconds):
+            url = ray.init(**options).dashboard_url or ""
+        _keep_raylet_messages_in_the_log()
     check_fits(placement, known_nodes() or [])
     return url
 
 
-class RemoteRecorder:
-    """A `Recorder` in another process. Rounds are sent without waiting; what must not be lost is waited for."""
-
-    def __init__(self, actor: Any):
-        self.actor = actor
-
-    def begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
-        ray.get(self.actor.begin.remote(trial, values, rounds, keep_through_round))
-
-    def record(self, trial: str, record: Record) -> None:
-        self.actor.record.remote(trial, record)
-
-    def begin_checkpoint(self, trial: str, base: int | None) -> int:
-        number: int = ray.get(self.actor.begin_checkpoint.remote(trial, base))
-        return number
-
-    def append_to_checkpoint(self, trial: str, block: bytes) -> None:
-        ray.get(self.actor.append_to_checkpoint.remote(trial, block))
-
-    def commit_checkpoint(
-        self, trial: str, header: Mapping[str, Any], server: Part, clients: Mapping[str, Part], size: int
-    ) -> None:
-        ray.get(self.actor.commit_checkpoint.remote(trial, header, server, clients, size))
-
-    def discard_checkpoint(self, trial: str) -> None:
-        ray.get(self.actor.discard_checkpoint.remote(trial))
-
-    def saved(self, trial: str) -> Saved:
-        checkpoints: Saved = ray.get(self.actor.saved.remote(trial))
-        return checkpoints
-
-    def saved_bytes(self, trial: str, segment: int, offset: int, length: int) -> bytes:
-        content: bytes = ray.get(self.actor.saved_bytes.remote(trial, segment, offset, length))
-        return content
-
-    def end(self, trial: str, values: Mapping[str, Any]) -> None:
-        ray.get(self.actor.end.remote(trial, values))
-
-    def progress(self) -> list[Progress]:
-        trials: list[Progress] = ray.get(self.actor.progress.remote())
-        return trials
+def log_folder() -> str:
+    """Return the folder of Ray's log files on this node."""
+    node = worker.global_worker.node if ray.is_initialized() else None
+    folder = os.environ.get("RAY_TMPDIR", "/tmp")
+    return f"{folder}/ray/session_latest/logs" if node is None else str(node.get_logs_dir_path())
 
 
-def remote_recorder(folder: str, experiment: str) -> RemoteRecorder:
-    """Return a recorder as an actor on this node, which writes to this machine's folder."""
-    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor_class = ray.remote(Recorder).options(num_cpus=0, scheduling_strategy=this_node)
-    return RemoteRecorder(actor_class.remote(folder if is_url(folder) else str(Path(folder).resolve()), experiment))
+@contextmanager
+def _patient_start(seconds: float) -> Iterator[None]:
+    """Give Ray's own processes `seconds` to start, in place of the 30 that are fixed in Ray.
+
+    Raises:
+        HostLost: They did not start in time, or one of them ended.
+    """
+    get_node: Any = services.get_node
+
+    def patient(*arguments: Any, **keywords: Any) -> Any:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return get_node(*arguments, **keywords)
+            except RuntimeError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = patient
+    try:
+        yield
+    except (UsageError, HostLost):
+        raise
+    except Exception as error:  # Ray raises bare exceptions here
+        words = " ".join(str(error).split())
+        raise HostLost(
+            f"Ray did not start ({words[:200]}); its logs are in {log_folder()}. On a slow machine, give more than "
+            f"faults.start_seconds={seconds:g}"
+        ) from error
+    finally:
+        services.get_node = get_node
+
+
+def _keep_raylet_messages_in_the_log() -> None:
+    """Do not print Ray's paragraph on each process that dies: rayfed says in a line what is done about it."""
+    emit: Any = worker.print_to_stdstream
+
+    def filtered(data: dict[str, Any], *arguments: Any, **keywords: Any) -> None:
+        if data.get("pid") != "raylet":
+            emit(data, *arguments, **keywords)
+
+    worker.print_to_stdstream = filtered
 
 
 class _ServerActor:
     """The server of one trial outside a sweep."""
 
     def run(self, plan: Plan, actor: Any, group: PlacementGroup, saved: Saved) -> Outcome:
-        return run_reserved(plan, RemoteRecorder(actor), group, saved)
+        sink = RemoteRecorder(actor)
+        with sink.signs_of_life(plan.trial):
+            return run_reserved(plan, sink, group, saved)
 
 
-def run_on_ray(plan: Plan, saved: Saved, watch: Watch) -> Outcome:
+class _ServerProcess:
+    """The process of a trial's server, which is started again from the last checkpoint when it dies or hangs."""
+
+    def __init__(self, plan: Plan, recorder: DriversRecorder, group: PlacementGroup, say: Callable[[str], None]):
+        self._plan, self._recorder, self._group, self._say = plan, recorder, group, say
+        self._restarts, self._started, self._looked = plan.config.faults.restarts, 0.0, 0.0
+        self._process: Process | None = None
+        self._dead: set[Process] = set()
+        self._hanging = ""
+        self._actor: Any = None
+        self._call: Any = None
+        self.outcome: Outcome | None = None
+
+    def start(self, saved: Saved) -> None:
+        place = self._plan.config.placement
+        # without resources of its own, it shares the first host's bundle, and thus its node
+        there = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
+        options = {"num_cpus": place.server_cpus, "num_gpus": place.server_gpus, "scheduling_strategy": there}
+        actor_class: Any = ray.remote(_ServerActor)
+        self._actor = actor_class.options(**options).remote()
+        self._call = self._actor.run.remote(self._plan, self._recorder.actor, self._group, saved)
+        self._started, self._process = time.monotonic(), None
+        self._saved = saved
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait for the end of the trial, and return whether it has come.
+
+        Raises:
+            HostLost: The server died more often than it is started again.
+        """
+        end = None if seconds is None else time.monotonic() + seconds
+        while self.outcome is None:
+            left = _LOOK_SECONDS if end is None else min(_LOOK_SECONDS, end - time.monotonic())
+            if left <= 0:
+                return False
+            if ray.wait([self._call], timeout=left)[0]:
+                self._ended()
+            elif time.monotonic() - self._looked > _LOOK_SECONDS:
+                self._look()
+        return True
+
+    def kill(self) -> None:
+        ray.kill(self._actor)
+
+    def _ended(self) -> None:
+        try:
+            self.outcome = ray.get(self._call)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError) as error:
+            self._start_again(cause_of_death(error))
+
+    def _look(self) -> None:
+        """Kill the server if it has given no sign of life for too long."""
+        self._looked = time.monotonic()
+        faults = self._plan.config.faults
+        signs = [sign for sign in self._recorder.signs() if sign.process not in self._dead]
+        if not signs and self._process is None and self._looked - self._started > faults.start_seconds:
+            raise HostLost(
+                f"the server did not start within {faults.start_seconds:g} s; `ray status` shows what is in use, and "
+                f"Ray's logs are in {log_folder()}. On a slow machine, give more faults.start_seconds"
+            )
+        for sign in signs:
+            self._process = sign.process
+            if sign.silent > faults.patience and not self._hanging:
+                self._hanging = f"it gave no sign of life for {sign.silent:.0f} s"
+                kill_process(sign.process)
+
+    def _start_again(self, cause: str) -> None:
+        plan, trial = self._plan, self._plan.trial
+        event, cause = ("server hanging", self._hanging) if self._hanging else ("server lost", cause)
+        self._hanging = ""
+        if self._process is not None:
+            self._dead.add(self._process)
+        self._restarts -= 1
+        if self._restarts < 0:
+            error = f"the server died ({cause}), and faults.restarts={plan.config.faults.restarts} allows no other"
+            self._recorder.end(trial, {**plan.values(), "status": "failed", "error": error})
+            raise HostLost(error)
+        self._recorder.lost(trial, Event(event=event, detail=cause))
+        begun = any(progress.rounds for progress in self._recorder.progress())
+        self._say(f"the server died ({cause}); it is started again from the last checkpoint")
+        self.start(self._recorder.saved(trial) if begun else self._saved)
+
+
+def run_on_ray(plan: Plan, saved: Saved, watch: Watch, say: Callable[[str], None]) -> Outcome:
     """Run a plan with its hosts and its server as Ray actors, in a session that `connect` has opened.
 
     Args:
         plan: The trial.
         saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
         watch: Called once while the trial runs.
+        say: Called with a line when a process died and is started again.
 
     Raises:
-        HostLost: The cluster did not free the resources in time, or an actor died.
+        HostLost: The cluster did not free the resources in time, or processes died too often.
     """
-    place = plan.config.placement
+    place, faults = plan.config.placement, plan.config.faults
     register_user_modules()
-    recorder = remote_recorder(plan.config.results, plan.config.experiment)
+    recorder = DriversRecorder(
+        plan.config.results, plan.config.experiment, restarts=faults.restarts, patience=faults.patience, say=say
+    )
     needed = [bundle for bundle in bundles(place) if bundle]
     group = placement_group(needed, strategy="PACK")
     seconds = AUTOSCALE_SECONDS if place.autoscale else RESERVE_SECONDS
+    server = None
     try:
         if not ray.wait([group.ready()], timeout=seconds)[0]:
             raise HostLost(f"the cluster did not free {needed} within {seconds} s; see `ray status` for what is in use")
-        options: dict[str, Any] = {"num_cpus": place.server_cpus, "num_gpus": place.server_gpus}
-        if bundles(place)[0]:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        actor_class: Any = ray.remote(_ServerActor)
-        server = actor_class.options(**options).remote()
-        plan = dataclasses.replace(plan, population=sendable(plan.population))
-        call = server.run.remote(plan, recorder.actor, group, saved)
-        watch(recorder.progress, lambda wait: bool(ray.wait([call], timeout=wait)[0]))
-        try:
-            outcome: Outcome = ray.get(call)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
-        return outcome
+        server = _ServerProcess(dataclasses.replace(plan, population=sendable(plan.population)), recorder, group, say)
+        server.start(saved)
+        watch(recorder.progress, server.wait)
+        assert server.outcome is not None
+        return server.outcome
     except KeyboardInterrupt:
-        if (progress := next(iter(recorder.progress()), None)) is None:
+        progress = next((progress for progress in recorder.progress() if progress.rounds), None)
+        if progress is None or server is None:
             raise  # nothing was started
-        ray.kill(server)
+        server.kill()
         recorder.end(plan.trial, {"status": "interrupted"})
         raise interrupted(plan, progress.round) from None
     finally:

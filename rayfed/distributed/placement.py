@@ -19,8 +19,8 @@ from rayfed.engine.device import device_for
 from rayfed.engine.fleet import Fleet, LocalFleet
 from rayfed.experiments.config import Placement
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.progress import one_trial, watch_trials
-from rayfed.experiments.trial import Sink, run_trial
+from rayfed.experiments.progress import note, one_trial, watch_trials
+from rayfed.experiments.trial import Sink, TrialRun, run_trial
 from rayfed.results.recorder import Progress, Recorder
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def make_fleet(plan: Plan, resources: Resources) -> Fleet:
         grow=place.grows,
         restarts=plan.config.faults.restarts,
         patience=plan.config.faults.patience,
+        start_seconds=plan.config.faults.start_seconds,
     )
 
 
@@ -84,7 +85,7 @@ def launch(plan: Plan, saved: Saved, *, quiet: bool) -> Outcome:
         return _run_in_process(plan, saved, quiet)
     from rayfed.distributed import cluster
 
-    cluster.connect(place, dashboard=False)
+    cluster.connect(place, dashboard=False, start_seconds=plan.config.faults.start_seconds)
 
     def watch(progress: Callable[[], list[Progress]], wait: Callable[[float | None], bool]) -> None:
         if quiet:
@@ -92,7 +93,7 @@ def launch(plan: Plan, saved: Saved, *, quiet: bool) -> Outcome:
         else:
             watch_trials(progress, wait, lambda trials: one_trial(trials[0]))
 
-    return cluster.run_on_ray(plan, saved, watch)
+    return cluster.run_on_ray(plan, saved, watch, (lambda line: None) if quiet else note)
 
 
 def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> Outcome:
@@ -107,16 +108,21 @@ def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> Outcome:
         return run_here(plan, recorder, Resources(device_for(gpus), gpus), saved, report)
 
 
-def run_reserved(
-    plan: Plan,
-    sink: Sink,
-    group: "PlacementGroup | None",
-    saved: Saved,
-    report: Callable[[Record], None] = lambda record: None,
-) -> Outcome:
-    """Run `plan` in a process that holds the first of its `bundles`: a server actor, or a trial of Ray Tune."""
+def run_reserved(plan: Plan, sink: Sink, group: "PlacementGroup | None", saved: Saved) -> Outcome:
+    """Run `plan` in a server actor, which holds the first of its `bundles`."""
+    return run_here(plan, sink, reserved(plan, group), saved, lambda record: None)
+
+
+def steps_reserved(plan: Plan, sink: Sink, group: "PlacementGroup | None", saved: Saved) -> TrialRun:
+    """Return `plan` as a trial to step through, in a trial of Ray Tune, which holds the first of its `bundles`."""
+    resources = reserved(plan, group)
+    return TrialRun(plan, sink, lambda: make_fleet(plan, resources), resources.device, saved=saved)
+
+
+def reserved(plan: Plan, group: "PlacementGroup | None") -> Resources:
+    """Return the resources of a process that holds the first of a plan's `bundles`."""
     gpus = bundles(plan.config.placement)[0].get("GPU", 0.0)
-    return run_here(plan, sink, Resources(device_for(gpus), gpus, group), saved, report)
+    return Resources(device_for(gpus), gpus, group)
 
 
 def run_here(plan: Plan, sink: Sink, resources: Resources, saved: Saved, report: Callable[[Record], None]) -> Outcome:

@@ -10,25 +10,36 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")  # read when Tune is imported
+# Read when Tune is imported, or later. Its CSV and JSON files would repeat the tables, a trial that ends before its
+# first scores has no metric, and its own state is never read, since `resume=true` goes by the tables and checkpoints.
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "3600")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 
 import ray
 from ray import tune
+from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 
-from rayfed.core.records import Record
+from rayfed.core.records import Event
 from rayfed.distributed import cluster
-from rayfed.distributed.placement import bundles, run_reserved
-from rayfed.distributed.user_modules import install, register_user_modules, without_caches
-from rayfed.experiments.config import Config
-from rayfed.experiments.plan import make_plan
-from rayfed.experiments.progress import many_trials, span, watch_trials
+from rayfed.distributed.placement import bundles
+from rayfed.distributed.processes import Process, cause_of_death, kill_process
+from rayfed.distributed.recording import DriversRecorder
+from rayfed.distributed.sweep_trial import ENDED, SweepTrial
+from rayfed.distributed.user_modules import without_caches
+from rayfed.experiments.config import Config, Faults
+from rayfed.experiments.progress import many_trials, note, span, watch_trials
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import Job, SweepPlan
-from rayfed.experiments.user_code import ModuleSource, module_sources, named_objects
+from rayfed.experiments.user_code import module_sources, named_objects
 from rayfed.results.folder import join
 from rayfed.results.storage import is_url
+
+_LOOK_SECONDS = 1.0  # between looks at whether the trials' processes are alive
+_BUFFERED_SECONDS = 0.5  # during which results of short rounds are collected, if no scheduler waits for each
 
 
 def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
@@ -36,17 +47,28 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
 
     Raises:
         UsageError: The cluster that was joined lacks the resources.
+        HostLost: The recorder died too often.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
+    faults = [config.faults for config in plan.configs]
     placements = dict.fromkeys(config.placement for config in plan.configs)
-    url, *_ = [cluster.connect(placement, dashboard=True) for placement in placements]
+    start_seconds = max(one.start_seconds for one in faults)
+    url, *_ = [cluster.connect(placement, dashboard=True, start_seconds=start_seconds) for placement in placements]
     if not quiet and url:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
-    recorder = cluster.remote_recorder(plan.results, plan.experiment)
+    say: Callable[[str], None] = (lambda line: None) if quiet else note
+    recorder = DriversRecorder(
+        plan.results,
+        plan.experiment,
+        restarts=max(one.restarts for one in faults),
+        patience=max(one.patience for one in faults),
+        say=say,
+    )
     for name in ("ray.tune", "ray.train", "ray.air"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
     interrupts: list[int] = []
-    tuner = _tuner(plan, recorder, interrupts)
+    faults_of = {job["trial"]: Config.read(job["values"]).faults for job in plan.jobs}
+    tuner = _tuner(plan, recorder, [_InterruptCallback(interrupts), _TrialsCallback(recorder, faults_of, say)])
     ended, began = threading.Event(), time.monotonic()
     watcher = threading.Thread(
         target=watch_trials,
@@ -67,8 +89,7 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
         ended.set()
         if not quiet:
             watcher.join()
-        scheduler_stops = plan.space.search.scheduler != "none"
-        failures = _close(recorder, plan.jobs, interrupted=bool(interrupts), scheduler_stops=scheduler_stops)
+        failures = _close(recorder, plan.jobs, interrupted=bool(interrupts))
     if interrupts:
         done = sum(progress.status == "done" for progress in recorder.progress())
         raise KeyboardInterrupt(
@@ -80,7 +101,7 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     return failures
 
 
-def _tuner(plan: SweepPlan, recorder: cluster.RemoteRecorder, interrupts: list[int]) -> tune.Tuner:
+def _tuner(plan: SweepPlan, recorder: DriversRecorder, callbacks: list[tune.Callback]) -> tune.Tuner:
     search = plan.space.search
     scheduler = None
     if search.scheduler == "asha":
@@ -90,12 +111,15 @@ def _tuner(plan: SweepPlan, recorder: cluster.RemoteRecorder, interrupts: list[i
             grace_period=search.grace_rounds,
             reduction_factor=search.reduction_factor,
         )
+    os.environ["TUNE_RESULT_BUFFER_LENGTH"] = "1" if scheduler else "1000"
+    os.environ["TUNE_RESULT_BUFFER_MIN_TIME_S"] = "0" if scheduler else str(_BUFFERED_SECONDS)
     objects = {name: thing for config in plan.configs for name, thing in named_objects(config).items()}
     sources = without_caches(module_sources(objects))
     home = join(plan.results, plan.experiment)
     storage = home if is_url(home) else Path(home).resolve()
+    trainable = tune.with_parameters(SweepTrial, actor=recorder.actor, sources=sources)
     return tune.Tuner(
-        tune.with_resources(_trainable(recorder, sources), _resources),
+        tune.with_resources(trainable, _resources),
         param_space={"job": tune.grid_search(list(plan.jobs))},
         tune_config=tune.TuneConfig(
             metric="val" if scheduler else None,
@@ -104,9 +128,14 @@ def _tuner(plan: SweepPlan, recorder: cluster.RemoteRecorder, interrupts: list[i
             max_concurrent_trials=search.max_concurrent,
             trial_name_creator=lambda trial: trial.config["job"]["trial"],
             trial_dirname_creator=lambda trial: trial.config["job"]["trial"],
+            reuse_actors=True,
         ),
         run_config=tune.RunConfig(
-            name="tune", storage_path=str(storage), verbose=0, callbacks=[_InterruptCallback(interrupts)]
+            name="tune",
+            storage_path=str(storage),
+            verbose=0,
+            callbacks=[*callbacks, *_tensorboard()],
+            failure_config=tune.FailureConfig(max_failures=max(config.faults.restarts for config in plan.configs)),
         ),
     )
 
@@ -115,26 +144,70 @@ def _resources(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
     return tune.PlacementGroupFactory(bundles(Config.read(config["job"]["values"]).placement), strategy="PACK")
 
 
-def _trainable(
-    recorder: cluster.RemoteRecorder, sources: Sequence[ModuleSource]
-) -> Callable[[Mapping[str, Any]], None]:
-    actor = recorder.actor  # the function travels to each trial, and needs only this handle of the recorder
+def _tensorboard() -> list[tune.Callback]:
+    try:
+        return [TBXLoggerCallback()]
+    except ImportError:  # tensorboardX is not installed
+        return []
 
-    def trial(config: Mapping[str, Any]) -> None:
-        install(sources)  # of the modules that `Config.read` and `make_plan` look up by name
-        sink = cluster.RemoteRecorder(actor)
-        plan = make_plan(Config.read(config["job"]["values"]))
-        register_user_modules()  # the hosts are sent the plan from here
 
-        def report(record: Record) -> None:
-            scores = record.accuracy(plan.evaluation.points[0])
-            if scores:
-                tune.report({"round": record.round, **scores})
+class _TrialsCallback(tune.Callback):
+    """Records at once how trials end that do not say so themselves: stopped by the scheduler, or lost.
 
-        saved = sink.saved(plan.trial) if plan.config.resume else ()
-        run_reserved(plan, sink, ray.util.get_current_placement_group(), saved, report)
+    A process that gives no sign of life is killed. Tune then starts a lost trial again, and it continues after its last
+    checkpoint.
+    """
 
-    return trial
+    def __init__(self, recorder: DriversRecorder, faults: Mapping[str, Faults], say: Callable[[str], None]):
+        self._recorder, self._faults, self._say = recorder, faults, say
+        self._looked = 0.0
+        self._hanging: dict[str, str] = {}
+        self._dead: set[Process] = set()
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        for sign in self._recorder.signs():
+            faults = self._faults.get(sign.trial)
+            if faults is None or sign.process in self._dead or sign.silent <= faults.patience:
+                continue
+            self._hanging[sign.trial] = f"it gave no sign of life for {sign.silent:.0f} s"
+            self._dead.add(sign.process)
+            kill_process(sign.process)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if not (trial.last_result or {}).get(ENDED):
+            self._recorder.end(_name(trial), {"status": "stopped"})
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._lost(trial)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._lost(trial, last=True)
+
+    def _lost(self, trial: Any, *, last: bool = False) -> None:
+        name, error = _name(trial), trial.get_pickled_error()
+        if error is not None and not isinstance(error, ray.exceptions.RayActorError):
+            cause = " ".join(str(error).strip().splitlines()[-1:])
+        else:
+            cause = cause_of_death(error) if error is not None else "its process ended"
+        event, cause = ("trial hanging", self._hanging.pop(name)) if name in self._hanging else ("trial lost", cause)
+        times = self._recorder.lost(name, Event(event=event, detail=cause))
+        if not last and times <= self._faults[name].restarts:
+            self._say(f"{name} was lost ({cause}); it is started again from its last checkpoint")
+            return
+        allowed = f"faults.restarts={self._faults[name].restarts} allows no other start"
+        config = Config.read(trial.config["job"]["values"])
+        error_text = f"lost {times} times ({cause}); {allowed}" if times > 1 else f"lost ({cause}); {allowed}"
+        values = config.tree() | {"seed": config.seed, "status": "failed", "error": error_text}
+        self._recorder.end(name, values)
+        self._say(f"{name} failed: {error_text}")
+
+
+def _name(trial: Any) -> str:
+    return str(trial.config["job"]["trial"])
 
 
 class _InterruptCallback(tune.Callback):
@@ -156,27 +229,23 @@ class _InterruptCallback(tune.Callback):
         signal.signal(signal.SIGINT, note)
 
 
-def _close(recorder: cluster.RemoteRecorder, jobs: Sequence[Job], *, interrupted: bool, scheduler_stops: bool) -> int:
+def _close(recorder: DriversRecorder, jobs: Sequence[Job], *, interrupted: bool) -> int:
     """Record the end of trials that ended without a record, and return how many failed or diverged.
 
-    Such trials were stopped by the scheduler, or lost. In an interrupted sweep, trials that did not start have no row,
-    and trials that ran are interrupted. Tune ends these in the same way as a scheduler stops a trial, so `stopped` is
-    kept only if the sweep has a scheduler.
+    In an interrupted sweep, trials that did not start have no row, and trials that ran are interrupted.
     """
     progress_of = {progress.trial: progress for progress in recorder.progress()}
     failures = 0
     for job in jobs:
         progress = progress_of.get(job["trial"])
         if interrupted:
-            ended = ("running",) if scheduler_stops else ("running", "stopped")
-            if progress is not None and progress.status in ended:
+            if progress is not None and progress.status == "running":
                 recorder.end(job["trial"], {"status": "interrupted"})
-        elif progress is None:
+        elif progress is None or progress.status == "running":
             config = Config.read(job["values"])
-            values = config.tree() | {"seed": config.seed, "status": "failed", "error": "did not start"}
+            error = "did not start" if progress is None or not progress.rounds else "ended without a word"
+            values = config.tree() | {"seed": config.seed, "status": "failed", "error": error}
             recorder.end(job["trial"], values)
             failures += 1
-        elif progress.status == "running":
-            recorder.end(job["trial"], {"status": "stopped"})
         failures += progress is not None and progress.status in ("failed", "diverged")
     return failures

@@ -22,7 +22,7 @@ from rayfed.core.trees import tree_map
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.server import Server, sampled_cohort
-from rayfed.results.checkpoints import BLOCK_BYTES, Part, checksum
+from rayfed.results.checkpoints import BLOCK_BYTES, NoCheckpoint, Part, checksum
 from rayfed.results.storage import one_line
 
 GAP_BYTES = 2**20
@@ -75,6 +75,11 @@ class Checkpointer:
         Raises:
             StorageError: The disk or the object store failed. Earlier checkpoints are still there.
         """
+        while not self._saved():
+            pass
+
+    def _saved(self) -> bool:
+        """Save once; return False if the recorder was started again in between, of which there are only so many."""
         states = self._server.fleet.states
         versions = {client: states.version(client) for client in states}
         number = self._files.begin_checkpoint(self._trial, self._base)
@@ -91,11 +96,14 @@ class Checkpointer:
                 "round": self._server.round,
             }
             self._files.commit_checkpoint(self._trial, header, server, clients, blocks.size)
+        except NoCheckpoint:
+            return False
         except BaseException:
             with contextlib.suppress(Exception):  # such as those of a recorder that is gone
                 self._files.discard_checkpoint(self._trial)
             raise
         self._base, self._versions, self.round = number, versions, self._server.round
+        return True
 
     def restore(self, saved: Saved) -> list[str]:
         """Restore the newest checkpoint that is whole; the next round is the one after it.

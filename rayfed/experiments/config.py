@@ -123,13 +123,18 @@ class Faults:
     """faults.*: what happens when a process dies or hangs. No result depends on it."""
 
     restarts: int = option(
-        3, low=0, help="processes of a trial (hosts, server, recorder) that are replaced before the trial fails"
+        3,
+        low=0,
+        help="times that a process of a trial (its hosts, its server, the recorder) is replaced before the trial fails",
     )
     patience: float = option(
         60.0,
         above=0,
         help="seconds without a result after which a process counts as hanging; never less than ten times what it was "
         "predicted to take",
+    )
+    start_seconds: float = option(
+        120.0, above=0, help="seconds that Ray, and then each process of a trial, may take to start"
     )
 
 

@@ -1,5 +1,6 @@
 """The progress line: rounds, time left, clients per second, and the best score so far."""
 
+import sys
 from collections.abc import Callable, Sequence
 
 from rayfed.core.status_line import StatusLine
@@ -22,6 +23,8 @@ def one_trial(progress: Progress) -> str:
         parts.append(f"val {progress.val:.1%} (best {progress.best_val:.1%})")
     elif progress.test is not None:
         parts.append(f"test {progress.test:.1%}")
+    if progress.lost:
+        parts.append(f"restarted {_times(progress.lost)}")
     return " · ".join(parts)
 
 
@@ -36,7 +39,9 @@ def many_trials(trials: Sequence[Progress], total: int, seconds: float) -> str:
     ended = [p for p in trials if p.status != "running"]
     failed = sum(p.status in ("failed", "diverged") for p in ended)
     running = len(trials) - len(ended)
+    lost = sum(p.lost for p in trials)
     counts = f"{running} running" + (f", {failed} failed" if failed else "")
+    counts += f", restarted {_times(lost)}" if lost else ""
     parts = [f"trials {len(ended)}/{total} ({counts})"]
     work = sum(max(0, p.round - p.first_round) for p in trials)
     rounds = max((p.rounds for p in trials), default=0) * total
@@ -51,6 +56,11 @@ def many_trials(trials: Sequence[Progress], total: int, seconds: float) -> str:
     return " · ".join(parts)
 
 
+def note(line: str) -> None:
+    """Print what happened to a process, above the progress line."""
+    print(f"note: {line}", file=sys.stderr, flush=True)
+
+
 def span(seconds: float) -> str:
     """Return a duration in readable units: "42 s", "3 min 10 s", "2 h 5 min"."""
     rounded = round(seconds)
@@ -59,6 +69,10 @@ def span(seconds: float) -> str:
     if rounded < 3600:
         return f"{rounded // 60} min {rounded % 60} s"
     return f"{rounded // 3600} h {rounded % 3600 // 60} min"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def watch_trials(

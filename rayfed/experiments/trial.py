@@ -3,14 +3,16 @@
 import contextlib
 import importlib.metadata
 import sys
+import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from rayfed.core.errors import Diverged, StorageError, UsageError
-from rayfed.core.records import Record
+from rayfed.core.errors import Diverged, HostLost, StatesLost, StorageError, UsageError
+from rayfed.core.records import Event, Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, Saved, newest_round
 from rayfed.engine.fleet import Fleet
@@ -22,7 +24,8 @@ class Sink(CheckpointFiles, Protocol):
     """The part of a `Recorder` that a trial uses; the recorder may be in another process."""
 
     def begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None: ...
-    def record(self, trial: str, record: Record) -> None: ...
+    def record(self, trial: str, record: Record) -> Any: ...
+    def event(self, trial: str, event: Event) -> None: ...
     def end(self, trial: str, values: Mapping[str, Any]) -> None: ...
 
 
@@ -32,8 +35,165 @@ def resume_message(plan: Plan, saved: Saved) -> str:
         return "nothing saved: starts at round 1"
     if (done := newest_round(saved)) is None:
         return "the checkpoint cannot be read"
-    last = plan.config.rounds + bool(plan.blueprint.algorithm.final_exchanges)
-    return "already finished: nothing to do" if done >= last else f"continues after round {done}"
+    return "already finished: nothing to do" if done >= _last_round(plan) else f"continues after round {done}"
+
+
+class TrialRun:
+    """A trial under way, one round at a time.
+
+    Every step ends with its round recorded. Where states of clients were lost, the trial goes back to its last
+    checkpoint by itself, or to its start.
+
+    Args:
+        plan: The trial.
+        sink: The recorder.
+        make_fleet: Makes the hosts. It is called once, and `close` closes the fleet.
+        device: The device of the server.
+        saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
+
+    Attributes:
+        begun: Whether the recorder knows the trial.
+        done: Whether the trial has ended and is recorded as done.
+        outcome: The hash of the final state, once it is done.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        sink: Sink,
+        make_fleet: Callable[[], Fleet],
+        device: str | torch.device,
+        *,
+        saved: Saved = (),
+    ):
+        self.plan, self._sink, self._device, self._saved = plan, sink, device, saved
+        self._make_fleet = make_fleet
+        self._fleet: Fleet | None = None
+        self._server: Server | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._rounds: Iterator[Record] = iter(())
+        self.begun, self._restarts = False, plan.config.faults.restarts
+        self._since: list[Record] = []  # of the rounds that a restart would repeat
+        self._going_back: Event | None = None
+        self._context = contextlib.ExitStack()
+        self.done, self.outcome = False, ""
+
+    def step(self) -> Record | None:
+        """Run one round and return its record; None if the trial had no round left.
+
+        The trial is recorded as done before the record of its last round is returned, since a scheduler may end the
+        trial whenever a record is reported.
+
+        Raises:
+            Diverged: A value became infinite or NaN. This is recorded first, as is any other error.
+            KeyboardInterrupt: Ctrl-C ended the trial; the message says how to continue.
+        """
+        if self._server is None:
+            self._context.enter_context(torch_state_kept())
+        try:
+            return self._step()
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+    def close(self) -> None:
+        """Close the fleet, and give torch's global state back."""
+        if self._fleet is not None:
+            self._fleet.close()
+            self._fleet = None
+        self._context.close()
+
+    @property
+    def round(self) -> int:
+        """The last finished round."""
+        return self._server.round if self._server is not None else 0
+
+    def _step(self) -> Record | None:
+        began, record = time.monotonic(), None
+        while not self.done:
+            try:
+                server = self._server or self._started()
+                record = next(self._rounds, None)
+                if record is not None:
+                    self._recorded(server, record)
+                if record is None or server.round >= _last_round(self.plan):
+                    self._finish(server)
+                break
+            except StatesLost as error:
+                self._go_back(error, time.monotonic() - began)
+        return record
+
+    def _started(self) -> Server:
+        """Make the server in the state that was saved, or in its first one, and tell the recorder."""
+        if self._fleet is None:
+            self._fleet = self._make_fleet()
+        plan = self.plan
+        server = Server(plan.blueprint, plan.population, self._fleet, plan.evaluation, self._device)
+        self._checkpointer = make_checkpointer(plan, server, self._sink)
+        if self._saved:
+            for line in self._checkpointer.restore(self._saved):
+                print(f"rayfed: {line}", file=sys.stderr, flush=True)
+        elif self.begun:
+            self._fleet.load([])
+        keep_through_round = server.round if self._saved else None
+        self._sink.begin(plan.trial, plan.values(), plan.config.rounds, keep_through_round)
+        if self._going_back is not None:
+            detail = f"{self._going_back.detail}; continues after round {server.round}"
+            self._sink.event(plan.trial, replace(self._going_back, detail=detail))
+        self.begun, self._server, self._rounds = True, server, server.run()
+        self._since, self._going_back = [], None
+        return server
+
+    def _recorded(self, server: Server, record: Record) -> None:
+        self._sink.record(self.plan.trial, record)
+        self._since.append(record)
+        every, round = self.plan.config.checkpoint.every, server.round
+        if every and round and (round % every == 0 or round >= self.plan.config.rounds):
+            self._save()
+
+    def _finish(self, server: Server) -> None:
+        if self.plan.keep_state and self._checkpointer is not None and self._checkpointer.round != server.round:
+            self._save()
+        self.outcome = server.state_hash()
+        self._sink.end(self.plan.trial, {"status": "done", "weights_hash": self.outcome})
+        self.done = True
+
+    def _save(self) -> None:
+        assert self._checkpointer is not None, "a server has one"
+        self._checkpointer.save()
+        self._since = []
+
+    def _go_back(self, error: StatesLost, seconds: float) -> None:
+        """Return to the last checkpoint, or to the start; the next step goes on from there."""
+        self._restarts -= 1
+        if self._restarts < 0:
+            raise HostLost(f"{error}; faults.restarts={self.plan.config.faults.restarts} allows no more") from error
+        self._going_back = Event(
+            event="trial restarted",
+            detail=str(error),
+            round=self.round,
+            redone=sum(record.cohort for record in self._since),
+            seconds=seconds + sum(record.seconds["total"] for record in self._since),
+        )
+        if self.begun:  # otherwise what it began from is still valid
+            self._saved = self._sink.saved(self.plan.trial)
+        self._server = None
+
+    def _failed(self, error: BaseException) -> None:
+        """Record the end of a trial that `error` ended. What was never started keeps the row of an earlier attempt."""
+        plan = self.plan
+        if isinstance(error, (UsageError, KeyboardInterrupt)) and not self.begun:
+            return
+        if isinstance(error, KeyboardInterrupt):
+            if not self.done:
+                self._sink.end(plan.trial, {"status": "interrupted"})
+            raise interrupted(plan, self.round) from None
+        status = "diverged" if isinstance(error, Diverged) else "failed"
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        shown = text[0] if isinstance(error, Diverged) else f"{type(error).__name__}: {text[-1]}"
+        trace = "".join(traceback.format_exception(error))
+        with contextlib.suppress(StorageError):  # on a full disk, what filled it is what is raised
+            self._sink.end(plan.trial, {**plan.values(), "status": status, "error": shown, "traceback": trace})
 
 
 def run_trial(
@@ -50,73 +210,30 @@ def run_trial(
     The last round is saved if checkpoint.every is above 0 or `plan.keep_state` is true.
 
     Args:
-        plan: The trial.
-        sink: The recorder.
-        make_fleet: Makes the hosts. It is called once, and the fleet is closed at the end.
-        device: The device of the server.
-        saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
-        report: Called after each round. The last round is reported when the trial is recorded as done, since a
-            scheduler may end the trial at any report.
+        plan, sink, make_fleet, device, saved: See `TrialRun`.
+        report: Called after each round.
 
     Raises:
         Diverged: A value became infinite or NaN. This is recorded first, as is any other error.
     """
-    every, fleet = plan.config.checkpoint.every, None
-    unreported: list[Record] = []
-    begun = done = False
+    run = TrialRun(plan, sink, make_fleet, device, saved=saved)
     try:
-        with torch_state_kept():
-            fleet = make_fleet()
-            server = Server(plan.blueprint, plan.population, fleet, plan.evaluation, device)
-            checkpointer = make_checkpointer(plan, server, sink)
-            if saved:
-                for note in checkpointer.restore(saved):
-                    print(f"rayfed: {note}", file=sys.stderr, flush=True)
-            sink.begin(plan.trial, plan.values(), plan.config.rounds, server.round if saved else None)
-            begun = True
-            for record in server.run():
-                sink.record(plan.trial, record)
-                if every and server.round and (server.round % every == 0 or server.round >= plan.config.rounds):
-                    checkpointer.save()
-                if server.round < plan.config.rounds:
-                    report(record)
-                else:
-                    unreported.append(record)
-            if plan.keep_state and checkpointer.round != server.round:
-                checkpointer.save()
-            digest = server.state_hash()
-            sink.end(plan.trial, {"status": "done", "weights_hash": digest})
-            done = True
-            for record in unreported:
+        while not run.done:
+            if (record := run.step()) is not None:
                 report(record)
-    except SystemExit:  # Ray Tune raises it in a trial that its scheduler stops
-        if not done:
-            sink.end(plan.trial, {"status": "stopped"})
-        raise
-    except BaseException as error:
-        if isinstance(error, (UsageError, KeyboardInterrupt)) and not begun:
-            raise  # nothing was started, so the row of an earlier attempt stays
-        if isinstance(error, KeyboardInterrupt):
-            if not done:
-                sink.end(plan.trial, {"status": "interrupted"})
-            raise interrupted(plan, server.round) from None
-        status = "diverged" if isinstance(error, Diverged) else "failed"
-        text = str(error).strip().splitlines() or [type(error).__name__]
-        shown = text[0] if isinstance(error, Diverged) else f"{type(error).__name__}: {text[-1]}"
-        trace = "".join(traceback.format_exception(error))
-        with contextlib.suppress(StorageError):  # on a full disk, what filled it is what is raised
-            sink.end(plan.trial, {**plan.values(), "status": status, "error": shown, "traceback": trace})
-        raise
     finally:
-        if fleet is not None:
-            fleet.close()
-    return digest
+        run.close()
+    return run.outcome
 
 
 def make_checkpointer(plan: Plan, server: Server, sink: Sink) -> Checkpointer:
     """Return the object that saves and restores the state of a trial."""
     version = importlib.metadata.version("rayfed-sim")
     return Checkpointer(server, sink, plan.trial, plan.configuration_hash, version)
+
+
+def _last_round(plan: Plan) -> int:
+    return plan.config.rounds + bool(plan.blueprint.algorithm.final_exchanges)
 
 
 def interrupted(plan: Plan, round: int) -> KeyboardInterrupt:

@@ -28,6 +28,10 @@ _FILE = re.compile(r"(manifest|segment)-(\d{6,})\.(json|bin)")
 _HEADER = {"trial": str, "configuration": str, "rayfed": str, "round": int}
 
 
+class NoCheckpoint(RuntimeError):
+    """The recorder does not know of a checkpoint under way, since it was started again after the checkpoint began."""
+
+
 class Part(NamedTuple):
     """Where a part of the state is: `length` bytes from `offset` in a segment, and their `checksum`."""
 
@@ -176,7 +180,7 @@ class CheckpointStore:
     @contextlib.contextmanager
     def _discarded_on_error(self) -> Iterator[Staged]:
         if self._staged is None:
-            raise StorageError(f"checkpoint of {self._trial}: none was begun; the recorder may have been restarted")
+            raise NoCheckpoint(f"no checkpoint of {self._trial} was begun")
         try:
             yield self._staged
         except BaseException:

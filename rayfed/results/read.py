@@ -1,5 +1,6 @@
 """Reading the results of one experiment, or of all in a folder, also while trials still write."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,12 +11,13 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.results.files import read_parquet
 from rayfed.results.metric_names import fill_higher_is_better
+from rayfed.results.owners import is_alive
 from rayfed.results.storage import Storage, is_url, one_line, open_storage, storage_errors
-from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA
+from rayfed.results.tables import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.results.trials import trials_table
 
 TABLES = ("metrics", "rounds", "trials")
-_SCHEMAS = {"metrics": METRICS_SCHEMA, "rounds": ROUNDS_SCHEMA}
+_SCHEMAS = {"metrics": METRICS_SCHEMA, "rounds": ROUNDS_SCHEMA, "events": EVENTS_SCHEMA}
 
 
 class Tables(NamedTuple):
@@ -30,21 +32,15 @@ def read(folder: str | Path, experiment: str | None = None) -> Tables:
     """Return the tables of `experiment`, or of every experiment in `folder`; tables without rows have all columns.
 
     In `metrics`, the columns `unseen` and `higher_is_better` are booleans in every row, also for results from before
-    these columns existed.
+    these columns existed. In `trials`, the status of a trial that no process runs any more, although it never ended, is
+    `lost`.
 
     Raises:
         UsageError: the folder has no results, or none of `experiment`.
     """
-    storage = open_storage(folder)
-    names = list_experiments(folder)
-    if experiment is not None:
-        if experiment not in names:
-            near = suggestion(experiment, names)
-            raise UsageError(f"experiment={experiment}: no such experiment in {folder}; {near}")
-        names = [experiment]
-    homes = [storage.child(name) for name in names]
-    with storage_errors(storage.location):
-        frames = {name: [table for home in homes if (table := _read(home, name)) is not None] for name in TABLES}
+    with storage_errors(str(folder)):
+        homes = _homes(folder, experiment)
+        frames = {name: _read_all(homes, name) for name in TABLES}
     metrics = frames["metrics"] or [METRICS_SCHEMA.empty_table().to_pandas()]
     metrics = [fill_higher_is_better(table.assign(unseen=table["unseen"].eq(True))) for table in metrics]
     rounds = frames["rounds"] or [ROUNDS_SCHEMA.empty_table().to_pandas()]
@@ -55,6 +51,30 @@ def read(folder: str | Path, experiment: str | None = None) -> Tables:
     return Tables(
         metrics=pd.concat(metrics, ignore_index=True), rounds=pd.concat(rounds, ignore_index=True), trials=trials[0]
     )
+
+
+def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFrame:
+    """Return what happened to the processes of the trials of `experiment`, or of every experiment in `folder`.
+
+    There is a row for each `Event`, with the columns that name the trial, in the order in which they happened.
+
+    Raises:
+        UsageError: the folder has no results, or none of `experiment`.
+    """
+    with storage_errors(str(folder)):
+        frames = _read_all(_homes(folder, experiment), "events")
+    events = pd.concat(frames or [EVENTS_SCHEMA.empty_table().to_pandas()], ignore_index=True)
+    return events.sort_values("time", ignore_index=True, kind="stable")
+
+
+def _homes(folder: str | Path, experiment: str | None) -> list[Storage]:
+    names = list_experiments(folder)
+    if experiment is not None:
+        if experiment not in names:
+            near = suggestion(experiment, names)
+            raise UsageError(f"experiment={experiment}: no such experiment in {folder}; {near}")
+        names = [experiment]
+    return [open_storage(folder).child(name) for name in names]
 
 
 def list_experiments(folder: str | Path) -> list[str]:
@@ -79,16 +99,19 @@ def list_experiments(folder: str | Path) -> list[str]:
     return names
 
 
+def _read_all(homes: Iterable[Storage], name: str) -> list[pd.DataFrame]:
+    """Return a table of each experiment that has files of it."""
+    return [table for home in homes if (table := _read(home, name)) is not None]
+
+
 def _read(home: Storage, name: str) -> pd.DataFrame | None:
-    """Return a table of one experiment, or None if it has no files."""
     folder, files = home.child(name), _files(home, name)
     if not files:
         return None
     tables = [read_parquet(folder, file) for file in files]
-    if (schema := _SCHEMAS.get(name)) is None:
-        return tables[0].to_pandas()
-    tables = [_with_schema(table, schema) for table in tables]
-    return pa.concat_tables(tables).to_pandas()
+    if name == "trials":
+        return _with_lost(tables[0].to_pandas(), home)
+    return pa.concat_tables([_with_schema(table, _SCHEMAS[name]) for table in tables]).to_pandas()
 
 
 def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -102,3 +125,14 @@ def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _files(home: Storage, name: str) -> list[str]:
     return sorted(file for file in home.child(name).files() if file.endswith(".parquet") and file[0] not in "._")
+
+
+def _with_lost(trials: pd.DataFrame, home: Storage) -> pd.DataFrame:
+    """Return `trials` with the status `lost` for those that run according to the table, but have no owner."""
+    if "owner" not in trials:
+        return trials
+    alive = {
+        owner: is_alive(home, owner) for owner in trials.loc[trials["status"] == "running", "owner"].dropna().unique()
+    }
+    lost = (trials["status"] == "running") & trials["owner"].map(alive).eq(False)
+    return trials.assign(status=trials["status"].mask(lost, "lost")) if lost.any() else trials

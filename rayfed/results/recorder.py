@@ -1,17 +1,22 @@
 """The recorder, which keeps what trials produce: Parquet tables, checkpoints, and the progress of each trial.
 
 One recorder serves many trials. Without Ray it is called directly; with Ray it is an actor on the node where the
-command runs, so that all results arrive there, whichever node a trial runs on.
+command runs, so that all results arrive there, whichever node a trial runs on. Such an actor may die and be started
+again. It knows nothing then: the trials begin again, from the last round that is on disk, and send the later ones once
+more (see `rayfed.distributed.recording`).
 """
 
+import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rayfed.core.records import Record
+from rayfed.core.errors import UsageError
+from rayfed.core.records import Event, Record
 from rayfed.results.checkpoints import CheckpointStore, Part
 from rayfed.results.maps import write_map
+from rayfed.results.owners import Owner
 from rayfed.results.storage import open_storage, storage_errors
 from rayfed.results.trials import record_trial
 from rayfed.results.writer import TrialWriter
@@ -21,7 +26,8 @@ from rayfed.results.writer import TrialWriter
 class Progress:
     """The progress of a trial.
 
-    `val` and `test` are the last accuracies at `default_eval_point` (means over clients), or None.
+    `val` and `test` are the last accuracies at `default_eval_point` (means over clients), or None. `lost` is how often
+    the process of the trial was lost, so that it went back to its last checkpoint.
     """
 
     trial: str
@@ -35,12 +41,31 @@ class Progress:
     test: float | None = None
     best_val: float | None = None
     error: str | None = None
+    lost: int = 0
+
+
+class NotBegun(RuntimeError):
+    """The recorder does not know a trial, since it was started again after the trial began."""
+
+
+@dataclass
+class Sign:
+    """The last sign of life of the process that runs a trial.
+
+    Attributes:
+        process: Its process id and the id of its Ray node.
+        silent: The seconds since then.
+    """
+
+    trial: str
+    process: tuple[int, str]
+    silent: float = 0.0
 
 
 class Recorder:
     """Writes the results of trials to `<folder>/<experiment>/`.
 
-    All methods raise `StorageError` if the disk or the object store fails.
+    Methods that write or read raise `StorageError` if the disk or the object store fails.
 
     Args:
         folder: A path or URL; see `rayfed.results.storage.open_storage`.
@@ -54,6 +79,11 @@ class Recorder:
         self._progress: dict[str, Progress] = {}
         self._began: dict[str, float] = {}
         self._points: dict[str, str] = {}  # by trial, the point of `Progress.val`
+        self._signs: dict[str, tuple[tuple[int, str], float]] = {}  # by trial, its process and when it gave a sign
+        self._events: dict[str, list[Event]] = {}  # of trials that have not begun
+        self._lost_at: dict[str, float] = {}  # trials whose process was lost, and that have not begun again
+        self._work: dict[str, list[tuple[int, int, float]]] = {}  # by trial, each round with its clients and seconds
+        self._owner: Owner | None = None
 
     def begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
         """Start a trial, or continue it after `keep_through_round`.
@@ -61,59 +91,118 @@ class Recorder:
         Args:
             values: the trial's columns in `trials`.
             rounds: the number of rounds that it is going to have.
+
+        Raises:
+            UsageError: another process is running the trial.
         """
-        name, seed = str(values["algorithm"]["name"]), int(values["seed"])
         with storage_errors(self._home.location):
-            if keep_through_round is None:  # a resume must not use the checkpoint of an earlier attempt
-                self._checkpoints_of(trial).delete()
-            record_trial(self.folder, self.experiment, trial, {**values, "status": "running", "error": None})
-            self._writers[trial] = TrialWriter(
-                self.folder, self.experiment, trial, name, seed, keep_through_round=keep_through_round
-            )
+            self._begin(trial, values, rounds, keep_through_round)
+
+    def _begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
+        if self._owner is None:
+            self._owner = Owner(self._home)
+        record_trial(
+            self.folder,
+            self.experiment,
+            trial,
+            {**values, "status": "running", "error": None, "traceback": None, "owner": self._owner.name},
+        )
+        before = self._progress.get(trial)
+        again = before is not None and (before.status == "running" or before.lost > 0)
+        name, seed = str(values["algorithm"]["name"]), int(values["seed"])
+        if keep_through_round is None:  # a resume must not use the checkpoint of an earlier attempt
+            self._checkpoints_of(trial).delete()
+        writer = TrialWriter(
+            self.folder,
+            self.experiment,
+            trial,
+            name,
+            seed,
+            keep_through_round=keep_through_round,
+            keep_events=again,
+        )
+        self._writers[trial] = writer
+        writer.add_events(self._events.pop(trial, []))
         done = keep_through_round or 0
-        self._progress[trial] = Progress(trial, rounds, round=done, first_round=done)
-        self._began[trial] = time.monotonic()
+        if trial in self._lost_at and before is not None:
+            writer.add_events([self._restart_event(trial, before.round, done)])
+        self._work[trial] = [work for work in self._work.get(trial, []) if again and work[0] <= done]
+        if before is not None and again:
+            best = before.best_val if done else None
+            first = before.first_round if before.rounds else done
+            self._progress[trial] = replace(
+                before, rounds=rounds, status="running", round=done, first_round=min(first, done), best_val=best
+            )
+        else:
+            self._progress[trial] = Progress(trial, rounds, round=done, first_round=done)
+            self._began[trial] = time.monotonic()
+        self._began.setdefault(trial, time.monotonic() - self._progress[trial].seconds)
         self._points[trial] = str(values["default_eval_point"])
 
-    def record(self, trial: str, record: Record) -> None:
-        """Record a finished round."""
-        writer = self._writers[trial]
+    def record(self, trial: str, record: Record) -> int | None:
+        """Record a finished round, and return the last round that is on disk, or None.
+
+        Raises:
+            NotBegun: this recorder was started after the trial began.
+        """
+        writer = self._writer(trial)
         writer.add_scores(record.round, record.scores)
         writer.add_round(record)
         with storage_errors(self._home.location):
+            writer.add_events(record.events)
             writer.flush()
             for map in record.maps:
                 write_map(self._home.child("maps"), trial, record.round, map)
         progress = self._progress[trial]
         progress.round = record.round
         progress.clients += record.cohort
+        self._work[trial].append((record.round, record.cohort, record.seconds["total"]))
         progress.seconds = time.monotonic() - self._began[trial]
         accuracy = record.accuracy(self._points[trial])
         progress.val = accuracy.get("val", progress.val)
         progress.test = accuracy.get("test", progress.test)
         if progress.val is not None:
             progress.best_val = max(progress.val, progress.best_val or 0.0)
+        return writer.written_round
+
+    def event(self, trial: str, event: Event) -> None:
+        """Record something that happened to the processes of a trial, whether or not it has begun."""
+        if trial in self._writers:
+            with storage_errors(self._home.location):
+                self._writers[trial].add_events([event])
+        else:
+            self._events.setdefault(trial, []).append(event)
 
     def begin_checkpoint(self, trial: str, base: int | None) -> int:
         """Begin a checkpoint, after everything that was recorded before is on disk, and return its number.
 
         Args:
             base: the number of the checkpoint whose parts stay valid unless they are written anew; None: all are.
+
+        Raises:
+            NotBegun: this recorder was started after the trial began.
         """
         with storage_errors(self._home.location):
-            if trial in self._writers:
-                self._writers[trial].flush(force=True)
+            self._writer(trial).flush(force=True)
             return self._checkpoints_of(trial).begin(base)
 
     def append_to_checkpoint(self, trial: str, block: bytes) -> None:
-        """Append a block of bytes to the checkpoint that was begun."""
+        """Append a block of bytes to the checkpoint that was begun.
+
+        Raises:
+            NoCheckpoint: none was begun by this recorder.
+        """
         with storage_errors(self._home.location):
             self._checkpoints_of(trial).append(block)
 
     def commit_checkpoint(
         self, trial: str, header: Mapping[str, Any], server: Part, clients: Mapping[str, Part], size: int
     ) -> None:
-        """Finish the checkpoint that was begun; see `CheckpointStore.commit`."""
+        """Finish the checkpoint that was begun; see `CheckpointStore.commit`.
+
+        Raises:
+            NoCheckpoint: none was begun by this recorder.
+        """
         with storage_errors(self._home.location):
             self._checkpoints_of(trial).commit(header, server, clients, size)
 
@@ -131,21 +220,96 @@ class Recorder:
         with storage_errors(self._home.location):
             return self._checkpoints_of(trial).read(segment, offset, length)
 
-    def end(self, trial: str, values: Mapping[str, Any]) -> None:
-        """End a trial; `values` has its status and other columns of `trials`."""
-        progress = self._progress.setdefault(trial, Progress(trial, 0))
-        progress.status, progress.error = str(values["status"]), values.get("error")
-        measured = {"seconds": progress.seconds, "rounds_done": progress.round} if trial in self._began else {}
+    def end(self, trial: str, values: Mapping[str, Any], *, begun: bool = False) -> None:
+        """End a trial; `values` has its status and other columns of `trials`.
+
+        Args:
+            begun: whether only a trial is ended that this recorder knows.
+
+        Raises:
+            NotBegun: with `begun`, this recorder was started after the trial began.
+        """
+        if begun:
+            self._writer(trial)
         with storage_errors(self._home.location):
             try:
                 if trial in self._writers:
                     self._writers.pop(trial).close()
             finally:  # rows may be lost to a full disk, which the row of the trial should tell
-                record_trial(self.folder, self.experiment, trial, {**measured, **values})
+                self._end(trial, values)
+
+    def _end(self, trial: str, values: Mapping[str, Any]) -> None:
+        self._signs.pop(trial, None)
+        progress = self._progress.setdefault(trial, Progress(trial, 0))
+        progress.status, progress.error = str(values["status"]), values.get("error")
+        measured: dict[str, Any] = {}
+        if trial in self._began:
+            measured = {"seconds": progress.seconds, "rounds_done": progress.round}
+        if not measured:
+            self._owner = self._owner or Owner(self._home)
+            measured = {"owner": self._owner.name}
+        try:
+            record_trial(self.folder, self.experiment, trial, {**measured, **values})
+        except UsageError as error:  # another process runs it, so the row is not this recorder's
+            progress.error = str(error)
+            return
+        if (events := self._events.pop(trial, None)) and "algorithm" in values:  # it never began
+            name, seed = str(values["algorithm"]["name"]), int(values["seed"])
+            TrialWriter(self.folder, self.experiment, trial, name, seed).add_events(events)
+
+    def lost(self, trial: str, event: Event) -> int:
+        """Note that the process of a trial was lost, and return how often that has happened."""
+        progress = self._progress.setdefault(trial, Progress(trial, 0))
+        progress.lost += 1
+        self._lost_at[trial] = time.monotonic()
+        self._signs.pop(trial, None)
+        self.event(trial, replace(event, round=progress.round))
+        return progress.lost
+
+    def attempts(self, trial: str) -> tuple[int, bool]:
+        """Return how often the process of a trial was lost in this command, and whether the trial has begun in it."""
+        progress = self._progress.get(trial)
+        return (0, False) if progress is None else (progress.lost, progress.rounds > 0)
+
+    def alive(self, trial: str, process: tuple[int, str]) -> None:
+        """Take a sign of life of the process that runs a trial."""
+        self._signs[trial] = process, time.monotonic()
+
+    def signs(self) -> list[Sign]:
+        """Return the last sign of life of each trial that runs."""
+        now = time.monotonic()
+        return [Sign(trial, process, now - then) for trial, (process, then) in self._signs.items()]
+
+    def adopt(self, known: Iterable[Progress]) -> None:
+        """Take over what another recorder knew of the trials' progress before it died."""
+        for progress in known:
+            if (own := self._progress.get(progress.trial)) is None:
+                self._progress[progress.trial] = progress
+            else:
+                own.lost = max(own.lost, progress.lost)
+
+    def pid(self) -> int:
+        """Return the id of the recorder's process."""
+        return os.getpid()
 
     def progress(self) -> list[Progress]:
         """Return the progress of all trials."""
         return list(self._progress.values())
+
+    def _restart_event(self, trial: str, round: int, done: int) -> Event:
+        repeated = [work for work in self._work.get(trial, []) if work[0] > done]
+        return Event(
+            event="trial restarted",
+            detail=f"continues after round {done}" if done else "starts again at round 1",
+            round=round,
+            redone=sum(clients for _, clients, _ in repeated),
+            seconds=time.monotonic() - self._lost_at.pop(trial) + sum(seconds for *_, seconds in repeated),
+        )
+
+    def _writer(self, trial: str) -> TrialWriter:
+        if trial not in self._writers:
+            raise NotBegun(f"the recorder does not know {trial}")
+        return self._writers[trial]
 
     def _checkpoints_of(self, trial: str) -> CheckpointStore:
         if trial not in self._checkpoints:

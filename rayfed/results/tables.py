@@ -1,17 +1,18 @@
-"""The columns of the `metrics` and `rounds` tables, derived from `Score` and `Record`.
+"""The columns of the tables `metrics`, `rounds` and `events`, derived from `Score`, `Record` and `Event`.
 
 Rounds are numbered alike in both tables (see `Record`). A resumed trial can therefore drop exactly what it is going to
 repeat: every row after the checkpoint's round.
 """
 
 import dataclasses
+import datetime
 import typing
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from rayfed.core.records import POINTS, SECONDS, SPLITS, STAGES, Record, Score
+from rayfed.core.records import EVENTS, POINTS, SECONDS, SPLITS, STAGES, Event, Record, Score
 
 
 class TrialId(NamedTuple):
@@ -28,11 +29,11 @@ _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa
 _BYTES_BY_FIELD = pa.map_(pa.string(), pa.int64())  # pandas reads a list of (field, bytes) pairs
 
 
-def _score_columns() -> list[tuple[str, pa.DataType]]:
-    hints = typing.get_type_hints(Score)
+def _columns(kind: type[Score] | type[Event]) -> list[tuple[str, pa.DataType]]:
+    hints = typing.get_type_hints(kind)
     return [
         (f.name, pa.type_for_alias(f.metadata["arrow"]) if f.metadata else _ARROW_TYPES[hints[f.name]])
-        for f in dataclasses.fields(Score)
+        for f in dataclasses.fields(kind)
     ]
 
 
@@ -57,8 +58,10 @@ _ROUND_COLUMNS: dict[str, tuple[pa.DataType, Callable[[Record], Any]]] = {
     "balance": (pa.float64(), lambda record: record.balance),
 }
 
-METRICS_SCHEMA = pa.schema([*_TRIAL_COLUMNS, ("round", pa.int32()), *_score_columns()])
+METRICS_SCHEMA = pa.schema([*_TRIAL_COLUMNS, ("round", pa.int32()), *_columns(Score)])
 ROUNDS_SCHEMA = pa.schema([*_TRIAL_COLUMNS, *((name, kind) for name, (kind, _) in _ROUND_COLUMNS.items())])
+_TIME = pa.timestamp("us", tz="UTC")
+EVENTS_SCHEMA = pa.schema([*_TRIAL_COLUMNS, ("time", _TIME), *_columns(Event)[1:]])
 
 
 def metrics_table(trial: TrialId, scores: Iterable[tuple[int, Score]]) -> pa.Table:
@@ -84,6 +87,19 @@ def rounds_table(trial: TrialId, records: Iterable[Record]) -> pa.Table:
     _check_known({record.stage for record in records}, STAGES, "stage")
     columns = {name: [value(record) for record in records] for name, (_, value) in _ROUND_COLUMNS.items()}
     return _table(ROUNDS_SCHEMA, trial, columns)
+
+
+def events_table(trial: TrialId, events: Iterable[Event]) -> pa.Table:
+    """Return `events` as rows of the table `events`.
+
+    Raises:
+        ValueError: an unknown event.
+    """
+    events = list(events)
+    _check_known({event.event for event in events}, EVENTS, "event")
+    columns = {f.name: [getattr(event, f.name) for event in events] for f in dataclasses.fields(Event)}
+    columns["time"] = [datetime.datetime.fromtimestamp(time, datetime.UTC) for time in columns["time"]]
+    return _table(EVENTS_SCHEMA, trial, columns)
 
 
 def _table(schema: pa.Schema, trial: TrialId, columns: dict[str, list[Any]]) -> pa.Table:

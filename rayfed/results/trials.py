@@ -21,13 +21,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from rayfed.core.errors import UsageError
 from rayfed.results.checkpoints import CheckpointStore
 from rayfed.results.files import check_name, read_parquet, replace_parquet
+from rayfed.results.owners import describe, is_alive
 from rayfed.results.storage import LocalStorage, Storage, open_storage
 
 TRIALS_FILE = "trials.parquet"
-STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted")
-"""`stopped`: ended early by a sweep's scheduler; `interrupted`: ended by Ctrl-C."""
+STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted", "lost")
+"""`stopped`: ended early by a sweep's scheduler; `interrupted`: ended by Ctrl-C; `lost`: its command died. Only readers
+know the latter, because the table still says `running`; see `rayfed.results.read`."""
 
 FIXED: dict[str, pa.DataType] = {
     "trial": pa.string(),
@@ -37,6 +40,7 @@ FIXED: dict[str, pa.DataType] = {
     "status": pa.string(),
     "error": pa.string(),
     "traceback": pa.string(),
+    "owner": pa.string(),
     "started": pa.timestamp("us", tz="UTC"),
     "seconds": pa.float64(),
     "rounds_done": pa.int64(),
@@ -54,6 +58,7 @@ FIXED: dict[str, pa.DataType] = {
 }
 """The columns that every table `trials` has, first and in this order.
 
+`owner` names the process that records the trial; see `rayfed.results.owners`.
 `default_eval_point` is the point at which the algorithm's paper evaluates. `partition_hash` identifies which client
 holds which rows of the dataset, or the contents of a user's own clients. `code_hash` covers the user's own classes that
 the configuration names; null without any. `parameters` and `macs` (multiply-accumulates of one example's forward pass)
@@ -74,7 +79,8 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
             `algorithm` defaults to `algorithm.name`.
 
     Raises:
-        UsageError: a name of the experiment or the trial that cannot be the name of a file.
+        UsageError: a name of the experiment or the trial that cannot be the name of a file, or another `owner` than
+            the one that is running the trial.
         ValueError: an unknown status.
     """
     check_name(experiment, "experiment")
@@ -86,15 +92,23 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
         new["algorithm"] = new["algorithm.name"]
     if new.get("error") is not None:
         new["error"] = " ".join(str(new["error"]).split())
-    home = open_storage(folder).child(experiment, "trials")
-    with _locked(home):
-        rows = read_trials(home)
+    home = open_storage(folder).child(experiment)
+    table = home.child("trials")
+    with _locked(table):
+        rows = read_trials(table)
         row = next((row for row in rows if row["trial"] == trial), None)
         if row is None:
             row = {"status": "running", "started": datetime.datetime.now(datetime.UTC), **versions()}
             rows.append(row)
+        _check_owner(home, row, new)
         row.update(new, trial=trial, experiment=experiment)
-        replace_parquet(trials_table(rows), home, TRIALS_FILE)
+        replace_parquet(trials_table(rows), table, TRIALS_FILE)
+
+
+def _check_owner(home: Storage, row: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    before, after = row.get("owner"), new.get("owner")
+    if before and after and before != after and row["status"] == "running" and is_alive(home, before):
+        raise UsageError(f"{row['trial']}: {describe(before)} is running it; wait, or end that process first")
 
 
 def recorded_value(folder: str | Path, experiment: str, trial: str, column: str) -> Any:

@@ -1,4 +1,4 @@
-"""Writing one trial's rows of `metrics` and `rounds` while it runs, so that others can read them at any moment."""
+"""Writing one trial's rows of `metrics`, `rounds` and `events` while it runs, for readers at any moment."""
 
 import time
 from collections.abc import Iterable
@@ -6,28 +6,40 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rayfed.core.records import Record, Score
+from rayfed.core.records import Event, Record, Score
 from rayfed.results.files import check_name
 from rayfed.results.segments import SEGMENT_ROWS, Segments
 from rayfed.results.storage import open_storage
-from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA, TrialId, metrics_table, rounds_table
+from rayfed.results.tables import (
+    EVENTS_SCHEMA,
+    METRICS_SCHEMA,
+    ROUNDS_SCHEMA,
+    TrialId,
+    events_table,
+    metrics_table,
+    rounds_table,
+)
 
 WRITING_SHARE = 0.02
 """The fraction of the elapsed time that writing may take before `flush` starts to skip."""
+_ALL_ROUNDS = 2**31 - 1
 
 
 class TrialWriter:
-    """Collects a trial's rows and writes them to `<folder>/<experiment>/metrics` and `.../rounds`.
+    """Collects a trial's rows and writes them to the folders `metrics`, `rounds` and `events` of the experiment.
 
     Only one process may write a trial.
 
     Args:
         keep_through_round: rows of an earlier attempt are kept up to and including this round; None drops them all.
+        keep_events: whether to keep the events of an earlier attempt although all of its other rows are dropped.
+            They are kept in any case if `keep_through_round` is given, also those of later rounds.
         segment_rows: rows of a Parquet file before the next one begins.
 
     Attributes:
         last_round: the last round that was kept in `rounds`, or None. If it is less than `keep_through_round`, rows
             were lost before the checkpoint.
+        written_round: the last round that is on disk, or None.
 
     Raises:
         UsageError: a name of the experiment or the trial that cannot be the name of a file.
@@ -42,6 +54,7 @@ class TrialWriter:
         seed: int,
         *,
         keep_through_round: int | None = None,
+        keep_events: bool = False,
         segment_rows: int = SEGMENT_ROWS,
     ):
         self._id = TrialId(check_name(experiment, "experiment"), check_name(trial, "trial"), algorithm, seed)
@@ -52,7 +65,9 @@ class TrialWriter:
             )
             for name, schema in (("metrics", METRICS_SCHEMA), ("rounds", ROUNDS_SCHEMA))
         }
-        self.last_round = self._segments["rounds"].last_round
+        keep = _ALL_ROUNDS if keep_events or keep_through_round is not None else None
+        self._events = Segments(home.child("events"), trial, EVENTS_SCHEMA, keep_through_round=keep)
+        self.last_round = self.written_round = self._segments["rounds"].last_round
         self._scores: list[tuple[int, Score]] = []
         self._rounds: list[Record] = []
         self._began = time.monotonic()
@@ -65,6 +80,11 @@ class TrialWriter:
     def add_round(self, record: Record) -> None:
         """Add the row of one round, without its scores; it is on disk after the next `flush` that does not skip."""
         self._rounds.append(record)
+
+    def add_events(self, events: Iterable[Event]) -> None:
+        """Write events to disk at once; they are rare, and say why what should follow does not."""
+        if events := list(events):
+            self._events.append(events_table(self._id, events))
 
     def flush(self, *, force: bool = False) -> None:
         """Write what was added to disk, unless writing has taken more than `WRITING_SHARE` of the time so far.
@@ -85,6 +105,7 @@ class TrialWriter:
             self._scores = []
         if self._rounds:
             self._segments["rounds"].append(rounds_table(self._id, self._rounds))
+            self.written_round = self._rounds[-1].round
             self._rounds = []
         self._spent += time.monotonic() - began
 

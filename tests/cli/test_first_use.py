@@ -308,7 +308,7 @@ class TestInterrupts:
         assert sorted(pd.read_parquet(here / "results/run/trials")["status"]) == ["done", "interrupted"]
 
 
-@pytest.mark.parametrize("name", ["run", "partition", "report"])
+@pytest.mark.parametrize("name", ["run", "report"])
 def test_a_reader_that_has_gone(here, name):
     process = start(here, name, "--help")
     process.stdout.close()

@@ -1,6 +1,5 @@
 """Hosts that die, hang or come late cost time and change nothing; lost machines are noticed as such."""
 
-import logging
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ import torch
 
 from helpers import federations
 from helpers.federations import blobs, blueprint
+from helpers.ray_session import start_ray
 from rayfed.algorithms.afl import AFL
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import HostLost
@@ -31,10 +31,7 @@ PEOPLE = blobs(8)
 def session():
     for module in (sys.modules[__name__], federations):  # which workers cannot import
         ray.cloudpickle.register_pickle_by_value(module)
-    ray.shutdown()  # another file's session, if there is one
-    ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-    yield
-    ray.shutdown()
+    start_ray()
 
 
 class Slow(Scaffold):
@@ -91,7 +88,7 @@ def disturbed(algorithm, hosts, disturb, *, rounds=3, **more):
 @pytest.mark.parametrize("algorithm", [Slow(), SlowAFL()])
 def test_a_killed_host_is_replaced_and_what_it_did_is_done_again(algorithm):
     events = disturbed(algorithm, 2, lambda processes: os.kill(processes[1], signal.SIGKILL), rounds=8)
-    assert [event.event for event in events][0] == "host lost"
+    assert events[0].event == "host lost"
     assert "host 1" in events[0].detail
     assert events[0].redone > 0
     assert 0 < events[0].seconds < 30

@@ -1,5 +1,7 @@
 """A run that is killed (SIGKILL, so nothing can tidy up) and resumed ends as one that was never interrupted."""
 
+import importlib
+import linecache
 import os
 import re
 import signal
@@ -170,28 +172,33 @@ class Halving(FedAvg):
 
 
 class TestChangedCode:
-    """Of the user's own algorithm, each in a process of its own, since a module is imported once."""
+    """Of the user's own algorithm. Each run imports it again, as a new process would."""
 
-    def ended(self, here, code, *arguments):
-        (here / "resume_halving.py").write_text(code)
-        given = (*COMMON, "rounds=2", "checkpoint.every=1", "algorithm.name=resume_halving:Halving", *arguments)
-        done = subprocess.run(
-            [sys.executable, "-m", "rayfed", "run", *given],
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stderr.splitlines()
+    @pytest.fixture
+    def ended(self, here, monkeypatch, capsys):
+        """A run with the given source of the module: its exit code and what it said."""
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
-    def test_what_other_code_left_is_not_gone_on_from(self, here):
-        assert self.ended(here, HALVING)[0] == 0
+        def ended(code, *arguments):
+            (here / "resume_halving.py").write_text(code)
+            sys.modules.pop("resume_halving", None)
+            importlib.invalidate_caches()
+            linecache.clearcache()
+            capsys.readouterr()
+            given = (*COMMON, "rounds=2", "checkpoint.every=1", "algorithm.name=resume_halving:Halving", *arguments)
+            return main(given), capsys.readouterr().err.splitlines()
+
+        yield ended
+        sys.modules.pop("resume_halving", None)
+
+    def test_what_other_code_left_is_not_gone_on_from(self, ended):
+        assert ended(HALVING)[0] == 0
         said = HALVING.replace("def less", "# a word\ndef less").replace(
             "    return scale", '    "doc"\n    return scale'
         )
-        assert self.ended(here, said, "resume=true")[0] == 0  # a comment changes nothing
+        assert ended(said, "resume=true")[0] == 0  # a comment changes nothing
         for old, new in (("0.5", "0.25"), ('replies.mean["weights"]', 'server["weights"]')):
-            code, lines = self.ended(here, HALVING.replace(old, new), "resume=true")
+            code, lines = ended(HALVING.replace(old, new), "resume=true")
             assert code == 2, lines
             assert re.fullmatch(
                 r"rayfed: resume=true: resume_halving:Halving: its code changed since Halving-seed0-\w+ ran; give "
@@ -199,12 +206,12 @@ class TestChangedCode:
                 lines[-1],
             )
         changed = HALVING.replace("0.5", "0.25")
-        assert self.ended(here, changed, "resume=true", "experiment=other")[0] == 0
-        assert self.ended(here, changed)[0] == 0
-        assert self.ended(here, changed, "resume=true")[0] == 0
+        assert ended(changed, "resume=true", "experiment=other")[0] == 0
+        assert ended(changed)[0] == 0
+        assert ended(changed, "resume=true")[0] == 0
 
-    def test_the_hash_is_of_the_users_code_alone(self, here):
-        assert self.ended(here, HALVING)[0] == 0
+    def test_the_hash_is_of_the_users_code_alone(self, ended):
+        assert ended(HALVING)[0] == 0
         assert main([*COMMON, "rounds=1"]) == 0
         trials = pd.read_parquet("results/run/trials").set_index("algorithm")["code_hash"]
         assert len(trials["resume_halving:Halving"]) == 32

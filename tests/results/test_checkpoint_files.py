@@ -7,7 +7,7 @@ import pytest
 
 from rayfed.core.errors import StorageError
 from rayfed.results import checkpoints
-from rayfed.results.checkpoints import CheckpointStore, Part, checksum
+from rayfed.results.checkpoints import CheckpointStore, NoCheckpoint, Part, checksum
 from rayfed.results.storage import LocalStorage
 
 HEADER = {"trial": "t", "configuration": "c", "rayfed": "0", "round": 1}
@@ -87,7 +87,7 @@ def test_blocks_that_got_lost_are_noticed(store):
     store.append(b"half")
     with pytest.raises(StorageError, match="4 of 8 bytes arrived"):
         store.commit(HEADER, Part(number, 0, 8, ""), {}, 8)
-    with pytest.raises(StorageError, match="none was begun"):
+    with pytest.raises(NoCheckpoint, match="no checkpoint of t was begun"):
         store.append(b"more")
     assert contents(store, store.saved()[0]) == {"server": b"s", "1": b"one"}
 

@@ -1,0 +1,46 @@
+"""Processes on the nodes of the cluster: where this one is, and how one is killed that answers no request."""
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+Process = tuple[int, str]
+"""A process id, and the id of the Ray node."""
+
+
+def this_process() -> Process:
+    """Return the process that calls this."""
+    return os.getpid(), ray.get_runtime_context().get_node_id()
+
+
+def kill_process(process: Process) -> None:
+    """Kill a process on its node. It may be stopped, and then does not react to Ray's own requests."""
+    pid, node = process
+    if node == ray.get_runtime_context().get_node_id():
+        _kill(pid)
+    elif any(known["NodeID"] == node and known["Alive"] for known in ray.nodes()):
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        task: Any = ray.remote(_kill)
+        ray.get(task.options(num_cpus=0, scheduling_strategy=there).remote(pid))
+
+
+def cause_of_death(error: BaseException) -> str:
+    """Return in a few words why an actor died, from the paragraph in which Ray says so."""
+    text = " ".join(str(error).split())
+    if "OutOfMemory" in type(error).__name__ or "low on memory" in text:
+        return "its node ran out of memory"
+    if "node" in text and ("terminated" in text or "died" in text.partition("node")[2][:80]):
+        return "its node died"
+    if "SYSTEM_ERROR" in text or "Socket closed" in text:
+        return "its process was killed or crashed"
+    reason = text.rpartition("The actor is dead because ")[2] or type(error).__name__
+    return reason.partition(". ")[0][:160]
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,134 @@
+"""A trial of a sweep, in a process of Ray Tune that runs one trial after the other.
+
+Starting a process and importing torch takes longer than a short trial, so a process stays for the next one. Nothing of
+a trial may therefore outlive it: its random numbers come from streams of its own, and torch's global state is restored.
+"""
+
+import contextlib
+import gc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+import torch
+from ray import tune
+
+from rayfed.data.population import Population
+from rayfed.distributed.placement import steps_reserved
+from rayfed.distributed.recording import RemoteRecorder
+from rayfed.distributed.user_modules import install, register_user_modules
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import Plan, make_plan
+from rayfed.experiments.sweep import Job
+from rayfed.experiments.trial import TrialRun
+from rayfed.experiments.user_code import ModuleSource
+
+ENDED = "ended"
+"""The entry of a result that says whether the trial has ended by itself, and was not stopped by a scheduler."""
+
+
+class SweepTrial(tune.Trainable):
+    """Runs the trial of its configuration, a round per step; a step lasts until a round was scored.
+
+    An error of a trial is recorded, and ends the trial without an error for Tune, which would otherwise try again. Tune
+    sees only processes that die.
+    """
+
+    def setup(self, config: dict[str, Any], actor: Any = None, sources: Sequence[ModuleSource] = ()) -> None:
+        """Keep the trial for the first step.
+
+        Args:
+            config: The job of the first trial.
+            actor: The recorder.
+            sources: The user's modules that configurations of the sweep name.
+        """
+        install(sources)
+        self._sink = RemoteRecorder(actor)
+        self._data: tuple[str, Population] | None = None
+        self._defaults = torch.get_default_dtype(), torch.get_num_threads()
+        self._run: TrialRun | None = None
+        self._plan: Plan | None = None
+        self._last: dict[str, Any] = {"round": 0}
+        self._context = contextlib.ExitStack()
+        self._job: Job = config["job"]
+
+    def reset_config(self, new_config: Mapping[str, Any]) -> bool:
+        """Leave the trial before, and keep the next for the first step."""
+        self._leave()
+        self._last = {"round": 0}
+        self._job = new_config["job"]
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Run rounds until one was scored, and return its scores; ENDED is set when the trial is over."""
+        try:
+            ended = self._scored_round()
+        except Exception as error:
+            if self._run is None or not self._run.begun:
+                self._not_begun(error)
+            ended = True
+        if ended:
+            self._leave()
+        return {**self._last, "done": ended, ENDED: ended}
+
+    def cleanup(self) -> None:
+        self._leave()
+
+    def _scored_round(self) -> bool:
+        """Run rounds until one was scored; return whether the trial has ended."""
+        if self._run is None:
+            lost, begun = self._sink.attempts(self._job["trial"])
+            config = Config.read(self._job["values"])
+            if lost > config.faults.restarts:
+                return True  # recorded as failed where the loss was noticed
+            self._context.enter_context(self._sink.signs_of_life(self._job["trial"]))
+            self._plan = self._planned(config)
+            register_user_modules()  # the hosts are sent the plan from here
+            saved = self._sink.saved(self._plan.trial) if begun or config.resume else ()
+            self._run = steps_reserved(self._plan, self._sink, ray.util.get_current_placement_group(), saved)
+        assert self._plan is not None
+        point, rounds = self._plan.evaluation.points[0], self._plan.config.rounds
+        while not self._run.done:
+            record = self._run.step()
+            if record is None:
+                continue
+            if scores := record.accuracy(point):
+                self._last = {"round": record.round, **scores}
+            # the last round waits for the end of the trial, since a scheduler may stop a trial that it sees
+            if scores and record.round < rounds:
+                break
+        self._sink.settle()  # before the scheduler stops the trial, and the driver records that
+        return self._run.done
+
+    def _planned(self, config: Config) -> Plan:
+        """Return the plan of a trial; the data of the trial before are used again if they are the same."""
+        key = repr((config.data, config.partition, config.leave_out))
+        if self._data is not None and self._data[0] != key:
+            self._data = None  # before the others are loaded
+        plan = make_plan(config, population=None if self._data is None else self._data[1])
+        self._data = key, plan.population
+        return plan
+
+    def _not_begun(self, error: Exception) -> None:
+        """Record that the trial could not begin."""
+        config = Config.read(self._job["values"])
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        values = config.tree() | {
+            "seed": config.seed,
+            "status": "failed",
+            "error": f"{type(error).__name__}: {text[-1]}",
+        }
+        self._sink.end(self._job["trial"], values)
+
+    def _leave(self) -> None:
+        """End what the trial holds: its hosts, its data on the device, and torch's global state."""
+        run, self._run, self._plan = self._run, None, None
+        if run is not None:
+            run.close()
+        self._context.close()
+        torch.set_default_dtype(self._defaults[0])
+        torch.set_num_threads(self._defaults[1])
+        del run
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
