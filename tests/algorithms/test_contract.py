@@ -26,6 +26,7 @@ from helpers.algorithm_cases import (
     scored_points,
     server_of,
 )
+from helpers.checkpoints import CheckpointRecorder
 from helpers.comparison import facts
 from helpers.federations import blobs, blueprint
 from helpers.final_weights import assert_as_recorded
@@ -44,7 +45,6 @@ from rayfed.metrics.calibration import Ece
 from rayfed.metrics.drift import Drift
 from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.gradient_norm import GradientNorm
-from rayfed.results.recorder import Recorder
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 NAMES = {case: name for name, case in CASES.items()}
@@ -156,7 +156,7 @@ def test_any_width_gives_the_same_result(case):
 def test_checkpoints_resume_and_clients_that_are_not_asked_keep_their_state(case, cohort, tmp_path):
     plan = plan_of(case, rounds=4, cohort=cohort)
     server = server_of(plan)
-    recorder = Recorder(str(tmp_path), "e")
+    recorder = CheckpointRecorder(str(tmp_path), "e")
     before = facts(dict(server.fleet.states))
     for record in server.run():
         after = facts(dict(server.fleet.states))

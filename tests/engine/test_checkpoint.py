@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from helpers.checkpoints import CheckpointRecorder
 from helpers.federations import blobs, blueprint
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import StorageError, UsageError
@@ -19,7 +20,6 @@ from rayfed.engine.client_store import ClientStates
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 from rayfed.results import checkpoints, storage
-from rayfed.results.recorder import Recorder
 
 ROUNDS, COHORT, CLIENTS = 9, 3, 12
 PEOPLE = blobs(CLIENTS, sizes=(12, 15))
@@ -43,7 +43,7 @@ def outcome():
 
 @pytest.fixture
 def recorder(tmp_path):
-    return Recorder(str(tmp_path), "e")
+    return CheckpointRecorder(str(tmp_path), "e")
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_killed_before_any_operation_on_the_disk(tmp_path, outcome):
     killed = number = 0
     while True:
         number += 1
-        recorder = Recorder(str(tmp_path / str(number)), "e")
+        recorder = CheckpointRecorder(str(tmp_path / str(number)), "e")
         child = os.fork()
         if child == 0:
             dying_at(number)
@@ -259,7 +259,7 @@ def test_killed_before_any_operation_on_the_disk(tmp_path, outcome):
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
             break
         killed += 1
-        recorder = Recorder(str(tmp_path / str(number)), "e")
+        recorder = CheckpointRecorder(str(tmp_path / str(number)), "e")
         saved = recorder.saved("t")
         assert not any("fault" in one for one in saved)
         server = new_server()
