@@ -22,6 +22,7 @@ from rayfed.distributed.processes import Process, cause_of_death, kill_process
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.user_modules import register_user_modules
+from rayfed.engine.checkpoint import Saved
 from rayfed.experiments.config import Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import interrupted
@@ -112,7 +113,7 @@ def _keep_raylet_messages_in_the_log() -> None:
 class _ServerActor:
     """The server of one trial outside a sweep."""
 
-    def run(self, plan: Plan, actor: Any, pool: HostPool | None, saved: bytes | None) -> Outcome:
+    def run(self, plan: Plan, actor: Any, pool: HostPool | None, saved: Saved) -> Outcome:
         sink = RemoteRecorder(actor)
         with sink.signs_of_life(plan.trial):
             return run_reserved(plan, sink, pool, saved)
@@ -135,7 +136,7 @@ class _ServerProcess:
         self._call: Any = None
         self.outcome: Outcome | None = None
 
-    def start(self, saved: bytes | None) -> None:
+    def start(self, saved: Saved) -> None:
         place = self._plan.config.placement
         # without resources of its own, it shares the first host's bundle, and thus its node
         there = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
@@ -207,12 +208,12 @@ class _ServerProcess:
         self.start(self._recorder.saved(trial) if begun else self._saved)
 
 
-def run_on_ray(plan: Plan, saved: bytes | None, watch: Watch, say: Callable[[str], None]) -> Outcome:
+def run_on_ray(plan: Plan, saved: Saved, watch: Watch, say: Callable[[str], None]) -> Outcome:
     """Run a plan with its hosts and its server as Ray actors, in a session that `connect` has opened.
 
     Args:
         plan: The trial.
-        saved: The checkpoint to continue from.
+        saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
         watch: Called once while the trial runs.
         say: Called with a line when a process died and is started again.
 

@@ -5,7 +5,7 @@ Ray is imported only for hosts above 0.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +14,7 @@ from rayfed.core.memory import memory_bytes
 from rayfed.core.records import Record
 from rayfed.core.status_line import StatusLine
 from rayfed.distributed.capacity import Bundle, fits, known_nodes
+from rayfed.engine.checkpoint import Saved
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import Fleet, LocalFleet
 from rayfed.experiments.config import Placement
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
     from rayfed.distributed.host_pool import HostPool
 
-Outcome = tuple[str, dict[str, Any]]
-"""What `run_trial` returns: the hash of the final state, and the final state."""
+Outcome = str
+"""What `run_trial` returns: the hash of the final state."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def make_fleet(plan: Plan, resources: Resources) -> Fleet:
     )
 
 
-def launch(plan: Plan, saved: bytes | None, *, quiet: bool) -> Outcome:
-    """Run `plan`, from the checkpoint `saved` if there is one, and show its progress unless `quiet`.
+def launch(plan: Plan, saved: Saved, *, quiet: bool) -> Outcome:
+    """Run `plan`, from the checkpoints `saved` if there are any, and show its progress unless `quiet`.
 
     Raises:
         UsageError: The cluster that was joined lacks the resources.
@@ -96,7 +97,7 @@ def launch(plan: Plan, saved: bytes | None, *, quiet: bool) -> Outcome:
     return cluster.run_on_ray(plan, saved, watch, (lambda line: None) if quiet else note)
 
 
-def _run_in_process(plan: Plan, saved: bytes | None, quiet: bool) -> Outcome:
+def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> Outcome:
     gpus = plan.config.placement.gpus
     recorder = Recorder(plan.config.results, plan.config.experiment)
     with StatusLine() as status:
@@ -118,12 +119,12 @@ def make_pool(placement: Placement, group: "PlacementGroup | None", *, keep: boo
     return HostPool(cpus=placement.cpus, gpus=placement.gpus, group=group, first_bundle=first, keep=keep)
 
 
-def run_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: bytes | None) -> Outcome:
+def run_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) -> Outcome:
     """Run `plan` in a server actor, which holds the first of its `bundles`."""
     return run_here(plan, sink, reserved(plan, pool), saved, lambda record: None)
 
 
-def steps_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: bytes | None) -> TrialRun:
+def steps_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) -> TrialRun:
     """Return `plan` as a trial to step through, in a trial of Ray Tune, which holds the first of its `bundles`."""
     resources = reserved(plan, pool)
     return TrialRun(plan, sink, lambda: make_fleet(plan, resources), resources.device, saved=saved)
@@ -135,9 +136,7 @@ def reserved(plan: Plan, pool: "HostPool | None") -> Resources:
     return Resources(device_for(gpus), gpus, pool)
 
 
-def run_here(
-    plan: Plan, sink: Sink, resources: Resources, saved: bytes | None, report: Callable[[Record], None]
-) -> Outcome:
+def run_here(plan: Plan, sink: Sink, resources: Resources, saved: Saved, report: Callable[[Record], None]) -> Outcome:
     """Run `plan` with its server in this process and its hosts where `make_fleet` puts them; see `run_trial`."""
     return run_trial(plan, sink, lambda: make_fleet(plan, resources), resources.device, saved=saved, report=report)
 

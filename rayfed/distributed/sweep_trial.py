@@ -88,7 +88,7 @@ class SweepTrial(tune.Trainable):
             self._context.enter_context(self._sink.signs_of_life(self._job["trial"]))
             self._plan = self._planned(config)
             register_user_modules()  # the hosts are sent the plan from here
-            saved = self._sink.saved(self._plan.trial) if begun or config.resume else None
+            saved = self._sink.saved(self._plan.trial) if begun or config.resume else ()
             self._run = steps_reserved(self._plan, self._sink, self._pool_for(config.placement), saved)
         assert self._plan is not None
         point, rounds = self._plan.evaluation.points[0], self._plan.config.rounds

@@ -194,7 +194,10 @@ class Config:
         "local_statistics: affine weights averaged, statistics kept; frozen: neither trained nor updated",
     )
     seed: int = option(0, low=0, help="seed for initialisation, client sampling and batch order")
-    results: str = option("results", help="folder of the Parquet tables")
+    results: str = option(
+        "results",
+        help="folder of the Parquet tables and checkpoints: a path, or a URL such as s3://bucket/folder or gs://bucket/folder",
+    )
     experiment: str = option("run", help="subfolder of results, for one sweep or for runs that belong together")
     resume: bool = option(
         False,

@@ -282,7 +282,7 @@ def interrupted(process, ready):
 class TestInterrupts:
     def test_a_run(self, here):
         process = start(here, "run", *QUICK, "rounds=100000", "checkpoint.every=1")
-        code, _, err = interrupted(process, lambda: list(here.glob("results/run/checkpoints/*.pt")))
+        code, _, err = interrupted(process, lambda: list(here.glob("results/run/checkpoints/*/manifest-*.json")))
         assert code == 130, err
         assert "Traceback" not in err
         last = err.splitlines()[-1]

@@ -11,7 +11,6 @@ import time
 
 import pandas as pd
 import pytest
-import torch
 
 from helpers.commands import command
 from rayfed.experiments.config import Config
@@ -106,12 +105,12 @@ def test_killed_at_any_moment(here, name):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
-        while not list((here / "cut").glob("run/checkpoints/*.pt")) and time.monotonic() < deadline:
+        while not list((here / "cut").glob("run/checkpoints/*/manifest-*.json")) and time.monotonic() < deadline:
             time.sleep(0.001)
     finally:
         process.kill()
         process.wait()
-    assert list((here / "cut").glob("run/checkpoints/*.pt")), "was killed before its first checkpoint"
+    assert list((here / "cut").glob("run/checkpoints/*/manifest-*.json")), "was killed before its first checkpoint"
     assert main([*COMMON, *arguments, "results=cut", "resume=true"]) == 0
     same("cut", "whole")
 
@@ -142,13 +141,16 @@ class TestWithoutAKill:
         same("whole", "whole")
 
     @pytest.mark.parametrize("damage", [b"", b"nonsense", None])
-    def test_a_damaged_checkpoint_is_told_in_one_line(self, here, capsys, damage):
-        (path,) = here.glob("whole/run/checkpoints/*.pt")
-        path.write_bytes(path.read_bytes()[:-200] if damage is None else damage)
+    @pytest.mark.parametrize("part", ["manifest", "segment"])
+    def test_damaged_checkpoints_are_told_in_one_line(self, here, capsys, part, damage):
+        paths = list(here.glob(f"whole/run/checkpoints/*/{part}-*"))
+        assert len(paths) >= 2
+        for path in paths:
+            path.write_bytes(path.read_bytes()[:-200] if damage is None else damage)
         capsys.readouterr()
         assert main([*COMMON, *self.ARGUMENTS, "results=whole", "resume=true"]) == 2
         lines = capsys.readouterr().err.splitlines()
-        assert lines[-1].startswith("rayfed: checkpoint of scaffold-seed0-")
+        assert lines[-1].startswith("rayfed: checkpoint 4 of scaffold-seed0-")
         assert "resume=false" in lines[-1]
         assert not any("Traceback" in line for line in lines)
         same("whole", "whole")  # what was there is still there
@@ -254,15 +256,14 @@ def test_it_says_what_resume_did(here, capsys):
     assert said() == []
     assert said(*saved) == ["    resume  nothing saved: starts at round 1"]
     assert said(*saved) == ["    resume  already finished: nothing to do"]
-    (path,) = here.glob("results/run/checkpoints/*.pt")
-    content = torch.load(path, weights_only=True)
-    torch.save({**content, "round": 1}, path)
+    newest = max(here.glob("results/run/checkpoints/*/manifest-*.json"))
+    newest.unlink()  # as a kill between the two checkpoints leaves them
     assert said(*saved) == ["    resume  continues after round 1"]
 
 
 def test_a_new_start_leaves_no_old_checkpoint_to_resume_from(here):
     """Killed before its first save, it would else go on from what another attempt had saved."""
     assert main([*COMMON, "rounds=2", "checkpoint.every=1"]) == 0
-    assert list(here.glob("results/run/checkpoints/*.pt"))
+    assert list(here.glob("results/run/checkpoints/*/manifest-*.json"))
     assert main([*COMMON, "rounds=2"]) == 0
-    assert not list(here.glob("results/run/checkpoints/*.pt"))
+    assert not list(here.glob("results/run/checkpoints/*/manifest-*.json"))

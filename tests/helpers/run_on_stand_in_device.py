@@ -153,7 +153,7 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
             }
         )
         values = result.metrics.sort_values([*result.metrics.columns[:-1]])["value"]
-        return {"server": result.server, "clients": result.clients, "values": torch.tensor(values.to_numpy())}
+        return {"server": result.server, "clients": dict(result.clients), "values": torch.tensor(values.to_numpy())}
 
     def resumed(device: Any) -> Any:
         run(device, rounds=1, experiment="resumed")
