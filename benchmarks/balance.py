@@ -22,6 +22,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from rayfed.core.ids import ClientIndex
 from rayfed.data.population import Client, Examples
 from rayfed.distributed import cluster
+from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.placement import Resources, bundles
 from rayfed.distributed.ray_fleet import RayFleet
 from rayfed.engine.schedule import Chunk, Schedule, Unit
@@ -99,8 +100,7 @@ def run(plan: Plan, kind: type[RayFleet]) -> tuple[list[float], float]:
             plan.population,
             plan.config.placement,
             device=device,
-            group=group,
-            first_bundle=0,
+            pool=HostPool(cpus=1.0, gpus=0.0, group=group),
             hosts=2,
         )
         server = Server(plan.blueprint, plan.population, fleet, plan.evaluation, device)

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             },
             clients=clients,
             num_classes=10,
-            **({"keep_state": args.final_state} if "keep_state" in rayfed.run.__kwdefaults__ else {}),
+            keep_state=args.final_state,
         )
         rounds = result.rounds["seconds_total"]
         print(f"{args.algorithm}, {args.cohort} of {args.clients} clients, {len(rounds)} rounds, {args.hosts} hosts")

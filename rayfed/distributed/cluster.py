@@ -16,7 +16,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rayfed.core.errors import HostLost, UsageError
 from rayfed.core.records import Event
 from rayfed.distributed.capacity import cluster_is_running, known_nodes, this_machine
-from rayfed.distributed.placement import Outcome, bundles, check_fits, run_reserved
+from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.placement import Outcome, bundles, check_fits, make_pool, run_reserved
 from rayfed.distributed.processes import Process, cause_of_death, kill_process
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
@@ -112,10 +113,10 @@ def _keep_raylet_messages_in_the_log() -> None:
 class _ServerActor:
     """The server of one trial outside a sweep."""
 
-    def run(self, plan: Plan, actor: Any, group: PlacementGroup, saved: Saved) -> Outcome:
+    def run(self, plan: Plan, actor: Any, pool: HostPool | None, saved: Saved) -> Outcome:
         sink = RemoteRecorder(actor)
         with sink.signs_of_life(plan.trial):
-            return run_reserved(plan, sink, group, saved)
+            return run_reserved(plan, sink, pool, saved)
 
 
 class _ServerProcess:
@@ -123,6 +124,10 @@ class _ServerProcess:
 
     def __init__(self, plan: Plan, recorder: DriversRecorder, group: PlacementGroup, say: Callable[[str], None]):
         self._plan, self._recorder, self._group, self._say = plan, recorder, group, say
+        self._pool = make_pool(plan.config.placement, group, keep=True)
+        if self._pool is not None:
+            for position in range(plan.config.placement.least_hosts):
+                self._pool.actor(position)  # starts while the server does
         self._restarts, self._started, self._looked = plan.config.faults.restarts, 0.0, 0.0
         self._process: Process | None = None
         self._dead: set[Process] = set()
@@ -138,7 +143,7 @@ class _ServerProcess:
         options = {"num_cpus": place.server_cpus, "num_gpus": place.server_gpus, "scheduling_strategy": there}
         actor_class: Any = ray.remote(_ServerActor)
         self._actor = actor_class.options(**options).remote()
-        self._call = self._actor.run.remote(self._plan, self._recorder.actor, self._group, saved)
+        self._call = self._actor.run.remote(self._plan, self._recorder.actor, self._pool, saved)
         self._started, self._process = time.monotonic(), None
         self._saved = saved
 

@@ -26,6 +26,8 @@ from rayfed.results.recorder import Progress, Recorder
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
+    from rayfed.distributed.host_pool import HostPool
+
 Outcome = str
 """What `run_trial` returns: the hash of the final state."""
 
@@ -37,16 +39,16 @@ class Resources:
     Attributes:
         device: The device of the server, and of the clients if they train in this process.
         gpus: GPUs that the process has reserved; below 1 it keeps to that share of the GPU's memory.
-        group: The placement group whose bundles the hosts use; None without hosts.
+        pool: The processes of the hosts; None without hosts.
     """
 
     device: torch.device
     gpus: float = 0.0
-    group: "PlacementGroup | None" = None
+    pool: "HostPool | None" = None
 
 
 def make_fleet(plan: Plan, resources: Resources) -> Fleet:
-    """Return the hosts of `plan`: one in this process, or Ray actors in the bundles of `resources.group`."""
+    """Return the hosts of `plan`: one in this process, or those of `resources.pool`."""
     place = plan.config.placement
     if not place.hosts:
         memory = plan.config.state.memory
@@ -56,14 +58,13 @@ def make_fleet(plan: Plan, resources: Resources) -> Fleet:
         )
     from rayfed.distributed.ray_fleet import RayFleet
 
-    assert resources.group is not None, "hosts run in the bundles of a placement group"
+    assert resources.pool is not None, "hosts run in the processes of a pool"
     return RayFleet(
         plan.blueprint,
         plan.population,
         place,
         device=resources.device,
-        group=resources.group,
-        first_bundle=1 if bundles(place)[0] else 0,  # an empty server bundle is not part of the group
+        pool=resources.pool,
         hosts=place.least_hosts,
         grow=place.grows,
         restarts=plan.config.faults.restarts,
@@ -108,21 +109,31 @@ def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> Outcome:
         return run_here(plan, recorder, Resources(device_for(gpus), gpus), saved, report)
 
 
-def run_reserved(plan: Plan, sink: Sink, group: "PlacementGroup | None", saved: Saved) -> Outcome:
+def make_pool(placement: Placement, group: "PlacementGroup | None", *, keep: bool) -> "HostPool | None":
+    """Return the processes of the hosts, in the bundles of `group`; None without hosts."""
+    if not placement.hosts:
+        return None
+    from rayfed.distributed.host_pool import HostPool
+
+    first = 1 if bundles(placement)[0] else 0  # an empty server bundle is not part of the group
+    return HostPool(cpus=placement.cpus, gpus=placement.gpus, group=group, first_bundle=first, keep=keep)
+
+
+def run_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) -> Outcome:
     """Run `plan` in a server actor, which holds the first of its `bundles`."""
-    return run_here(plan, sink, reserved(plan, group), saved, lambda record: None)
+    return run_here(plan, sink, reserved(plan, pool), saved, lambda record: None)
 
 
-def steps_reserved(plan: Plan, sink: Sink, group: "PlacementGroup | None", saved: Saved) -> TrialRun:
+def steps_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) -> TrialRun:
     """Return `plan` as a trial to step through, in a trial of Ray Tune, which holds the first of its `bundles`."""
-    resources = reserved(plan, group)
+    resources = reserved(plan, pool)
     return TrialRun(plan, sink, lambda: make_fleet(plan, resources), resources.device, saved=saved)
 
 
-def reserved(plan: Plan, group: "PlacementGroup | None") -> Resources:
+def reserved(plan: Plan, pool: "HostPool | None") -> Resources:
     """Return the resources of a process that holds the first of a plan's `bundles`."""
     gpus = bundles(plan.config.placement)[0].get("GPU", 0.0)
-    return Resources(device_for(gpus), gpus, group)
+    return Resources(device_for(gpus), gpus, pool)
 
 
 def run_here(plan: Plan, sink: Sink, resources: Resources, saved: Saved, report: Callable[[Record], None]) -> Outcome:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rayfed.algorithm import State
 from rayfed.core.errors import Diverged, HostLost, StatesLost, StorageError, UsageError
 from rayfed.core.records import Event, Record
 from rayfed.core.rng import torch_state_kept
@@ -107,6 +108,11 @@ class TrialRun:
     def round(self) -> int:
         """The last finished round."""
         return self._server.round if self._server is not None else 0
+
+    @property
+    def server_state(self) -> State:
+        """The server's present state; empty before the first step."""
+        return self._server.state if self._server is not None else {}
 
     def _step(self) -> Record | None:
         began, record = time.monotonic(), None

@@ -155,6 +155,7 @@ def test_a_later_start_finds_what_the_first_one_made(tmp_path, monkeypatch, caps
     assert second.startswith("target ≤ 2 s:")
 
 
+@pytest.mark.slow
 def test_memory_is_watched_while_a_file_is_read(tmp_path, monkeypatch, capsys):
     bench = script("larger_than_memory")
     results = {}

@@ -16,6 +16,7 @@ from helpers.ray_session import start_ray
 from rayfed.algorithms.afl import AFL
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import HostLost
+from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.ray_fleet import RayFleet
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
@@ -58,8 +59,7 @@ def fleet_of(plan, hosts, **more):
         PEOPLE,
         placement,
         device=torch.device("cpu"),
-        group=None,
-        first_bundle=0,
+        pool=HostPool(cpus=0.5, gpus=0.0, group=None),
         hosts=hosts,
         **more,
     )

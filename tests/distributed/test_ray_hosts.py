@@ -29,8 +29,8 @@ from helpers.ray_session import start_ray
 from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import Diverged, HostLost, UsageError
 from rayfed.core.registry import resolve
-from rayfed.distributed.ray_fleet import RayFleet, _Handle
-from rayfed.distributed.ray_host import RayHost
+from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.ray_fleet import RayFleet
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.schedule import Schedule
 from rayfed.engine.server import Evaluation, Server
@@ -39,35 +39,19 @@ from rayfed.experiments.config import Placement
 pytestmark = pytest.mark.ray
 
 
-class Stage(RayHost):
-    """A host that becomes another one without a new process."""
-
-    def __init__(self):
-        pass
-
-    def become(self, *args):
-        RayHost.__init__(self, *args)
-        return self.ready()
-
-
 class SharedFleet(RayFleet):
-    """A `RayFleet` on actors that are there already. With a `seed`, its schedules are random ones."""
+    """A `RayFleet` on processes that are there already. With a `seed`, its schedules are random ones."""
 
-    def __init__(self, plan, population, actors, *, seed=None):
-        self.actors, self.random = actors, None if seed is None else random.Random(seed)
+    def __init__(self, plan, population, pool, hosts, *, seed=None):
+        self.random = None if seed is None else random.Random(seed)
         super().__init__(
             plan,
             population,
-            Placement(hosts=len(actors)),
+            Placement(hosts=hosts),
             device=torch.device("cpu"),
-            group=None,
-            first_bundle=0,
-            hosts=len(actors),
+            pool=pool,
+            hosts=hosts,
         )
-
-    def _start(self, position, *, later=False):
-        actor = self.actors[position]
-        return _Handle(position, actor, actor.become.remote(*self._arguments), time.monotonic(), later)
 
     def _schedule(self, units, kind):
         schedule = super()._schedule(units, kind)
@@ -106,11 +90,10 @@ def session():
 
 
 @pytest.fixture(scope="module")
-def actors(session):
-    made = [ray.remote(Stage).options(num_cpus=0).remote() for _ in range(4)]
+def pool(session):
+    made = HostPool(cpus=0.0, gpus=0.0, group=None, keep=True)
     yield made
-    for actor in made:
-        ray.kill(actor)
+    made.close()
 
 
 class Outcome(NamedTuple):
@@ -138,11 +121,11 @@ def outcome_in_process(name):
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_any_number_of_hosts_computes_the_same(name, actors):
+def test_any_number_of_hosts_computes_the_same(name, pool):
     plan, people = sampled_plan(name)
     expected = outcome_in_process(name)
     for hosts, seed in ((1, None), (2, None), (4, None), (3, hash(name))):
-        result = outcome(plan, people, SharedFleet(plan, people, actors[:hosts], seed=seed))
+        result = outcome(plan, people, SharedFleet(plan, people, pool, hosts, seed=seed))
         assert result.state_hash == expected.state_hash, f"{hosts} hosts (seed {seed}) end with other bits"
         assert result.rounds == expected.rounds
         assert result.scores == expected.scores
@@ -154,40 +137,40 @@ def test_final_weights_of_sampled_clients_are_those_recorded(name):
 
 
 @pytest.mark.parametrize("policy", ["local", "local_statistics", "frozen"])
-def test_with_every_batch_norm_policy(policy, actors):
+def test_with_every_batch_norm_policy(policy, pool):
     plan = blueprint(resolve("fedavg", ALGORITHMS, where="")(), SIX, batch_norm=policy, cohort=3)
     results = []
-    for fleet in (LocalFleet(plan, SIX), SharedFleet(plan, SIX, actors[:3])):
+    for fleet in (LocalFleet(plan, SIX), SharedFleet(plan, SIX, pool, 3)):
         server = Server(plan, SIX, fleet, Evaluation(points=("downloaded", "adapted")))
         records = list(server.run())
         results.append((server.state_hash(), [sorted(r.scores) for r in records]))
     assert results[0] == results[1]
 
 
-def test_more_hosts_than_clients(actors):
+def test_more_hosts_than_clients(pool):
     population = blobs(3)
     plan = blueprint(resolve("scaffold", ALGORITHMS, where="")(), population)
     hashes = set()
-    for fleet in (LocalFleet(plan, population), SharedFleet(plan, population, actors)):
+    for fleet in (LocalFleet(plan, population), SharedFleet(plan, population, pool, 4)):
         server = Server(plan, population, fleet, Evaluation(points=("global",)))
         list(server.run())
         hashes.add(server.state_hash())
     assert len(hashes) == 1
 
 
-def test_unseen_clients_are_the_same_wherever_they_live(actors):
+def test_unseen_clients_are_the_same_wherever_they_live(pool):
     people = dataclasses.replace(SIX, unseen_clients=2)
     plan = blueprint(resolve("dbe", ALGORITHMS, where="")(), people, cohort=3)
     here = outcome(plan, people, LocalFleet(plan, people))
-    there = outcome(plan, people, SharedFleet(plan, people, actors[:2]))
+    there = outcome(plan, people, SharedFleet(plan, people, pool, 2))
     assert here.scores == there.scores
     assert len({score.client for score in here.scores[-1] if score.unseen}) == 2
 
 
-def test_divergence_in_a_host_arrives(actors):
+def test_divergence_in_a_host_arrives(pool):
     plan = blueprint(resolve("fedavg", ALGORITHMS, where="")(), SIX, loss=lambda logits, y: logits.sum() * float("inf"))
     with pytest.raises(Diverged, match="round 1, client "):
-        outcome(plan, SIX, SharedFleet(plan, SIX, actors[:2]))
+        outcome(plan, SIX, SharedFleet(plan, SIX, pool, 2))
 
 
 class TestThroughTheApi:

@@ -11,6 +11,7 @@ from torch import nn
 
 import rayfed
 from helpers.federations import blobs, blueprint, net, on_pictures, reshaped
+from helpers.ray_session import start_ray
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment.base import build_augment
@@ -194,6 +195,7 @@ class TestBetweenProcesses:
     def ray_fleet(self):
         from rayfed.distributed import ray_fleet
 
+        start_ray()
         return ray_fleet
 
     def nodes(self, monkeypatch, ray_fleet, count):
@@ -218,7 +220,9 @@ class TestBetweenProcesses:
         people = on_disk(blobs(3))
         plan = blueprint(FedAvg(), people, data_on_device=data_on_device)
         sent = pickle.loads(pickle.dumps(people))
-        hosts = [RayHost(plan, some, 0.0) for some in (people, sent)]
+        hosts = [RayHost() for _ in range(2)]
+        for host, some in zip(hosts, (people, sent), strict=True):
+            host.take_up(plan, some, 0.0)
         kind = torch.Tensor if data_on_device else Streamed
         for client in range(3):
             one, other = (host.host.data.parts(client) for host in hosts)
@@ -233,6 +237,6 @@ class TestBetweenProcesses:
         sent = pickle.dumps(people)
         (path,) = home.glob("*.array")
         path.unlink()
-        host = RayHost(blueprint(FedAvg(), people, data_on_device=True), pickle.loads(sent), 0.0)
+        plan, unpickled = blueprint(FedAvg(), people, data_on_device=True), pickle.loads(sent)
         with pytest.raises(UsageError, match="No such file or directory on this machine; set RAYFED_CACHE"):
-            host.ready()
+            RayHost().take_up(plan, unpickled, 0.0)
