@@ -35,7 +35,7 @@ def cause_of_death(error: BaseException) -> str:
         return "its node ran out of memory"
     if "node" in text and ("terminated" in text or "died" in text.partition("node")[2][:80]):
         return "its node died"
-    if "SYSTEM_ERROR" in text or "Socket closed" in text:
+    if any(words in text for words in ("SYSTEM_ERROR", "Socket closed", "is unavailable")):
         return "its process was killed or crashed"
     reason = text.rpartition("The actor is dead because ")[2] or type(error).__name__
     return reason.partition(". ")[0][:160]

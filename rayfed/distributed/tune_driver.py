@@ -25,7 +25,6 @@ from ray.tune.schedulers import ASHAScheduler
 
 from rayfed.core.records import Event
 from rayfed.distributed import cluster
-from rayfed.distributed.placement import bundles
 from rayfed.distributed.processes import Process, cause_of_death, kill_process
 from rayfed.distributed.recording import DriversRecorder
 from rayfed.distributed.sweep_trial import ENDED, SweepTrial
@@ -116,7 +115,7 @@ def _tuner(plan: SweepPlan, recorder: DriversRecorder, callbacks: list[tune.Call
     storage = (Path(plan.results) / plan.experiment).resolve()
     trainable = tune.with_parameters(SweepTrial, actor=recorder.actor, sources=sources)
     return tune.Tuner(
-        tune.with_resources(trainable, _resources),
+        trainable,
         param_space={"job": tune.grid_search(list(plan.jobs))},
         tune_config=tune.TuneConfig(
             metric="val" if scheduler else None,
@@ -132,13 +131,10 @@ def _tuner(plan: SweepPlan, recorder: DriversRecorder, callbacks: list[tune.Call
             storage_path=str(storage),
             verbose=0,
             callbacks=[*callbacks, *_tensorboard()],
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the recorder keeps the checkpoints
             failure_config=tune.FailureConfig(max_failures=max(config.faults.restarts for config in plan.configs)),
         ),
     )
-
-
-def _resources(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-    return tune.PlacementGroupFactory(bundles(Config.read(config["job"]["values"]).placement), strategy="PACK")
 
 
 def _tensorboard() -> list[tune.Callback]:
@@ -160,6 +156,9 @@ class _TrialsCallback(tune.Callback):
         self._looked = 0.0
         self._hanging: dict[str, str] = {}
         self._dead: set[Process] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune saves its callbacks, to restore a sweep; rayfed restores its own
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         now = time.monotonic()
@@ -185,11 +184,11 @@ class _TrialsCallback(tune.Callback):
         self._lost(trial, last=True)
 
     def _lost(self, trial: Any, *, last: bool = False) -> None:
-        name, error = _name(trial), trial.get_pickled_error()
-        if error is not None and not isinstance(error, ray.exceptions.RayActorError):
-            cause = " ".join(str(error).strip().splitlines()[-1:])
-        else:
-            cause = cause_of_death(error) if error is not None else "its process ended"
+        name, error = _name(trial), _error(trial)
+        if isinstance(error, ray.exceptions.RayActorError):
+            cause = cause_of_death(error)
+        else:  # an error of Tune's own, or of the recorder
+            cause = (str(error).strip().splitlines() or ["unknown cause"])[-1]
         event, cause = ("trial hanging", self._hanging.pop(name)) if name in self._hanging else ("trial lost", cause)
         times = self._recorder.lost(name, Event(event=event, detail=cause))
         if not last and times <= self._faults[name].restarts:
@@ -201,6 +200,13 @@ class _TrialsCallback(tune.Callback):
         values = config.tree() | {"seed": config.seed, "status": "failed", "error": error_text}
         self._recorder.end(name, values)
         self._say(f"{name} failed: {error_text}")
+
+
+def _error(trial: Any) -> Any:
+    """Return the last error of one of Tune's trials, None if Tune keeps none."""
+    if (path := trial.pickled_error_file) is None or not Path(path).exists():
+        return None
+    return ray.cloudpickle.loads(Path(path).read_bytes())  # which this process has just written
 
 
 def _name(trial: Any) -> str:
