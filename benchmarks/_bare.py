@@ -23,7 +23,7 @@ from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import generator
 from rayfed.data.population import Population
-from rayfed.engine.blueprint import Blueprint, deal
+from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device_data import batch_rows
 
 State = dict[str, np.ndarray]
@@ -157,3 +157,14 @@ def largest_difference(weights: dict[str, Any], state: State) -> float:
     """Return the largest absolute difference between rayfed's weights and the bare loop's, integer buffers excluded."""
     names = [name for name in state if weights[name].is_floating_point()]
     return max(float((weights[name] - torch.from_numpy(state[name])).abs().max()) for name in names)
+
+
+def deal(sizes: Sequence[int], processes: int) -> list[list[int]]:
+    """Return the clients of each process: the largest first, each to the process with the fewest examples so far."""
+    loads = [0] * processes
+    homes: list[list[int]] = [[] for _ in range(processes)]
+    for client in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        process = min(range(processes), key=lambda p: (loads[p], p))
+        loads[process] += sizes[client]
+        homes[process].append(client)
+    return [sorted(home) for home in homes]

@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from rayfed.data.population import Client, Examples, Population
 from rayfed.distributed import cluster
-from rayfed.distributed.placement import bundles, steps_reserved
+from rayfed.distributed.placement import bundles, make_pool, steps_reserved
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.experiments.plan import Plan
 from rayfed.results.read import read
@@ -80,18 +80,20 @@ def _on_ray(plan: Plan, after_round: Callable[[], None]) -> tuple[list[float], d
     try:
         ray.get(group.ready())
         recorder = DriversRecorder(plan.config.results, plan.config.experiment, restarts=0, patience=60.0, say=print)
-        run = steps_reserved(plan, RemoteRecorder(recorder.actor), group, None)
+        run = steps_reserved(
+            plan, RemoteRecorder(recorder.actor), make_pool(plan.config.placement, group, keep=False), ()
+        )
         while not run.done:
             record = run.step()
             if record is not None and record.stage == "round":
                 after_round()
         run.close()
-        _, state = run.outcome
+        state = run.server_state
     finally:
         remove_placement_group(group)
     rows = read(plan.config.results, plan.config.experiment).rounds
     rows = rows[rows.stage == "round"].sort_values("round")
-    return rows[[f"seconds_{part}" for part in TRAINING]].sum(axis=1).tolist(), state["server"]["weights"]
+    return rows[[f"seconds_{part}" for part in TRAINING]].sum(axis=1).tolist(), state["weights"]
 
 
 def show(title: str, seconds: Mapping[str, Sequence[float]], targets: Mapping[str, tuple[str, float]]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rayfed.algorithm import Algorithm
     from rayfed.api import Result, run
-    from rayfed.core.errors import BadHook, Diverged, HostLost, UsageError
+    from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
     from rayfed.core.options import option
     from rayfed.data.population import Client, Examples
     from rayfed.experiments.config import Config
@@ -28,6 +28,7 @@ __all__ = [
     "Examples",
     "HostLost",
     "Result",
+    "StorageError",
     "UsageError",
     "option",
     "read_results",
@@ -43,6 +44,7 @@ _ORIGINS = {
     "Examples": "rayfed.data.population:Examples",
     "HostLost": "rayfed.core.errors:HostLost",
     "Result": "rayfed.api:Result",
+    "StorageError": "rayfed.core.errors:StorageError",
     "UsageError": "rayfed.core.errors:UsageError",
     "option": "rayfed.core.options:option",
     "read_results": "rayfed.results.read:read",

@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pandas as pd
 from torch import nn
 
 from rayfed.core.errors import UsageError
+from rayfed.core.ids import ClientIndex
 from rayfed.data.population import Client
 from rayfed.distributed.placement import check_run, check_sweep, launch
+from rayfed.engine.checkpoint import Saved, SavedState, verified
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Loss, ModelFactory, Plan, make_plan
 from rayfed.experiments.run_summary import run_summary
@@ -19,9 +22,10 @@ from rayfed.experiments.sources import from_file, merged
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import configurations, plan_sweep
 from rayfed.experiments.trial import resume_message
-from rayfed.results.folder import make_experiment_folder
+from rayfed.results.folder import join, make_experiment_folder
 from rayfed.results.read import read
 from rayfed.results.recorder import Recorder
+from rayfed.results.storage import is_url
 
 
 @dataclass(frozen=True)
@@ -30,21 +34,44 @@ class Result:
 
     Attributes:
         trial: The name of the trial.
-        folder: The folder of the Parquet tables.
+        folder: The folder of the Parquet tables; a string if it is a URL.
         weights_hash: A hash of the complete final state.
         metrics, rounds, trials: The rows of this trial in the three tables.
-        server: The final state of the server, a nested dict of CPU tensors.
-        clients: The final state of every client by its id, nested dicts of CPU tensors.
     """
 
     trial: str
-    folder: Path
+    folder: Path | str
     weights_hash: str
     metrics: pd.DataFrame
     rounds: pd.DataFrame
     trials: pd.DataFrame
-    server: dict[str, Any]
-    clients: dict[int, dict[str, Any]]
+    _state: SavedState | None = field(default=None, repr=False)
+
+    @cached_property
+    def server(self) -> dict[str, Any]:
+        """The final state of the server, a nested dict of CPU tensors, read from the last checkpoint at first use.
+
+        Raises:
+            UsageError: The state was not kept, or its checkpoint is gone.
+        """
+        return self._kept("server").server()
+
+    @property
+    def clients(self) -> Mapping[int, dict[str, Any]]:
+        """The final state of each client that took part, by its id, as a mapping of nested dicts of CPU tensors.
+
+        The mapping holds nothing: each access reads one client's state from the last checkpoint.
+
+        Raises:
+            UsageError: The state was not kept. An access raises it if the checkpoint is gone.
+        """
+        return self._kept("clients").clients
+
+    def _kept(self, name: str) -> SavedState:
+        if self._state is None:
+            how = "run with keep_state=True or checkpoint.every=1"
+            raise UsageError(f"Result.{name}: the final state was not kept; {how}")
+        return self._state
 
     def __repr__(self) -> str:  # the generated one would print every tensor
         shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in ("metrics", "rounds", "trials"))
@@ -66,6 +93,7 @@ def run(
     loss: Loss | None = None,
     num_classes: int | None = None,
     quiet: bool = True,
+    keep_state: bool = True,
     **overrides: Any,
 ) -> Result:
     """Run one simulation to its end and return its tables and final state.
@@ -77,12 +105,15 @@ def run(
         loss: (logits, y) -> scalar mean over the batch, in place of cross-entropy.
         num_classes: The number of classes of `clients`; by default one more than the largest label.
         quiet: Print neither a summary nor a progress line.
+        keep_state: Write the final state to a checkpoint, from which `Result.server` and `Result.clients` read. With
+            checkpoint.every above 0 it is written in any case.
         overrides: Top-level keys of the configuration, such as rounds=5.
 
     Raises:
         UsageError: The configuration cannot work; nothing was started.
         Diverged: A value became infinite or NaN. The tables hold what was measured before.
         HostLost: A Ray actor died.
+        StorageError: The results could not be written. What was written before is kept.
     """
     if not isinstance(config, Config):
         source = from_file(config) if isinstance(config, (str, Path)) else config or {}
@@ -94,19 +125,18 @@ def run(
     make_experiment_folder(config.results, config.experiment)
     if not quiet:
         print(run_summary(plan), file=sys.stderr, flush=True)
-    digest, state = launch(plan, _saved_checkpoint(plan, quiet), quiet=quiet)
-    tables = read(config.results, config.experiment)
+    plan = replace(plan, keep_state=keep_state)
+    digest = launch(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
+    home, tables = join(config.results, config.experiment), read(config.results, config.experiment)
     metrics, rounds, trials = (table[table.trial == plan.trial].reset_index(drop=True) for table in tables)
-    by_id = {plan.population.clients[place].id: client for place, client in state["clients"].items()}
     return Result(
         trial=plan.trial,
-        folder=Path(config.results) / config.experiment,
+        folder=home if is_url(home) else Path(home),
         weights_hash=digest,
         metrics=metrics,
         rounds=rounds,
         trials=trials,
-        server=state["server"],
-        clients=dict(sorted(by_id.items())),
+        _state=_final_state(plan),
     )
 
 
@@ -141,10 +171,26 @@ def _read_config(*sources: Mapping[str, Any], has_clients: bool) -> Config:
     return config
 
 
-def _saved_checkpoint(plan: Plan, quiet: bool) -> bytes | None:
+def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:
+    """Return what `resume=true` continues from: nothing, or the newest checkpoint that is whole."""
     if not plan.config.resume:
-        return None
-    saved = Recorder(plan.config.results, plan.config.experiment).saved(plan.trial)
+        return ()
+    recorder = Recorder(plan.config.results, plan.config.experiment)
+    saved: Saved = recorder.saved(plan.trial)
+    if saved:
+        check = plan.configuration_hash, plan.blueprint, plan.population
+        saved, notes = verified(saved, recorder, plan.trial, *check)
+        for note in notes:
+            print(f"rayfed: {note}", file=sys.stderr, flush=True)
     if not quiet:
         print(f"{'resume':>10}  {resume_message(plan, saved)}", file=sys.stderr, flush=True)
     return saved
+
+
+def _final_state(plan: Plan) -> SavedState | None:
+    if not (plan.keep_state or plan.config.checkpoint.every):
+        return None
+    recorder = Recorder(plan.config.results, plan.config.experiment)
+    content = next((saved["content"] for saved in recorder.saved(plan.trial) if "content" in saved), None)
+    indices = {client.id: ClientIndex(index) for index, client in enumerate(plan.population.clients)}
+    return None if content is None else SavedState(recorder, plan.trial, content, indices)

@@ -1,8 +1,9 @@
-"""One thread per process, and which tests share a process when pytest-xdist runs several (`make test`)."""
+"""One thread per process, which tests share a process when pytest-xdist runs several (`make test`), and Ray's end."""
 
 import ast
 import functools
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with the tests that start Ray, which take longest, and end with the small groups of the contract."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (group_of(item.nodeid) != "ray", "test_contract.py" in item.nodeid))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Stop Ray after the last of the tests that share it (`helpers.ray_session`)."""
+    ray = sys.modules.get("ray")
+    if ray is not None and group_of(item.nodeid) != "ray" and ray.is_initialized():
+        ray.shutdown()
 
 
 def group_of(nodeid: str) -> str:

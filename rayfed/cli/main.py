@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import rayfed
 from rayfed.cli.interrupts import command
-from rayfed.core.errors import BadHook, Diverged, HostLost, UsageError
+from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
 
 COMMANDS = {
     "run": "run one simulation",
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[0].startswith("-"):
             _refuse_unknown(_program(), _program().parse_known_args(arguments)[1] or arguments)
         return _execute(arguments[0], arguments[1:])
-    except (UsageError, Diverged, HostLost, BadHook) as error:
+    except (UsageError, Diverged, HostLost, BadHook, StorageError) as error:
         print(f"rayfed: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
 

@@ -24,9 +24,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    result = run(Config.read(*read_values(options.values)), quiet=False)
+    config = Config.read(*read_values(options.values))
+    result = run(config, quiet=False, keep_state=False)
     try:
-        print(render(result.folder.parent, result.folder.name))
+        print(render(config.results, config.experiment))
     except UsageError as error:  # the run is done, but nothing was scored that a table could show
         print(f"no table: {error}")
     print(f"weights {result.weights_hash}")

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 from rayfed.api import sweep
@@ -16,6 +17,7 @@ from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import read_space
 from rayfed.results.read import read
 from rayfed.results.report import plot, render
+from rayfed.results.storage import open_storage
 
 _DESCRIPTION = """\
 Run every configuration of a search space with every seed, as many trials at once as fit, and print a table of the
@@ -75,9 +77,12 @@ def _results(config: Config) -> str:
     tables = read(config.results, config.experiment)
     if not (tables.trials["status"] == "done").any():
         return text
-    picture = Path(config.results) / config.experiment / "curves.png"
+    home = open_storage(config.results).child(config.experiment)
     try:
-        plot(tables, picture)
-    except UsageError as error:
+        with tempfile.TemporaryDirectory() as folder:
+            picture = Path(folder) / "curves.png"
+            plot(tables, picture)
+            home.write(picture.name, picture.read_bytes())
+    except (UsageError, OSError) as error:
         return f"{text}\nno plot: {error}"
-    return f"{text}\nPlot: {picture}"
+    return f"{text}\nPlot: {home.location}/curves.png"

@@ -23,3 +23,7 @@ class StatesLost(RuntimeError):
 
 class BadHook(RuntimeError):
     """A hook of an algorithm violates the interface. The message names the class and the hook."""
+
+
+class StorageError(RuntimeError):
+    """Results could not be written or read, for example because the disk is full. Everything saved before is kept."""

@@ -76,8 +76,9 @@ EVENTS = (
     "trial lost",
     "trial hanging",
     "trial restarted",
+    "checkpoint damaged",
 )
-"""What may happen to the processes of a trial."""
+"""What may happen to the processes of a trial and to its checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rayfed.core.errors import HostLost, UsageError
 from rayfed.core.records import Event
 from rayfed.distributed.capacity import cluster_is_running, known_nodes, this_machine
-from rayfed.distributed.placement import Outcome, bundles, check_fits, run_reserved
+from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.placement import Outcome, bundles, check_fits, make_pool, run_reserved
 from rayfed.distributed.processes import Process, cause_of_death, kill_process
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.user_modules import register_user_modules
+from rayfed.engine.checkpoint import Saved
 from rayfed.experiments.config import Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import interrupted
@@ -111,10 +113,10 @@ def _keep_raylet_messages_in_the_log() -> None:
 class _ServerActor:
     """The server of one trial outside a sweep."""
 
-    def run(self, plan: Plan, actor: Any, group: PlacementGroup, saved: bytes | None) -> Outcome:
+    def run(self, plan: Plan, actor: Any, pool: HostPool | None, saved: Saved) -> Outcome:
         sink = RemoteRecorder(actor)
         with sink.signs_of_life(plan.trial):
-            return run_reserved(plan, sink, group, saved)
+            return run_reserved(plan, sink, pool, saved)
 
 
 class _ServerProcess:
@@ -122,6 +124,10 @@ class _ServerProcess:
 
     def __init__(self, plan: Plan, recorder: DriversRecorder, group: PlacementGroup, say: Callable[[str], None]):
         self._plan, self._recorder, self._group, self._say = plan, recorder, group, say
+        self._pool = make_pool(plan.config.placement, group, keep=True)
+        if self._pool is not None:
+            for position in range(plan.config.placement.least_hosts):
+                self._pool.actor(position)  # starts while the server does
         self._restarts, self._started, self._looked = plan.config.faults.restarts, 0.0, 0.0
         self._process: Process | None = None
         self._dead: set[Process] = set()
@@ -130,14 +136,14 @@ class _ServerProcess:
         self._call: Any = None
         self.outcome: Outcome | None = None
 
-    def start(self, saved: bytes | None) -> None:
+    def start(self, saved: Saved) -> None:
         place = self._plan.config.placement
         # without resources of its own, it shares the first host's bundle, and thus its node
         there = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
         options = {"num_cpus": place.server_cpus, "num_gpus": place.server_gpus, "scheduling_strategy": there}
         actor_class: Any = ray.remote(_ServerActor)
         self._actor = actor_class.options(**options).remote()
-        self._call = self._actor.run.remote(self._plan, self._recorder.actor, self._group, saved)
+        self._call = self._actor.run.remote(self._plan, self._recorder.actor, self._pool, saved)
         self._started, self._process = time.monotonic(), None
         self._saved = saved
 
@@ -202,12 +208,12 @@ class _ServerProcess:
         self.start(self._recorder.saved(trial) if begun else self._saved)
 
 
-def run_on_ray(plan: Plan, saved: bytes | None, watch: Watch, say: Callable[[str], None]) -> Outcome:
+def run_on_ray(plan: Plan, saved: Saved, watch: Watch, say: Callable[[str], None]) -> Outcome:
     """Run a plan with its hosts and its server as Ray actors, in a session that `connect` has opened.
 
     Args:
         plan: The trial.
-        saved: The checkpoint to continue from.
+        saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
         watch: Called once while the trial runs.
         say: Called with a line when a process died and is started again.
 

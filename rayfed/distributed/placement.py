@@ -5,7 +5,7 @@ Ray is imported only for hosts above 0.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +14,7 @@ from rayfed.core.memory import memory_bytes
 from rayfed.core.records import Record
 from rayfed.core.status_line import StatusLine
 from rayfed.distributed.capacity import Bundle, fits, known_nodes
+from rayfed.engine.checkpoint import Saved
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import Fleet, LocalFleet
 from rayfed.experiments.config import Placement
@@ -25,8 +26,10 @@ from rayfed.results.recorder import Progress, Recorder
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-Outcome = tuple[str, dict[str, Any]]
-"""What `run_trial` returns: the hash of the final state, and the final state."""
+    from rayfed.distributed.host_pool import HostPool
+
+Outcome = str
+"""What `run_trial` returns: the hash of the final state."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,16 @@ class Resources:
     Attributes:
         device: The device of the server, and of the clients if they train in this process.
         gpus: GPUs that the process has reserved; below 1 it keeps to that share of the GPU's memory.
-        group: The placement group whose bundles the hosts use; None without hosts.
+        pool: The processes of the hosts; None without hosts.
     """
 
     device: torch.device
     gpus: float = 0.0
-    group: "PlacementGroup | None" = None
+    pool: "HostPool | None" = None
 
 
 def make_fleet(plan: Plan, resources: Resources) -> Fleet:
-    """Return the hosts of `plan`: one in this process, or Ray actors in the bundles of `resources.group`."""
+    """Return the hosts of `plan`: one in this process, or those of `resources.pool`."""
     place = plan.config.placement
     if not place.hosts:
         memory = plan.config.state.memory
@@ -55,23 +58,23 @@ def make_fleet(plan: Plan, resources: Resources) -> Fleet:
         )
     from rayfed.distributed.ray_fleet import RayFleet
 
-    assert resources.group is not None, "hosts run in the bundles of a placement group"
+    assert resources.pool is not None, "hosts run in the processes of a pool"
     return RayFleet(
         plan.blueprint,
         plan.population,
         place,
         device=resources.device,
-        group=resources.group,
-        first_bundle=1 if bundles(place)[0] else 0,  # an empty server bundle is not part of the group
-        hosts=place.hosts,
+        pool=resources.pool,
+        hosts=place.least_hosts,
+        grow=place.grows,
         restarts=plan.config.faults.restarts,
         patience=plan.config.faults.patience,
         start_seconds=plan.config.faults.start_seconds,
     )
 
 
-def launch(plan: Plan, saved: bytes | None, *, quiet: bool) -> Outcome:
-    """Run `plan`, from the checkpoint `saved` if there is one, and show its progress unless `quiet`.
+def launch(plan: Plan, saved: Saved, *, quiet: bool) -> Outcome:
+    """Run `plan`, from the checkpoints `saved` if there are any, and show its progress unless `quiet`.
 
     Raises:
         UsageError: The cluster that was joined lacks the resources.
@@ -94,7 +97,7 @@ def launch(plan: Plan, saved: bytes | None, *, quiet: bool) -> Outcome:
     return cluster.run_on_ray(plan, saved, watch, (lambda line: None) if quiet else note)
 
 
-def _run_in_process(plan: Plan, saved: bytes | None, quiet: bool) -> Outcome:
+def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> Outcome:
     gpus = plan.config.placement.gpus
     recorder = Recorder(plan.config.results, plan.config.experiment)
     with StatusLine() as status:
@@ -106,26 +109,34 @@ def _run_in_process(plan: Plan, saved: bytes | None, quiet: bool) -> Outcome:
         return run_here(plan, recorder, Resources(device_for(gpus), gpus), saved, report)
 
 
-def run_reserved(plan: Plan, sink: Sink, group: "PlacementGroup | None", saved: bytes | None) -> Outcome:
+def make_pool(placement: Placement, group: "PlacementGroup | None", *, keep: bool) -> "HostPool | None":
+    """Return the processes of the hosts, in the bundles of `group`; None without hosts."""
+    if not placement.hosts:
+        return None
+    from rayfed.distributed.host_pool import HostPool
+
+    first = 1 if bundles(placement)[0] else 0  # an empty server bundle is not part of the group
+    return HostPool(cpus=placement.cpus, gpus=placement.gpus, group=group, first_bundle=first, keep=keep)
+
+
+def run_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) -> Outcome:
     """Run `plan` in a server actor, which holds the first of its `bundles`."""
-    return run_here(plan, sink, reserved(plan, group), saved, lambda record: None)
+    return run_here(plan, sink, reserved(plan, pool), saved, lambda record: None)
 
 
-def steps_reserved(plan: Plan, sink: Sink, group: "PlacementGroup | None", saved: bytes | None) -> TrialRun:
+def steps_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) -> TrialRun:
     """Return `plan` as a trial to step through, in a trial of Ray Tune, which holds the first of its `bundles`."""
-    resources = reserved(plan, group)
+    resources = reserved(plan, pool)
     return TrialRun(plan, sink, lambda: make_fleet(plan, resources), resources.device, saved=saved)
 
 
-def reserved(plan: Plan, group: "PlacementGroup | None") -> Resources:
+def reserved(plan: Plan, pool: "HostPool | None") -> Resources:
     """Return the resources of a process that holds the first of a plan's `bundles`."""
     gpus = bundles(plan.config.placement)[0].get("GPU", 0.0)
-    return Resources(device_for(gpus), gpus, group)
+    return Resources(device_for(gpus), gpus, pool)
 
 
-def run_here(
-    plan: Plan, sink: Sink, resources: Resources, saved: bytes | None, report: Callable[[Record], None]
-) -> Outcome:
+def run_here(plan: Plan, sink: Sink, resources: Resources, saved: Saved, report: Callable[[Record], None]) -> Outcome:
     """Run `plan` with its server in this process and its hosts where `make_fleet` puts them; see `run_trial`."""
     return run_trial(plan, sink, lambda: make_fleet(plan, resources), resources.device, saved=saved, report=report)
 
@@ -138,7 +149,7 @@ def bundles(placement: Placement) -> list[Bundle]:
     if not placement.hosts:
         return [_bundle(placement.cpus, max(placement.gpus, placement.server_gpus))]
     server = _bundle(placement.server_cpus, placement.server_gpus)
-    return [server, *(_bundle(placement.cpus, placement.gpus) for _ in range(placement.hosts))]
+    return [server, *(_bundle(placement.cpus, placement.gpus) for _ in range(placement.least_hosts))]
 
 
 def _bundle(cpus: float, gpus: float) -> Bundle:
@@ -150,11 +161,18 @@ def check_run(placement: Placement) -> None:
     if not placement.hosts:
         device_for(placement.gpus)
     else:
-        check_sweep([placement])
+        _check_placed([placement])
 
 
 def check_sweep(placements: Iterable[Placement]) -> None:
     """Raise UsageError if some trial cannot be placed here. A running cluster is asked when it is joined."""
+    placements = list(placements)
+    if any(placement.grows for placement in placements):
+        raise UsageError("placement.hosts=auto: is for single runs; in a sweep, give each trial a number of hosts")
+    _check_placed(placements)
+
+
+def _check_placed(placements: Iterable[Placement]) -> None:
     if (nodes := known_nodes()) is not None:
         for placement in placements:
             check_fits(placement, nodes)
@@ -181,7 +199,7 @@ def _shortage(placement: Placement, needed: Sequence[Bundle], nodes: Sequence[Bu
     total = {name: sum(bundle.get(name, 0.0) for bundle in needed) for name in ("CPU", "GPU")}
     server = f" and a server of {amounts(needed[0])}" if needed[0] else ""
     return (
-        f"placement.hosts={placement.hosts}: {placement.hosts} hosts of {amounts(needed[-1])}{server} need "
+        f"placement.hosts={placement.hosts}: {placement.least_hosts} hosts of {amounts(needed[-1])}{server} need "
         f"{amounts(total)} in all, {but}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
         f"placement.autoscale=true if nodes can still start"
     )

@@ -14,15 +14,15 @@ from typing import Any
 
 import ray
 import torch
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rayfed.algorithm import State
 from rayfed.core.errors import HostLost, StatesLost
 from rayfed.core.ids import ClientIndex
 from rayfed.core.records import Event
 from rayfed.data.population import Population
-from rayfed.distributed.ray_host import RayHost, unpacked_sum
+from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.processes import cause_of_death, kill_process
+from rayfed.distributed.ray_host import unpacked_sum
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.exact_sum import ExactSum
@@ -119,7 +119,8 @@ class RayFleet:
     """Actors among which the clients of each exchange are dealt by predicted cost; see `rayfed.engine.schedule`.
 
     Args:
-        group: The placement group that holds the trial's bundles; host h uses bundle `first_bundle` + h.
+        pool: The processes.
+        hosts: How many hosts to begin with.
         grow: Whether to start further hosts when the cluster has free resources for them.
         restarts: How many hosts that died or hang are replaced.
         patience: The seconds without a result after which a host counts as hanging; see `Schedule`.
@@ -136,8 +137,7 @@ class RayFleet:
         placement: Any,
         *,
         device: torch.device,
-        group: PlacementGroup | None,
-        first_bundle: int,
+        pool: HostPool,
         hosts: int,
         grow: bool = False,
         restarts: int = 0,
@@ -146,9 +146,10 @@ class RayFleet:
     ):
         self.device, self.events = device, list[Event]()
         self._blueprint, self._population, self._placement = blueprint, population, placement
-        self._group, self._first_bundle, self._grow = group, first_bundle, grow
+        self._pool, self._grow = pool, grow
         self._restarts, self._patience, self._start_seconds = restarts, patience, start_seconds
-        share = min(placement.gpus, 1.0) if placement.gpus else 1 / hosts  # of the memory of the GPU, or the machine
+        on_machine = max(1, int((os.cpu_count() or 1) / placement.cpus)) if grow and placement.cpus else hosts
+        share = min(placement.gpus, 1.0) if placement.gpus else 1 / on_machine  # of the memory of GPU or machine
         self._arguments = (ray.put(blueprint), ray.put(sendable(population)), placement.gpus, share)
         self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
         self._states = RayStates(device)
@@ -162,6 +163,7 @@ class RayFleet:
         self._handles: list[_Handle] = [self._start(position) for position in range(hosts)]
         try:
             self._wait_for_first(hosts)
+            self._look_for_nodes(now=True)
         except BaseException:
             self.close()
             raise
@@ -298,9 +300,8 @@ class RayFleet:
             self._states.commit({client: ray.put(pack(state)) if state else None}, self._number)
 
     def close(self) -> None:
-        for handle in self._handles:
-            ray.kill(handle.actor)
         self._handles = []
+        self._pool.release()
 
     # Dealing work to hosts
 
@@ -356,7 +357,7 @@ class RayFleet:
                         result = ray.get(reference)
                     except ray.exceptions.RayError as error:
                         _raise_unless_lost(error)
-                        self._drop(self._handles[chunk.host], "host lost", _first_line(error), schedule, calls)
+                        self._drop(self._handles[chunk.host], "host lost", cause_of_death(error), schedule, calls)
                         continue
                     if schedule.done(chunk, time.monotonic()):
                         yield chunk, result, others
@@ -385,7 +386,7 @@ class RayFleet:
             self._drop(handle, "host hanging", "gave no result in time", schedule, calls)
         for handle in starting.values():
             if handle.ready is not None and now - handle.began > self._start_seconds:
-                ray.kill(handle.actor)
+                self._pool.drop(handle.position)
                 handle.ready = None
                 self._note("host lost", f"host {handle.position} did not start within {self._start_seconds:g} s")
         return [reference for reference in done if reference in calls]
@@ -396,7 +397,7 @@ class RayFleet:
         try:
             ray.get(reference)
         except _LOST_HOST as error:
-            self._drop(handle, "host lost", _first_line(error), schedule, calls)
+            self._drop(handle, "host lost", cause_of_death(error), schedule, calls)
         except ray.exceptions.RayError:
             pass  # it was cancelled, or its error is that of an exchange that has failed already
         if handle.live and not handle.late:
@@ -405,17 +406,8 @@ class RayFleet:
     # Hosts that start, die and hang
 
     def _start(self, position: int, *, later: bool = False) -> _Handle:
-        made: Any = ray.remote(RayHost)
-        options: dict[str, Any] = {"num_cpus": self._placement.cpus, "num_gpus": self._placement.gpus}
-        if self._group is not None and position < self._bundles():
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=self._first_bundle + position
-            )
-        actor = made.options(**options).remote(*self._arguments)
-        return _Handle(position, actor, actor.ready.remote(), time.monotonic(), later)
-
-    def _bundles(self) -> int:
-        return 0 if self._group is None else len(self._group.bundle_specs) - self._first_bundle
+        actor = self._pool.actor(position)
+        return _Handle(position, actor, actor.take_up.remote(*self._arguments), time.monotonic(), later)
 
     def _wait_for_first(self, hosts: int) -> None:
         """Wait until all hosts are ready; some may be missing after the time limit, but not all."""
@@ -439,7 +431,8 @@ class RayFleet:
             raise error.cause from error  # it refuses the plan, as any other would
         except ray.exceptions.RayError as error:
             handle.ready = None
-            self._replace(handle, "host lost", f"host {handle.position} died while it started: {_first_line(error)}")
+            self._pool.drop(handle.position)
+            self._replace(handle, "host lost", f"host {handle.position} died while it started: {cause_of_death(error)}")
             return False
         handle.process, handle.ready = (pid, node), None
         if handle.later:
@@ -454,10 +447,11 @@ class RayFleet:
         now = time.monotonic()
         lost = schedule.lost(handle.position)
         redone = sum(len(chunk.clients) for chunk in lost)
-        seconds = max((now - (chunk.started or now) for chunk in lost), default=0.0)
+        seconds = max((chunk.elapsed(now) for chunk in lost), default=0.0)
         for reference in [reference for reference, (chunk, *_) in calls.items() if chunk.host == handle.position]:
             del calls[reference]
-        self._kill(handle)
+        self._pool.drop(handle.position)
+        kill_process(handle.process)  # it may be stopped, and then it does not react to Ray
         handle.process, handle.late = None, ()
         self._rates.forget(handle.position)
         self._replace(handle, event, f"host {handle.position}: {detail}", redone=redone, seconds=seconds)
@@ -468,15 +462,6 @@ class RayFleet:
             self._restarts -= 1
             self._handles[handle.position] = self._start(handle.position, later=True)
 
-    def _kill(self, handle: _Handle) -> None:
-        """End a host's process. It may be stopped, and then answers no request, so it is killed on its machine."""
-        ray.kill(handle.actor)
-        assert handle.process is not None
-        pid, node = handle.process
-        if any(known["NodeID"] == node and known["Alive"] for known in ray.nodes()):
-            there = NodeAffinitySchedulingStrategy(node, soft=False)
-            ray.remote(_kill_process).options(num_cpus=0, scheduling_strategy=there).remote(pid)
-
     def _note(self, event: str, detail: str, *, redone: int = 0, seconds: float = 0.0) -> None:
         self.events.append(Event(event=event, detail=detail, redone=redone, seconds=seconds))
 
@@ -484,12 +469,11 @@ class RayFleet:
         lost = [event.detail for event in self.events if event.event in ("host lost", "host hanging")]
         return f" ({lost[-1]})" if lost else ""
 
-    def _look_for_nodes(self) -> None:
-        """Start hosts where the cluster has grown; they take part as soon as they are ready."""
-        now = time.monotonic()
-        if not self._grow or now - self._looked < _GROW_SECONDS:
+    def _look_for_nodes(self, *, now: bool = False) -> None:
+        """Start hosts where the cluster has room; they take part as soon as they are ready."""
+        if not self._grow or (not now and time.monotonic() - self._looked < _GROW_SECONDS):
             return
-        self._looked = now
+        self._looked = time.monotonic()
         place, free = self._placement, ray.available_resources()
         needs = {name: amount for name, amount in (("CPU", place.cpus), ("GPU", place.gpus)) if amount}
         new = min((int(free.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items()), default=0)
@@ -513,11 +497,3 @@ def sendable(population: Population) -> Population:
     take more than a quarter of the memory: then each machine must have the files."""
     several = len([node for node in ray.nodes() if node["Alive"]]) > 1
     return population.read() if several and fits(population.examples(), room_for(None, "cpu")) else population
-
-
-def _kill_process(pid: int) -> None:
-    os.kill(pid, 9)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,19 +1,17 @@
 """A host as a Ray actor: unpacks what arrives, packs what leaves."""
 
 import dataclasses
-import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ray
 import torch
 
 from rayfed.algorithm import State
-from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.core.trees import nbytes
 from rayfed.data.population import Population
+from rayfed.distributed.processes import Process, this_process
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for
 from rayfed.engine.exact_sum import ExactSum
@@ -26,30 +24,37 @@ _CACHED_SHARE = 0.125  # of the memory of a GPU, for the states of clients
 
 
 class RayHost:
-    """A `Host` in its own process.
+    """A `Host` in its own process, which is started without a simulation and takes up one after the other.
 
     States and replies that are needed one client at a time are return values of their own, so that the caller owns
     them: they outlive this process, and Ray moves and spills them. On a GPU, the states of clients that ran here last
     are kept as well, by client and version, so that they need not be copied to the device again.
     """
 
-    def __init__(self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0):
-        self.device, self._refused = device_for(gpus), None
+    host: Host
+
+    def take_up(self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0) -> Process:
+        """Become a host of a simulation in place of the one before, and return the process.
+
+        Args:
+            blueprint: The simulation.
+            population: All clients.
+            gpus: The GPUs that the process has reserved.
+            share: The share of the device's memory that the host may use.
+
+        Raises:
+            UsageError: The population's files are not on this machine.
+        """
+        for name in ("host", "_sent", "_states"):
+            self.__dict__.pop(name, None)  # the memory of the simulation before
+        self.device = device_for(gpus)
         self._sent: tuple[int, Any] = (-1, None)  # the last payload for all clients, and its number
         room = 0.0
         if self.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.device)[1] * share * _CACHED_SHARE
         self._states = StateCache(room)
-        try:
-            self.host = Host.of(blueprint, population, self.device, share=share)
-        except UsageError as error:  # raised later: from an actor that is being made it would arrive as its death
-            self._refused = error
-
-    def ready(self) -> tuple[int, str]:
-        """Return the number of the process and the node that it is on, when the host is ready."""
-        if self._refused is not None:
-            raise self._refused
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+        self.host = Host.of(blueprint, population, self.device, share=share)
+        return this_process()
 
     def exchange(
         self,

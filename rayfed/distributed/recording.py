@@ -20,7 +20,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayfed.core.errors import HostLost
 from rayfed.core.records import Event, Record
 from rayfed.distributed.processes import cause_of_death, this_process
+from rayfed.engine.checkpoint import Saved
+from rayfed.results.checkpoints import Part
 from rayfed.results.recorder import NotBegun, Progress, Recorder, Sign
+from rayfed.results.storage import is_url
 
 _GONE = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError)
 _RETRY_SECONDS = 0.2
@@ -60,12 +63,30 @@ class RemoteRecorder:
     def event(self, trial: str, event: Event) -> None:
         self._call("event", trial, event)
 
-    def checkpoint(self, trial: str, content: bytes) -> None:
+    def begin_checkpoint(self, trial: str, base: int | None) -> int:
         self.settle()
-        self._call("checkpoint", trial, content)
+        number: int = self._call("begin_checkpoint", trial, base)
+        if self._unsaved:  # a checkpoint begins when all records are on disk
+            self._on_disk, self._unsaved = self._unsaved[-1].round, []
+        return number
 
-    def saved(self, trial: str) -> bytes | None:
-        content: bytes | None = self._call("saved", trial)
+    def append_to_checkpoint(self, trial: str, block: bytes) -> None:
+        self._call("append_to_checkpoint", trial, block)
+
+    def commit_checkpoint(
+        self, trial: str, header: Mapping[str, Any], server: Part, clients: Mapping[str, Part], size: int
+    ) -> None:
+        self._call("commit_checkpoint", trial, header, server, clients, size)
+
+    def discard_checkpoint(self, trial: str) -> None:
+        self._call("discard_checkpoint", trial)
+
+    def saved(self, trial: str) -> Saved:
+        checkpoints: Saved = self._call("saved", trial)
+        return checkpoints
+
+    def saved_bytes(self, trial: str, segment: int, offset: int, length: int) -> bytes:
+        content: bytes = self._call("saved_bytes", trial, segment, offset, length)
         return content
 
     def end(self, trial: str, values: Mapping[str, Any]) -> None:
@@ -102,7 +123,7 @@ class RemoteRecorder:
                 done, self._sent = ray.wait(self._sent, num_returns=len(self._sent), timeout=0)
             else:
                 done, self._sent = self._sent, []
-            for on_disk in ray.get(done):
+            for on_disk in _results(done):
                 self._on_disk = on_disk
         except (NotBegun, *_GONE):
             self._begin_again()
@@ -133,7 +154,7 @@ class DriversRecorder:
     It keeps what the recorder knows, for the next one, and kills a recorder that hangs.
 
     Args:
-        folder, experiment: Where the recorder writes, on this machine.
+        folder, experiment: Where the recorder writes: on this machine, or in an object store.
         restarts: How often the recorder is started again.
         patience: The seconds without an answer after which it counts as hanging.
         say: Called with a line when it was started again.
@@ -143,7 +164,9 @@ class DriversRecorder:
         this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "scheduling_strategy": this_node, "max_restarts": restarts}
         actor_class: Any = ray.remote(Recorder)
-        self.actor = actor_class.options(**options).remote(str(Path(folder).resolve()), experiment)
+        self.actor = actor_class.options(**options).remote(
+            folder if is_url(folder) else str(Path(folder).resolve()), experiment
+        )
         self._patience, self._say = patience, say
         self._lock = threading.RLock()
         self._known: list[Progress] = []
@@ -160,9 +183,9 @@ class DriversRecorder:
         signs: list[Sign] = self._call("signs")
         return signs
 
-    def saved(self, trial: str) -> bytes | None:
-        content: bytes | None = self._call("saved", trial)
-        return content
+    def saved(self, trial: str) -> Saved:
+        checkpoints: Saved = self._call("saved", trial)
+        return checkpoints
 
     def event(self, trial: str, event: Event) -> None:
         self._call("event", trial, event)
@@ -207,11 +230,19 @@ def _retried(actor: Any, method: str, *arguments: Any, **keywords: Any) -> Any:
     """Call a method of the recorder, again while it is being started again."""
     while True:
         try:
-            return ray.get(getattr(actor, method).remote(*arguments, **keywords))
+            return _results(getattr(actor, method).remote(*arguments, **keywords))
         except ray.exceptions.ActorUnavailableError:
             time.sleep(_RETRY_SECONDS)
         except ray.exceptions.ActorDiedError as error:
             raise HostLost(f"the recorder died, and faults.restarts allows no other: {_first_line(error)}") from error
+
+
+def _results(calls: Any) -> Any:
+    """Return what calls returned; an exception that the recorder raised is raised as it is."""
+    try:
+        return ray.get(calls)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,10 +14,11 @@ import torch
 from ray import tune
 
 from rayfed.data.population import Population
-from rayfed.distributed.placement import bundles, steps_reserved
+from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.placement import bundles, make_pool, steps_reserved
 from rayfed.distributed.recording import RemoteRecorder
 from rayfed.distributed.user_modules import install, register_user_modules
-from rayfed.experiments.config import Config
+from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Plan, make_plan
 from rayfed.experiments.sweep import Job
 from rayfed.experiments.trial import TrialRun
@@ -53,6 +54,7 @@ class SweepTrial(tune.Trainable):
         self._data: tuple[str, Population] | None = None
         self._defaults = torch.get_default_dtype(), torch.get_num_threads()
         self._run: TrialRun | None = None
+        self._pool: tuple[Any, HostPool] | None = None
         self._plan: Plan | None = None
         self._last: dict[str, Any] = {"round": 0}
         self._context = contextlib.ExitStack()
@@ -79,6 +81,8 @@ class SweepTrial(tune.Trainable):
 
     def cleanup(self) -> None:
         self._leave()
+        if self._pool is not None:
+            self._pool[1].close()
 
     def _scored_round(self) -> bool:
         """Run rounds until one was scored; return whether the trial has ended."""
@@ -90,8 +94,8 @@ class SweepTrial(tune.Trainable):
             self._context.enter_context(self._sink.signs_of_life(self._job["trial"]))
             self._plan = self._planned(config)
             register_user_modules()  # the hosts are sent the plan from here
-            saved = self._sink.saved(self._plan.trial) if begun or config.resume else None
-            self._run = steps_reserved(self._plan, self._sink, ray.util.get_current_placement_group(), saved)
+            saved = self._sink.saved(self._plan.trial) if begun or config.resume else ()
+            self._run = steps_reserved(self._plan, self._sink, self._pool_for(config.placement), saved)
         assert self._plan is not None
         point, rounds = self._plan.evaluation.points[0], self._plan.config.rounds
         while not self._run.done:
@@ -105,6 +109,18 @@ class SweepTrial(tune.Trainable):
                 break
         self._sink.settle()  # before the scheduler stops the trial, and the driver records that
         return self._run.done
+
+    def _pool_for(self, placement: Placement) -> HostPool | None:
+        """Return processes for the hosts; those of the trial before, if it reserved the same."""
+        group = ray.util.get_current_placement_group()
+        first = next(iter(bundles(placement)))
+        key = (placement.cpus, placement.gpus, placement.least_hosts, bool(first), group)
+        if self._pool is not None and self._pool[0] != key:
+            self._pool[1].close()
+            self._pool = None
+        if self._pool is None and (made := make_pool(placement, group, keep=True)) is not None:
+            self._pool = key, made
+        return None if self._pool is None else self._pool[1]
 
     def _planned(self, config: Config) -> Plan:
         """Return the plan of a trial; the data of the trial before are used again if they are the same."""

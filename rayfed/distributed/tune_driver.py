@@ -34,6 +34,8 @@ from rayfed.experiments.progress import many_trials, note, span, watch_trials
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import Job, SweepPlan
 from rayfed.experiments.user_code import module_sources, named_objects
+from rayfed.results.folder import join
+from rayfed.results.storage import is_url
 
 _LOOK_SECONDS = 1.0  # between looks at whether the trials' processes are alive
 _BUFFERED_SECONDS = 0.5  # during which results of short rounds are collected, if no scheduler waits for each
@@ -112,7 +114,8 @@ def _tuner(plan: SweepPlan, recorder: DriversRecorder, callbacks: list[tune.Call
     os.environ["TUNE_RESULT_BUFFER_MIN_TIME_S"] = "0" if scheduler else str(_BUFFERED_SECONDS)
     objects = {name: thing for config in plan.configs for name, thing in named_objects(config).items()}
     sources = without_caches(module_sources(objects))
-    storage = (Path(plan.results) / plan.experiment).resolve()
+    home = join(plan.results, plan.experiment)
+    storage = home if is_url(home) else Path(home).resolve()
     trainable = tune.with_parameters(SweepTrial, actor=recorder.actor, sources=sources)
     return tune.Tuner(
         trainable,

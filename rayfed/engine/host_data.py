@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from rayfed.algorithm import Algorithm, Context
 from rayfed.core.records import Score
 from rayfed.core.task import Task
+from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.population import Examples, Population
 from rayfed.engine.device_data import Normalise, Part
 from rayfed.engine.metric_collection import CollectedRepresentations, DueMetrics, Gradients, domain_gradients
@@ -36,6 +37,9 @@ class HostData:
     What is on the device is a cache: the parts of a client are made when the client is first run here, and those that
     have not been used for the longest time go when the inputs would take more than `room` bytes. A client or test set
     that does not fit even alone is read batch by batch. None of this changes a result.
+
+    Raises:
+        UsageError: A file of the population is not on this machine, or differs.
     """
 
     def __init__(self, algorithm: Algorithm, task: Task, population: Population, *, seed: int, room: float = math.inf):
@@ -43,6 +47,9 @@ class HostData:
         self._normalise = Normalise(population, task.device, channels_last=task.channels_last)
         self._room, self._used = room, 0
         self._cached: OrderedDict[tuple[str, int], tuple[dict[str, Part], int]] = OrderedDict()
+        files = {id(part.x.file): part.x for part in population.examples() if isinstance(part.x, LazyRows)}
+        for rows in files.values():  # so that a file that is not on this machine is noticed before the first round
+            rows[:1]
 
     def parts(self, client: int) -> dict[str, Part]:
         """Return the parts of a client's data by split."""
@@ -51,10 +58,6 @@ class HostData:
     def test(self, number: int) -> Part:
         """Return one of the server's test sets."""
         return self._make("test", number, {"test": self.population.tests[number].examples})["test"]
-
-    def examples(self, client: int) -> int:
-        """Return the number of a client's training examples."""
-        return len(self.population.clients[client].train)
 
     def _make(self, kind: str, number: int, examples: Mapping[str, Examples]) -> dict[str, Part]:
         if (cached := self._cached.get((kind, number))) is not None:

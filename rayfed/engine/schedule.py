@@ -54,6 +54,10 @@ class Chunk:
     copy: "Chunk | None" = None
     started: float | None = None
 
+    def elapsed(self, now: float) -> float:
+        """Return the seconds since the host began with it."""
+        return 0.0 if self.started is None else now - self.started
+
     @property
     def clients(self) -> list[ClientIndex]:
         """The clients of all units.
@@ -91,8 +95,7 @@ class Rates:
 
         A host that is new to this kind of work counts as one of mean speed.
         """
-        hosts = list(hosts)
-        known = {host: rate for host in hosts if (rate := self._rates.get((kind, host))) is not None}
+        known = {host: rate for (of, host), rate in self._rates.items() if of == kind}
         if not known:
             return None
         mean = sum(known.values()) / len(known)
@@ -198,9 +201,7 @@ class Schedule:
     def hanging(self, now: float) -> list[int]:
         """Return the hosts that have given no result for much longer than predicted."""
         return [
-            host
-            for host, chunks in self._flying.items()
-            if chunks and now - (chunks[0].started or now) > self._limit(chunks[0])
+            host for host, chunks in self._flying.items() if chunks and chunks[0].elapsed(now) > self._limit(chunks[0])
         ]
 
     def _limit(self, chunk: Chunk) -> float:
@@ -238,7 +239,7 @@ class Schedule:
         seconds = sum(chunk.cost * rate for chunk in flying)
         if now is not None and flying:
             first = flying[0].cost * rate
-            elapsed = now - (flying[0].started or now)
+            elapsed = flying[0].elapsed(now)
             # A chunk that is late is expected to take as long again as it took so far.
             seconds += (elapsed if elapsed > 2 * first else max(first - elapsed, 0.0)) - first
         return seconds + sum(unit.cost for unit in self._plans[host]) * rate
@@ -295,7 +296,7 @@ class Schedule:
             return None
         rate, chunks = self._rate(host), self._flying[host]
         first = chunks[0].cost * rate
-        elapsed = now - (chunks[0].started or now)
+        elapsed = chunks[0].elapsed(now)
         seconds = elapsed if elapsed > 2 * first + _LEAST_SECONDS else max(first - elapsed, 0.0)
         if place == 0 and elapsed <= 2 * first + _LEAST_SECONDS:
             return None  # it is on time

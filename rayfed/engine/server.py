@@ -78,21 +78,8 @@ class Server:
             yield record
 
     def sample(self, round: int) -> tuple[ClientIndex, ...]:
-        """Return the cohort of a round: `cohort` clients drawn uniformly without replacement, in ascending order.
-
-        With `sample_without_replacement` no client takes part twice in ⌊N / cohort⌋ rounds; the N mod cohort clients
-        that are left over sit out.
-        """
-        size, clients = self.blueprint.cohort, len(self.participants)
-        if size == clients:
-            return self.participants
-        if self.algorithm.sample_without_replacement:
-            cycle, turn = divmod(round - 1, clients // size)
-            order = generator(self.seed, "cohorts", cycle=cycle).permutation(clients)
-            chosen = order[turn * size : (turn + 1) * size]
-        else:
-            chosen = generator(self.seed, "cohort", round=round).choice(clients, size, replace=False)
-        return tuple(sorted(ClientIndex(i) for i in chosen.tolist()))
+        """Return the cohort of a round; see `sampled_cohort`."""
+        return sampled_cohort(self.blueprint, self.participants, round)
 
     def state_hash(self) -> str:
         """Return a hash of the server's state and of every client's, equal for bit-identical outcomes.
@@ -249,3 +236,21 @@ class Server:
         record.seconds["evaluate"] += seconds
         record.seconds["total"] += seconds
         return record
+
+
+def sampled_cohort(blueprint: Blueprint, participants: tuple[ClientIndex, ...], round: int) -> tuple[ClientIndex, ...]:
+    """Return the cohort of a round: `cohort` clients drawn uniformly without replacement, in ascending order.
+
+    With `sample_without_replacement` no client takes part twice in ⌊N / cohort⌋ rounds; the N mod cohort clients
+    that are left over sit out.
+    """
+    size, clients, seed = blueprint.cohort, len(participants), blueprint.seed
+    if size == clients:
+        return participants
+    if blueprint.algorithm.sample_without_replacement:
+        cycle, turn = divmod(round - 1, clients // size)
+        order = generator(seed, "cohorts", cycle=cycle).permutation(clients)
+        chosen = order[turn * size : (turn + 1) * size]
+    else:
+        chosen = generator(seed, "cohort", round=round).choice(clients, size, replace=False)
+    return tuple(sorted(ClientIndex(i) for i in chosen.tolist()))

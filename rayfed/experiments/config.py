@@ -67,7 +67,12 @@ class Placement:
     Placement changes no result, except that `vmap_clients` and `threads` change results by floating-point rounding.
     """
 
-    hosts: int = option(0, low=0, help="Ray actors that train the clients; 0: train in this process, without Ray")
+    hosts: int | str = option(
+        0,
+        low=0,
+        help="Ray actors that train the clients; 0: train in this process, without Ray; auto: as many as the cluster "
+        "has room for, also on nodes that join later",
+    )
     vmap_clients: int = option(
         1,
         low=1,
@@ -91,7 +96,19 @@ class Placement:
     @property
     def description(self) -> str:
         """Where the clients run, in words: "this process", "1 Ray host", "2 Ray hosts"."""
-        return f"{self.hosts} Ray host{'s' * (self.hosts > 1)}" if self.hosts else "this process"
+        if self.grows:
+            return "as many Ray hosts as fit"
+        return f"{self.hosts} Ray host{'s' * (self.hosts != 1)}" if self.hosts else "this process"
+
+    @property
+    def grows(self) -> bool:
+        """Whether there are as many hosts as the cluster has room for."""
+        return self.hosts == "auto"
+
+    @property
+    def least_hosts(self) -> int:
+        """The hosts that a trial needs to begin."""
+        return 1 if isinstance(self.hosts, str) else self.hosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +194,10 @@ class Config:
         "local_statistics: affine weights averaged, statistics kept; frozen: neither trained nor updated",
     )
     seed: int = option(0, low=0, help="seed for initialisation, client sampling and batch order")
-    results: str = option("results", help="folder of the Parquet tables")
+    results: str = option(
+        "results",
+        help="folder of the Parquet tables and checkpoints: a path, or a URL such as s3://bucket/folder or gs://bucket/folder",
+    )
     experiment: str = option("run", help="subfolder of results, for one sweep or for runs that belong together")
     resume: bool = option(
         False,
@@ -240,6 +260,10 @@ class Config:
             raise UsageError(f"cohort={cohort}: give an integer of at least 1, or a share above 0 and up to 1.0")
         if isinstance(self.unseen_clients, float) and self.unseen_clients >= 1:
             raise UsageError(f"unseen_clients={self.unseen_clients}: give an integer, or a share below 1.0")
+        if isinstance(self.placement.hosts, str) and not self.placement.grows:
+            raise UsageError(f"placement.hosts={self.placement.hosts}: give a number of hosts, or auto")
+        if self.placement.grows and not (self.placement.cpus or self.placement.gpus):
+            raise UsageError("placement.hosts=auto: give placement.cpus or placement.gpus, which say how many fit")
         for key in ("gpus", "server_gpus"):
             share = getattr(self.placement, key)
             slots = round(1 / share) if 0 < share < 1 else 0

@@ -13,10 +13,15 @@ def trial_name(config: Config, extra: str = "") -> str:
         config: The configuration. Where the trial runs and where its results go do not count.
         extra: Hashes of what was given in Python: clients, model and loss.
     """
+    digest = hashlib.blake2b((outcome_values(config) + extra).encode(), digest_size=4)
+    name = config.algorithm_name.rpartition(":")[2]
+    return f"{name}-seed{config.seed}-{digest.hexdigest()}"
+
+
+def outcome_values(config: Config) -> str:
+    """Return, as JSON, every value of the configuration that can change the outcome of a trial."""
     tree = config.tree()
     for key in ("results", "experiment", "resume", "checkpoint", "faults", "state"):
         tree.pop(key)
     tree["placement"] = {key: tree["placement"][key] for key in ("vmap_clients", "threads", "gpus")}
-    digest = hashlib.blake2b((json.dumps(tree, sort_keys=True, default=str) + extra).encode(), digest_size=4)
-    name = config.algorithm_name.rpartition(":")[2]
-    return f"{name}-seed{config.seed}-{digest.hexdigest()}"
+    return json.dumps(tree, sort_keys=True, default=str)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +21,12 @@ from rayfed.data.loading import load
 from rayfed.data.population import Client, Population, population_hash
 from rayfed.data.user_clients import user_population
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.checkpoint import configuration_hash
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.metric_checks import check_metrics
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.config import Config
-from rayfed.experiments.naming import trial_name
+from rayfed.experiments.naming import outcome_values, trial_name
 from rayfed.experiments.unseen_clients import with_unseen_clients
 from rayfed.experiments.user_code import (
     checked_code_hash,
@@ -39,6 +39,7 @@ from rayfed.experiments.user_code import (
 from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
 from rayfed.models.split_model import ensure_split
+from rayfed.results.storage import LocalStorage, open_storage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 ModelFactory = Callable[[], nn.Module]
@@ -53,6 +54,7 @@ class Plan:
         clients_hash: A hash of the contents of clients given in Python.
         model_label, loss_label: The names of a model and a loss given in Python, such as "own:Net-1a2b3c".
         code_hash: A hash of the user's own code in this trial, None without any; see `rayfed.experiments.user_code`.
+        keep_state: Whether a checkpoint of the final state is written also with checkpoint.every=0.
     """
 
     config: Config
@@ -64,6 +66,7 @@ class Plan:
     model_label: str | None = None
     loss_label: str | None = None
     code_hash: str | None = None
+    keep_state: bool = False
 
     @property
     def data_hash(self) -> str | None:
@@ -75,6 +78,12 @@ class Plan:
         """The cost of the model, without what a wrapping algorithm adds to it."""
         with torch_state_kept():
             return cost(self.blueprint.model, self.population.shape, _input_type(self.population))
+
+    @property
+    def configuration_hash(self) -> str:
+        """A hash of all that determines the outcome, which a checkpoint must share with the trial that resumes."""
+        hashes = (self.data_hash, self.model_label, self.loss_label, self.code_hash)
+        return configuration_hash(self.trial, outcome_values(self.config), *(value or "" for value in hashes))
 
     def values(self) -> dict[str, Any]:
         """Return the row of the trials table, as far as it is known before the start."""
@@ -117,9 +126,11 @@ def make_plan(
         UsageError: The simulation cannot work; the message names the key at fault.
     """
     augment = build_augment(config.augment.name or "none", config.augment.options)
-    for path in (Path(config.results), Path(config.results) / config.experiment):
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"results={config.results}: {path} is a file, not a folder")
+    results = open_storage(config.results)
+    if isinstance(results, LocalStorage):
+        for path in (results.path, results.path / config.experiment):
+            if path.exists() and not path.is_dir():
+                raise UsageError(f"results={config.results}: {path} is a file, not a folder")
     if model is None:
         check_model(config.model.name or "", config.model.options)
     contents = ""

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypedDict
 
 from rayfed.core.errors import UsageError
@@ -12,7 +11,8 @@ from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import counted, notes
 from rayfed.experiments.space import Space
-from rayfed.results.read import read
+from rayfed.results.storage import open_storage
+from rayfed.results.trials import read_trials
 
 MAX_NOTES = 8  # that are printed before a sweep
 
@@ -114,7 +114,5 @@ def _repeated(names: Sequence[str]) -> str:
 
 
 def _done_trials(config: Config) -> set[str]:
-    if not (Path(config.results) / config.experiment / "trials").exists():
-        return set()
-    trials = read(config.results, config.experiment).trials
-    return set(trials.loc[trials["status"] == "done", "trial"])
+    rows = read_trials(open_storage(config.results).child(config.experiment, "trials"))
+    return {row["trial"] for row in rows if row["status"] == "done"}

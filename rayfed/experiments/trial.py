@@ -1,7 +1,8 @@
 """Runs one planned trial to its end, wherever it is placed, and reports to a recorder."""
 
 import contextlib
-import io
+import importlib.metadata
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -10,34 +11,30 @@ from typing import Any, Protocol
 
 import torch
 
-from rayfed.core.errors import Diverged, HostLost, StatesLost, UsageError
+from rayfed.algorithm import State
+from rayfed.core.errors import Diverged, HostLost, StatesLost, StorageError, UsageError
 from rayfed.core.records import Event, Record
 from rayfed.core.rng import torch_state_kept
-from rayfed.engine import checkpoint
+from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, Saved, newest_round
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.serialization import state_hash
 from rayfed.engine.server import Server
 from rayfed.experiments.plan import Plan
 
 
-class Sink(Protocol):
+class Sink(CheckpointFiles, Protocol):
     """The part of a `Recorder` that a trial uses; the recorder may be in another process."""
 
     def begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None: ...
     def record(self, trial: str, record: Record) -> Any: ...
     def event(self, trial: str, event: Event) -> None: ...
-    def checkpoint(self, trial: str, content: bytes) -> None: ...
-    def saved(self, trial: str) -> bytes | None: ...
     def end(self, trial: str, values: Mapping[str, Any]) -> None: ...
 
 
-def resume_message(plan: Plan, saved: bytes | None) -> str:
-    """Return in a few words what `resume=true` does with the checkpoint `saved`."""
-    if saved is None:
+def resume_message(plan: Plan, saved: Saved) -> str:
+    """Return in a few words what `resume=true` does with the checkpoints `saved`."""
+    if not saved:
         return "nothing saved: starts at round 1"
-    try:
-        done = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)["round"]
-    except Exception:  # `checkpoint.load` reports what is wrong
+    if (done := newest_round(saved)) is None:
         return "the checkpoint cannot be read"
     return "already finished: nothing to do" if done >= _last_round(plan) else f"continues after round {done}"
 
@@ -53,12 +50,12 @@ class TrialRun:
         sink: The recorder.
         make_fleet: Makes the hosts. It is called once, and `close` closes the fleet.
         device: The device of the server.
-        saved: The checkpoint to continue from.
+        saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
 
     Attributes:
         begun: Whether the recorder knows the trial.
         done: Whether the trial has ended and is recorded as done.
-        outcome: The hash of the final state and the final state, once it is done.
+        outcome: The hash of the final state, once it is done.
     """
 
     def __init__(
@@ -68,18 +65,19 @@ class TrialRun:
         make_fleet: Callable[[], Fleet],
         device: str | torch.device,
         *,
-        saved: bytes | None = None,
+        saved: Saved = (),
     ):
         self.plan, self._sink, self._device, self._saved = plan, sink, device, saved
         self._make_fleet = make_fleet
         self._fleet: Fleet | None = None
         self._server: Server | None = None
+        self._checkpointer: Checkpointer | None = None
         self._rounds: Iterator[Record] = iter(())
         self.begun, self._restarts = False, plan.config.faults.restarts
         self._since: list[Record] = []  # of the rounds that a restart would repeat
         self._going_back: Event | None = None
         self._context = contextlib.ExitStack()
-        self.done, self.outcome = False, ("", dict[str, Any]())
+        self.done, self.outcome = False, ""
 
     def step(self) -> Record | None:
         """Run one round and return its record; None if the trial had no round left.
@@ -111,6 +109,11 @@ class TrialRun:
         """The last finished round."""
         return self._server.round if self._server is not None else 0
 
+    @property
+    def server_state(self) -> State:
+        """The server's present state; empty before the first step."""
+        return self._server.state if self._server is not None else {}
+
     def _step(self) -> Record | None:
         began, record = time.monotonic(), None
         while not self.done:
@@ -132,11 +135,13 @@ class TrialRun:
             self._fleet = self._make_fleet()
         plan = self.plan
         server = Server(plan.blueprint, plan.population, self._fleet, plan.evaluation, self._device)
-        if self._saved is not None:
-            checkpoint.load(server, io.BytesIO(self._saved), f"checkpoint of {plan.trial}")
+        self._checkpointer = make_checkpointer(plan, server, self._sink)
+        if self._saved:
+            for line in self._checkpointer.restore(self._saved):
+                print(f"rayfed: {line}", file=sys.stderr, flush=True)
         elif self.begun:
             self._fleet.load([])
-        keep_through_round = server.round if self._saved is not None else None
+        keep_through_round = server.round if self._saved else None
         self._sink.begin(plan.trial, plan.values(), plan.config.rounds, keep_through_round)
         if self._going_back is not None:
             detail = f"{self._going_back.detail}; continues after round {server.round}"
@@ -150,14 +155,19 @@ class TrialRun:
         self._since.append(record)
         every, round = self.plan.config.checkpoint.every, server.round
         if every and round and (round % every == 0 or round >= self.plan.config.rounds):
-            self._sink.checkpoint(self.plan.trial, checkpoint.dump(server))
-            self._since = []
+            self._save()
 
     def _finish(self, server: Server) -> None:
-        state = checkpoint.state(server)
-        self.outcome = state_hash(state), state
-        self._sink.end(self.plan.trial, {"status": "done", "weights_hash": self.outcome[0]})
+        if self.plan.keep_state and self._checkpointer is not None and self._checkpointer.round != server.round:
+            self._save()
+        self.outcome = server.state_hash()
+        self._sink.end(self.plan.trial, {"status": "done", "weights_hash": self.outcome})
         self.done = True
+
+    def _save(self) -> None:
+        assert self._checkpointer is not None, "a server has one"
+        self._checkpointer.save()
+        self._since = []
 
     def _go_back(self, error: StatesLost, seconds: float) -> None:
         """Return to the last checkpoint, or to the start; the next step goes on from there."""
@@ -188,7 +198,8 @@ class TrialRun:
         text = str(error).strip().splitlines() or [type(error).__name__]
         shown = text[0] if isinstance(error, Diverged) else f"{type(error).__name__}: {text[-1]}"
         trace = "".join(traceback.format_exception(error))
-        self._sink.end(plan.trial, {**plan.values(), "status": status, "error": shown, "traceback": trace})
+        with contextlib.suppress(StorageError):  # on a full disk, what filled it is what is raised
+            self._sink.end(plan.trial, {**plan.values(), "status": status, "error": shown, "traceback": trace})
 
 
 def run_trial(
@@ -197,12 +208,12 @@ def run_trial(
     make_fleet: Callable[[], Fleet],
     device: str | torch.device,
     *,
-    saved: bytes | None = None,
+    saved: Saved = (),
     report: Callable[[Record], None] = lambda record: None,
-) -> tuple[str, dict[str, Any]]:
-    """Run `plan` from the start or from a checkpoint; return (hash of the final state, final state).
+) -> str:
+    """Run `plan` from the start or from a checkpoint, and return a hash of the final state.
 
-    The final state is {"server": ..., "clients": ...}, with all tensors on the CPU.
+    The last round is saved if checkpoint.every is above 0 or `plan.keep_state` is true.
 
     Args:
         plan, sink, make_fleet, device, saved: See `TrialRun`.
@@ -219,6 +230,12 @@ def run_trial(
     finally:
         run.close()
     return run.outcome
+
+
+def make_checkpointer(plan: Plan, server: Server, sink: Sink) -> Checkpointer:
+    """Return the object that saves and restores the state of a trial."""
+    version = importlib.metadata.version("rayfed-sim")
+    return Checkpointer(server, sink, plan.trial, plan.configuration_hash, version)
 
 
 def _last_round(plan: Plan) -> int:

@@ -4,6 +4,7 @@ Neighbouring data sets differ by the addition or removal of one row; the number 
 torch's generators: anyone with the seed can remove it, and it is not hardened against floating-point attacks.
 """
 
+import functools
 import warnings
 
 import torch
@@ -33,6 +34,7 @@ def check_budget(epsilon: float, delta: float, steps: int) -> None:
         )
 
 
+@functools.cache  # a search of seconds, and a sweep asks for the same σ in every trial
 def noise_multiplier(epsilon: float, delta: float, *, rate: float, steps: int) -> float:
     """Return the smallest σ that makes `steps` steps on Poisson-sampled batches (ε, δ)-differentially private.
 
@@ -52,6 +54,7 @@ def noise_multiplier(epsilon: float, delta: float, *, rate: float, steps: int) -
     return sigma
 
 
+@functools.cache
 def epsilon_spent(sigma: float, delta: float, *, rate: float, steps: int) -> float:
     """Return the ε spent by `steps` steps with noise multiplier `sigma` and sampling rate `rate`."""
     if not steps:

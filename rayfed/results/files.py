@@ -1,12 +1,10 @@
 """Names that experiments and trials may have, and replacing a Parquet file in one step."""
 
-import os
-from pathlib import Path
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayfed.core.errors import UsageError
+from rayfed.results.storage import Storage
 
 
 def check_name(name: str, what: str) -> str:
@@ -22,15 +20,29 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-def replace_parquet(table: pa.Table, path: Path) -> None:
-    """Write `table` to `path`, which at every moment holds either the old rows or the new ones, and never a part.
+def replace_parquet(table: pa.Table, folder: Storage, name: str) -> None:
+    """Write `table` to a file, which at every moment holds either the old rows or the new ones, and never a part.
 
-    Only one process may write to a `path` at a time. A crash leaves a hidden file, which the next call overwrites.
+    Only one process may write to a file at a time. A crash leaves a hidden file, which the next call overwrites.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with open(unfinished, "wb") as file:
-        pq.write_table(table, file)
-        file.flush()
-        os.fsync(file.fileno())  # otherwise a power cut may leave the new name without content
-    os.replace(unfinished, path)
+    content = pa.BufferOutputStream()
+    pq.write_table(table, content)
+    folder.write(name, memoryview(content.getvalue()))
+
+
+def read_parquet(folder: Storage, name: str) -> pa.Table:
+    """Return the rows of a file, all of one version, also while another process replaces it.
+
+    Raises:
+        OSError: the file is missing or cannot be read.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            return pq.ParquetFile(pa.BufferReader(folder.read(name))).read()
+        except pa.ArrowInvalid:  # an object store told the size of the old version and sent the new one
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError
+
+
+_ATTEMPTS = 3

@@ -1,9 +1,9 @@
 """The folder of an experiment, which is made before anything starts."""
 
-import tempfile
-from pathlib import Path
+import uuid
 
 from rayfed.core.errors import UsageError
+from rayfed.results.storage import one_line, open_storage
 
 
 def make_experiment_folder(results: str, experiment: str) -> None:
@@ -11,14 +11,21 @@ def make_experiment_folder(results: str, experiment: str) -> None:
 
     The check writes a file, because permissions alone do not tell: root has all of them, and cannot write into /proc.
 
+    Args:
+        results: A path or URL; see `rayfed.results.storage.open_storage`.
+
     Raises:
-        UsageError: the folder cannot be made or written to.
+        UsageError: the folder cannot be made or written to, or the object store cannot be reached.
     """
-    home = Path(results) / experiment
+    home, name = open_storage(results).child(experiment), f".writable-{uuid.uuid4().hex}"
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=home):
-            pass
+        home.write(name, b"")
+        home.delete(name)
     except OSError as error:
-        words = f"{home} cannot be written ({error.strerror or error}); give a folder that you may write to"
-        raise UsageError(f"results={results}: {words}") from error
+        words = f"{home.location} cannot be written ({error.strerror or one_line(error)})"
+        raise UsageError(f"results={results}: {words}; give a folder that you may write to") from error
+
+
+def join(results: str, *names: str) -> str:
+    """Return the path or URL of a file or folder of results."""
+    return "/".join([results.rstrip("/"), *names])

@@ -1,29 +1,28 @@
 """Maps of representations in the plane: a Parquet file of coordinates, and a plot beside it."""
 
-from pathlib import Path
+import io
 
 import pandas as pd
 
 from rayfed.core.records import MapPoint, RepresentationMap
+from rayfed.results.storage import Storage
 
 
-def write_map(folder: Path, trial: str, round: int, map: RepresentationMap) -> Path:
-    """Write `<trial>-round<r>-<metric>-<point>-<split>-<layer>.parquet` and `.png` to `folder`; return the former path.
+def write_map(folder: Storage, trial: str, round: int, map: RepresentationMap) -> None:
+    """Write `<trial>-round<r>-<metric>-<point>-<split>-<layer>.parquet` and `.png` to `folder`.
 
     The columns are client (-1: a test set that belongs to no client), domain, label, x and y, with one row per example.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     name = map.name.rpartition(":")[2]
     layer = map.layer.replace(".", "_")
-    path = folder / f"{trial}-round{round}-{name}-{map.point}-{map.split}-{layer}.parquet"
+    file = f"{trial}-round{round}-{name}-{map.point}-{map.split}-{layer}"
     table = pd.DataFrame(map.points, columns=list(MapPoint._fields))
-    table.to_parquet(path, index=False)
-    draw_map(table, path.with_suffix(".png"), f"{trial}, round {round}: {map.point} model, {map.split} data")
-    return path
+    folder.write(f"{file}.parquet", table.to_parquet(index=False))
+    folder.write(f"{file}.png", draw_map(table, f"{trial}, round {round}: {map.point} model, {map.split} data"))
 
 
-def draw_map(table: pd.DataFrame, path: Path, title: str) -> None:
-    """Plot the examples twice, coloured by domain and by class."""
+def draw_map(table: pd.DataFrame, title: str) -> bytes:
+    """Return a PNG of the examples, coloured by domain and by class."""
     from matplotlib.figure import Figure  # takes most of a second to import
 
     figure = Figure(figsize=(11, 5), layout="constrained")
@@ -38,4 +37,6 @@ def draw_map(table: pd.DataFrame, path: Path, title: str) -> None:
         if groups.ngroups <= 20:
             panel.legend(markerscale=2, fontsize="small")
     figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    png = io.BytesIO()
+    figure.savefig(png, dpi=120, format="png")
+    return png.getvalue()

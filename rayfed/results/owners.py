@@ -1,7 +1,8 @@
 """Who runs a trial: a file that its recorder keeps locked for as long as it lives.
 
 The system gives the lock back when a process dies, however it dies, so a trial whose status is `running` and whose
-owner's file is not locked was lost. Locks work between machines if their file system has working locks.
+owner's file is not locked was lost. Locks work between machines if their file system has working locks. Object stores
+have none, so there nobody knows whether an owner is alive.
 """
 
 import os
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from rayfed.results.storage import LocalStorage, Storage
+
 FOLDER = ".owners"
 
 
@@ -23,12 +26,15 @@ class Owner:
         name: What stands in the column `owner` of `trials`.
     """
 
-    def __init__(self, home: Path):
+    def __init__(self, home: Storage):
         started = time.strftime("%Y-%m-%dT%H:%M:%S")
         self.name = f"{socket.gethostname()} {os.getpid()} {started} {secrets.token_hex(4)}"
+        self._file: BinaryIO | None = None
+        if not isinstance(home, LocalStorage):
+            return
         self._path = _path(home, self.name)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO | None = self._path.open("a+b")
+        self._file = self._path.open("a+b")
         if not _try_lock(self._file.fileno()):
             raise OSError(f"{self._path}: cannot be locked")
 
@@ -44,8 +50,10 @@ class Owner:
             self.release()
 
 
-def is_alive(home: Path, owner: str) -> bool:
-    """Return whether the process that `owner` names still runs trials of the experiment in `home`."""
+def is_alive(home: Storage, owner: str) -> bool | None:
+    """Return whether the process that `owner` names still runs trials of the experiment in `home`; None: unknown."""
+    if not isinstance(home, LocalStorage):
+        return None
     path = _path(home, owner)
     try:
         with open(path, "r+b") as file:
@@ -65,8 +73,8 @@ def describe(owner: str) -> str:
     return f"process {pid} on {host} since {started.replace('T', ' ')}"
 
 
-def _path(home: Path, owner: str) -> Path:
-    return home / FOLDER / owner.rpartition(" ")[2]
+def _path(home: LocalStorage, owner: str) -> Path:
+    return home.path / FOLDER / owner.rpartition(" ")[2]
 
 
 _try_lock: Callable[[int], bool]

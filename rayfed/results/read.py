@@ -1,14 +1,18 @@
 """Reading the results of one experiment, or of all in a folder, also while trials still write."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
+import pyarrow as pa
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
+from rayfed.results.files import read_parquet
 from rayfed.results.metric_names import fill_higher_is_better
 from rayfed.results.owners import is_alive
+from rayfed.results.storage import Storage, is_url, one_line, open_storage, storage_errors
 from rayfed.results.tables import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.results.trials import trials_table
 
@@ -34,8 +38,9 @@ def read(folder: str | Path, experiment: str | None = None) -> Tables:
     Raises:
         UsageError: the folder has no results, or none of `experiment`.
     """
-    homes = _homes(folder, experiment)
-    frames = {name: [_read(home / name) for home in homes if _has_parquet(home / name)] for name in TABLES}
+    with storage_errors(str(folder)):
+        homes = _homes(folder, experiment)
+        frames = {name: _read_all(homes, name) for name in TABLES}
     metrics = frames["metrics"] or [METRICS_SCHEMA.empty_table().to_pandas()]
     metrics = [fill_higher_is_better(table.assign(unseen=table["unseen"].eq(True))) for table in metrics]
     rounds = frames["rounds"] or [ROUNDS_SCHEMA.empty_table().to_pandas()]
@@ -56,20 +61,20 @@ def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFra
     Raises:
         UsageError: the folder has no results, or none of `experiment`.
     """
-    homes = _homes(folder, experiment)
-    frames = [_read(home / "events") for home in homes if _has_parquet(home / "events")]
+    with storage_errors(str(folder)):
+        frames = _read_all(_homes(folder, experiment), "events")
     events = pd.concat(frames or [EVENTS_SCHEMA.empty_table().to_pandas()], ignore_index=True)
     return events.sort_values("time", ignore_index=True, kind="stable")
 
 
-def _homes(folder: str | Path, experiment: str | None) -> list[Path]:
-    homes = [Path(folder) / name for name in list_experiments(folder)]
-    if experiment is None:
-        return homes
-    if experiment not in {home.name for home in homes}:
-        near = suggestion(experiment, (home.name for home in homes))
-        raise UsageError(f"experiment={experiment}: no such experiment in {folder}; {near}")
-    return [Path(folder) / experiment]
+def _homes(folder: str | Path, experiment: str | None) -> list[Storage]:
+    names = list_experiments(folder)
+    if experiment is not None:
+        if experiment not in names:
+            near = suggestion(experiment, names)
+            raise UsageError(f"experiment={experiment}: no such experiment in {folder}; {near}")
+        names = [experiment]
+    return [open_storage(folder).child(name) for name in names]
 
 
 def list_experiments(folder: str | Path) -> list[str]:
@@ -78,27 +83,51 @@ def list_experiments(folder: str | Path) -> list[str]:
     Raises:
         UsageError: there are none.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
+    storage = open_storage(folder)
+    try:
+        found = storage.exists()
+        names = [name for name in storage.folders() if any(_files(storage.child(name), table) for table in TABLES)]
+        if not names and any(_files(storage, name) for name in TABLES):
+            parent, _, name = str(folder if is_url(folder) else Path(folder).resolve()).rstrip("/").rpartition("/")
+            raise UsageError(f"{folder}: this is a single experiment; give {parent} --experiment {name}")
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be read ({one_line(error)})") from error
+    if not found:
         raise UsageError(f"{folder}: no such folder of results")
-    names = sorted(home.name for home in folder.iterdir() if any(_has_parquet(home / name) for name in TABLES))
-    if not names and any(_has_parquet(folder / name) for name in TABLES):
-        home = folder.resolve()
-        raise UsageError(f"{folder}: this is a single experiment; give {home.parent} --experiment {home.name}")
     if not names:
         raise UsageError(f"{folder}: no results in it; give the folder that runs write to, as in results={folder}")
     return names
 
 
-def _read(table: Path) -> pd.DataFrame:
-    if table.name == "trials":
-        # pyarrow opens a path twice, for the columns and for the rows, and a trial may have added a column in between
-        with open(table / "trials.parquet", "rb") as file:
-            return _with_lost(pd.read_parquet(file), table.parent)
-    return pd.read_parquet(table, schema=_SCHEMAS[table.name])  # a trial of an older version may lack columns
+def _read_all(homes: Iterable[Storage], name: str) -> list[pd.DataFrame]:
+    """Return a table of each experiment that has files of it."""
+    return [table for home in homes if (table := _read(home, name)) is not None]
 
 
-def _with_lost(trials: pd.DataFrame, home: Path) -> pd.DataFrame:
+def _read(home: Storage, name: str) -> pd.DataFrame | None:
+    folder, files = home.child(name), _files(home, name)
+    if not files:
+        return None
+    tables = [read_parquet(folder, file) for file in files]
+    if name == "trials":
+        return _with_lost(tables[0].to_pandas(), home)
+    return pa.concat_tables([_with_schema(table, _SCHEMAS[name]) for table in tables]).to_pandas()
+
+
+def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return `table` with the columns of `schema`; a trial of an older version may lack some, which are null then."""
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _files(home: Storage, name: str) -> list[str]:
+    return sorted(file for file in home.child(name).files() if file.endswith(".parquet") and file[0] not in "._")
+
+
+def _with_lost(trials: pd.DataFrame, home: Storage) -> pd.DataFrame:
     """Return `trials` with the status `lost` for those that run according to the table, but have no owner."""
     if "owner" not in trials:
         return trials
@@ -107,7 +136,3 @@ def _with_lost(trials: pd.DataFrame, home: Path) -> pd.DataFrame:
     }
     lost = (trials["status"] == "running") & trials["owner"].map(alive).eq(False)
     return trials.assign(status=trials["status"].mask(lost, "lost")) if lost.any() else trials
-
-
-def _has_parquet(table: Path) -> bool:
-    return any(path.name[0] not in "._" for path in table.glob("*.parquet"))

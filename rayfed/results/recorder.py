@@ -10,13 +10,14 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rayfed.core.errors import UsageError
 from rayfed.core.records import Event, Record
+from rayfed.results.checkpoints import CheckpointStore, Part
 from rayfed.results.maps import write_map
 from rayfed.results.owners import Owner
+from rayfed.results.storage import open_storage, storage_errors
 from rayfed.results.trials import record_trial
 from rayfed.results.writer import TrialWriter
 
@@ -62,10 +63,18 @@ class Sign:
 
 
 class Recorder:
-    """Writes the results of trials to `<folder>/<experiment>/`."""
+    """Writes the results of trials to `<folder>/<experiment>/`.
+
+    Methods that write or read raise `StorageError` if the disk or the object store fails.
+
+    Args:
+        folder: A path or URL; see `rayfed.results.storage.open_storage`.
+    """
 
     def __init__(self, folder: str, experiment: str):
         self.folder, self.experiment = folder, experiment
+        self._home = open_storage(folder).child(experiment)
+        self._checkpoints: dict[str, CheckpointStore] = {}
         self._writers: dict[str, TrialWriter] = {}
         self._progress: dict[str, Progress] = {}
         self._began: dict[str, float] = {}
@@ -86,8 +95,12 @@ class Recorder:
         Raises:
             UsageError: another process is running the trial.
         """
+        with storage_errors(self._home.location):
+            self._begin(trial, values, rounds, keep_through_round)
+
+    def _begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
         if self._owner is None:
-            self._owner = Owner(Path(self.folder) / self.experiment)
+            self._owner = Owner(self._home)
         record_trial(
             self.folder,
             self.experiment,
@@ -98,7 +111,7 @@ class Recorder:
         again = before is not None and (before.status == "running" or before.lost > 0)
         name, seed = str(values["algorithm"]["name"]), int(values["seed"])
         if keep_through_round is None:  # a resume must not use the checkpoint of an earlier attempt
-            checkpoint_path(self.folder, self.experiment, trial).unlink(missing_ok=True)
+            self._checkpoints_of(trial).delete()
         writer = TrialWriter(
             self.folder,
             self.experiment,
@@ -135,10 +148,11 @@ class Recorder:
         writer = self._writer(trial)
         writer.add_scores(record.round, record.scores)
         writer.add_round(record)
-        writer.add_events(record.events)
-        writer.flush()
-        for map in record.maps:
-            write_map(Path(self.folder) / self.experiment / "maps", trial, record.round, map)
+        with storage_errors(self._home.location):
+            writer.add_events(record.events)
+            writer.flush()
+            for map in record.maps:
+                write_map(self._home.child("maps"), trial, record.round, map)
         progress = self._progress[trial]
         progress.round = record.round
         progress.clients += record.cohort
@@ -154,23 +168,57 @@ class Recorder:
     def event(self, trial: str, event: Event) -> None:
         """Record something that happened to the processes of a trial, whether or not it has begun."""
         if trial in self._writers:
-            self._writers[trial].add_events([event])
+            with storage_errors(self._home.location):
+                self._writers[trial].add_events([event])
         else:
             self._events.setdefault(trial, []).append(event)
 
-    def checkpoint(self, trial: str, content: bytes) -> None:
-        """Write a checkpoint to disk, after everything that was recorded before it."""
-        self._writer(trial).flush(force=True)
-        path = checkpoint_path(self.folder, self.experiment, trial)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        unfinished.write_bytes(content)
-        os.replace(unfinished, path)
+    def begin_checkpoint(self, trial: str, base: int | None) -> int:
+        """Begin a checkpoint, after everything that was recorded before is on disk, and return its number.
 
-    def saved(self, trial: str) -> bytes | None:
-        """Return the trial's last checkpoint, or None."""
-        path = checkpoint_path(self.folder, self.experiment, trial)
-        return path.read_bytes() if path.exists() else None
+        Args:
+            base: the number of the checkpoint whose parts stay valid unless they are written anew; None: all are.
+
+        Raises:
+            NotBegun: this recorder was started after the trial began.
+        """
+        with storage_errors(self._home.location):
+            self._writer(trial).flush(force=True)
+            return self._checkpoints_of(trial).begin(base)
+
+    def append_to_checkpoint(self, trial: str, block: bytes) -> None:
+        """Append a block of bytes to the checkpoint that was begun.
+
+        Raises:
+            NoCheckpoint: none was begun by this recorder.
+        """
+        with storage_errors(self._home.location):
+            self._checkpoints_of(trial).append(block)
+
+    def commit_checkpoint(
+        self, trial: str, header: Mapping[str, Any], server: Part, clients: Mapping[str, Part], size: int
+    ) -> None:
+        """Finish the checkpoint that was begun; see `CheckpointStore.commit`.
+
+        Raises:
+            NoCheckpoint: none was begun by this recorder.
+        """
+        with storage_errors(self._home.location):
+            self._checkpoints_of(trial).commit(header, server, clients, size)
+
+    def discard_checkpoint(self, trial: str) -> None:
+        """Remove the checkpoint that was begun, if there is one."""
+        self._checkpoints_of(trial).discard()
+
+    def saved(self, trial: str) -> list[dict[str, Any]]:
+        """Return the trial's checkpoints, newest first; see `CheckpointStore.saved`."""
+        with storage_errors(self._home.location):
+            return self._checkpoints_of(trial).saved()
+
+    def saved_bytes(self, trial: str, segment: int, offset: int, length: int) -> bytes:
+        """Return bytes of a segment of the trial's checkpoints; fewer than `length` if it was cut off."""
+        with storage_errors(self._home.location):
+            return self._checkpoints_of(trial).read(segment, offset, length)
 
     def end(self, trial: str, values: Mapping[str, Any], *, begun: bool = False) -> None:
         """End a trial; `values` has its status and other columns of `trials`.
@@ -183,8 +231,14 @@ class Recorder:
         """
         if begun:
             self._writer(trial)
-        if trial in self._writers:
-            self._writers.pop(trial).close()
+        with storage_errors(self._home.location):
+            try:
+                if trial in self._writers:
+                    self._writers.pop(trial).close()
+            finally:  # rows may be lost to a full disk, which the row of the trial should tell
+                self._end(trial, values)
+
+    def _end(self, trial: str, values: Mapping[str, Any]) -> None:
         self._signs.pop(trial, None)
         progress = self._progress.setdefault(trial, Progress(trial, 0))
         progress.status, progress.error = str(values["status"]), values.get("error")
@@ -192,7 +246,7 @@ class Recorder:
         if trial in self._began:
             measured = {"seconds": progress.seconds, "rounds_done": progress.round}
         if not measured:
-            self._owner = self._owner or Owner(Path(self.folder) / self.experiment)
+            self._owner = self._owner or Owner(self._home)
             measured = {"owner": self._owner.name}
         try:
             record_trial(self.folder, self.experiment, trial, {**measured, **values})
@@ -257,7 +311,7 @@ class Recorder:
             raise NotBegun(f"the recorder does not know {trial}")
         return self._writers[trial]
 
-
-def checkpoint_path(folder: str | Path, experiment: str, trial: str) -> Path:
-    """Return the path of a trial's checkpoint."""
-    return Path(folder) / experiment / "checkpoints" / f"{trial}.pt"
+    def _checkpoints_of(self, trial: str) -> CheckpointStore:
+        if trial not in self._checkpoints:
+            self._checkpoints[trial] = CheckpointStore(self._home, trial)
+        return self._checkpoints[trial]

@@ -11,9 +11,11 @@ import pandas as pd
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SERVER
 from rayfed.results.common_rounds import scored_clients_notes
+from rayfed.results.folder import join
 from rayfed.results.metric_names import is_fraction
 from rayfed.results.read import Tables, read
 from rayfed.results.row_filter import filter_rows
+from rayfed.results.storage import is_url
 from rayfed.results.summary import selection_criterion, summarise
 from rayfed.results.text_table import summary_table
 
@@ -182,6 +184,6 @@ def _failures(trials: pd.DataFrame) -> list[str]:
 
 def _parquet_location(folder: str | Path, tables: Tables) -> str:
     names = sorted(set(tables.trials["experiment"]) | set(tables.metrics["experiment"]))
-    home = Path(folder) / (names[0] if names else "EXPERIMENT")
-    path = f"{home.as_posix()}/metrics"
+    home = join(str(folder) if is_url(folder) else Path(folder).as_posix(), names[0] if names else "EXPERIMENT")
+    path = f"{home}/metrics"
     return f"Parquet: pandas.read_parquet({path!r}), and likewise rounds and trials"  # repr: a name may hold a quote

@@ -6,13 +6,12 @@ has just listed the folder therefore finds every file, and no row in two of them
 """
 
 import re
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from rayfed.results.files import replace_parquet
+from rayfed.results.files import read_parquet, replace_parquet
+from rayfed.results.storage import Storage
 
 SEGMENT_ROWS = 200_000
 
@@ -26,7 +25,7 @@ class Segments:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Storage,
         trial: str,
         schema: pa.Schema,
         *,
@@ -39,40 +38,38 @@ class Segments:
         self._index = 0
         self._current = schema.empty_table()
         self.last_round: int | None = None
-        for index, path in _existing(folder, trial):
+        for index, name in _existing(folder, trial):
             self._index = index
-            self._current = self._trimmed(path, schema, keep_through_round)
+            self._current = self._trimmed(name, schema, keep_through_round)
 
     def append(self, rows: pa.Table) -> None:
         """Write `rows` to disk; a crash leaves all of them or none."""
         full = self._current.num_rows >= self._segment_rows
         index = self._index + 1 if full else self._index
         table = rows if full else pa.concat_tables([self._current, rows])
-        replace_parquet(table, self._folder / f"{self._trial}-{index:04d}.parquet")
+        replace_parquet(table, self._folder, f"{self._trial}-{index:04d}.parquet")
         self._index, self._current = (
             index,
             table,
         )  # only now, so that the same rows can be given again after a full disk
 
-    def _trimmed(self, path: Path, schema: pa.Schema, keep_through_round: int | None) -> pa.Table:
+    def _trimmed(self, name: str, schema: pa.Schema, keep_through_round: int | None) -> pa.Table:
         # Trimming twice does no harm, so a crash between two files needs no special care.
-        table = pq.ParquetFile(path).read()
+        table = read_parquet(self._folder, name)
         table = pa.concat_tables([schema.empty_table(), table], promote_options="default")  # older: fewer columns
         if keep_through_round is None:
             kept = table.slice(0, 0)
         else:
             kept = table.filter(pc.less_equal(table["round"], keep_through_round))
         if kept.num_rows < table.num_rows:
-            replace_parquet(kept, path)
+            replace_parquet(kept, self._folder, name)
         if kept.num_rows:
             last = pc.max(kept["round"]).as_py()
             self.last_round = last if self.last_round is None else max(last, self.last_round)
         return kept
 
 
-def _existing(folder: Path, trial: str) -> list[tuple[int, Path]]:
-    if not folder.is_dir():
-        return []
+def _existing(folder: Storage, trial: str) -> list[tuple[int, str]]:
     name = re.compile(re.escape(trial) + r"-(\d{4,})\.parquet")
-    matches = ((name.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((int(match[1]), path) for match, path in matches if match)
+    matches = (name.fullmatch(file) for file in folder.files())
+    return sorted((int(match[1]), match[0]) for match in matches if match)

@@ -3,7 +3,8 @@
 Algorithms have different hyperparameters, so trials have different columns, and a reader of many Parquet files takes
 the columns of the first. The table is therefore a single file, which the trials replace in turn under a lock. While
 trials run, give `pandas.read_parquet` the folder `trials` and not the file in it: pyarrow opens a file's path twice,
-and may take the columns of one version and the rows of the next.
+and may take the columns of one version and the rows of the next. Object stores have no locks: there, two commands must
+not write to one experiment at the same time.
 """
 
 import datetime
@@ -12,18 +13,21 @@ import json
 import math
 import platform
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rayfed.core.errors import UsageError
-from rayfed.results.files import check_name, replace_parquet
+from rayfed.results.checkpoints import CheckpointStore
+from rayfed.results.files import check_name, read_parquet, replace_parquet
 from rayfed.results.owners import describe, is_alive
+from rayfed.results.storage import LocalStorage, Storage, open_storage
 
+TRIALS_FILE = "trials.parquet"
 STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted", "lost")
 """`stopped`: ended early by a sweep's scheduler; `interrupted`: ended by Ctrl-C; `lost`: its command died. Only readers
 know the latter, because the table still says `running`; see `rayfed.results.read`."""
@@ -88,20 +92,20 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
         new["algorithm"] = new["algorithm.name"]
     if new.get("error") is not None:
         new["error"] = " ".join(str(new["error"]).split())
-    path = Path(folder) / experiment / "trials" / "trials.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path.with_name(".trials.lock")):
-        rows = pq.ParquetFile(path).read().to_pylist() if path.exists() else []
+    home = open_storage(folder).child(experiment)
+    table = home.child("trials")
+    with _locked(table):
+        rows = read_trials(table)
         row = next((row for row in rows if row["trial"] == trial), None)
         if row is None:
             row = {"status": "running", "started": datetime.datetime.now(datetime.UTC), **versions()}
             rows.append(row)
-        _check_owner(path.parents[1], row, new)
+        _check_owner(home, row, new)
         row.update(new, trial=trial, experiment=experiment)
-        replace_parquet(trials_table(rows), path)
+        replace_parquet(trials_table(rows), table, TRIALS_FILE)
 
 
-def _check_owner(home: Path, row: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _check_owner(home: Storage, row: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     before, after = row.get("owner"), new.get("owner")
     if before and after and before != after and row["status"] == "running" and is_alive(home, before):
         raise UsageError(f"{row['trial']}: {describe(before)} is running it; wait, or end that process first")
@@ -109,14 +113,19 @@ def _check_owner(home: Path, row: Mapping[str, Any], new: Mapping[str, Any]) -> 
 
 def recorded_value(folder: str | Path, experiment: str, trial: str, column: str) -> Any:
     """Return a column of `trial`, or None if the trial is neither done nor has a checkpoint to resume from."""
-    home = Path(folder) / experiment
-    path = home / "trials" / "trials.parquet"
-    if not path.is_file():
-        return None
-    rows = pq.ParquetFile(path).read(use_threads=False).to_pylist()
-    row: dict[str, Any] = next((row for row in rows if row["trial"] == trial), {})
-    reusable = row.get("status") == "done" or (home / "checkpoints" / f"{trial}.pt").exists()
+    home = open_storage(folder).child(experiment)
+    row: dict[str, Any] = next((row for row in read_trials(home.child("trials")) if row["trial"] == trial), {})
+    reusable = row.get("status") == "done" or (bool(row) and CheckpointStore(home, trial).exists())
     return row.get(column) if reusable else None
+
+
+def read_trials(folder: Storage) -> list[dict[str, Any]]:
+    """Return the rows of the table `trials` in its folder; none if there is no table."""
+    try:
+        rows: list[dict[str, Any]] = read_parquet(folder, TRIALS_FILE).to_pylist()
+    except FileNotFoundError:
+        return []
+    return rows
 
 
 def versions() -> dict[str, str | None]:
@@ -187,13 +196,23 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lock `path` against other processes and threads; the system unlocks it when a process dies, also by kill -9."""
-    with open(path, "a+b") as file:
+def _locked(folder: Storage) -> Iterator[None]:
+    """Lock the table against other writers.
+
+    On a disk these are other processes and threads; the system unlocks the table when a process dies, also by kill -9.
+    Object stores have no locks, so there only one process may write the trials of an experiment.
+    """
+    if not isinstance(folder, LocalStorage):
+        with _THREADS:
+            yield
+        return
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with open(folder.path / ".trials.lock", "a+b") as file:
         _lock(file.fileno())
         yield  # closing the file unlocks it
 
 
+_THREADS = threading.Lock()
 _lock: Callable[[int], None]
 if sys.platform == "win32":
     import msvcrt

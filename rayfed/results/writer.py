@@ -9,6 +9,7 @@ from typing import Self
 from rayfed.core.records import Event, Record, Score
 from rayfed.results.files import check_name
 from rayfed.results.segments import SEGMENT_ROWS, Segments
+from rayfed.results.storage import open_storage
 from rayfed.results.tables import (
     EVENTS_SCHEMA,
     METRICS_SCHEMA,
@@ -57,13 +58,15 @@ class TrialWriter:
         segment_rows: int = SEGMENT_ROWS,
     ):
         self._id = TrialId(check_name(experiment, "experiment"), check_name(trial, "trial"), algorithm, seed)
-        home = Path(folder) / experiment
+        home = open_storage(folder).child(experiment)
         self._segments = {
-            name: Segments(home / name, trial, schema, keep_through_round=keep_through_round, segment_rows=segment_rows)
+            name: Segments(
+                home.child(name), trial, schema, keep_through_round=keep_through_round, segment_rows=segment_rows
+            )
             for name, schema in (("metrics", METRICS_SCHEMA), ("rounds", ROUNDS_SCHEMA))
         }
         keep = _ALL_ROUNDS if keep_events or keep_through_round is not None else None
-        self._events = Segments(home / "events", trial, EVENTS_SCHEMA, keep_through_round=keep)
+        self._events = Segments(home.child("events"), trial, EVENTS_SCHEMA, keep_through_round=keep)
         self.last_round = self.written_round = self._segments["rounds"].last_round
         self._scores: list[tuple[int, Score]] = []
         self._rounds: list[Record] = []

@@ -28,7 +28,7 @@ def small(**options):
 
 
 def weights_by_client(server):
-    return {i: state["weights"] for i, state in server.fleet.host.states.items()}
+    return {i: state["weights"] for i, state in server.fleet.states.items()}
 
 
 def test_divergence_is_zero_at_equal_logits_and_pulls_towards_them():
@@ -76,7 +76,7 @@ def test_two_steps_by_hand(model, momentum, width):
     for client in range(width):
         own = ctx.at(client=client)
         work = algorithm.start(own, algorithm.join(own), down)
-        jobs.append(Job(client, fleet.host.data.parts[client]["train"], work, own))
+        jobs.append(Job(client, fleet.host.data.parts(client)["train"], work, own))
     before = clone(down)
     done = train(algorithm, jobs, down, [Phase("train", steps=2)], seed=0, drop_last=True)
     assert equal(before["discriminator"], down["discriminator"])
@@ -352,7 +352,7 @@ def test_fixed_size_trains_without_then_with_a_new_discriminator_of_the_cohort()
     cohort = server.sample(1)
     d = server.state["discriminator"]
     assert d["2.bias"].shape == (2,)
-    states = server.fleet.host.states
+    states = server.fleet.states
     counts = {i: int(state["exchanges"]) for i, state in states.items() if "exchanges" in state}
     assert counts == dict.fromkeys(cohort, 2)
     assert records[0].bytes_up == {"representations": 4 * sum(SIZES[i] for i in cohort) * 8}  # in the first exchange
@@ -399,8 +399,8 @@ def test_optimizer_may_be_kept():
         simulate(blueprint(small(keep_optimizer=keep), population, optimizer=sgd), population)[0]
         for keep in (True, False)
     )
-    assert "optimizer" in kept.fleet.host.states[0]
-    assert "optimizer" not in fresh.fleet.host.states[0]
+    assert "optimizer" in kept.fleet.states[0]
+    assert "optimizer" not in fresh.fleet.states[0]
     assert not equal(weights_by_client(kept)[0], weights_by_client(fresh)[0])
 
 
@@ -458,7 +458,7 @@ def test_the_divergence_is_the_mean_over_the_last_discriminators():
         each = [divergence(Network(mlp([8, 16, 4]))(drawn[r - 1], z)[0]) for r in received]
         mean = algorithm.memory.divergence(now, work, weights, z)
         torch.testing.assert_close(mean, torch.stack(each).mean())
-        client, _ = algorithm.finish(now, work, client, down, type(ctx.data)(parts[0]["train"], None))
+        client, _ = algorithm.finish(now, work, client, down, type(ctx.data)(parts(0)["train"], None))
     now = ctx.at(round=9)  # a client that was absent for some rounds: its discriminators are too old
     work = algorithm.start(now, client, {"weights": {}, "discriminator": drawn[0]})
     assert work["in_use"].tolist() == [0, 0]
@@ -480,7 +480,7 @@ def test_earlier_discriminators_are_not_sent():
     people = blobs()
     one, many = (simulate(blueprint(small(discriminators=k), people, rounds=3), people) for k in (1, 3))
     assert [r.bytes_down for r in many[1]] == [r.bytes_down for r in one[1]]
-    assert many[0].fleet.host.states[0]["received_in"].tolist() == [3, 2]
+    assert many[0].fleet.states[0]["received_in"].tolist() == [3, 2]
     a, b = (weights_by_client(server)[0] for server in (one[0], many[0]))
     assert not equal(a, b)
 

@@ -5,7 +5,6 @@ Every entry of ALGORITHMS is tested with its defaults or those of `CASES`, and s
 """
 
 import dataclasses
-import io
 import re
 import sys
 from typing import Any
@@ -27,6 +26,7 @@ from helpers.algorithm_cases import (
     scored_points,
     server_of,
 )
+from helpers.checkpoints import CheckpointRecorder
 from helpers.comparison import facts
 from helpers.federations import blobs, blueprint
 from helpers.final_weights import assert_as_recorded
@@ -37,7 +37,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.trees import named_tensors
-from rayfed.engine import checkpoint
+from rayfed.engine.checkpoint import Checkpointer
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 from rayfed.experiments.config import build_algorithm
@@ -59,8 +59,11 @@ def assert_finite(server: Server) -> None:
 @EVERY
 def test_hooks_change_nothing_that_they_are_lent(case):
     algorithm = algorithm_of(case)
-    plan = plan_of(case, algorithm=intercepted(algorithm, pure))
-    server = server_of(plan, points=scored_points(case))
+    people = people_of(algorithm)
+    people = dataclasses.replace(people, clients=people.clients[:2])  # inputs are compared around every call
+    plan = blueprint(intercepted(algorithm, pure), people, **case.changes)
+    plan.check(people)
+    server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=tuple(scored_points(case))))
     kinds = {kind: set(vars(kind)) for kind in type(algorithm).__mro__}
     list(server.run())
     assert {kind: set(vars(kind)) for kind in kinds} == kinds  # nothing cached on the class, either
@@ -153,21 +156,23 @@ def test_any_width_gives_the_same_result(case):
         for cohort in ((2, 4) if case.sampled else (4,))
     ],
 )
-def test_checkpoints_resume_and_clients_that_are_not_asked_keep_their_state(case, cohort):
+def test_checkpoints_resume_and_clients_that_are_not_asked_keep_their_state(case, cohort, tmp_path):
     plan = plan_of(case, rounds=4, cohort=cohort)
     server = server_of(plan)
-    before = facts(server.fleet.states)
+    recorder = CheckpointRecorder(str(tmp_path), "e")
+    before = facts(dict(server.fleet.states))
     for record in server.run():
-        after = facts(server.fleet.states)
+        after = facts(dict(server.fleet.states))
         if record.stage == "round":
             idle = set(before) - set(server.sample(record.round))
             assert all(after[i] == before[i] for i in idle)
         if record.stage == "round" and record.round == 2:
-            half, saved = server.state_hash(), checkpoint.dump(server)
+            half = server.state_hash()
+            Checkpointer(server, recorder, "t", "configuration", "0").save()
         before = after
     assert_finite(server)
     resumed = server_of(plan)
-    checkpoint.load(resumed, io.BytesIO(saved), "saved")
+    Checkpointer(resumed, recorder, "t", "configuration", "0").restore(recorder.saved("t"))
     assert resumed.round == 2
     assert resumed.state_hash() == half != server.state_hash()
     list(resumed.run())

@@ -45,7 +45,7 @@ def stepwise(algorithm, population=None, **changes):
 
 
 def weights_by_client(server):
-    return {i: state["weights"] for i, state in server.fleet.host.states.items()}
+    return {i: state["weights"] for i, state in server.fleet.states.items()}
 
 
 def batch(seed=0, n=5):
@@ -98,7 +98,7 @@ def test_the_setup_leaves_the_weights_and_the_bases_state_as_they_were(base):
     assert next(rounds).stage == "setup"
     assert equal(server.state["weights"], before["weights"])
     assert not server.state["consensus"].eq(0).all()
-    for i, state in server.fleet.host.states.items():
+    for i, state in server.fleet.states.items():
         fresh = base.join(server.ctx.at(client=i))
         assert state.keys() == fresh.keys()
         assert torch.equal(state["weights"][CONSENSUS], server.state["consensus"])
@@ -114,7 +114,7 @@ def test_the_consensus_is_the_mean_by_examples_of_what_plain_training_saw():
     next(rounds)
     means = []
     for i in range(4):
-        part = server.fleet.host.data.parts[i]["train"]
+        part = server.fleet.host.data.parts(i)["train"]
         job = Job(i, part, {}, server.ctx.at(stage="setup", client=i))
         model, mean = net().train(), torch.zeros(8)
         sgd = torch.optim.SGD(model.parameters(), lr=LR)
@@ -321,7 +321,7 @@ def test_a_receive_leaves_the_bias_alone_and_unsampled_clients_keep_theirs():
         for i in range(4):
             assert torch.equal(after[i][BIAS], biases[i]) is (i not in cohort)
             biases[i] = after[i][BIAS].clone()
-            client, down = server.fleet.host.states[i], algorithm.broadcast(ctx, server.state)
+            client, down = server.fleet.states[i], algorithm.broadcast(ctx, server.state)
             assert torch.equal(algorithm.start(ctx, client, down)["weights"][BIAS], biases[i])
             model = algorithm.downloaded_model(ctx, client, down)
             assert torch.equal(model[BIAS], biases[i])

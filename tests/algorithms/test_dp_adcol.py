@@ -152,7 +152,7 @@ def test_uploads_are_not_protected_and_clients_train_as_in_adcol():
     people = blobs()
     ours, theirs = (simulate(blueprint(a, people, rounds=1), people)[0] for a in (small(), Adcol(hidden=[16])))
     for i in range(4):
-        mine, other = (s.fleet.host.states[i]["weights"]["body.0.weight"] for s in (ours, theirs))
+        mine, other = (s.fleet.states[i]["weights"]["body.0.weight"] for s in (ours, theirs))
         assert torch.equal(mine, other)
     assert not torch.equal(ours.state["discriminator"]["0.weight"], theirs.state["discriminator"]["0.weight"])
 
@@ -178,13 +178,13 @@ def test_uploads_are_normalised_and_noisy(guarantee):
     people, algorithm = blobs(), local(epsilon=2.0, guarantee=guarantee)
     server, _ = simulate(blueprint(algorithm, people, rounds=1), people)
     parts = server.fleet.host.data.parts
-    client = server.fleet.host.states[3]
+    client = server.fleet.states[3]
     ctx = server.ctx.at(client=3, examples=41, round=2)
     down = algorithm.broadcast(ctx, server.state)
     work = algorithm.start(ctx, client, down)
     torch.manual_seed(0)
     sent = [
-        algorithm.finish(ctx, work, client, down, type(ctx.data)(parts[3]["train"], None))[1]["representations"]
+        algorithm.finish(ctx, work, client, down, type(ctx.data)(parts(3)["train"], None))[1]["representations"]
         for _ in range(50)
     ]
     z = ctx.task.represent(work["weights"], torch.from_numpy(people.clients[3].train.x))[client["order"]]

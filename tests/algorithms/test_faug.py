@@ -66,7 +66,7 @@ def test_nothing_is_made_of_a_class_that_nobody_has_seeds_of():
     server = run(FAug(**SMALL | {"generated_examples": 30}), people, model)
     assert server.state["seed_classes"].tolist() == [True, True, True, False]
     for i in range(3):
-        made = server.fleet.host.states[i]["generated"]["y"].bincount(minlength=4)
+        made = server.fleet.states[i]["generated"]["y"].bincount(minlength=4)
         total = made + data(people, i)[1].bincount(minlength=4)
         assert made[3] == 0
         assert total[:3].max() - total[:3].min() <= 1
@@ -94,7 +94,7 @@ def test_a_round_by_hand(width):
     server = run(FAug(**SMALL), people, model, rounds=1, batch_size=10, drop_last=True, vmap_clients=width)
     locals_ = []
     for i in range(3):
-        made = server.fleet.host.states[i]["generated"]
+        made = server.fleet.states[i]["generated"]
         assert made["x"].shape == (7, 6)
         x, y = data(people, i)
         assert torch.equal(made["y"], balance_classes(y.bincount(minlength=3), 7, torch.ones(3, dtype=torch.bool)))
@@ -127,7 +127,7 @@ def test_what_is_made_is_of_its_class():
     )
     x, y = (torch.cat(parts) for parts in zip(*(data(people, i) for i in range(3)), strict=True))
     centres = torch.stack([x[y == c].mean(0) for c in range(3)])
-    made = server.fleet.host.states[0]["generated"]
+    made = server.fleet.states[0]["generated"]
     right, real = (
         (torch.cdist(inputs, centres).argmin(1) == classes).float().mean().item()
         for inputs, classes in ((made["x"], made["y"]), (x, y))

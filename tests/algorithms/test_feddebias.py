@@ -196,7 +196,7 @@ def test_the_moments_of_both_steps_are_kept_or_neither(keep):
     population = blobs()
     plan = blueprint(small(keep_optimizer=keep), population, optimizer=SGD(lr=0.05, momentum=0.9))
     server, _ = simulate(plan, population)
-    state, ctx = server.fleet.host.states[0], server.ctx.at(client=0)
+    state, ctx = server.fleet.states[0], server.ctx.at(client=0)
     work = plan.algorithm.start(ctx, state, plan.algorithm.broadcast(ctx.at(cohort=(0, 1, 2, 3)), server.state))
     for name in ("optimizer", "projector_optimizer"):
         assert (name in state) is keep
@@ -372,7 +372,7 @@ def test_each_round_brings_new_pseudo_data(width):
     )
     assert server.state["pseudo"].shape == one.state["pseudo"].shape == (6, 6)
     assert not torch.equal(server.state["pseudo"], one.state["pseudo"])
-    assert "pseudo" not in server.fleet.host.states[0]
+    assert "pseudo" not in server.fleet.states[0]
 
 
 @pytest.mark.parametrize("width", [1, 4])
@@ -387,7 +387,7 @@ def test_transfer_once(width):
     for record in records[1:]:
         assert set(record.bytes_up) == set(record.bytes_down) == {"weights", "projector"}
     for client in range(4):
-        assert torch.equal(server.fleet.host.states[client]["pseudo"], server.state["pseudo"])
+        assert torch.equal(server.fleet.states[client]["pseudo"], server.state["pseudo"])
 
 
 def test_pseudo_data_is_made_of_the_clients_images():

@@ -123,7 +123,7 @@ def test_no_client_data_leaves_with_mixtures():
         ("setup", 4 * 6 * 6 * 4),
         *[("round", None)] * 3,
     ]
-    assert torch.equal(once.fleet.host.states[0]["pseudo"], once.state["pseudo"])
+    assert torch.equal(once.fleet.states[0]["pseudo"], once.state["pseudo"])
     assert not torch.equal(server.state["pseudo"], once.state["pseudo"])
 
 

@@ -92,7 +92,7 @@ def test_means_are_of_disjoint_examples_and_of_their_labels():
     sent = 10 * (6 + 3) * 4
     assert (records[0].bytes_up, records[0].bytes_down) == ({"means": sent}, {"means": 3 * sent})
     assert set(records[1].bytes_up) == set(records[1].bytes_down) == {"weights"}
-    assert torch.equal(server.fleet.host.states[1]["means"]["x"], means["x"])
+    assert torch.equal(server.fleet.states[1]["means"]["x"], means["x"])
 
 
 def test_lambda_zero_is_fedavg():

@@ -305,7 +305,7 @@ def test_the_generator_moves_away_and_the_rtnet_stays_near():
 
 def test_clients_share_the_model_and_the_generator_but_not_the_rtnet_nor_statistics():
     server, records = run(small())
-    algorithm, ctx, states = server.algorithm, server.ctx, server.fleet.host.states
+    algorithm, ctx, states = server.algorithm, server.ctx, server.fleet.states
     statistics = {"body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"}
     assert set(server.state) == {"weights", "generator"}
     assert set(server.state["weights"]) == set(net().state_dict()) - statistics
@@ -351,7 +351,7 @@ def test_all_of_batch_norm_may_stay_with_the_client_and_the_generators_too():
     assert not any(name.startswith("body.1.") for name in server.state["weights"])
     local = {f"layers.{i}.{kind}" for i in (1, 4) for kind in weights_of(nn.BatchNorm1d(1))}
     assert set(server.state["generator"]) == set(Generator(LATENT, 8, 3).state_dict()) - local
-    states = server.fleet.host.states
+    states = server.fleet.states
     assert set(states[0]["generator"]) == local
     assert not equal(states[0]["generator"], states[1]["generator"])
     assert server.algorithm.downloaded_model(server.ctx, states[0], server.state).keys() == net().state_dict().keys()
@@ -372,12 +372,12 @@ def test_the_generator_starts_once_on_the_server_and_every_rtnet_with_its_client
 def test_the_three_optimisers_go_on_from_round_to_round_unless_told_otherwise():
     parts = {"optimizer", "optimizer_generator", "optimizer_rtnet"}
     server, _ = run(small(), optimizer=SGD(lr=LR, momentum=0.5))
-    assert parts <= set(server.fleet.host.states[0])
-    state = server.fleet.host.states[0]
+    assert parts <= set(server.fleet.states[0])
+    state = server.fleet.states[0]
     work = server.algorithm.start(server.ctx, state, server.state)
     assert all(work[part] is state[part] for part in parts)
     server, _ = run(small(keep_optimizer=False))
-    assert not parts & set(server.fleet.host.states[0])
+    assert not parts & set(server.fleet.states[0])
 
 
 def test_weights_of_the_mean():
@@ -388,9 +388,9 @@ def test_weights_of_the_mean():
 def test_what_is_switched_off_is_neither_kept_nor_sent():
     server, records = run(small(use_generator=False))
     assert set(server.state) == set(records[-1].bytes_up) == {"weights"}
-    assert "generator" not in server.fleet.host.states[0]
+    assert "generator" not in server.fleet.states[0]
     server, _ = run(small(use_rtnet=False, conditional=False))
-    assert "rtnet" not in server.fleet.host.states[0]
+    assert "rtnet" not in server.fleet.states[0]
     assert server.state["generator"]["layers.0.weight"].shape == (8, LATENT)
 
 
@@ -410,7 +410,7 @@ def test_several_clients_at_once_train_as_one_after_the_other(options):
     ends = []
     for width in (1, 3):
         server, _ = run(algorithm, vmap_clients=width, local=Phase("train", steps=2))
-        ends.append((server.state, server.fleet.host.states))
+        ends.append((server.state, server.fleet.states))
     (one, ones), (many, manies) = ends
     torch.testing.assert_close(one, many, atol=1e-3, rtol=1e-2)  # float32: BN and MMD amplify rounding
     for i in ones:
@@ -426,7 +426,7 @@ def test_several_clients_at_once_draw_different_noise():
 def test_a_model_without_batch_norm_has_no_local_part():
     server, _ = run(small(), model=net(batch_norm=False))
     assert set(server.state["weights"]) == set(net(batch_norm=False).state_dict())
-    assert server.fleet.host.states[0]["weights"] == {}
+    assert server.fleet.states[0]["weights"] == {}
     model = server.algorithm.global_model(server.ctx, server.state)
     assert equal(model, server.state["weights"])
 

@@ -89,7 +89,7 @@ def test_the_virtual_data_travels_once_and_stays():
     assert records[0].bytes_down == {"virtual": 3 * 40 * (6 * 4 + 8)}
     assert records[0].bytes_up == {}
     assert set(records[1].bytes_down) == {"weights"}
-    assert torch.equal(server.fleet.host.states[2]["virtual"]["x"], server.state["virtual"]["x"])
+    assert torch.equal(server.fleet.states[2]["virtual"]["x"], server.state["virtual"]["x"])
 
 
 @pytest.mark.parametrize("shape", [(3, 28, 28), (1, 15, 9), (6,), (2, 5)])

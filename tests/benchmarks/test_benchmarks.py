@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from helpers.federations import blobs, blueprint, simulate
 from helpers.mnist_files import write_mnist
+from helpers.ray_session import start_ray
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.data.population import Population
 
@@ -50,7 +52,7 @@ def test_the_bare_loop_does_the_work_of_rayfed():
     population = blobs(5)
     plan = blueprint(FedAvg(), population, rounds=2, batch_norm="aggregate")
     server, _ = simulate(plan, population)
-    with bare.BareLoop(plan, population, channels_last=False) as loop:
+    with bare.BareLoop(plan, population, processes=1, channels_last=False) as loop:
         before = bare.largest_difference(server.state["weights"], loop.state)
         assert loop.round() > 0
         loop.round()
@@ -65,13 +67,16 @@ def test_the_bare_loop_refuses_what_it_does_not_know():
         script("_bare").BareLoop(blueprint(FedAvg(), population, drop_last=False), population, channels_last=False)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_rounds_are_compared_and_ratios_printed(monkeypatch, capsys):
+    start_ray()
     monkeypatch.delenv("RAYFED_DATA", raising=False)
     script("many_clients").main(["--clients", "5", "--images", "20", "--rounds", "2"])
     out = capsys.readouterr().out
     assert "random images in place of MNIST" in out
-    assert "largest weight difference after 3 rounds" in out
+    difference = re.search(r"largest weight difference after 3 rounds\D*([\d.e+-]+)", out)  # of two processes
+    assert float(difference[1]) < 1e-5
     assert "5 clients of 20 images, 2 steps each; 2 rounds each" in out
     assert out.splitlines()[-1].startswith("rayfed, 2 hosts / bare loop")
 
@@ -139,6 +144,7 @@ def test_steps_are_timed_for_every_way(capsys):
     assert sum("× plain" in line for line in lines) == 4
 
 
+@pytest.mark.slow
 def test_a_later_start_finds_what_the_first_one_made(tmp_path, monkeypatch, capsys):
     images = np.random.default_rng(0).integers(0, 256, (3500, 28, 28), dtype=np.uint8)
     write_mnist(tmp_path, images[:3000], images[3000:])
@@ -149,16 +155,28 @@ def test_a_later_start_finds_what_the_first_one_made(tmp_path, monkeypatch, caps
     assert second.startswith("target ≤ 2 s:")
 
 
-def test_memory_is_watched_while_a_file_is_read(tmp_path, capsys):
+@pytest.mark.slow
+def test_memory_is_watched_while_a_file_is_read(tmp_path, monkeypatch, capsys):
+    bench = script("larger_than_memory")
+    results = {}
+    apart = bench.apart
+
+    def once(work, *rest):
+        """Of one run, both targets below are judged."""
+        if work not in results:
+            results[work] = apart(work, *rest)
+        return results[work]
+
+    monkeypatch.setattr(bench, "apart", once)
     arguments = ["--gigabytes", "0.02", "--hosts", "0", "--folder", str(tmp_path)]
-    assert script("larger_than_memory").main(arguments) == 0
+    assert bench.main(arguments) == 0
     made, run, *_, target = capsys.readouterr().out.splitlines()
     assert made.startswith("6,000 images, 0.1 GB, written in")
     assert run.startswith("hosts=0:")
     assert float(run.partition("private, all ")[2].split()[0]) > 0.1  # torch alone takes that
     assert target == "target ≤ 4 GB in any process: met"
     assert not list(tmp_path.iterdir())
-    assert script("larger_than_memory").main([*arguments, "--limit", "0.01"]) == 1
+    assert bench.main([*arguments, "--limit", "0.01"]) == 1
 
 
 def test_a_disk_without_room_is_not_filled(tmp_path, capsys):

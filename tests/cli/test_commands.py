@@ -108,11 +108,15 @@ class TestModules:
         )
         assert python("-c", code).returncode == 0
 
-    @pytest.mark.parametrize(("module", "given"), [("rayfed", ["sweep"]), ("rayfed.sweep", [])])
+    @pytest.mark.parametrize(("module", "given"), [("rayfed", "rnu"), ("rayfed.sweep", "adcool")])
     def test_doors_are_the_program(self, tmp_path, module, given):
-        done = python("-m", module, *given, "adcool", cwd=tmp_path)
+        words = {
+            "rnu": "no such command; did you mean run?",
+            "adcool": "no such file or packaged space; did you mean adcol?",
+        }
+        done = python("-m", module, given, cwd=tmp_path)
         assert done.returncode == 2
-        assert done.stderr == "rayfed: adcool: no such file or packaged space; did you mean adcol?\n"
+        assert done.stderr == f"rayfed: {given}: {words[given]}\n"
 
     @pytest.mark.parametrize("name", ["run", "report", "partition"])
     def test_former_commands_name_the_present_one(self, tmp_path, name):

@@ -161,21 +161,15 @@ class TestRun:
 
 
 class TestExitCodes:
-    """In processes of their own, as a shell sees them."""
-
-    def command(self, *arguments, cwd):
-        return subprocess.run(
-            [sys.executable, "-m", "rayfed", "run", *arguments], cwd=cwd, capture_output=True, text=True, check=False
-        )
-
-    def test_usage(self, here):
-        done = self.command("try.yaml", "local.lr=-1", cwd=here)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "rayfed: local.lr=-1.0: must be more than 0\n"
+    def test_usage(self, here, capsys):
+        assert main(["try.yaml", "local.lr=-1"]) == 2
+        assert capsys.readouterr() == ("", "rayfed: local.lr=-1.0: must be more than 0\n")
         assert not (here / "results").exists()
 
     def test_divergence(self, here):
-        done = self.command("try.yaml", "local.lr=1e30", "model.hidden=[]", cwd=here)
+        """In a process of its own, as a shell sees it."""
+        command = [sys.executable, "-m", "rayfed", "run", "try.yaml", "local.lr=1e30", "model.hidden=[]"]
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert re.fullmatch(r"rayfed: round \d, .*", done.stderr.splitlines()[-1])
         assert "Traceback" not in done.stderr

@@ -5,7 +5,6 @@ A trial takes seconds to start (a process, the import of torch), so one sweep se
 
 import contextlib
 import io
-import logging
 import os
 import subprocess
 import sys
@@ -14,11 +13,11 @@ from typing import NamedTuple
 
 import pandas as pd
 import pytest
-import ray
 import yaml
 
 import rayfed
 from helpers.commands import command
+from helpers.ray_session import start_ray
 from rayfed.experiments.sweep import MAX_NOTES, _shortened
 
 main = command("sweep")
@@ -67,10 +66,8 @@ def here(tmp_path_factory):
     (folder / "space.yaml").write_text(SPACE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        ray.shutdown()  # another file's session, if there is one
-        ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        start_ray()
         yield folder
-        ray.shutdown()
 
 
 class Ran(NamedTuple):
@@ -231,7 +228,7 @@ class TestRefused:
                 ["space.yaml", "search.scheduler=asha", "partition.validation=0"],
                 "search.scheduler=asha: needs valid",
             ),
-            (["space.yaml", "placement.hosts=3"], "placement.hosts=3: 3 hosts of 1 CPU and 0 GPU need 3 CPU"),
+            (["space.yaml", "placement.hosts=5"], "placement.hosts=5: 5 hosts of 1 CPU and 0 GPU need 5 CPU"),
         ],
     )
     def test_in_one_line(self, here, capsys, tmp_path, arguments, beginning):

@@ -16,8 +16,8 @@ import helpers
 from helpers.run_on_stand_in_device import FINE
 
 
-def outcomes(what: str) -> dict[str, str]:
-    command = [sys.executable, "-W", "ignore", "-m", "helpers.run_on_stand_in_device", what]
+def outcomes(*groups: str) -> dict[str, dict[str, str]]:
+    command = [sys.executable, "-W", "ignore", "-m", "helpers.run_on_stand_in_device", *groups]
     paths = [str(Path(helpers.__path__[0]).parent), *sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -25,23 +25,29 @@ def outcomes(what: str) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_what_forgets_the_device_is_caught():
-    found = outcomes("careless")
+@pytest.fixture(scope="module")
+def in_one_process() -> dict[str, dict[str, str]]:
+    return outcomes("careless", "models", "simulations", "algorithms")
+
+
+def test_what_forgets_the_device_is_caught(in_one_process):
+    found = in_one_process["careless"]
     assert found["is careful"] == FINE
     assert found["adds a tensor of the CPU"].startswith("WrongDevice: aten::mul: a tensor of the CPU (3,)")
     assert found["reads as numpy"].startswith("RuntimeError: .numpy() is not supported")
 
 
-@pytest.mark.parametrize(
-    ("what", "least"),
-    [
-        ("algorithms", 90),
-        pytest.param("algorithms, 3 at once", 80, marks=pytest.mark.slow),
-        ("models", 10),
-        ("simulations", 13),
-    ],
-)
-def test_all_run_there(what, least):
-    found = outcomes(what)
+def everything_is_fine(found, least):
     assert len(found) >= least
     assert {name: said for name, said in found.items() if said != FINE} == {}
+
+
+@pytest.mark.parametrize(("group", "least"), [("algorithms", 90), ("models", 10), ("simulations", 13)])
+def test_all_run_there(in_one_process, group, least):
+    everything_is_fine(in_one_process[group], least)
+
+
+@pytest.mark.slow
+def test_algorithms_that_train_three_clients_at_once_run_there():
+    group = "algorithms, 3 at once"
+    everything_is_fine(outcomes(group)[group], 80)

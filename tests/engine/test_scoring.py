@@ -41,7 +41,7 @@ def test_parts_share_batches_and_get_back_what_is_theirs(seen):
     host = hosted(blobs(4), model=net())
     task = host.ctx.task
     weights = task.initial_weights()
-    parts = [host.data.parts[i][split] for i in range(3) for split in ("val", "test")]  # 9 and 15 rows each
+    parts = [host.data.parts(i)[split] for i in range(3) for split in ("val", "test")]  # 9 and 15 rows each
     found = list(predictions(host.algorithm, host.ctx, weights, parts))
     assert [len(logits) for logits in found] == [9, 15] * 3
     assert seen == [5] * 14 + [2]
@@ -56,7 +56,7 @@ def test_parts_share_batches_and_get_back_what_is_theirs(seen):
 
 def test_values_of_a_users_own_loss_have_no_accuracy():
     host = hosted(quadratics((2.0, 1.0), (1.0, 4.0)), model=Point(), loss=quadratic, batch_size=1)
-    parts = [host.data.parts[i]["test"] for i in range(2)]
+    parts = [host.data.parts(i)["test"] for i in range(2)]
     model = {"w": torch.tensor([2.0])}
     assert score(host.algorithm, host.ctx, model, parts) == [[Value("loss", value, 1, False)] for value in (1.0, 2.0)]
     assert score(host.algorithm, host.ctx, model, []) == []
@@ -75,7 +75,7 @@ def test_clients_without_a_split_have_no_row():
 def test_the_batch_goes_by_the_size_of_an_input(shape, rows):
     people = blobs(1)
     host = hosted(people)
-    part = host.data.parts[0]["test"]
+    part = host.data.parts(0)["test"]
     part.x = torch.zeros((1, *shape))
     assert batch_size(part) == rows
 
@@ -91,7 +91,7 @@ def test_scores_are_the_same_bits_whoever_shares_a_host():
     weights = ctx.task.initial_weights()
     found = []
     for homes in ([range(7)], [[0, 2, 4, 6], [1, 3, 5]], [[i] for i in range(7)]):
-        hosts = [(Host(plan.algorithm, ctx, people, home, [], **how), home) for home in homes]
+        hosts = [(Host(plan.algorithm, ctx, people, **how), home) for home in homes]
         moment, splits = Moment("round", 1), ("train", "test")
         scored = [
             host.score_global(ScoreRequest(moment=moment, cohort=(), clients=tuple(home), splits=splits), weights)

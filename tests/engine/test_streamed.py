@@ -11,6 +11,7 @@ from torch import nn
 
 import rayfed
 from helpers.federations import blobs, blueprint, net, on_pictures, reshaped
+from helpers.ray_session import start_ray
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment.base import build_augment
@@ -168,10 +169,13 @@ def test_room(monkeypatch):
 def test_by_default_what_takes_more_than_a_quarter_of_the_memory_is_streamed(monkeypatch):
     people = on_disk(blobs(3))
     size = sum(part.x.nbytes for part in people.examples())
-    for memory, kind in ((4 * size, torch.Tensor), (4 * size - 4, Streamed)):
+    for memory, held in ((4 * size, [0, 1, 2]), (4 * size - 4, [1, 2]), (size, [])):
         monkeypatch.setattr(streamed, "memory_bytes", lambda memory=memory: memory)
-        fleet = LocalFleet(blueprint(FedAvg(), people), people)
-        assert all(type(part.x) is kind for parts in fleet.host.data.parts.values() for part in parts.values())
+        data = LocalFleet(blueprint(FedAvg(), people), people).host.data
+        first = [data.parts(client) for client in range(3)]
+        kind = torch.Tensor if held else Streamed
+        assert all(type(part.x) is kind for parts in first for part in parts.values())
+        assert [client for client in (2, 1, 0) if data.parts(client) is first[client]][::-1] == (held or [0, 1, 2])
 
 
 def test_the_key_is_no_part_of_the_trial(tmp_path):
@@ -191,6 +195,7 @@ class TestBetweenProcesses:
     def ray_fleet(self):
         from rayfed.distributed import ray_fleet
 
+        start_ray()
         return ray_fleet
 
     def nodes(self, monkeypatch, ray_fleet, count):
@@ -209,23 +214,29 @@ class TestBetweenProcesses:
         assert ray_fleet.sendable(people) is people
 
     @pytest.mark.parametrize("data_on_device", [True, False])
-    def test_a_host_process_gets_the_same_bits_from_the_path(self, ray_fleet, data_on_device):
+    def test_a_host_process_gets_the_same_bits_from_the_path(self, data_on_device):
+        from rayfed.distributed.ray_host import RayHost
+
         people = on_disk(blobs(3))
         plan = blueprint(FedAvg(), people, data_on_device=data_on_device)
         sent = pickle.loads(pickle.dumps(people))
-        hosts = [ray_fleet.RayHost(plan, some, [0, 1, 2], [], 0.0) for some in (people, sent)]
-        assert all(host.ready() for host in hosts)
+        hosts = [RayHost() for _ in range(2)]
+        for host, some in zip(hosts, (people, sent), strict=True):
+            host.take_up(plan, some, 0.0)
         kind = torch.Tensor if data_on_device else Streamed
-        for one, other in zip(*(host.host.data.parts.values() for host in hosts), strict=True):
+        for client in range(3):
+            one, other = (host.host.data.parts(client) for host in hosts)
             for name in one:
                 assert type(other[name].x) is kind
                 assert torch.equal(one[name].x[0 : len(one[name])], other[name].x[0 : len(one[name])])
 
-    def test_a_host_without_the_file_says_so_when_it_is_asked_and_does_not_die(self, ray_fleet, home):
+    def test_a_host_without_the_file_says_so_when_it_is_asked_and_does_not_die(self, home):
+        from rayfed.distributed.ray_host import RayHost
+
         people = on_disk(blobs(3))
         sent = pickle.dumps(people)
         (path,) = home.glob("*.array")
         path.unlink()
-        host = ray_fleet.RayHost(blueprint(FedAvg(), people, data_on_device=True), pickle.loads(sent), [0], [], 0.0)
+        plan, unpickled = blueprint(FedAvg(), people, data_on_device=True), pickle.loads(sent)
         with pytest.raises(UsageError, match="No such file or directory on this machine; set RAYFED_CACHE"):
-            host.ready()
+            RayHost().take_up(plan, unpickled, 0.0)

@@ -16,7 +16,6 @@ from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
-from rayfed.engine.blueprint import homes_of
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
@@ -52,10 +51,6 @@ class TestWho:
     def test_somebody_must_train(self):
         with pytest.raises(UsageError, match=r"^unseen_clients=4: there are 4 clients, and at least one must train$"):
             with_unseen_clients(blobs(4), 4, seed=0)
-
-    def test_hosts_share_participants_and_unseens_evenly(self):
-        people = replace(blobs(6, sizes=(40, 30, 20, 10, 50, 60)), unseen_clients=2)
-        assert homes_of(people, 2) == [[0, 3, 5], [1, 2, 4]]  # 40+10 and 30+20; then 60, 50
 
 
 class TestQuadratics:

@@ -1,5 +1,7 @@
 """A run that is killed (SIGKILL, so nothing can tidy up) and resumed ends as one that was never interrupted."""
 
+import importlib
+import linecache
 import os
 import re
 import signal
@@ -9,7 +11,6 @@ import time
 
 import pandas as pd
 import pytest
-import torch
 
 from helpers.commands import command
 from rayfed.experiments.config import Config
@@ -104,12 +105,12 @@ def test_killed_at_any_moment(here, name):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
-        while not list((here / "cut").glob("run/checkpoints/*.pt")) and time.monotonic() < deadline:
+        while not list((here / "cut").glob("run/checkpoints/*/manifest-*.json")) and time.monotonic() < deadline:
             time.sleep(0.001)
     finally:
         process.kill()
         process.wait()
-    assert list((here / "cut").glob("run/checkpoints/*.pt")), "was killed before its first checkpoint"
+    assert list((here / "cut").glob("run/checkpoints/*/manifest-*.json")), "was killed before its first checkpoint"
     assert main([*COMMON, *arguments, "results=cut", "resume=true"]) == 0
     same("cut", "whole")
 
@@ -140,13 +141,16 @@ class TestWithoutAKill:
         same("whole", "whole")
 
     @pytest.mark.parametrize("damage", [b"", b"nonsense", None])
-    def test_a_damaged_checkpoint_is_told_in_one_line(self, here, capsys, damage):
-        (path,) = here.glob("whole/run/checkpoints/*.pt")
-        path.write_bytes(path.read_bytes()[:-200] if damage is None else damage)
+    @pytest.mark.parametrize("part", ["manifest", "segment"])
+    def test_damaged_checkpoints_are_told_in_one_line(self, here, capsys, part, damage):
+        paths = list(here.glob(f"whole/run/checkpoints/*/{part}-*"))
+        assert len(paths) >= 2
+        for path in paths:
+            path.write_bytes(path.read_bytes()[:-200] if damage is None else damage)
         capsys.readouterr()
         assert main([*COMMON, *self.ARGUMENTS, "results=whole", "resume=true"]) == 2
         lines = capsys.readouterr().err.splitlines()
-        assert lines[-1].startswith("rayfed: checkpoint of scaffold-seed0-")
+        assert lines[-1].startswith("rayfed: checkpoint 4 of scaffold-seed0-")
         assert "resume=false" in lines[-1]
         assert not any("Traceback" in line for line in lines)
         same("whole", "whole")  # what was there is still there
@@ -168,28 +172,33 @@ class Halving(FedAvg):
 
 
 class TestChangedCode:
-    """Of the user's own algorithm, each in a process of its own, since a module is imported once."""
+    """Of the user's own algorithm. Each run imports it again, as a new process would."""
 
-    def ended(self, here, code, *arguments):
-        (here / "resume_halving.py").write_text(code)
-        given = (*COMMON, "rounds=2", "checkpoint.every=1", "algorithm.name=resume_halving:Halving", *arguments)
-        done = subprocess.run(
-            [sys.executable, "-m", "rayfed", "run", *given],
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stderr.splitlines()
+    @pytest.fixture
+    def ended(self, here, monkeypatch, capsys):
+        """A run with the given source of the module: its exit code and what it said."""
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
-    def test_what_other_code_left_is_not_gone_on_from(self, here):
-        assert self.ended(here, HALVING)[0] == 0
+        def ended(code, *arguments):
+            (here / "resume_halving.py").write_text(code)
+            sys.modules.pop("resume_halving", None)
+            importlib.invalidate_caches()
+            linecache.clearcache()
+            capsys.readouterr()
+            given = (*COMMON, "rounds=2", "checkpoint.every=1", "algorithm.name=resume_halving:Halving", *arguments)
+            return main(given), capsys.readouterr().err.splitlines()
+
+        yield ended
+        sys.modules.pop("resume_halving", None)
+
+    def test_what_other_code_left_is_not_gone_on_from(self, ended):
+        assert ended(HALVING)[0] == 0
         said = HALVING.replace("def less", "# a word\ndef less").replace(
             "    return scale", '    "doc"\n    return scale'
         )
-        assert self.ended(here, said, "resume=true")[0] == 0  # a comment changes nothing
+        assert ended(said, "resume=true")[0] == 0  # a comment changes nothing
         for old, new in (("0.5", "0.25"), ('replies.mean["weights"]', 'server["weights"]')):
-            code, lines = self.ended(here, HALVING.replace(old, new), "resume=true")
+            code, lines = ended(HALVING.replace(old, new), "resume=true")
             assert code == 2, lines
             assert re.fullmatch(
                 r"rayfed: resume=true: resume_halving:Halving: its code changed since Halving-seed0-\w+ ran; give "
@@ -197,12 +206,12 @@ class TestChangedCode:
                 lines[-1],
             )
         changed = HALVING.replace("0.5", "0.25")
-        assert self.ended(here, changed, "resume=true", "experiment=other")[0] == 0
-        assert self.ended(here, changed)[0] == 0
-        assert self.ended(here, changed, "resume=true")[0] == 0
+        assert ended(changed, "resume=true", "experiment=other")[0] == 0
+        assert ended(changed)[0] == 0
+        assert ended(changed, "resume=true")[0] == 0
 
-    def test_the_hash_is_of_the_users_code_alone(self, here):
-        assert self.ended(here, HALVING)[0] == 0
+    def test_the_hash_is_of_the_users_code_alone(self, ended):
+        assert ended(HALVING)[0] == 0
         assert main([*COMMON, "rounds=1"]) == 0
         trials = pd.read_parquet("results/run/trials").set_index("algorithm")["code_hash"]
         assert len(trials["resume_halving:Halving"]) == 32
@@ -247,15 +256,14 @@ def test_it_says_what_resume_did(here, capsys):
     assert said() == []
     assert said(*saved) == ["    resume  nothing saved: starts at round 1"]
     assert said(*saved) == ["    resume  already finished: nothing to do"]
-    (path,) = here.glob("results/run/checkpoints/*.pt")
-    content = torch.load(path, weights_only=True)
-    torch.save({**content, "round": 1}, path)
+    newest = max(here.glob("results/run/checkpoints/*/manifest-*.json"))
+    newest.unlink()  # as a kill between the two checkpoints leaves them
     assert said(*saved) == ["    resume  continues after round 1"]
 
 
 def test_a_new_start_leaves_no_old_checkpoint_to_resume_from(here):
     """Killed before its first save, it would else go on from what another attempt had saved."""
     assert main([*COMMON, "rounds=2", "checkpoint.every=1"]) == 0
-    assert list(here.glob("results/run/checkpoints/*.pt"))
+    assert list(here.glob("results/run/checkpoints/*/manifest-*.json"))
     assert main([*COMMON, "rounds=2"]) == 0
-    assert not list(here.glob("results/run/checkpoints/*.pt"))
+    assert not list(here.glob("results/run/checkpoints/*/manifest-*.json"))

@@ -1,10 +1,19 @@
-"""The program's commands as functions."""
+"""The program's commands as functions, and a sweep without Ray."""
 
 from collections.abc import Callable, Sequence
 
+import rayfed
 from rayfed.cli.main import main
+from rayfed.experiments.space import Space
 
 
 def command(name: str) -> Callable[[Sequence[str]], int]:
     """Return the command `rayfed NAME` as a function from its arguments to its exit code."""
     return lambda arguments: main([name, *arguments])
+
+
+def run_trials(space: Space) -> int:
+    """Run the trials of a sweep in this process, one after the other; return that none failed."""
+    for values in space.trials():
+        rayfed.run(values)
+    return 0

@@ -1,4 +1,4 @@
-"""Runs everything that a host or server computes on the stand-in device; prints what became of each case as JSON.
+"""Runs everything that a host or server computes on the stand-in device; prints the outcome of each case as JSON.
 
 A program of its own, because torch counts its devices at the first backward pass of a process.
 """
@@ -42,19 +42,28 @@ def outcome(computed: Callable[[Any], Any]) -> str:
 
 
 def algorithms(width: int) -> dict[str, Callable[[Any], Any]]:
-    """Two rounds of every case of the contract, with scores and metrics at all points where `width` is 1."""
+    """Two rounds of every case of the contract, then scores and metrics at all points where `width` is 1.
+
+    An operation on the stand-in device takes a hundred times that of the CPU, so there are few clients of few batches.
+    """
     from helpers import algorithm_cases as contract
+    from helpers.federations import blobs, blueprint, reshaped
     from rayfed.engine.fleet import LocalFleet
     from rayfed.engine.server import Evaluation, Server
     from rayfed.metrics.calibration import Ece
     from rayfed.metrics.drift import Drift
     from rayfed.metrics.frechet import Frechet
 
+    few = blobs(width + 1, sizes=(11, 16))  # two and three batches; with `width` 3, a block of three and one alone
+
     def run(case: Any, device: Any) -> Any:
-        plan = contract.plan_of(case, vmap_clients=width)
-        people = contract.people_of(plan.algorithm)
+        algorithm = contract.algorithm_of(case)
+        people = few if contract.people_of(algorithm) is contract.PEOPLE else reshaped(few, contract.PICTURES.shape)
+        plan = blueprint(algorithm, people, vmap_clients=width, **case.changes)
+        plan.check(people)
         metrics = {"ece": Ece(), "frechet": Frechet(layers=["features", "logits"]), "drift": Drift()}
-        scored = {"points": contract.scored_points(case), "metrics": metrics} if width == 1 else {"points": ()}
+        points = contract.POINTS if plan.global_model(people)[0] is not None else contract.POINTS[1:]
+        scored = {"every": 2, "points": points, "metrics": metrics} if width == 1 else {"points": ()}
         server = Server(plan, people, LocalFleet(plan, people, device), Evaluation(**scored), device)
         list(server.run())
         return contract.everything(server)
@@ -144,7 +153,7 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
             }
         )
         values = result.metrics.sort_values([*result.metrics.columns[:-1]])["value"]
-        return {"server": result.server, "clients": result.clients, "values": torch.tensor(values.to_numpy())}
+        return {"server": result.server, "clients": dict(result.clients), "values": torch.tensor(values.to_numpy())}
 
     def resumed(device: Any) -> Any:
         run(device, rounds=1, experiment="resumed")
@@ -162,7 +171,7 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
     return cases
 
 
-def main(what: str) -> None:
+def main(*groups: str) -> None:
     stand_in_device.register()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -173,7 +182,8 @@ def main(what: str) -> None:
             "models": models,
             "careless": careless,
         }
-        print(json.dumps({name: outcome(computed) for name, computed in cases[what]().items()}))
+        outcomes = {group: {name: outcome(computed) for name, computed in cases[group]().items()} for group in groups}
+    print(json.dumps(outcomes))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ import pytest
 from rayfed.data.dataset import Dataset
 from rayfed.data.domain_sampling import DomainSampling
 from rayfed.data.population import Examples, TestSet
-from rayfed.data.readers.fedbn_lists import FedBnLists
 from rayfed.data.sets import rotated_mnist
 from rayfed.data.sets.ag_news import AgNews
 from rayfed.data.sets.cifar import CifarFiles
 from rayfed.data.sets.digits5 import Digits5
+from rayfed.data.sets.fedbn_lists import FedBnLists
 from rayfed.data.sets.image_domains import DomainFolders
 from rayfed.data.sets.mnist import IdxFiles
 from rayfed.data.sets.npz import Npz

@@ -10,6 +10,7 @@ from torch import nn
 
 import rayfed
 from helpers.federations import blobs, blueprint, net
+from helpers.ray_session import start_ray
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
@@ -94,6 +95,7 @@ def test_what_a_head_is_fitted_to_need_not_be_scored(tmp_path):
 
 @pytest.mark.ray
 def test_values_do_not_depend_on_hosts(tmp_path):
+    start_ray()
     points = {"evaluate.points": ["global", "downloaded", "trained"]}
     here = run(tmp_path, {"metrics": ALL, **points}, experiment="here")
     there = run(tmp_path, {"metrics": ALL, **points, "placement.hosts": 2, "placement.cpus": 0.5}, experiment="there")

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from rayfed.data.readers import digit_files, idx, mnist_m_files
+from rayfed.data.readers import digit_files, idx
 from rayfed.data.readers.array_files import Arrays
+from rayfed.data.sets import mnist_m_files
 
 
 class FileFormat(NamedTuple):

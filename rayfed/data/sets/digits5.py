@@ -13,11 +13,11 @@ from rayfed.core.options import option
 from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.domain_sampling import DomainSampling, SampledRows
-from rayfed.data.readers import mnist_m_files
 from rayfed.data.readers.array_files import ArrayFiles
 from rayfed.data.readers.class_folders import image_files
 from rayfed.data.readers.dataset_paths import ROOT_HELP, datasets_folder, find_dataset_folder
 from rayfed.data.readers.decoding import files_hash, resize_image, run_in_threads
+from rayfed.data.sets import mnist_m_files
 from rayfed.data.sets.digit_formats import COMMON_FORMATS, FOLDERS, FORMATS, PUBLISHED, URLS, idx_files
 
 VERSION = 1  # raise it when the pixels change

@@ -8,7 +8,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Entry, Listing
-from rayfed.data.readers.fedbn_lists import FedBnLists
+from rayfed.data.sets.fedbn_lists import FedBnLists
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 

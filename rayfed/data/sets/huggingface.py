@@ -12,7 +12,7 @@ from rayfed.data.dataset import Dataset
 from rayfed.data.readers import tables
 from rayfed.data.readers.columns import TEST
 from rayfed.data.readers.hub_folders import tables_by_split
-from rayfed.data.readers.labelled_table import LabelledTable
+from rayfed.data.sets.labelled_table import LabelledTable
 
 
 @dataclass(frozen=True, kw_only=True)

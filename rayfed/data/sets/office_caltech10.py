@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rayfed.data.readers.fedbn_lists import FedBnLists
+from rayfed.data.sets.fedbn_lists import FedBnLists
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers import columns, tables
-from rayfed.data.readers.labelled_table import LabelledTable
+from rayfed.data.sets.labelled_table import LabelledTable
 
 
 @dataclass(frozen=True, kw_only=True)

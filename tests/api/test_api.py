@@ -93,7 +93,7 @@ class TestResult:
         assert sorted(result.clients) == list(result.clients)
         assert set(result.clients) <= {0, 1, 2, 3}
         assert all(t.device.type == "cpu" for _, t in named_tensors([result.server, list(result.clients.values())]))
-        assert any(t.abs().sum() > 0 for _, t in named_tensors(result.clients))
+        assert any(t.abs().sum() > 0 for _, t in named_tensors(dict(result.clients)))
 
     def test_only_its_own_trial(self, result, run):
         other = run({"seed": 8})

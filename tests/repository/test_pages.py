@@ -14,7 +14,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments
 from rayfed.experiments.space import read_space
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 while not (ROOT / "pyproject.toml").exists():
     ROOT = ROOT.parent
 DOCS = ROOT / "docs"

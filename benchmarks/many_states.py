@@ -1,0 +1,117 @@
+"""Memory with many clients that keep a state: the processes of one run, watched over its rounds.
+
+SCAFFOLD with 10,000 clients of 16 images, an MLP of 199,210 parameters and a cohort of 100; each client that has
+trained keeps 0.8 MB. Without --final-state, what the clients keep at the end is not written to disk.
+
+Two figures are given for each process: what it holds for itself (anonymous memory), and all that is resident, which
+includes pages of the object store that it has touched and that all processes of the machine share.
+"""
+
+import argparse
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+from _rounds import results_folder
+
+import rayfed
+from rayfed.data.population import Client, Examples
+
+NAMES = {"RayHost": "host", "_ServerActor": "server", "Recorder": "recorder"}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--cohort", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--algorithm", default="scaffold")
+    parser.add_argument("--final-state", action="store_true", help="keep the final state for Result.clients")
+    args = parser.parse_args(argv)
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (4000, 1, 28, 28), dtype=np.uint8), rng.integers(0, 10, 4000)
+    empty = Examples(x[:0], y[:0])
+    starts = rng.integers(0, len(x) - 16, args.clients)
+    parts = [slice(start, start + 16) for start in starts]
+    clients = [Client(i, "all", Examples(x[part], y[part]), empty, empty) for i, part in enumerate(parts)]
+    with results_folder() as folder, Watch() as watch:
+        result = rayfed.run(
+            {
+                "algorithm.name": args.algorithm,
+                "model.name": "mlp",
+                "local": {"batch_size": 8, "epochs": 1, "lr": 0.005},
+                "rounds": args.rounds,
+                "cohort": args.cohort,
+                "evaluate.every": args.rounds,
+                "placement.hosts": args.hosts,
+                "results": folder,
+            },
+            clients=clients,
+            num_classes=10,
+            keep_state=args.final_state,
+        )
+        rounds = result.rounds["seconds_total"]
+        print(f"{args.algorithm}, {args.cohort} of {args.clients} clients, {len(rounds)} rounds, {args.hosts} hosts")
+        print(f"median round {rounds.median():.3f} s, hash {result.weights_hash}")
+        if args.final_state:
+            some = list(result.clients)[:: max(1, len(result.clients) // 10)]
+            print(f"final state of {len(result.clients)} clients; read {len([result.clients[i] for i in some])}")
+    watch.show()
+
+
+class Watch:
+    """Samples the memory of this process and of the actors below it, twice a second."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._began = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        me = psutil.Process()
+        while not self._ended.wait(0.5):
+            self._sample("driver", me.pid)
+            for process in me.children(recursive=True):
+                try:
+                    title = " ".join(process.cmdline())
+                except psutil.Error:
+                    continue
+                for kind, name in NAMES.items():
+                    if title.startswith(f"ray::{kind}"):
+                        self._sample(f"{name} {process.pid}" if name == "host" else name, process.pid)
+
+    def _sample(self, name: str, pid: int) -> None:
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:
+            return
+        sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+        if "VmRSS" in sizes:
+            self._samples[name].append((time.monotonic() - self._began, sizes["RssAnon"], sizes["VmRSS"]))
+
+    def show(self) -> None:
+        print(f"\n{'MB':<16}{'own, quarter':>14}{'own, end':>10}{'own, most':>11}{'resident, most':>16}")
+        for name, samples in sorted(self._samples.items()):
+            own, resident = [sample[1] / 1e6 for sample in samples], [sample[2] / 1e6 for sample in samples]
+            quarter = own[len(own) // 4]
+            print(f"{name:<16}{quarter:14.0f}{own[-1]:10.0f}{max(own):11.0f}{max(resident):16.0f}")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,54 @@
+"""The processes of hosts, which start before there is a simulation and stay for the next one."""
+
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rayfed.distributed.ray_host import RayHost
+
+
+class HostPool:
+    """Processes of hosts, by position. A process takes seconds to start, most of them to import torch.
+
+    Args:
+        cpus, gpus: What each process reserves.
+        group: The placement group of the trial. Host h uses its bundle `first_bundle` + h; hosts beyond its last
+            bundle, and all without a group, use whatever the cluster has.
+        keep: Whether the processes stay when a trial ends. Whoever made the pool then calls `close`.
+    """
+
+    def __init__(
+        self, *, cpus: float, gpus: float, group: PlacementGroup | None, first_bundle: int = 0, keep: bool = False
+    ):
+        self.cpus, self.gpus, self.group, self.first_bundle, self._keep = cpus, gpus, group, first_bundle, keep
+        self._actors: dict[int, Any] = {}
+
+    def actor(self, position: int) -> Any:
+        """Return the process at `position`; it is started if there is none."""
+        if position not in self._actors:
+            options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus}
+            bundle = self.first_bundle + position
+            if self.group is not None and bundle < len(self.group.bundle_specs):
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                    self.group, placement_group_bundle_index=bundle
+                )
+            made: Any = ray.remote(RayHost)
+            self._actors[position] = made.options(**options).remote()
+        return self._actors[position]
+
+    def drop(self, position: int) -> None:
+        """Kill the process at `position`, so that `actor` starts another one."""
+        if (actor := self._actors.pop(position, None)) is not None:
+            ray.kill(actor)
+
+    def release(self) -> None:
+        """End the use by a trial."""
+        if not self._keep:
+            self.close()
+
+    def close(self) -> None:
+        """Kill all processes."""
+        for position in list(self._actors):
+            self.drop(position)

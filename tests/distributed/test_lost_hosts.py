@@ -1,0 +1,158 @@
+"""Hosts that die, hang or come late cost time and change nothing; lost machines are noticed as such."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import ray
+import torch
+
+from helpers import federations
+from helpers.federations import blobs, blueprint
+from helpers.ray_session import start_ray
+from rayfed.algorithms.afl import AFL
+from rayfed.algorithms.scaffold import Scaffold
+from rayfed.core.errors import HostLost
+from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.ray_fleet import RayFleet
+from rayfed.engine.evaluation import Evaluation
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.server import Server
+from rayfed.experiments.config import Placement
+
+pytestmark = pytest.mark.ray
+
+PEOPLE = blobs(8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session():
+    for module in (sys.modules[__name__], federations):  # which workers cannot import
+        ray.cloudpickle.register_pickle_by_value(module)
+    start_ray()
+
+
+class Slow(Scaffold):
+    """SCAFFOLD whose clients take 0.2 s."""
+
+    def finish(self, ctx, work, client, down, data):
+        time.sleep(0.2)
+        return super().finish(ctx, work, client, down, data)
+
+
+class SlowAFL(AFL):
+    """AFL whose clients take 0.2 s."""
+
+    def finish(self, ctx, work, client, down, data):
+        time.sleep(0.2)
+        return super().finish(ctx, work, client, down, data)
+
+
+def fleet_of(plan, hosts, **more):
+    more = {"restarts": 3, "patience": 60.0} | more
+    placement = Placement(hosts=hosts, cpus=0.5)
+    return RayFleet(
+        plan,
+        PEOPLE,
+        placement,
+        device=torch.device("cpu"),
+        pool=HostPool(cpus=0.5, gpus=0.0, group=None),
+        hosts=hosts,
+        **more,
+    )
+
+
+def disturbed(algorithm, hosts, disturb, *, rounds=3, **more):
+    """Run with hosts, `disturb(processes)` after a while in another thread; compare with a run in one process."""
+    plan = blueprint(algorithm, PEOPLE, rounds=rounds)
+    alone = Server(plan, PEOPLE, LocalFleet(plan, PEOPLE), Evaluation(points=("global",)))
+    expected = [sorted(record.scores) for record in alone.run()]
+    fleet = fleet_of(plan, hosts, **more)
+    server = Server(plan, PEOPLE, fleet, Evaluation(points=("global",)))
+    processes = [handle.process[0] for handle in fleet._handles]
+    timer = threading.Timer(0.9, disturb, [processes])
+    timer.start()
+    try:
+        records = list(server.run())
+        assert [sorted(record.scores) for record in records] == expected
+        assert server.state_hash() == alone.state_hash()
+        return [event for record in records for event in record.events]
+    finally:
+        timer.join()
+        fleet.close()
+
+
+@pytest.mark.parametrize("algorithm", [Slow(), SlowAFL()])
+def test_a_killed_host_is_replaced_and_what_it_did_is_done_again(algorithm):
+    events = disturbed(algorithm, 2, lambda processes: os.kill(processes[1], signal.SIGKILL), rounds=8)
+    assert events[0].event == "host lost"
+    assert "host 1" in events[0].detail
+    assert events[0].redone > 0
+    assert 0 < events[0].seconds < 30
+    assert "host started" in [event.event for event in events]
+
+
+def test_the_only_host_may_be_lost():
+    events = disturbed(Slow(), 1, lambda processes: os.kill(processes[0], signal.SIGKILL), rounds=2)
+    assert [event.event for event in events] == ["host lost", "host started"]
+
+
+def test_a_hanging_host_is_replaced():
+    def stop(processes):
+        os.kill(processes[0], signal.SIGSTOP)
+
+    processes = []
+    events = disturbed(Slow(), 2, lambda found: (processes.extend(found), stop(found)), rounds=6, patience=2.0)
+    assert "host hanging" in [event.event for event in events]
+    end = time.monotonic() + 20
+    while time.monotonic() < end and alive(processes[0]):
+        time.sleep(0.1)
+    assert not alive(processes[0])  # it does not come back
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_without_restarts_the_others_go_on():
+    events = disturbed(Slow(), 2, lambda processes: os.kill(processes[0], signal.SIGKILL), rounds=4, restarts=0)
+    assert [event.event for event in events] == ["host lost"]
+
+
+def test_when_all_are_lost_the_run_ends_with_one_line():
+    with pytest.raises(HostLost, match=r"^all hosts are lost \(host 0: .*\); faults.restarts replaces more of them$"):
+        disturbed(Slow(), 1, lambda processes: os.kill(processes[0], signal.SIGKILL), restarts=0)
+
+
+def test_states_outlive_hosts_and_loading_brings_them_back():
+    plan = blueprint(Scaffold(), PEOPLE, rounds=2)
+    fleet = fleet_of(plan, 2)
+    server = Server(plan, PEOPLE, fleet, Evaluation(points=()))
+    list(server.run())
+    for handle in fleet._handles:
+        os.kill(handle.process[0], signal.SIGKILL)
+    states = {client: fleet.states[client] for client in fleet.states}
+    assert sorted(states) == list(range(8))
+    hashes = fleet.hashes()  # by the hosts that replace them
+    versions = {client: fleet.states.version(client) for client in states}
+    fleet.load((client, states[client]) for client in (1, 3))
+    assert sorted(fleet.states) == [1, 3]
+    assert fleet.states.version(1) != versions[1]
+    assert {client: fleet.hashes()[client] for client in (1, 3)} == {client: hashes[client] for client in (1, 3)}
+    fleet.close()
+
+
+def test_clients_that_never_trained_have_no_state():
+    plan = blueprint(Scaffold(), PEOPLE, rounds=1, cohort=3)
+    fleet = fleet_of(plan, 2)
+    server = Server(plan, PEOPLE, fleet, Evaluation(points=("downloaded", "adapted")))
+    list(server.run())
+    assert len(fleet.states) == 3
+    fleet.close()

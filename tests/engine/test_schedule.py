@@ -1,0 +1,213 @@
+"""Schedules against a simulated clock: everything is done once, hosts finish together, and losses are made good."""
+
+import heapq
+import itertools
+
+import numpy as np
+import pytest
+
+from rayfed.engine.schedule import IN_FLIGHT, Rates, Schedule, Unit
+
+
+class Simulation:
+    """Hosts that take `speeds` seconds per unit of cost, whatever the schedule believes.
+
+    `dies` gives the moment at which a host dies, `joins` the moment at which another one joins.
+    """
+
+    def __init__(self, schedule, speeds, *, dies=None, joins=None):
+        self.schedule, self.speeds, self.now = schedule, speeds, 0.0
+        self.queues = {host: [] for host in speeds}
+        self.busy = dict.fromkeys(speeds, 0.0)
+        self.done, self.chunks, self.numbers, self.events = [], [], itertools.count(), []
+        for host, moment in (dies or {}).items():
+            self.at(moment, "dies", host)
+        for host, moment in (joins or {}).items():
+            self.at(moment, "joins", host)
+
+    def at(self, moment, kind, what):
+        heapq.heappush(self.events, (moment, next(self.numbers), kind, what))
+
+    def send(self):
+        for host in self.queues:
+            while (chunk := self.schedule.next(host, self.now)) is not None:
+                self.chunks.append(chunk)
+                self.queues[host].append(chunk)
+                assert len(self.queues[host]) <= IN_FLIGHT
+                if len(self.queues[host]) == 1:
+                    self.work(host)
+
+    def work(self, host):
+        seconds = self.queues[host][0].cost * self.speeds[host]
+        self.at(self.now + seconds, "done", self.queues[host][0])
+
+    def run(self):
+        self.send()
+        while not self.schedule.finished:
+            self.now, _, kind, what = heapq.heappop(self.events)
+            if kind == "dies":
+                self.schedule.lost(what)
+                del self.queues[what]
+            elif kind == "joins":
+                self.queues[what], self.busy[what] = [], 0.0
+                self.schedule.join(what)
+            elif what.host in self.queues and what in self.queues[what.host]:
+                self.queues[what.host].remove(what)
+                self.busy[what.host] += what.cost * self.speeds[what.host]
+                if self.schedule.done(what, self.now):
+                    self.done += [client for unit in what.units for client in unit.clients]
+                if self.queues[what.host]:
+                    self.work(what.host)
+            self.send()
+        return self
+
+
+def units(costs):
+    return [Unit((client,), cost=cost) for client, cost in enumerate(costs)]
+
+
+def lognormal(count, seed):
+    return np.random.default_rng(seed).lognormal(3, 1, count).round() + 1
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 7])
+@pytest.mark.parametrize("known", [True, False])
+def test_every_unit_is_done_once(hosts, known):
+    costs = lognormal(60, hosts)
+    speeds = {host: 0.01 * (1 + host) for host in range(hosts)}
+    simulation = Simulation(Schedule(units(costs), range(hosts), speeds if known else None), speeds).run()
+    assert sorted(simulation.done) == list(range(60))
+
+
+def test_the_most_costly_go_first_and_each_to_the_host_that_is_free_first():
+    schedule = Schedule(units([4, 3, 3, 2, 2, 2]), range(2), {0: 1.0, 1: 1.0})
+    assert schedule.predicted == {0: 8, 1: 8}
+    slow = Schedule(units([4, 3, 3, 2, 2, 2]), range(2), {0: 1.0, 1: 3.0})
+    assert slow.predicted == {0: 13, 1: 9}  # 4, 3, 2, 2, 2 and 3
+
+
+@pytest.mark.parametrize(("hosts", "bound"), [(2, 1.05), (4, 1.02 * 1.02), (8, 1.05), (16, 1.35)])
+def test_hosts_finish_together_where_clients_differ_in_size(hosts, bound):
+    """100 of 10,000 clients with lognormal sizes, over 50 rounds: busiest host by mean host, without idle tails."""
+    sizes = np.random.default_rng(0).lognormal(3, 1, 10_000)
+    speeds = dict.fromkeys(range(hosts), 0.01)
+    ratios = []
+    for round in range(50):
+        cohort = np.random.default_rng(round).choice(10_000, 100, replace=False)
+        work = [Unit((int(client),), cost=float(sizes[client] // 10 + 1)) for client in cohort]
+        simulation = Simulation(Schedule(work, range(hosts), speeds), speeds).run()
+        ratios.append(max(simulation.busy.values()) / np.mean(list(simulation.busy.values())))
+    assert np.mean(ratios) <= bound
+
+
+def test_a_client_returns_to_its_last_host_where_that_costs_nothing():
+    homes = {client: client % 2 for client in range(20)}
+    schedule = Schedule(units([5] * 20), range(2), {0: 1.0, 1: 1.0}, homes)
+    chunks = Simulation(schedule, {0: 1.0, 1: 1.0}).run().chunks
+    assert all(homes[client] == chunk.host for chunk in chunks for client in chunk.clients)
+
+
+def test_an_idle_host_takes_what_a_slow_one_was_not_sent():
+    believed, real = {0: 1.0, 1: 1.0}, {0: 1.0, 1: 4.0}
+    simulation = Simulation(Schedule(units([1] * 100), range(2), believed), real).run()
+    assert sorted(simulation.done) == list(range(100))
+    assert simulation.now < 110  # 200 if nothing moved, 80 if the speeds had been known
+
+
+def test_an_idle_host_copies_a_chunk_that_another_is_late_with_and_the_first_result_counts():
+    believed, real = {0: 1.0, 1: 1.0}, {0: 1.0, 1: 1000.0}
+    simulation = Simulation(Schedule(units([1] * 10), range(2), believed), real).run()
+    assert sorted(simulation.done) == list(range(10))
+    assert simulation.now < 30
+    assert any(chunk.copy is not None for chunk in simulation.chunks)
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.5, 3.0, 7.5])
+def test_what_a_dead_host_had_is_done_by_others(moment):
+    speeds = {0: 1.0, 1: 1.0, 2: 2.0}
+    schedule = Schedule(units(lognormal(30, 1) / 10), range(3), speeds)
+    simulation = Simulation(schedule, speeds, dies={1: moment}).run()
+    assert sorted(simulation.done) == list(range(30))
+    assert set(simulation.queues) == {0, 2}
+
+
+def test_when_all_are_dead_the_next_to_join_does_the_rest():
+    speeds = {0: 1.0, 1: 1.0, 2: 1.0}
+    schedule = Schedule(units([1] * 20), range(2), {0: 1.0, 1: 1.0})
+    simulation = Simulation(schedule, speeds, dies={0: 2.5, 1: 3.5}, joins={2: 10.0})
+    del simulation.queues[2]
+    simulation.run()
+    assert sorted(simulation.done) == list(range(20))
+
+
+def test_a_copy_survives_the_host_of_the_original():
+    schedule = Schedule(units([10, 1]), range(2), {0: 1.0, 1: 1.0})
+    first, second = schedule.next(0, 0.0), schedule.next(1, 0.0)
+    assert (first.clients, second.clients) == ([0], [1])
+    assert schedule.next(0, 0.0) is None
+    assert schedule.done(second, 1.0)
+    assert schedule.next(1, 2.0) is None  # the other is on time
+    copy = schedule.next(1, 40.0)
+    assert copy.clients == [0]
+    assert schedule.lost(0) == [first]
+    assert schedule.next(1, 41.0) is None  # the copy is not dealt again
+    assert schedule.done(copy, 50.0)
+    assert schedule.finished
+
+
+def test_of_two_copies_only_one_counts():
+    schedule = Schedule(units([10, 1]), range(2), {0: 1.0, 1: 1.0})
+    first, second = schedule.next(0, 0.0), schedule.next(1, 0.0)
+    schedule.done(second, 1.0)
+    copy = schedule.next(1, 40.0)
+    assert schedule.done(first, 41.0)
+    assert schedule.finished
+    assert not schedule.done(copy, 42.0)
+
+
+def test_hosts_hang_after_ten_times_their_prediction_but_not_before_patience_ends():
+    schedule = Schedule(units([8, 8]), range(2), {0: 1.0, 1: 1.0}, patience=30)
+    schedule.next(0, 100.0), schedule.next(1, 100.0)
+    assert schedule.hanging(179.0) == []
+    assert schedule.hanging(181.0) == [0, 1]
+    short = Schedule(units([1]), [0], {0: 1.0}, patience=30)
+    short.next(0, 0.0)
+    assert (short.hanging(29.0), short.hanging(31.0)) == ([], [0])
+    unknown = Schedule(units([1]), [0], patience=30)
+    unknown.next(0, 0.0)
+    assert (unknown.hanging(299.0), unknown.hanging(301.0)) == ([], [0])
+
+
+def test_chunks_never_hold_more_clients_than_fit_into_memory():
+    schedule = Schedule(units([1] * 1000), [0], {0: 1.0})
+    assert max(len(chunk.clients) for chunk in Simulation(schedule, {0: 1.0}).run().chunks) == 64
+
+
+def test_short_blocks_come_last_in_a_chunk():
+    blocks = [Unit((4,), cost=9), Unit((0, 1), cost=2), Unit((2, 3), cost=2)]
+    schedule = Schedule(blocks, [0])
+    chunks = Simulation(schedule, {0: 1.0}).run().chunks
+    assert [chunk.clients for chunk in chunks] == [[4], [0, 1], [2, 3]]
+    assert schedule.next(0, 0.0) is None
+    everything = Schedule([Unit((4,), cost=1), Unit((0, 1), cost=1), Unit((2, 3), cost=4)], [0], {0: 1e-9})
+    assert everything.next(0, 0.0).clients == [2, 3, 0, 1, 4]
+
+
+class TestRates:
+    def test_nothing_is_known_before_the_first_measurement(self):
+        assert Rates().of("kind", [0, 1]) is None
+
+    def test_the_last_measurements_count_most(self):
+        rates = Rates()
+        for seconds in (10, 20, 40):
+            rates.measured("kind", 0, 10, seconds)
+        assert rates.of("kind", [0]) == {0: 0.5 * (0.5 * (1 + 2) + 4)}
+
+    def test_new_hosts_have_the_mean_speed_and_kinds_are_apart(self):
+        rates = Rates()
+        rates.measured("kind", 0, 1, 1.0)
+        rates.measured("kind", 1, 1, 3.0)
+        assert rates.of("kind", [0, 1, 2]) == {0: 1.0, 1: 3.0, 2: 2.0}
+        assert rates.of("other", [0]) is None
+        rates.forget(1)
+        assert rates.of("kind", [1]) == {1: 1.0}

@@ -1,0 +1,14 @@
+"""The Ray session that the tests of a process share."""
+
+import logging
+
+import ray
+
+
+def start_ray() -> None:
+    """Start Ray with four CPUs and without a dashboard, unless it runs in this process already.
+
+    Starting takes seconds, so tests do not stop it; `conftest.py` does before the first test that is not marked `ray`.
+    """
+    if not ray.is_initialized():
+        ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
