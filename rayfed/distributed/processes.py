@@ -6,6 +6,7 @@ import signal
 from typing import Any
 
 import ray
+from ray._private import worker
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 Process = tuple[int, str]
@@ -26,6 +27,13 @@ def kill_process(process: Process) -> None:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         task: Any = ray.remote(_kill)
         ray.get(task.options(num_cpus=0, scheduling_strategy=there).remote(pid))
+
+
+def log_folder() -> str:
+    """Return the folder of Ray's log files on this node."""
+    node = worker.global_worker.node if ray.is_initialized() else None
+    folder = os.environ.get("RAY_TMPDIR", "/tmp")
+    return f"{folder}/ray/session_latest/logs" if node is None else str(node.get_logs_dir_path())
 
 
 def cause_of_death(error: BaseException) -> str:
