@@ -190,11 +190,11 @@ class _ServerProcess:
         if self._process is not None:
             self._dead.add(self._process)
         self._restarts -= 1
+        self._recorder.lost(trial, Event(event=event, detail=cause))
         if self._restarts < 0:
             error = f"the server died ({cause}), and faults.restarts={plan.config.faults.restarts} allows no other"
             self._recorder.end(trial, {**plan.values(), "status": "failed", "error": error})
             raise HostLost(error)
-        self._recorder.lost(trial, Event(event=event, detail=cause))
         begun = any(progress.rounds for progress in self._recorder.progress())
         self._say(f"the server died ({cause}); it is started again from the last checkpoint")
         self.start(self._recorder.saved(trial) if begun else self._saved)

@@ -26,7 +26,7 @@ from rayfed.algorithms.scaffold import Scaffold
 @dataclass(frozen=True, kw_only=True)
 class Sleeping(Scaffold):
     def aggregate(self, ctx, server, replies):
-        time.sleep(0.05)
+        time.sleep(0.1)
         return super().aggregate(ctx, server, replies)
 """
 COMMON = {
@@ -118,8 +118,9 @@ class TestSweep:
         events = read_events("killed")
         assert events["event"].tolist() == ["recorder lost", "trial lost", "trial restarted"]
         restarted = events.iloc[-1]
-        assert restarted["detail"] in ("continues after round 20", "continues after round 25")
-        assert restarted["redone"] == 2 * (restarted["round"] - int(restarted["detail"].rpartition(" ")[2]))
+        saved = int(restarted["detail"].removeprefix("continues after round "))
+        assert saved >= 20
+        assert restarted["redone"] == 2 * (restarted["round"] - saved)
         assert restarted["seconds"] > 0
 
     def test_trial_stopped(self, here, undisturbed):
@@ -138,6 +139,7 @@ class TestSweep:
         cause = "lost (its process was killed or crashed); faults.restarts=0 allows no other start"
         assert (row["status"], row["error"]) == ("failed", cause)
         assert row["rounds_done"] >= 7
+        assert read_events("failed")["event"].tolist() == ["trial lost"]
 
 
 class TestRun:
@@ -148,18 +150,18 @@ class TestRun:
             code = command("run")([*values, f"results={results}", "placement.hosts=1", *arguments])
         return code, err.getvalue()
 
-    def test_server_killed_and_stopped_and_recorder_stopped(self, here, undisturbed):
+    def test_recorder_stopped_and_server_killed_and_stopped(self, here, undisturbed):
         faults = (
-            (7, "_ServerActor", signal.SIGKILL),
-            (22, "_ServerActor", signal.SIGSTOP),
-            (37, "Recorder", signal.SIGSTOP),
+            (4, "Recorder", signal.SIGSTOP),
+            (17, "_ServerActor", signal.SIGKILL),
+            (32, "_ServerActor", signal.SIGSTOP),
         )
         with disturbed("served", *faults):
             code, said = self.ran("served", "faults.patience=5")
         assert code == 0, said
         assert "Traceback" not in said
         check_complete("served", undisturbed)
-        expected = ["server lost", "trial restarted", "server hanging", "trial restarted", "recorder hanging"]
+        expected = ["recorder hanging", "server lost", "trial restarted", "server hanging", "trial restarted"]
         assert read_events("served")["event"].tolist() == expected
 
     def test_server_killed_too_often(self, here):
@@ -171,3 +173,4 @@ class TestRun:
         )
         assert "Traceback" not in said
         assert read("unserved").trials["status"].tolist() == ["failed"]
+        assert read_events("unserved")["event"].tolist() == ["server lost"]

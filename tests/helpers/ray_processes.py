@@ -41,7 +41,12 @@ def wait_until(ready: Callable[[], object], seconds: float = 120) -> None:
 
 def send(title: str, number: int) -> int:
     """Send a signal to the one process with `title`, and return its id."""
-    wait_until(lambda: len(processes(title)) == 1)
-    (pid,) = processes(title)
-    os.kill(pid, number)
-    return pid
+    found: list[int] = []
+
+    def only_one() -> bool:
+        found[:] = processes(title)
+        return len(found) == 1
+
+    wait_until(only_one)
+    os.kill(found[0], number)
+    return found[0]
