@@ -67,7 +67,6 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
     interrupts: list[int] = []
     faults_of = {job["trial"]: Config.read(job["values"]).faults for job in plan.jobs}
-    tuner = _tuner(plan, recorder, [_InterruptCallback(interrupts), _TrialsCallback(recorder, faults_of, say)])
     ended, began = threading.Event(), time.monotonic()
     watcher = threading.Thread(
         target=watch_trials,
@@ -81,7 +80,10 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     if not quiet:
         watcher.start()
     try:
-        tuner.fit()
+        jobs, tries = list(plan.jobs), max(one.restarts for one in faults)
+        while jobs and not interrupts:
+            jobs = _fit(plan, jobs, recorder, faults_of, interrupts, say, last=tries <= 0)
+            tries -= 1
     except KeyboardInterrupt:  # a second one, while Tune was ending its trials
         interrupts.append(signal.SIGINT)
     finally:
@@ -100,7 +102,38 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     return failures
 
 
-def _tuner(plan: SweepPlan, recorder: DriversRecorder, callbacks: list[tune.Callback]) -> tune.Tuner:
+def _fit(
+    plan: SweepPlan,
+    jobs: Sequence[Job],
+    recorder: DriversRecorder,
+    faults: Mapping[str, Faults],
+    interrupts: list[int],
+    say: Callable[[str], None],
+    *,
+    last: bool,
+) -> list[Job]:
+    """Run `jobs` with Tune, and return those that have to be run once more.
+
+    Tune itself starts a lost trial again, unless the process died while it changed from one trial to the next.
+
+    Args:
+        last: Whether no trial may be run once more.
+    """
+    trials = _TrialsCallback(recorder, faults, say, last=last)
+    try:
+        _tuner(plan, jobs, recorder, [_InterruptCallback(interrupts), trials]).fit()
+    except Exception as error:
+        if last:
+            raise
+        say(f"Ray Tune failed ({type(error).__name__}); it is started again for the trials that are left")
+        ended = {progress.trial for progress in recorder.progress() if progress.status != "running"}
+        return [job for job in jobs if job["trial"] not in ended]
+    return [job for job in jobs if job["trial"] in trials.again]
+
+
+def _tuner(
+    plan: SweepPlan, jobs: Sequence[Job], recorder: DriversRecorder, callbacks: list[tune.Callback]
+) -> tune.Tuner:
     search = plan.space.search
     scheduler = None
     if search.scheduler == "asha":
@@ -119,7 +152,7 @@ def _tuner(plan: SweepPlan, recorder: DriversRecorder, callbacks: list[tune.Call
     trainable = tune.with_parameters(SweepTrial, actor=recorder.actor, sources=sources)
     return tune.Tuner(
         trainable,
-        param_space={"job": tune.grid_search(list(plan.jobs))},
+        param_space={"job": tune.grid_search(list(jobs))},
         tune_config=tune.TuneConfig(
             metric="val" if scheduler else None,
             mode="max" if scheduler else None,
@@ -152,10 +185,16 @@ class _TrialsCallback(tune.Callback):
 
     A process that gives no sign of life is killed. Tune then starts a lost trial again, and it continues after its last
     checkpoint.
+
+    Attributes:
+        again: The lost trials that Tune does not start again, although they may be.
     """
 
-    def __init__(self, recorder: DriversRecorder, faults: Mapping[str, Faults], say: Callable[[str], None]):
-        self._recorder, self._faults, self._say = recorder, faults, say
+    def __init__(
+        self, recorder: DriversRecorder, faults: Mapping[str, Faults], say: Callable[[str], None], *, last: bool
+    ):
+        self._recorder, self._faults, self._say, self._last = recorder, faults, say, last
+        self.again: set[str] = set()
         self._looked = 0.0
         self._hanging: dict[str, str] = {}
         self._dead: set[Process] = set()
@@ -194,7 +233,9 @@ class _TrialsCallback(tune.Callback):
             cause = (str(error).strip().splitlines() or ["unknown cause"])[-1]
         event, cause = ("trial hanging", self._hanging.pop(name)) if name in self._hanging else ("trial lost", cause)
         times = self._recorder.lost(name, Event(event=event, detail=cause))
-        if not last and times <= self._faults[name].restarts:
+        if times <= self._faults[name].restarts and not (last and self._last):
+            if last:
+                self.again.add(name)
             self._say(f"{name} was lost ({cause}); it is started again from its last checkpoint")
             return
         allowed = f"faults.restarts={self._faults[name].restarts} allows no other start"
