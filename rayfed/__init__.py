@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rayfed.data.population import Client, Examples
     from rayfed.experiments.config import Config
     from rayfed.results.read import read as read_results
+    from rayfed.results.read import read_events
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ __all__ = [
     "StorageError",
     "UsageError",
     "option",
+    "read_events",
     "read_results",
     "run",
 ]
@@ -47,6 +49,7 @@ _ORIGINS = {
     "StorageError": "rayfed.core.errors:StorageError",
     "UsageError": "rayfed.core.errors:UsageError",
     "option": "rayfed.core.options:option",
+    "read_events": "rayfed.results.read:read_events",
     "read_results": "rayfed.results.read:read",
     "run": "rayfed.api:run",
 }

@@ -83,6 +83,9 @@ def _results(config: Config) -> str:
             picture = Path(folder) / "curves.png"
             plot(tables, picture)
             home.write(picture.name, picture.read_bytes())
-    except (UsageError, OSError) as error:
+    except UsageError as error:
         return f"{text}\nno plot: {error}"
+    except OSError as error:
+        location = f"{config.results}/{config.experiment}/curves.png"
+        return f"{text}\nno plot: {location}: cannot be written ({error.strerror or error})"
     return f"{text}\nPlot: {home.location}/curves.png"

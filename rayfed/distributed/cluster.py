@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from rayfed.core.records import Event
 from rayfed.distributed.capacity import cluster_is_running, known_nodes, this_machine
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.placement import Outcome, bundles, check_fits, make_pool, run_reserved
-from rayfed.distributed.processes import Process, cause_of_death, kill_process
+from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.user_modules import register_user_modules
@@ -56,13 +55,6 @@ def connect(placement: Placement, *, dashboard: bool, start_seconds: float = 120
         _keep_raylet_messages_in_the_log()
     check_fits(placement, known_nodes() or [])
     return url
-
-
-def log_folder() -> str:
-    """Return the folder of Ray's log files on this node."""
-    node = worker.global_worker.node if ray.is_initialized() else None
-    folder = os.environ.get("RAY_TMPDIR", "/tmp")
-    return f"{folder}/ray/session_latest/logs" if node is None else str(node.get_logs_dir_path())
 
 
 @contextmanager
@@ -198,11 +190,11 @@ class _ServerProcess:
         if self._process is not None:
             self._dead.add(self._process)
         self._restarts -= 1
+        self._recorder.lost(trial, Event(event=event, detail=cause))
         if self._restarts < 0:
             error = f"the server died ({cause}), and faults.restarts={plan.config.faults.restarts} allows no other"
             self._recorder.end(trial, {**plan.values(), "status": "failed", "error": error})
             raise HostLost(error)
-        self._recorder.lost(trial, Event(event=event, detail=cause))
         begun = any(progress.rounds for progress in self._recorder.progress())
         self._say(f"the server died ({cause}); it is started again from the last checkpoint")
         self.start(self._recorder.saved(trial) if begun else self._saved)

@@ -6,6 +6,7 @@ import signal
 from typing import Any
 
 import ray
+from ray._private import worker
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 Process = tuple[int, str]
@@ -28,6 +29,13 @@ def kill_process(process: Process) -> None:
         ray.get(task.options(num_cpus=0, scheduling_strategy=there).remote(pid))
 
 
+def log_folder() -> str:
+    """Return the folder of Ray's log files on this node."""
+    node = worker.global_worker.node if ray.is_initialized() else None
+    folder = os.environ.get("RAY_TMPDIR", "/tmp")
+    return f"{folder}/ray/session_latest/logs" if node is None else str(node.get_logs_dir_path())
+
+
 def cause_of_death(error: BaseException) -> str:
     """Return in a few words why an actor died, from the paragraph in which Ray says so."""
     text = " ".join(str(error).split())
@@ -35,7 +43,7 @@ def cause_of_death(error: BaseException) -> str:
         return "its node ran out of memory"
     if "node" in text and ("terminated" in text or "died" in text.partition("node")[2][:80]):
         return "its node died"
-    if "SYSTEM_ERROR" in text or "Socket closed" in text:
+    if any(words in text for words in ("SYSTEM_ERROR", "Socket closed", "is unavailable")):
         return "its process was killed or crashed"
     reason = text.rpartition("The actor is dead because ")[2] or type(error).__name__
     return reason.partition(". ")[0][:160]

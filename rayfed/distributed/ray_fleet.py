@@ -21,7 +21,7 @@ from rayfed.core.ids import ClientIndex
 from rayfed.core.records import Event
 from rayfed.data.population import Population
 from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.processes import cause_of_death, kill_process
+from rayfed.distributed.processes import cause_of_death, kill_process, log_folder
 from rayfed.distributed.ray_host import unpacked_sum
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
@@ -420,7 +420,8 @@ class RayFleet:
             place = self._placement
             raise HostLost(
                 f"{len(late)} of {hosts} hosts did not start within {self._start_seconds:g} s, each needing "
-                f"{place.cpus:g} CPU and {place.gpus:g} GPU{self._last_words()}; `ray status` tells what is taken"
+                f"{place.cpus:g} CPU and {place.gpus:g} GPU{self._last_words()}; `ray status` tells what is taken, and "
+                f"Ray's logs are in {log_folder()}. On a slow machine, give more faults.start_seconds"
             )
 
     def _started(self, handle: _Handle) -> bool:

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.core.errors import HostLost
 from rayfed.core.records import Event, Record
-from rayfed.distributed.processes import this_process
+from rayfed.distributed.processes import cause_of_death, this_process
 from rayfed.engine.checkpoint import Saved
 from rayfed.results.checkpoints import Part
 from rayfed.results.recorder import NotBegun, Progress, Recorder, Sign
@@ -207,7 +207,7 @@ class DriversRecorder:
                 except ray.exceptions.GetTimeoutError:
                     self._restart("recorder hanging", f"no answer for {self._patience:g} s")
                 except _GONE as error:
-                    self._restart("recorder lost", _first_line(error))
+                    self._restart("recorder lost", cause_of_death(error))
 
     def _restart(self, event: str, detail: str) -> None:
         """Wait for the next recorder, and tell it what the one before knew."""

@@ -35,6 +35,11 @@ class SweepTrial(tune.Trainable):
     sees only processes that die.
     """
 
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """Return what the trial reserves: its server and its hosts."""
+        return tune.PlacementGroupFactory(bundles(Config.read(config["job"]["values"]).placement), strategy="PACK")
+
     def setup(self, config: dict[str, Any], actor: Any = None, sources: Sequence[ModuleSource] = ()) -> None:
         """Keep the trial for the first step.
 
@@ -44,6 +49,7 @@ class SweepTrial(tune.Trainable):
             sources: The user's modules that configurations of the sweep name.
         """
         install(sources)
+        gc.freeze()  # what was imported, so that it need not be searched after every trial
         self._sink = RemoteRecorder(actor)
         self._data: tuple[str, Population] | None = None
         self._defaults = torch.get_default_dtype(), torch.get_num_threads()
@@ -138,10 +144,12 @@ class SweepTrial(tune.Trainable):
 
     def _leave(self) -> None:
         """End what the trial holds: its hosts, its data on the device, and torch's global state."""
+        if self._plan is None:
+            return
         run, self._run, self._plan = self._run, None, None
+        self._context.close()
         if run is not None:
             run.close()
-        self._context.close()
         torch.set_default_dtype(self._defaults[0])
         torch.set_num_threads(self._defaults[1])
         del run

@@ -25,7 +25,6 @@ from ray.tune.schedulers import ASHAScheduler
 
 from rayfed.core.records import Event
 from rayfed.distributed import cluster
-from rayfed.distributed.placement import bundles
 from rayfed.distributed.processes import Process, cause_of_death, kill_process
 from rayfed.distributed.recording import DriversRecorder
 from rayfed.distributed.sweep_trial import ENDED, SweepTrial
@@ -68,7 +67,6 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
     interrupts: list[int] = []
     faults_of = {job["trial"]: Config.read(job["values"]).faults for job in plan.jobs}
-    tuner = _tuner(plan, recorder, [_InterruptCallback(interrupts), _TrialsCallback(recorder, faults_of, say)])
     ended, began = threading.Event(), time.monotonic()
     watcher = threading.Thread(
         target=watch_trials,
@@ -82,7 +80,10 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     if not quiet:
         watcher.start()
     try:
-        tuner.fit()
+        jobs, tries = list(plan.jobs), max(one.restarts for one in faults)
+        while jobs and not interrupts:
+            jobs = _fit(plan, jobs, recorder, faults_of, interrupts, say, last=tries <= 0)
+            tries -= 1
     except KeyboardInterrupt:  # a second one, while Tune was ending its trials
         interrupts.append(signal.SIGINT)
     finally:
@@ -101,7 +102,38 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     return failures
 
 
-def _tuner(plan: SweepPlan, recorder: DriversRecorder, callbacks: list[tune.Callback]) -> tune.Tuner:
+def _fit(
+    plan: SweepPlan,
+    jobs: Sequence[Job],
+    recorder: DriversRecorder,
+    faults: Mapping[str, Faults],
+    interrupts: list[int],
+    say: Callable[[str], None],
+    *,
+    last: bool,
+) -> list[Job]:
+    """Run `jobs` with Tune, and return those that have to be run once more.
+
+    Tune itself starts a lost trial again, unless the process died while it changed from one trial to the next.
+
+    Args:
+        last: Whether no trial may be run once more.
+    """
+    trials = _TrialsCallback(recorder, faults, say, last=last)
+    try:
+        _tuner(plan, jobs, recorder, [_InterruptCallback(interrupts), trials]).fit()
+    except Exception as error:
+        if last:
+            raise
+        say(f"Ray Tune failed ({type(error).__name__}); it is started again for the trials that are left")
+        ended = {progress.trial for progress in recorder.progress() if progress.status != "running"}
+        return [job for job in jobs if job["trial"] not in ended]
+    return [job for job in jobs if job["trial"] in trials.again]
+
+
+def _tuner(
+    plan: SweepPlan, jobs: Sequence[Job], recorder: DriversRecorder, callbacks: list[tune.Callback]
+) -> tune.Tuner:
     search = plan.space.search
     scheduler = None
     if search.scheduler == "asha":
@@ -119,8 +151,8 @@ def _tuner(plan: SweepPlan, recorder: DriversRecorder, callbacks: list[tune.Call
     storage = home if is_url(home) else Path(home).resolve()
     trainable = tune.with_parameters(SweepTrial, actor=recorder.actor, sources=sources)
     return tune.Tuner(
-        tune.with_resources(trainable, _resources),
-        param_space={"job": tune.grid_search(list(plan.jobs))},
+        trainable,
+        param_space={"job": tune.grid_search(list(jobs))},
         tune_config=tune.TuneConfig(
             metric="val" if scheduler else None,
             mode="max" if scheduler else None,
@@ -135,13 +167,10 @@ def _tuner(plan: SweepPlan, recorder: DriversRecorder, callbacks: list[tune.Call
             storage_path=str(storage),
             verbose=0,
             callbacks=[*callbacks, *_tensorboard()],
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the recorder keeps the checkpoints
             failure_config=tune.FailureConfig(max_failures=max(config.faults.restarts for config in plan.configs)),
         ),
     )
-
-
-def _resources(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-    return tune.PlacementGroupFactory(bundles(Config.read(config["job"]["values"]).placement), strategy="PACK")
 
 
 def _tensorboard() -> list[tune.Callback]:
@@ -156,13 +185,22 @@ class _TrialsCallback(tune.Callback):
 
     A process that gives no sign of life is killed. Tune then starts a lost trial again, and it continues after its last
     checkpoint.
+
+    Attributes:
+        again: The lost trials that Tune does not start again, although they may be.
     """
 
-    def __init__(self, recorder: DriversRecorder, faults: Mapping[str, Faults], say: Callable[[str], None]):
-        self._recorder, self._faults, self._say = recorder, faults, say
+    def __init__(
+        self, recorder: DriversRecorder, faults: Mapping[str, Faults], say: Callable[[str], None], *, last: bool
+    ):
+        self._recorder, self._faults, self._say, self._last = recorder, faults, say, last
+        self.again: set[str] = set()
         self._looked = 0.0
         self._hanging: dict[str, str] = {}
         self._dead: set[Process] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune saves its callbacks, to restore a sweep; rayfed restores its own
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         now = time.monotonic()
@@ -188,14 +226,16 @@ class _TrialsCallback(tune.Callback):
         self._lost(trial, last=True)
 
     def _lost(self, trial: Any, *, last: bool = False) -> None:
-        name, error = _name(trial), trial.get_pickled_error()
-        if error is not None and not isinstance(error, ray.exceptions.RayActorError):
-            cause = " ".join(str(error).strip().splitlines()[-1:])
-        else:
-            cause = cause_of_death(error) if error is not None else "its process ended"
+        name, error = _name(trial), _error(trial)
+        if isinstance(error, ray.exceptions.RayActorError):
+            cause = cause_of_death(error)
+        else:  # an error of Tune's own, or of the recorder
+            cause = (str(error).strip().splitlines() or ["unknown cause"])[-1]
         event, cause = ("trial hanging", self._hanging.pop(name)) if name in self._hanging else ("trial lost", cause)
         times = self._recorder.lost(name, Event(event=event, detail=cause))
-        if not last and times <= self._faults[name].restarts:
+        if times <= self._faults[name].restarts and not (last and self._last):
+            if last:
+                self.again.add(name)
             self._say(f"{name} was lost ({cause}); it is started again from its last checkpoint")
             return
         allowed = f"faults.restarts={self._faults[name].restarts} allows no other start"
@@ -204,6 +244,13 @@ class _TrialsCallback(tune.Callback):
         values = config.tree() | {"seed": config.seed, "status": "failed", "error": error_text}
         self._recorder.end(name, values)
         self._say(f"{name} failed: {error_text}")
+
+
+def _error(trial: Any) -> Any:
+    """Return the last error of one of Tune's trials, None if Tune keeps none."""
+    if (path := trial.pickled_error_file) is None or not Path(path).exists():
+        return None
+    return ray.cloudpickle.loads(Path(path).read_bytes())  # which this process has just written
 
 
 def _name(trial: Any) -> str:

@@ -57,7 +57,7 @@ def is_alive(home: Storage, owner: str) -> bool | None:
     path = _path(home, owner)
     try:
         with open(path, "r+b") as file:
-            held = not _try_lock(file.fileno())
+            held = not _try_lock(file.fileno(), shared=True)  # readers do not take each other for the owner
     except FileNotFoundError:
         return False
     except OSError:  # a folder that may only be read: do not call lost what may be running
@@ -77,11 +77,11 @@ def _path(home: LocalStorage, owner: str) -> Path:
     return home.path / FOLDER / owner.rpartition(" ")[2]
 
 
-_try_lock: Callable[[int], bool]
+_try_lock: Callable[..., bool]
 if sys.platform == "win32":
     import msvcrt
 
-    def _try_lock(descriptor: int) -> bool:
+    def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         except OSError:
@@ -90,9 +90,9 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _try_lock(descriptor: int) -> bool:
+    def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
