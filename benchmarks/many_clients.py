@@ -54,7 +54,7 @@ def make_clients(count: int, images: int) -> list[Client]:
 def draw_images(total: int) -> tuple[np.ndarray, np.ndarray]:
     """Return `total` images of MNIST at random, none twice up to 70,000, or noise where RAYFED_DATA is not set.
 
-    Images are uint8 [total, 1, 28, 28], labels int64 [total]. The first images of a larger `total` are the same.
+    Images are uint8 [total, 1, 28, 28], labels int64 [total]. The first images of MNIST are the same for any `total`.
     """
     rng = np.random.default_rng(0)
     if root := os.environ.get("RAYFED_DATA"):

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+
 from peers.job import Job, train
 
 app = ClientApp()

@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDic
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
+
 from peers.flower_client import app
 from peers.job import PROCESSES, Job, Outcome, arguments, between, parameters_of
 
@@ -51,9 +52,7 @@ def main() -> None:
         model.load_state_dict(result.arrays.to_torch_state_dict())
         steps = sum(int(metrics["steps"]) for metrics in result.train_metrics_clientapp.values())
         version = flwr.__version__
-        outcomes.append(
-            Outcome(version=version, seconds=between(stamps), steps=steps, parameters=parameters_of(model))
-        )
+        outcomes.append(Outcome(version=version, seconds=between(stamps), steps=steps, parameters=parameters_of(model)))
 
     run_simulation(
         server_app=server,

@@ -6,6 +6,7 @@ with the same weights up to rounding.
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -183,7 +184,7 @@ class Outcome:
 
 def between(stamps: Sequence[float]) -> list[float]:
     """Return the seconds between the ends of successive rounds, one fewer than there are `stamps`."""
-    return [end - start for start, end in zip(stamps, stamps[1:], strict=False)]
+    return [end - start for start, end in itertools.pairwise(stamps)]
 
 
 def arguments(description: str) -> argparse.Namespace:

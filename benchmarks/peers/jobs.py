@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 from many_clients import draw_images
-from peers.job import Job
 
+from peers.job import Job
 from rayfed.data.loading import load
 from rayfed.data.population import Client, Examples, Population
 from rayfed.experiments.config import Config

@@ -8,12 +8,11 @@ import numpy as np
 import torch
 import torch.distributed
 import torch.nn.functional as F
-from peers.job import Job, Outcome, arguments, between, parameters_of
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
-from pfl.callback import TrainingProcessCallback
+from pfl.callback.base import TrainingProcessCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.sampling import get_user_sampler
@@ -21,6 +20,8 @@ from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
+
+from peers.job import Job, Outcome, arguments, between, parameters_of
 
 
 class Net(nn.Module):

@@ -4,11 +4,11 @@ import tempfile
 import time
 
 import ray
-from peers.job import PROCESSES, Job, Outcome, arguments, between
-from peers.jobs import plan_of
 from ray.util.placement_group import placement_group
 
 import rayfed
+from peers.job import PROCESSES, Job, Outcome, arguments, between
+from peers.jobs import plan_of
 from rayfed.core.records import Record
 from rayfed.distributed import cluster
 from rayfed.distributed.placement import bundles, run_reserved
