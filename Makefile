@@ -17,7 +17,7 @@ PEERS_ARGS ?=
 .DEFAULT_GOAL := help
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help venv install demo test test-all record-weights lint format docs bench clean
+.PHONY: help venv install demo test test-all record-weights lint format docs bench bench-peers clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

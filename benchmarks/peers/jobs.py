@@ -22,7 +22,7 @@ def mnist_cnn(root: Path, rounds: int, *, share: float = 1.0, channels_last: boo
     Args:
         root: The folder with MNIST/raw and partitions/.
         rounds: The number of rounds, with the first, which warms up.
-        share: The share of each client's examples to keep; at least one batch stays.
+        share: The share of each client's training images to keep; at least one batch stays.
         channels_last: The memory format of the bare loop and of the other libraries.
     """
     file = root / "partitions" / "mnist_dir0.1_20clients.parquet"
@@ -33,7 +33,7 @@ def mnist_cnn(root: Path, rounds: int, *, share: float = 1.0, channels_last: boo
         return np.asarray(examples.x[:kept]), examples.y[:kept]
 
     train = [part(client.train) for client in population.clients]
-    test = [part(client.test) for client in population.clients]
+    test = [(np.asarray(client.test.x[::2]), client.test.y[::2]) for client in population.clients]
     return _with_initial_weights(
         name=MNIST_CNN,
         network="cnn",

@@ -72,25 +72,31 @@ def difference(outcome: Outcome, reference: Outcome) -> float:
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
-def differences(job: Job, runs: Runs) -> list[str]:
-    """Return one line for each way in which an engine did not do the work of `job`, or not that of the first engine."""
-    reference = next(iter(runs.values()))[0]
-    accuracy, expected = job.accuracy(reference.parameters), job.steps * job.rounds
+def differences(job: Job, runs: Runs, accuracies: Mapping[str, float]) -> list[str]:
+    """Return one line for each way in which an engine did not do the work of `job`, or not that of the first engine.
+
+    Args:
+        job: The job of all runs.
+        runs: The outcomes of the engines.
+        accuracies: The test accuracy of each engine's first run.
+    """
+    first, expected = next(iter(runs)), job.steps * job.rounds
     lines = []
     for name, outcomes in runs.items():
         if steps := {run.steps for run in outcomes} - {expected}:
             lines.append(f"{name}: {', '.join(map(str, sorted(steps)))} steps instead of {expected}")
-        if (most := max(difference(run, reference) for run in outcomes)) > SAME_WEIGHTS:
-            lines.append(f"{name}: weights differ from those of {next(iter(runs))} by {most:.2g}")
-        values = [job.accuracy(run.parameters) for run in outcomes]
-        if (most := max(abs(value - accuracy) for value in values)) > SAME_ACCURACY:
-            lines.append(f"{name}: test accuracy differs from that of {next(iter(runs))} by {most:.4f}")
+        most = max(difference(run, runs[first][0]) for run in outcomes)
+        if not most <= SAME_WEIGHTS:  # also where it is NaN
+            lines.append(f"{name}: weights differ from those of {first} by {most:.2g}")
+        if (apart := abs(accuracies[name] - accuracies[first])) > SAME_ACCURACY:
+            lines.append(f"{name}: test accuracy differs from that of {first} by {apart:.4f}")
     return lines
 
 
 def show(job: Job, runs: Runs) -> bool:
     """Print the comparison of the engines in `runs`, and return whether all did the same work."""
     first, repeats = next(iter(runs)), len(next(iter(runs.values())))
+    accuracies = {name: job.accuracy(outcomes[0].parameters) for name, outcomes in runs.items()}
     rounds = f"{repeats} × {job.rounds - 1} timed rounds, each time after one that warms up"
     print(f"\n{job.name}: {len(job.sizes)} clients, {job.steps:,} steps per round; {rounds}")
     head = ["engine", "seconds per round (range)", f"ratio to {ENGINES[first].title} (range)", "steps", "accuracy", "Δ"]
@@ -102,7 +108,7 @@ def show(job: Job, runs: Runs) -> bool:
                 f"{seconds(runs, name):.3f}",
                 "1" if name == first else f"{ratio(runs, name, first):.3f}",
                 f"{outcomes[0].steps:,}",
-                f"{job.accuracy(outcomes[0].parameters):.4f}",
+                f"{accuracies[name]:.4f}",
                 f"{max(difference(run, runs[first][0]) for run in outcomes):.0e}",
             ]
         )
@@ -110,7 +116,7 @@ def show(job: Job, runs: Runs) -> bool:
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     print(f"Δ: largest difference of a final weight from {ENGINES[first].title}'s")
-    problems = differences(job, runs)
+    problems = differences(job, runs, accuracies)
     print("all engines did the same work" if not problems else "THE WORK DIFFERS: " + "; ".join(problems))
     for goal in GOALS.get(job.name, []):
         if goal.engine in runs and goal.other in runs:
