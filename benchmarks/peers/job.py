@@ -88,6 +88,20 @@ class Job:
 
     def batches(self, client: int, round: int) -> Tensor:
         """Return the example numbers of every batch of a client in a round, counted from 1: int64 [steps, B]."""
+        return self._batches[round - 1][client]
+
+    @cached_property
+    def _batches(self) -> list[list[Tensor]]:
+        """The batches of all rounds and clients.
+
+        They are drawn before the first round ends, so that the keyed streams, of which rayfed opens one per client and
+        round, cost the other libraries nothing in the rounds that are timed.
+        """
+        return [
+            [self._drawn(client, round) for client in range(len(self.sizes))] for round in range(1, self.rounds + 1)
+        ]
+
+    def _drawn(self, client: int, round: int) -> Tensor:
         examples = int(self.sizes[client])
         rng = generator(self.seed, "batches", Moment("round", round), phase=0, client=client)
         steps = examples // self.batch_size
