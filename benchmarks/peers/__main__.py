@@ -27,25 +27,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     cache = args.cache.resolve()
     folder = cache / "runs"
     folder.mkdir(parents=True, exist_ok=True)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
     pythons = {}
     for name in args.engines:
         try:
             pythons[name] = ENGINES[name].python(cache)
         except Unavailable as error:
             print(error, flush=True)
-    results, same = {}, True
+    results, same = {}, True  # same: whether every job ran, with the same work on all engines
     for name in args.jobs:
         try:
             job = _job(name, args)
         except UsageError as error:
             print(f"{name}: {error}", flush=True)
+            same = False
             continue
         if job is None:
             continue
         path = folder / f"{name}.npz"
         job.save(path)
         runs = _run(path, pythons, folder, args)
-        if runs:
+        if not runs:
+            print(f"{name}: no engine could run it", flush=True)
+            same = False
+        else:
             same = show(job, runs) and same
             results[name] = {engine: [_summary(run) for run in outcomes] for engine, outcomes in runs.items()}
     if args.json:

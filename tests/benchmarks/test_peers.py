@@ -289,6 +289,25 @@ def test_without_data_a_job_is_skipped(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("skipped: set the environment variable RAYFED_DATA")
 
 
+def test_missing_data_and_engines_are_named_in_one_line_each(tmp_path, monkeypatch, capsys):
+    main = module("__main__")
+    monkeypatch.setenv("RAYFED_DATA", str(tmp_path / "nowhere"))
+    assert main.main(["--jobs", "mnist-cnn", "--engines", "bare", "--cache", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("mnist-cnn: ")
+    assert "nowhere" in line
+
+    def unavailable(*_):
+        raise module("environments").Unavailable("pfl: cannot be installed: no network")
+
+    monkeypatch.delenv("RAYFED_DATA")
+    monkeypatch.setattr(module("engines"), "environment", unavailable)
+    assert main.main([*TINY, "--jobs", "many-clients", "--engines", "pfl", "--cache", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "pfl: cannot be installed: no network"
+    assert lines[-1] == "many-clients: no engine could run it"
+
+
 TINY = ["--clients", "4", "--images", "20", "--repeats", "1", "--rounds", "1"]
 
 
