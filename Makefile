@@ -6,16 +6,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# Extra arguments: make demo DEMO_ARGS="rounds=2", make test TEST_ARGS="-k placement", make bench BENCH_ARGS="..."
+# Extra arguments: make demo DEMO_ARGS="rounds=2", make test TEST_ARGS="-k placement", make bench BENCH_ARGS="...",
+# make bench-peers PEERS_ARGS="--jobs many-clients --repeats 5"
 DEMO_ARGS ?=
 TEST_ARGS ?=
 TEST_WORKERS ?= 2
 BENCH_ARGS ?=
+PEERS_ARGS ?=
 
 .DEFAULT_GOAL := help
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help venv install demo test test-all record-weights lint format docs bench clean
+.PHONY: help venv install demo test test-all record-weights lint format docs bench bench-peers clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +68,9 @@ docs: $(STAMP) ## regenerate docs/algorithms.md, then check the pages' links and
 bench: $(STAMP) ## run every script in benchmarks/
 	@set -e; for script in benchmarks/[a-z]*.py; do \
 	  echo "== $$script"; $(BIN)/python "$$script" $(BENCH_ARGS); done
+
+bench-peers: $(STAMP) ## time a round beside a bare loop, Flower and pfl-research, which it installs into build/peers
+	PYTHONPATH=benchmarks:. $(BIN)/python -m peers $(PEERS_ARGS)
 
 clean: ## remove .venv, builds and caches, but not results/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

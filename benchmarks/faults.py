@@ -42,13 +42,11 @@ IN_RUNS = (
     ("driver", signal.SIGKILL),
 )
 IN_SWEEPS = (("trial", signal.SIGKILL), ("host", signal.SIGKILL), ("driver", signal.SIGKILL))
-ROUNDS = 12
 SETTINGS = (
     "data.name=mini_digits",
     "data.per_domain=120",
     "model.name=cnn",
     "local.epochs=1",
-    f"rounds={ROUNDS}",
     "checkpoint.every=4",
     "faults.patience=5",
 )
@@ -62,6 +60,7 @@ class Fault:
     command: str
     victim: str
     signal: signal.Signals
+    rounds: int
     error: str = ""
     seconds: float = 0.0
     noted: str = ""
@@ -75,11 +74,14 @@ class Fault:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=40, help="how many")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of each run")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument("--only", default="", help="only faults whose line contains this, such as 'run host'")
     args = parser.parse_args(argv)
     rng = random.Random(args.seed)
-    faults = [fault for fault in itertools.islice(plan(), args.faults) if args.only in " ".join(str(fault).split())]
+    faults = [
+        fault for fault in itertools.islice(plan(args.rounds), args.faults) if args.only in " ".join(str(fault).split())
+    ]
     undisturbed: dict[tuple[str, str], tuple[dict[str, str], float]] = {}
     for fault in faults:
         key = fault.algorithm, fault.command
@@ -96,14 +98,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return min(len(wrong), 1)
 
 
-def plan() -> Iterator[Fault]:
+def plan(rounds: int) -> Iterator[Fault]:
     """Yield faults without end: every algorithm with every fault."""
     kinds = [("run", *kind) for kind in IN_RUNS] + [("sweep", *kind) for kind in IN_SWEEPS]
-    yield from (Fault(algorithm, *kind) for algorithm, kind in itertools.cycle(itertools.product(ALGORITHMS, kinds)))
+    yield from (
+        Fault(algorithm, *kind, rounds) for algorithm, kind in itertools.cycle(itertools.product(ALGORITHMS, kinds))
+    )
 
 
 def command(fault: Fault, folder: str, *, resume: bool = False) -> list[str]:
-    options = [*SETTINGS, f"results={folder}", "experiment=faults", f"resume={str(resume).lower()}"]
+    options = [
+        *SETTINGS,
+        f"rounds={fault.rounds}",
+        f"results={folder}",
+        "experiment=faults",
+        f"resume={str(resume).lower()}",
+    ]
     if fault.command == "run":
         options += [f"algorithm.name={fault.algorithm}", "placement.hosts=2", "placement.cpus=0.5"]
         return [sys.executable, "-m", "rayfed", "run", *options]
@@ -164,7 +174,7 @@ def disturb(fault: Fault, folder: str, rng: random.Random, expected: dict[str, s
             fault.error = f"exit {code}, {found} in place of {expected}; {' / '.join(log[-3:])}"
             return
         tables = read(folder, "faults")
-        fault.error = incomplete(tables.rounds, tables.metrics)
+        fault.error = incomplete(tables.rounds, tables.metrics, fault.rounds)
         fault.noted = noted(folder)
     except subprocess.TimeoutExpired:
         log = (Path(folder) / "log.txt").read_text().splitlines()
@@ -208,11 +218,11 @@ def title(process: psutil.Process) -> str:
         return ""
 
 
-def incomplete(rounds: pd.DataFrame, metrics: pd.DataFrame) -> str:
+def incomplete(rounds: pd.DataFrame, metrics: pd.DataFrame, count: int) -> str:
     """Return what is wrong with the tables, or an empty string."""
     for trial, rows in rounds.groupby("trial"):
         numbers = sorted(rows.loc[rows["stage"] == "round", "round"])
-        if numbers != list(range(1, ROUNDS + 1)):
+        if numbers != list(range(1, count + 1)):
             return f"{trial} has the rounds {numbers}"
     keys = ["trial", "round", "client", "domain", "split", "point", "metric"]
     if metrics.duplicated(keys).any():

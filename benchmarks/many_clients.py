@@ -45,18 +45,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def make_clients(count: int, images: int) -> list[Client]:
     """Split MNIST at random, or noise where RAYFED_DATA is not set (the work is the same); without test images."""
-    rng = np.random.default_rng(0)
-    total = count * images
-    if root := os.environ.get("RAYFED_DATA"):
-        pool, labels, _, _ = Mnist(root=root).pool()
-        rows = rng.permutation(len(labels))[np.arange(total) % len(labels)]
-        x, y = pool[rows], labels[rows]
-    else:
-        print("RAYFED_DATA is not set: using random images in place of MNIST")
-        x, y = rng.integers(0, 256, (total, 1, 28, 28), dtype=np.uint8), rng.integers(0, 10, total)
+    x, y = draw_images(count * images)
     empty = Examples(x[:0], y[:0])
     parts = [slice(i * images, (i + 1) * images) for i in range(count)]
     return [Client(i, "all", Examples(x[part], y[part]), empty, empty) for i, part in enumerate(parts)]
+
+
+def draw_images(total: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return `total` images of MNIST at random, none twice up to 70,000, or noise where RAYFED_DATA is not set.
+
+    Images are uint8 [total, 1, 28, 28], labels int64 [total]. The first images of MNIST are the same for any `total`.
+    """
+    rng = np.random.default_rng(0)
+    if root := os.environ.get("RAYFED_DATA"):
+        pool, labels, _, _ = Mnist(root=root).pool()
+        rows = rng.permutation(len(labels))[np.arange(total) % len(labels)]
+        return pool[rows], labels[rows]
+    print("RAYFED_DATA is not set: using random images in place of MNIST")
+    return rng.integers(0, 256, (total, 1, 28, 28), dtype=np.uint8), rng.integers(0, 10, total)
 
 
 if __name__ == "__main__":

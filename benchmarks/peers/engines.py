@@ -1,0 +1,104 @@
+"""The engines, and how to run a job on one in a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.environments import Unavailable, environment, last_error
+from peers.job import PROCESSES, Outcome
+
+BENCHMARKS = Path(__file__).parents[1]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One way of running a job: `python <launcher> -m peers.<name>_engine JOB OUTCOME`.
+
+    Attributes:
+        name: The name of the engine.
+        title: What tables call it.
+        installed: Whether it runs in an environment of its own; otherwise it runs in the present one.
+        launcher: Arguments of Python before the module.
+    """
+
+    name: str
+    title: str
+    installed: bool
+    launcher: Sequence[str] = ()
+
+    def python(self, cache: Path) -> Path:
+        """Return the Python to run the engine with, and install its environment if need be.
+
+        Raises:
+            Unavailable: The environment cannot be installed.
+        """
+        return environment(self.name, cache) if self.installed else Path(sys.executable)
+
+    def run(self, python: Path, job: Path, folder: Path, timeout: float) -> Outcome:
+        """Run `job` in a new process, whose output goes to a log in `folder`, and wait for it.
+
+        Raises:
+            Unavailable: The process failed, or took longer than `timeout` seconds.
+        """
+        outcome, log = folder / f"{job.stem}-{self.name}.npz", folder / f"{job.stem}-{self.name}.log"
+        outcome.unlink(missing_ok=True)
+        module = f"peers.{self.name}_engine"
+        command = [str(python), *self.launcher, "-m", module, str(job), str(outcome)]
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=variables(), cwd=folder, start_new_session=True
+            )
+            try:
+                status = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                raise Unavailable(f"{self.name}: took longer than {timeout:g} s on {job.stem} (see {log})") from None
+            finally:
+                if process.poll() is None:  # the time is over, or Ctrl-C
+                    _end(process)
+        if status or not outcome.exists():
+            raise Unavailable(f"{self.name}: failed on {job.stem}: {last_error(log)} (see {log})")
+        return Outcome.load(outcome)
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("bare", "bare loop", installed=False),
+        Engine("rayfed", "rayfed", installed=False),
+        Engine("pfl", "pfl-research", installed=True, launcher=TORCHRUN),
+        Engine("flower", "Flower", installed=True),
+    )
+}
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End a process that leads a session, and its children."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(process.pid, number)
+        try:
+            process.wait(20)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables of an engine: one thread per process, no GPU, no telemetry, no cluster."""
+    dropped = {"PYTHONHOME", "RAY_ADDRESS", "VIRTUAL_ENV"}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return (
+        kept
+        | threads
+        | {
+            "CUDA_VISIBLE_DEVICES": "",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONPATH": f"{BENCHMARKS}{os.pathsep}{BENCHMARKS.parent}",
+        }
+    )

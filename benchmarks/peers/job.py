@@ -1,0 +1,218 @@
+"""A job that every engine can run, and the outcome of a run: both are .npz files.
+
+This module needs only NumPy and torch, so that it can be imported in the environment of any engine. It takes the order
+of the batches from `rayfed.core.rng`, which needs no more than that. All engines therefore take the same steps, and end
+with the same weights up to rounding.
+"""
+
+import argparse
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rayfed.core.moment import Moment
+from rayfed.core.rng import generator
+
+PROCESSES = 2
+"""The number of worker processes of every engine; each has one thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """FedAvg with full participation, one local epoch of plain SGD on full batches, and no evaluation.
+
+    Attributes:
+        name: The name of the job.
+        network: The name of the network in `network`, which is also rayfed's.
+        x, y: The training images of all clients, uint8 [n, 1, 28, 28], and their labels, int64 [n].
+        sizes: The number of training images of each client, int64 [clients]; images of a client are adjacent.
+        test_x, test_y: The images and labels on which the final models are compared.
+        initial: The initial parameters, in the order of `network(...).parameters()`.
+        mean, std: The normalisation of the images, (x / 255 - mean) / std.
+        lr: The learning rate.
+        batch_size: The number of examples of a batch.
+        rounds: The number of rounds, with the first, which warms up.
+        seed: The seed of the order of the batches.
+        channels_last: Whether to use the memory format channels-last instead of PyTorch's default; rayfed always does.
+    """
+
+    name: str
+    network: str
+    x: np.ndarray
+    y: np.ndarray
+    sizes: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    initial: list[np.ndarray]
+    mean: float
+    std: float
+    lr: float
+    batch_size: int
+    rounds: int
+    seed: int = 0
+    channels_last: bool = True
+
+    @property
+    def steps(self) -> int:
+        """The number of gradient steps of all clients in one round."""
+        return int((self.sizes // self.batch_size).sum())
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        return np.cumsum(self.sizes)
+
+    def rows(self, client: int) -> slice:
+        """Return the rows of `x` and `y` that a client holds."""
+        return slice(int(self.ends[client] - self.sizes[client]), int(self.ends[client]))
+
+    def data(self, client: int) -> tuple[Tensor, Tensor]:
+        """Return the normalised training images of a client, float32 [n, 1, 28, 28], and their labels [n]."""
+        rows = self.rows(client)
+        return self.normalised(self.x[rows]), torch.from_numpy(self.y[rows])
+
+    def normalised(self, images: np.ndarray) -> Tensor:
+        x = (torch.from_numpy(images).float() / 255 - self.mean) / self.std
+        return x.to(memory_format=self.memory_format)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    def batches(self, client: int, round: int) -> Tensor:
+        """Return the example numbers of every batch of a client in a round, counted from 1: int64 [steps, B]."""
+        return self._batches[round - 1][client]
+
+    @cached_property
+    def _batches(self) -> list[list[Tensor]]:
+        """The batches of all rounds and clients.
+
+        They are drawn before the first round ends, so that the keyed streams, of which rayfed opens one per client and
+        round, cost the other libraries nothing in the rounds that are timed.
+        """
+        return [
+            [self._drawn(client, round) for client in range(len(self.sizes))] for round in range(1, self.rounds + 1)
+        ]
+
+    def _drawn(self, client: int, round: int) -> Tensor:
+        examples = int(self.sizes[client])
+        rng = generator(self.seed, "batches", Moment("round", round), phase=0, client=client)
+        steps = examples // self.batch_size
+        return torch.from_numpy(rng.permutation(examples)[: steps * self.batch_size]).view(steps, self.batch_size)
+
+    def model(self) -> nn.Sequential:
+        """Return the network with the initial parameters."""
+        model = network(self.network)
+        set_parameters(model, self.initial)
+        return model.to(memory_format=self.memory_format)  # type: ignore[call-overload]
+
+    def accuracy(self, parameters: Sequence[np.ndarray]) -> float:
+        """Return the share of the test images that the model with `parameters` classifies correctly."""
+        model = self.model().eval()
+        set_parameters(model, parameters)
+        with torch.no_grad():
+            parts = [model(self.normalised(part)).argmax(1) for part in np.array_split(self.test_x, 16) if len(part)]
+        return float((torch.cat(parts).numpy() == self.test_y).mean())
+
+    def save(self, path: Path) -> None:
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "initial"}
+        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+        rest = {name: value for name, value in values.items() if name not in arrays}
+        np.savez(path, rest=json.dumps(rest), **arrays, **_numbered(self.initial))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Job":
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        return cls(initial=_unnumbered(arrays), **json.loads(str(arrays.pop("rest"))), **arrays)
+
+
+def network(name: str) -> nn.Sequential:
+    """Return a network as one would write it by hand; its parameters are in the order of rayfed's network `name`."""
+    if name == "cnn":
+        features = [nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        return nn.Sequential(*features, nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10))
+    if name == "mlp":
+        hidden = [nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU()]
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(200, 10))
+    raise ValueError(f"network={name!r}: expected cnn or mlp")
+
+
+def set_parameters(model: nn.Module, values: Sequence[np.ndarray]) -> None:
+    """Copy `values` into the parameters of `model`, which are as many and of the same shapes."""
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), values, strict=True):
+            if parameter.shape != value.shape:
+                raise ValueError(f"a parameter has the shape {tuple(parameter.shape)}, its value {value.shape}")
+            parameter.copy_(torch.from_numpy(value))
+
+
+def parameters_of(model: nn.Module) -> list[np.ndarray]:
+    """Return copies of the parameters of `model`, in order."""
+    return [parameter.detach().contiguous().numpy().copy() for parameter in model.parameters()]
+
+
+def train(model: nn.Module, x: Tensor, y: Tensor, batches: Tensor, lr: float) -> int:
+    """Take one step of SGD for each of `batches`, rows of example numbers, and return their number."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for rows in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+    return len(batches)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run of a job on an engine leaves.
+
+    Attributes:
+        version: The engine's version.
+        seconds: Wall-clock seconds of every round but the first: the time from the end of the round before.
+        steps: The number of gradient steps of all rounds.
+        parameters: The final model, in the order of `network(...).parameters()`.
+    """
+
+    version: str
+    seconds: list[float]
+    steps: int
+    parameters: list[np.ndarray]
+
+    def save(self, path: str | Path) -> None:
+        rest = asdict(self)
+        np.savez(path, **_numbered(rest.pop("parameters")), rest=json.dumps(rest))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Outcome":
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        return cls(parameters=_unnumbered(arrays), **json.loads(str(arrays["rest"])))
+
+
+def between(stamps: Sequence[float]) -> list[float]:
+    """Return the seconds between the ends of successive rounds, one fewer than there are `stamps`."""
+    return [end - start for start, end in itertools.pairwise(stamps)]
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """Return the arguments of an engine's script: `job` and `outcome`, two paths."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("job", help="the job to run, an .npz file")
+    parser.add_argument("outcome", help="the .npz file to write")
+    return parser.parse_args()
+
+
+def _numbered(parameters: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    return {f"parameter_{i}": value for i, value in enumerate(parameters)}
+
+
+def _unnumbered(arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Remove the parameters from `arrays` and return them in order."""
+    return [arrays.pop(f"parameter_{i}") for i in range(sum(name.startswith("parameter_") for name in arrays))]

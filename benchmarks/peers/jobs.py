@@ -1,0 +1,99 @@
+"""Makes the two jobs of the README, and runs rayfed's plan for a job. This needs rayfed's own environment."""
+
+from pathlib import Path
+
+import numpy as np
+from many_clients import draw_images
+
+from peers.job import Job
+from rayfed.data.loading import load
+from rayfed.data.population import Client, Examples, Population
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import Plan, make_plan
+
+TEST_IMAGES = 10_000
+MNIST_CNN = "mnist-cnn"
+MANY_CLIENTS = "many-clients"
+
+
+def mnist_cnn(root: Path, rounds: int, *, share: float = 1.0, channels_last: bool = True) -> Job:
+    """Return the job of `round_seconds.py`: 20 clients of the published MNIST split, with the four-layer CNN.
+
+    Args:
+        root: The folder with MNIST/raw and partitions/.
+        rounds: The number of rounds, with the first, which warms up.
+        share: The share of each client's training images to keep; at least one batch stays.
+        channels_last: The memory format of the bare loop and of the other libraries.
+    """
+    file = root / "partitions" / "mnist_dir0.1_20clients.parquet"
+    population = load("mnist", {"root": str(root)}, "file", {"file": str(file), "validation": 0})
+
+    def part(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
+        kept = max(min(10, len(examples)), int(len(examples) * share))
+        return np.asarray(examples.x[:kept]), examples.y[:kept]
+
+    train = [part(client.train) for client in population.clients]
+    test = [(np.asarray(client.test.x[::2]), client.test.y[::2]) for client in population.clients]
+    return _with_initial_weights(
+        name=MNIST_CNN,
+        network="cnn",
+        x=np.concatenate([x for x, _ in train]),
+        y=np.concatenate([y for _, y in train]),
+        sizes=np.array([len(y) for _, y in train]),
+        test_x=np.concatenate([x for x, _ in test]),
+        test_y=np.concatenate([y for _, y in test]),
+        mean=float(population.mean[0]),
+        std=float(population.std[0]),
+        rounds=rounds,
+        channels_last=channels_last,
+    )
+
+
+def many_clients(rounds: int, *, clients: int = 500, images: int = 100) -> Job:
+    """Return the job of `many_clients.py`: `clients` clients of `images` images each, with an MLP."""
+    total = clients * images
+    x, y = draw_images(total + TEST_IMAGES)
+    return _with_initial_weights(
+        name=MANY_CLIENTS,
+        network="mlp",
+        x=x[:total],
+        y=y[:total],
+        sizes=np.full(clients, images),
+        test_x=x[total:],
+        test_y=y[total:],
+        mean=0.0,
+        std=1.0,
+        rounds=rounds,
+        channels_last=False,
+    )
+
+
+def _with_initial_weights(**values) -> Job:
+    """Return the job with the initial weights that rayfed draws from its seed."""
+    job = Job(**values, lr=0.005, batch_size=10, initial=[])
+    model = plan_of(job, hosts=0, results="results").blueprint.model
+    return Job(**values, lr=0.005, batch_size=10, initial=[p.detach().numpy() for p in model.parameters()])
+
+
+def plan_of(job: Job, *, hosts: int, results: str) -> Plan:
+    """Return rayfed's plan for `job` on `hosts` Ray actors, with the tables in the folder `results`."""
+    config = Config.read(
+        {
+            "model.name": job.network,
+            "local": {"batch_size": job.batch_size, "epochs": 1, "lr": job.lr},
+            "rounds": job.rounds,
+            "evaluate.every": job.rounds,
+            "seed": job.seed,
+            "placement.hosts": hosts,
+            "results": results,
+        }
+    )
+    return make_plan(config, population=population_of(job))
+
+
+def population_of(job: Job) -> Population:
+    """Return the clients of `job`, without test images, so that there is nothing to evaluate."""
+    empty = Examples(job.x[:0], job.y[:0])
+    parts = [job.rows(client) for client in range(len(job.sizes))]
+    clients = [Client(i, "all", Examples(job.x[rows], job.y[rows]), empty, empty) for i, rows in enumerate(parts)]
+    return Population(job.name, tuple(clients), 10, (1, 28, 28), (job.mean,), (job.std,))
