@@ -129,10 +129,12 @@ def _train(
     """Return the sum over `clients` of weight · model after one epoch that starts from `state`."""
     start = {name: torch.from_numpy(value) for name, value in state.items()}
     sums = {name: torch.zeros_like(value) for name, value in start.items()}
-    for client in clients:
+    drawn = []
+    for client in clients:  # before the training, since the generator is slower while other work empties the caches
         rng = generator(seed, "batches", Moment("round", round), phase=0, client=client.number)
-        rows = batch_rows(len(client.y), batch_size, epochs=1, steps=None, drop_last=True, rng=rng)
-        epoch(model, start, client.x, client.y, torch.from_numpy(np.array(rows)), lr)
+        drawn.append(np.array(batch_rows(len(client.y), batch_size, epochs=1, steps=None, drop_last=True, rng=rng)))
+    for client, rows in zip(clients, drawn, strict=True):
+        epoch(model, start, client.x, client.y, torch.from_numpy(rows), lr)
         for name, value in model.state_dict().items():
             if value.is_floating_point():
                 sums[name].add_(value, alpha=client.weight)

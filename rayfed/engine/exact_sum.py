@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfed.core.trees import tree_map
+from rayfed.core.trees import named_tensors, tree_map
 
 _GRID = 2.0**-40
 _SHIFT = 1.5 * 2.0**52 * _GRID  # adding this moves the last bit of a float64 to the grid
@@ -26,7 +26,12 @@ class ExactSum:
 
     def add(self, tree: Any, weight: float) -> None:
         """Add `weight` times `tree`."""
-        terms = tree_map(lambda leaf: _term(leaf, weight), tree)
+        terms = tree_map(_copied, tree)
+        if floating := [leaf for _, leaf in named_tensors(terms) if leaf.is_floating_point()]:
+            # one call for all tensors, which on a GPU is one launch
+            torch._foreach_mul_(floating, weight)
+            torch._foreach_add_(floating, _SHIFT)
+            torch._foreach_sub_(floating, _SHIFT)
         self.merge(ExactSum(terms, tree_map(lambda leaf: leaf.dtype, tree)))
 
     def merge(self, other: "ExactSum") -> None:
@@ -41,10 +46,8 @@ class ExactSum:
         return tree_map(lambda total, dtype: total.to(dtype), self.value, self.dtypes)
 
 
-def _term(leaf: Tensor, weight: float) -> Tensor:
-    if not leaf.is_floating_point():
-        return leaf.clone()
-    return leaf.to(torch.float64, copy=True).mul_(weight).add_(_SHIFT).sub_(_SHIFT)
+def _copied(leaf: Tensor) -> Tensor:
+    return leaf.to(torch.float64, copy=True) if leaf.is_floating_point() else leaf.clone()
 
 
 def _join(total: Tensor, term: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,14 +16,21 @@ from rayfed.core.task import Batch
 from rayfed.core.trees import clone, stack, tree_map, unstack
 from rayfed.engine.device_data import Part, batch_count, batch_rows
 
+Rows = list[Tensor]
+"""The row numbers of each batch."""
+
 
 class Job(NamedTuple):
-    """A client about to train: its index, its training data, its `work` and the context of its hooks."""
+    """A client about to train: its index, its training data, its `work` and the context of its hooks.
+
+    `rows` are the row numbers of all batches by phase, where they were drawn ahead (`draw_rows`).
+    """
 
     client: ClientIndex
     part: Part
     work: State
     ctx: Context
+    rows: Sequence[Rows] | None = None
 
 
 class Trained(NamedTuple):
@@ -97,15 +105,32 @@ def _taking(exchange: Exchange, job: Job, augment: Augment | None, seed: int, nu
     return take
 
 
-def _rows(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> list[Tensor]:
-    rng = generator(seed, "batches", job.ctx.moment, phase=number, client=job.client)
-    size = phase.batch_size or job.ctx.batch_size
-    batches = batch_rows(len(job.part), size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng)
+def _rows(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> Rows:
+    if job.rows is not None:
+        return job.rows[number]
+    device = job.part.y.device
+    return draw_rows(
+        job.ctx.at(client=job.client), len(job.part), phase, number, seed=seed, drop_last=drop_last, device=device
+    )
+
+
+def draw_rows(
+    ctx: Context, examples: int, phase: Phase, number: int, *, seed: int, drop_last: bool, device: torch.device
+) -> Rows:
+    """Return the row numbers of each batch of a phase, in the order of training.
+
+    Args:
+        ctx: The context of the client.
+        examples: The number of its training examples.
+        number: The position of the phase.
+    """
+    rng = generator(seed, "batches", ctx.moment, phase=number, client=ctx.client)
+    size = phase.batch_size or ctx.batch_size
+    batches = batch_rows(examples, size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng)
     if not batches:
         return []
-    device = job.part.y.device
     if all(len(rows) == len(batches[0]) for rows in batches):  # one transfer for the phase
-        return list(torch.stack([torch.from_numpy(rows) for rows in batches]).to(device))
+        return list(torch.from_numpy(np.stack(batches)).to(device).unbind())
     return [torch.from_numpy(rows).to(device) for rows in batches]
 
 
