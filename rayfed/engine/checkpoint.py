@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from rayfed.algorithm import State
 from rayfed.core.errors import StorageError, UsageError
@@ -242,33 +243,39 @@ class _Blocks:
 
     def __init__(self, segment: int, send: Callable[[bytes], None]):
         self._segment, self._send = segment, send
-        self._pending = bytearray()
-        self.size = 0
+        self._pending: list[memoryview] = []
+        self._bytes = self.size = 0
 
     def add(self, state: State) -> Part:
         content = _serialised(state)
         offset, self.size = self.size, self.size + len(content)
-        if len(self._pending) + len(content) > BLOCK_BYTES:
+        if self._bytes + len(content) > BLOCK_BYTES:
             self.flush()
-        for start in range(0, len(content), BLOCK_BYTES):
-            piece = content[start : start + BLOCK_BYTES]
-            if len(piece) == BLOCK_BYTES:
-                self._send(bytes(piece))
-            else:
-                self._pending += piece
+        rest = len(content) // BLOCK_BYTES * BLOCK_BYTES
+        for start in range(0, rest, BLOCK_BYTES):
+            self._send(bytes(content[start : start + BLOCK_BYTES]))
+        if len(content) > rest:
+            self._pending.append(content[rest:])
+            self._bytes += len(content) - rest
         return Part(self._segment, offset, len(content), checksum(content))
 
     def flush(self) -> None:
         if self._pending:
-            self._send(bytes(self._pending))
-            self._pending = bytearray()
+            self._send(b"".join(self._pending))
+            self._pending, self._bytes = [], 0
 
 
 def _serialised(state: State) -> memoryview:
     buffer = io.BytesIO()
-    # A tensor that is a view of a larger one would be saved with all of it, hence the copies.
-    torch.save(tree_map(lambda tensor: tensor.detach().cpu().clone(), state), buffer)
+    torch.save(tree_map(_whole, state), buffer)
     return buffer.getbuffer()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return `tensor` on the CPU; a view as a copy, because it would be saved with all of what it is a view of."""
+    tensor = tensor.detach().cpu()
+    is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+    return tensor.clone() if is_view else tensor
 
 
 Read = Callable[[Mapping[str, Part]], Iterator[tuple[str, bytes]]]

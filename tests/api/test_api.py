@@ -48,7 +48,7 @@ def run(tmp_path):
     return run
 
 
-OWN = ("clients", "model", "loss", "num_classes", "quiet")
+OWN = ("clients", "model", "loss", "num_classes", "quiet", "keep_state")
 
 
 class TestResult:
@@ -94,6 +94,29 @@ class TestResult:
         assert set(result.clients) <= {0, 1, 2, 3}
         assert all(t.device.type == "cpu" for _, t in named_tensors([result.server, list(result.clients.values())]))
         assert any(t.abs().sum() > 0 for _, t in named_tensors(dict(result.clients)))
+
+    def test_the_final_state_is_kept_on_disk_unless_told_otherwise(self, result, run):
+        """Also one with checkpoint.every, of which the last round is a checkpoint in any case."""
+        (folder,) = (result.folder / "checkpoints").iterdir()
+        assert len(list(folder.glob("manifest-*"))) == 1
+        other = run({"seed": 8}, keep_state=False)
+        assert not (other.folder / "checkpoints" / other.trial).exists()
+        for name in ("server", "clients"):
+            with pytest.raises(
+                rayfed.UsageError, match=rf"^Result\.{name}: the final state was not kept; run with keep"
+            ):
+                getattr(other, name)
+        assert other.weights_hash in repr(other)
+        saved = run({"seed": 9, "checkpoint.every": 1}, keep_state=False)
+        assert set(saved.server) == {"weights"}
+
+    def test_a_client_is_read_anew_each_time(self, result):
+        client = next(iter(result.clients))
+        first, second = result.clients[client], result.clients[client]
+        assert first is not second
+        leaves = [list(named_tensors(state)) for state in (first, second)]
+        assert all(torch.equal(one, other) for (_, one), (_, other) in zip(*leaves, strict=True))
+        assert str(result.clients).startswith("<states of ")
 
     def test_only_its_own_trial(self, result, run):
         other = run({"seed": 8})

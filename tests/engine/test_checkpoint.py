@@ -351,3 +351,40 @@ def test_a_failed_save_is_made_up_for_by_the_next(recorder, monkeypatch, outcome
             break
     assert write is storage._LocalStaged.write
     assert resumed_outcome(recorder) == outcome
+
+
+@pytest.mark.parametrize("method", ["append_to_checkpoint", "commit_checkpoint"])
+def test_a_recorder_that_is_started_again_gets_the_whole_checkpoint(tmp_path, monkeypatch, outcome, method):
+    """The blocks that the one before had are lost with it."""
+    recorder = CheckpointRecorder(str(tmp_path), "e")
+    server, saver = run_and_save(recorder, 2)
+    original, calls = getattr(recorder, method), []
+
+    def restarted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            recorder._checkpoints = {}  # as a new recorder
+        return original(*arguments)
+
+    monkeypatch.setattr(recorder, method, restarted)
+    run_and_save(recorder, 3, server, saver)
+    assert len(calls) == 2
+    newest = recorder.saved("t")[0]["content"]
+    assert newest["round"] == 3
+    assert {int(name) for name, part in newest["clients"].items() if part[0] == newest["number"]} >= set(
+        server.sample(3)
+    )
+    monkeypatch.undo()
+    assert resumed_outcome(recorder) == outcome
+
+
+def test_a_view_is_saved_without_what_it_is_a_view_of(recorder):
+    large = torch.zeros(1_000_000)
+    state = {"row": large[:3], "turned": torch.arange(6.0).reshape(2, 3).t(), "one": torch.ones(()).expand(4)}
+    server = SimpleNamespace(state=state, round=1, fleet=SimpleNamespace(states=Many(0, 0), events=[]))
+    checkpointer(server, recorder).save()
+    content = recorder.saved("t")[0]["content"]
+    assert content["server"][2] < 10_000
+    read = checkpoint._parts_reader(recorder, "t")({"server": checkpoints.Part(*content["server"])})
+    ((_, again),) = checkpoint._states(read, torch.device("cpu"))
+    assert all(torch.equal(again[name], state[name]) for name in state)

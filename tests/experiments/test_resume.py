@@ -4,6 +4,7 @@ import importlib
 import linecache
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -267,3 +268,40 @@ def test_a_new_start_leaves_no_old_checkpoint_to_resume_from(here):
     assert list(here.glob("results/run/checkpoints/*/manifest-*.json"))
     assert main([*COMMON, "rounds=2"]) == 0
     assert not list(here.glob("results/run/checkpoints/*/manifest-*.json"))
+
+
+def test_the_command_keeps_no_final_state_without_checkpoints(here):
+    assert main([*COMMON, "rounds=2"]) == 0
+    assert not (here / "results/run/checkpoints").exists()
+
+
+def test_a_checkpoint_in_the_earlier_format_is_refused(here, capsys):
+    assert main([*COMMON, "rounds=2", "checkpoint.every=1"]) == 0
+    (folder,) = here.glob("results/run/checkpoints/*")
+    folder.with_name(f"{folder.name}.pt").write_bytes(b"anything")
+    shutil.rmtree(folder)
+    capsys.readouterr()
+    assert main([*COMMON, "rounds=2", "checkpoint.every=1", "resume=true"]) == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith(" is in the format of an earlier version of rayfed; start anew with resume=false")
+    )
+    assert main([*COMMON, "rounds=2", "checkpoint.every=1"]) == 0
+    assert [path.name for path in here.glob("results/run/checkpoints/*")] == [folder.name]
+
+
+def test_the_older_checkpoint_is_used_with_a_line_that_says_so(here, capsys):
+    values = [*COMMON, "algorithm.name=scaffold", "checkpoint.every=1"]
+    assert main([*values, "results=whole"]) == 0
+    assert main([*values, "results=cut"]) == 0
+    newest = max(here.glob("cut/run/checkpoints/*/segment-*"))
+    newest.write_bytes(newest.read_bytes()[:-5])
+    capsys.readouterr()
+    assert main([*values, "results=cut", "resume=true"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any(
+        re.fullmatch(r"rayfed: checkpoint 8 of \S+ is damaged: .*; continues from checkpoint 7, after round 7", x)
+        for x in lines
+    )
+    same("cut", "whole")

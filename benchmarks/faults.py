@@ -1,0 +1,232 @@
+"""Random faults: processes of runs and sweeps are killed or stopped at random moments, and nothing may be lost.
+
+Each fault gets a run of its own, of one of five algorithms on two hosts, or a sweep of two trials. Once a round is on
+disk, a random process is killed (-9) or stopped: a host, the server (in a sweep, a trial's process), the recorder, or
+the command itself, which is then given again with resume=true. The run must end by itself with the hash of the
+undisturbed one and with complete tables, without doubled rows.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+import psutil
+
+from rayfed.core.errors import UsageError
+from rayfed.results.read import read
+
+ALGORITHMS = ("fedavg", "scaffold", "adcol", "dbe", "afl")
+VICTIMS = {
+    "host": "ray::RayHost",
+    "server": "ray::_ServerActor",
+    "trial": "ray::SweepTrial",
+    "recorder": "ray::Recorder",
+}
+IN_RUNS = (
+    ("host", signal.SIGKILL),
+    ("host", signal.SIGSTOP),
+    ("server", signal.SIGKILL),
+    ("recorder", signal.SIGKILL),
+    ("driver", signal.SIGKILL),
+)
+IN_SWEEPS = (("trial", signal.SIGKILL), ("host", signal.SIGKILL), ("driver", signal.SIGKILL))
+ROUNDS = 12
+SETTINGS = (
+    "data.name=mini_digits",
+    "data.per_domain=120",
+    "model.name=cnn",
+    "local.epochs=1",
+    f"rounds={ROUNDS}",
+    "checkpoint.every=4",
+    "faults.patience=5",
+)
+
+
+@dataclasses.dataclass
+class Fault:
+    """One fault and what came of it."""
+
+    algorithm: str
+    command: str
+    victim: str
+    signal: signal.Signals
+    error: str = ""
+    seconds: float = 0.0
+    noted: str = ""
+
+    def __str__(self) -> str:
+        outcome = self.error or "same hash, tables complete"
+        name = f"{self.algorithm:<9} {self.command:<6} {self.victim:<9} {self.signal.name:<8}"
+        return f"{name} {self.seconds:6.1f} s lost  {outcome}  {self.noted}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=40, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="of the random moments")
+    parser.add_argument("--only", default="", help="only faults whose line contains this, such as 'run host'")
+    args = parser.parse_args(argv)
+    rng = random.Random(args.seed)
+    faults = [fault for fault in itertools.islice(plan(), args.faults) if args.only in " ".join(str(fault).split())]
+    undisturbed: dict[tuple[str, str], tuple[dict[str, str], float]] = {}
+    for fault in faults:
+        key = fault.algorithm, fault.command
+        if key not in undisturbed:
+            with tempfile.TemporaryDirectory(prefix="rayfed-faults-") as folder:
+                undisturbed[key] = run_once(fault, folder)
+        with tempfile.TemporaryDirectory(prefix="rayfed-faults-") as folder:
+            disturb(fault, folder, rng, *undisturbed[key])
+        print(fault, flush=True)
+    wrong = [fault for fault in faults if fault.error]
+    lost = [fault.seconds for fault in faults if not fault.error]
+    print(f"\n{len(faults) - len(wrong)} of {len(faults)} faults ended as if nothing had happened", end="")
+    print(f"; median {statistics.median(lost):.1f} s lost" if lost else "")
+    return min(len(wrong), 1)
+
+
+def plan() -> Iterator[Fault]:
+    """Yield faults without end: every algorithm with every fault."""
+    kinds = [("run", *kind) for kind in IN_RUNS] + [("sweep", *kind) for kind in IN_SWEEPS]
+    yield from (Fault(algorithm, *kind) for algorithm, kind in itertools.cycle(itertools.product(ALGORITHMS, kinds)))
+
+
+def command(fault: Fault, folder: str, *, resume: bool = False) -> list[str]:
+    options = [*SETTINGS, f"results={folder}", "experiment=faults", f"resume={str(resume).lower()}"]
+    if fault.command == "run":
+        options += [f"algorithm.name={fault.algorithm}", "placement.hosts=2", "placement.cpus=0.5"]
+        return [sys.executable, "-m", "rayfed", "run", *options]
+    space = Path(folder) / "space.yaml"
+    space.write_text(f"algorithm.name: {fault.algorithm}\n")
+    options += ["placement.hosts=1", "placement.cpus=0.5", "seeds=[0,1]"]
+    return [sys.executable, "-m", "rayfed", "sweep", str(space), *options]
+
+
+def start(fault: Fault, folder: str, *, resume: bool = False) -> "subprocess.Popen[str]":
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with open(Path(folder) / "log.txt", "a") as log:
+        return subprocess.Popen(
+            command(fault, folder, resume=resume),
+            stdout=log,
+            stderr=log,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def run_once(fault: Fault, folder: str) -> tuple[dict[str, str], float]:
+    """Return the hash of each trial of an undisturbed command, and its seconds."""
+    began = time.monotonic()
+    process = start(fault, folder)
+    if process.wait(timeout=600):
+        raise SystemExit(f"the undisturbed {fault.command} failed:\n{(Path(folder) / 'log.txt').read_text()}")
+    return hashes(folder), time.monotonic() - began
+
+
+def hashes(folder: str) -> dict[str, str]:
+    trials = read(folder, "faults").trials
+    return {row.trial: f"{row.status} {row.weights_hash}" for row in trials.itertuples()}
+
+
+def disturb(fault: Fault, folder: str, rng: random.Random, expected: dict[str, str], usual: float) -> None:
+    """Run the command with a fault, and note in `fault` what was wrong in the end."""
+    began = time.monotonic()
+    process = start(fault, folder)
+    try:
+        wait_for_round(folder, process)
+        time.sleep(rng.uniform(0, 3))
+        victim = find(process.pid, fault.victim, rng)
+        if victim is None:
+            fault.error = f"no {fault.victim} was found"
+            return
+        victim.send_signal(fault.signal)
+        if fault.victim == "driver":
+            process.wait()
+            time.sleep(1)
+            process = start(fault, folder, resume=True)
+        code = process.wait(timeout=300)
+        fault.seconds = time.monotonic() - began - usual
+        found = hashes(folder)
+        if code or found != expected:
+            log = (Path(folder) / "log.txt").read_text().splitlines()
+            fault.error = f"exit {code}, {found} in place of {expected}; {' / '.join(log[-3:])}"
+            return
+        tables = read(folder, "faults")
+        fault.error = incomplete(tables.rounds, tables.metrics)
+        fault.noted = noted(folder)
+    except subprocess.TimeoutExpired:
+        log = (Path(folder) / "log.txt").read_text().splitlines()
+        fault.error = f"did not end; {' / '.join(log[-3:])}"
+    finally:
+        for left in [process, *descendants(process.pid)]:
+            with contextlib.suppress(psutil.Error, OSError):
+                left.kill()
+
+
+def wait_for_round(folder: str, process: "subprocess.Popen[str]") -> None:
+    end = time.monotonic() + 200
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            if len(read(folder, "faults").rounds):
+                return
+        except (UsageError, OSError):
+            pass
+        time.sleep(0.3)
+
+
+def find(driver: int, kind: str, rng: random.Random) -> psutil.Process | None:
+    """Return a random process of a kind below the command."""
+    if kind == "driver":
+        return psutil.Process(driver)
+    found = [process for process in descendants(driver) if title(process).startswith(VICTIMS[kind])]
+    return rng.choice(found) if found else None
+
+
+def descendants(driver: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(driver).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def incomplete(rounds: pd.DataFrame, metrics: pd.DataFrame) -> str:
+    """Return what is wrong with the tables, or an empty string."""
+    for trial, rows in rounds.groupby("trial"):
+        numbers = sorted(rows.loc[rows["stage"] == "round", "round"])
+        if numbers != list(range(1, ROUNDS + 1)):
+            return f"{trial} has the rounds {numbers}"
+    keys = ["trial", "round", "client", "domain", "split", "point", "metric"]
+    if metrics.duplicated(keys).any():
+        return f"{int(metrics.duplicated(keys).sum())} scores are there twice"
+    counts = metrics.groupby(["trial", "round"]).size()
+    return "" if counts.groupby("trial").nunique().eq(1).all() else "rounds have different numbers of scores"
+
+
+def noted(folder: str) -> str:
+    """Return the events of the trials, in short."""
+    files = sorted((Path(folder) / "faults" / "events").glob("*.parquet"))
+    events = pd.concat([pd.read_parquet(file) for file in files]) if files else pd.DataFrame({"event": []})
+    return "(" + ", ".join(events["event"]) + ")"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
