@@ -106,12 +106,12 @@ def _population(shape: tuple[int, ...], steps: int) -> Population:
 def _rayfed(plan: Blueprint, population: Population, vmap_clients: int) -> Variant:
     """Return one exchange of rayfed's host, with all costs of a client from the download to the summed reply."""
     ctx = plan.context(population, "cpu")
-    host = Host(plan.algorithm, ctx, population, range(CLIENTS), (), vmap_clients=vmap_clients, drop_last=True, seed=0)
+    host = Host(plan.algorithm, ctx, population, vmap_clients=vmap_clients, drop_last=True, seed=0)
     down = plan.algorithm.broadcast(ctx, plan.algorithm.init(ctx))
     clients = tuple(map(ClientIndex, range(CLIENTS)))
     weights = dict.fromkeys(clients, 1 / CLIENTS)
     request = ExchangeRequest(moment=Moment("round", 1), cohort=clients, clients=clients, weights=weights)
-    return lambda: host.exchange(request, down, {})
+    return lambda: host.exchange(request, down, {}, {})
 
 
 def _plain(plan: Blueprint, population: Population, *, channels_last: bool) -> Variant:

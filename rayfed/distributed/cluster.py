@@ -238,3 +238,4 @@ def run_on_ray(plan: Plan, saved: Saved, watch: Watch, say: Callable[[str], None
         raise interrupted(plan, progress.round) from None
     finally:
         remove_placement_group(group)
+        recorder.close()

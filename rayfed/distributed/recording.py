@@ -5,12 +5,12 @@ and says so; the trial then begins again from the last round on disk and sends t
 is lost and none is doubled.
 """
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ class RemoteRecorder:
         attempts: tuple[int, bool] = self._call("attempts", trial)
         return attempts
 
-    @contextmanager
+    @contextlib.contextmanager
     def signs_of_life(self, trial: str) -> Iterator[None]:
         """Tell the recorder every few seconds that this process is alive; if it is stopped, it no longer does."""
         process, ended = this_process(), threading.Event()
@@ -196,6 +196,12 @@ class DriversRecorder:
 
     def end(self, trial: str, values: Mapping[str, Any]) -> None:
         self._call("end", trial, values)
+
+    def close(self) -> None:
+        """End the recorder's process, when all trials have ended."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(self.actor.close.remote(), timeout=self._patience)
+        ray.kill(self.actor)
 
     def _call(self, method: str, *arguments: Any) -> Any:
         with self._lock:

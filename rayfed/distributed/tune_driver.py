@@ -91,8 +91,9 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
         if not quiet:
             watcher.join()
         failures = _close(recorder, plan.jobs, interrupted=bool(interrupts))
-    if interrupts:
         done = sum(progress.status == "done" for progress in recorder.progress())
+        recorder.close()
+    if interrupts:
         raise KeyboardInterrupt(
             f"interrupted after {done} of {len(plan.jobs)} trials; the same command with resume=true continues"
         )

@@ -112,21 +112,21 @@ class Schedule:
 
     Args:
         units: The work; each unit is done once.
-        hosts: The hosts that are free, by their position.
+        free: The hosts that are free, by their position.
         rates: The seconds per unit of cost on each host; None where nothing has been measured.
         last_host: Where each client was run last. Where two hosts would be equally good, it goes there again.
         patience: The seconds after which a host without a result counts as hanging, whatever was predicted.
     """
 
     units: Sequence[Unit]
-    hosts: Collection[int]
+    free: Collection[int]
     rates: Mapping[int, float] | None = None
     last_host: Mapping[ClientIndex, int] = field(default_factory=dict)
     patience: float = math.inf
 
     def __post_init__(self) -> None:
-        self._plans: dict[int, deque[Unit]] = {host: deque() for host in self.hosts}
-        self._flying: dict[int, list[Chunk]] = {host: [] for host in self.hosts}
+        self._plans: dict[int, deque[Unit]] = {host: deque() for host in self.free}
+        self._flying: dict[int, list[Chunk]] = {host: [] for host in self.free}
         self._left = len(self.units)
         self._homeless: list[Unit] = []
         self._deal(self.units)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.manifold import TSNE
 
 from rayfed.core.options import option
 from rayfed.core.records import MapPoint
@@ -22,6 +21,8 @@ class Tsne(OfRepresentations):
         count = sum(len(group.z) for group in groups)
         if count < 4:
             return []
+        from sklearn.manifold import TSNE  # imported late: takes a second, and every host imports this module
+
         z = np.concatenate([group.z.cpu().numpy() for group in groups])
         perplexity = min(self.perplexity, (count - 1) / 3)
         coordinates = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(z)

@@ -288,6 +288,12 @@ class Recorder:
             else:
                 own.lost = max(own.lost, progress.lost)
 
+    def close(self) -> None:
+        """Give up the claim to the trials, which have ended."""
+        if self._owner is not None:
+            self._owner.release()
+            self._owner = None
+
     def pid(self) -> int:
         """Return the id of the recorder's process."""
         return os.getpid()

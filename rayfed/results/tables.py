@@ -53,8 +53,8 @@ _ROUND_COLUMNS: dict[str, tuple[pa.DataType, Callable[[Record], Any]]] = {
     "cohort": (pa.int32(), lambda record: record.cohort),
     "epsilon": (pa.float64(), lambda record: record.epsilon),
     "privacy_unit": (pa.string(), lambda record: record.privacy_unit),
-    "seconds_busy": (pa.list_(pa.float64()), lambda record: record.busy),
-    "seconds_predicted": (pa.list_(pa.float64()), lambda record: record.predicted),
+    "busy_seconds": (pa.list_(pa.float64()), lambda record: record.busy),
+    "predicted_seconds": (pa.list_(pa.float64()), lambda record: record.predicted),
     "balance": (pa.float64(), lambda record: record.balance),
 }
 

@@ -63,7 +63,7 @@ class RandomSchedule(Schedule):
 
     def __init__(self, schedule, random):
         self.random = random
-        super().__init__(schedule.units, schedule.hosts, schedule.rates)
+        super().__init__(schedule.units, schedule.free, schedule.rates)
 
     def _deal(self, units):
         units = list(units)
