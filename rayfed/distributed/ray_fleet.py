@@ -362,8 +362,8 @@ class RayFleet:
                     if schedule.done(chunk, time.monotonic()):
                         yield chunk, result, others
         finally:
-            # Copies that came too late, or the rest after an error. They are not cancelled: with Ray 2.60, an actor then
-            # waits 30 s for the call that is missing from its sequence, and drops those that follow.
+            # Copies that came too late, or the rest after an error. They are not cancelled: with Ray 2.60, an actor
+            # then waits 30 s for the call that is missing from its sequence, and drops those that follow.
             for reference, (chunk, _) in calls.items():
                 handle = self._handles[chunk.host]
                 handle.late, handle.late_since = (*handle.late, reference), time.monotonic()
