@@ -85,7 +85,7 @@ def disturbed(algorithm, hosts, disturb, *, rounds=3, **more):
         fleet.close()
 
 
-@pytest.mark.parametrize("algorithm", [Slow(), SlowAFL()])
+@pytest.mark.parametrize("algorithm", [Slow(), pytest.param(SlowAFL(), marks=pytest.mark.slow)])
 def test_a_killed_host_is_replaced_and_what_it_did_is_done_again(algorithm):
     events = disturbed(algorithm, 2, lambda processes: os.kill(processes[1], signal.SIGKILL), rounds=8)
     assert events[0].event == "host lost"
@@ -95,6 +95,7 @@ def test_a_killed_host_is_replaced_and_what_it_did_is_done_again(algorithm):
     assert "host started" in [event.event for event in events]
 
 
+@pytest.mark.slow
 def test_the_only_host_may_be_lost():
     events = disturbed(Slow(), 1, lambda processes: os.kill(processes[0], signal.SIGKILL), rounds=2)
     assert [event.event for event in events] == ["host lost", "host started"]
@@ -121,11 +122,13 @@ def alive(pid):
         return False
 
 
+@pytest.mark.slow
 def test_without_restarts_the_others_go_on():
     events = disturbed(Slow(), 2, lambda processes: os.kill(processes[0], signal.SIGKILL), rounds=4, restarts=0)
     assert [event.event for event in events] == ["host lost"]
 
 
+@pytest.mark.slow
 def test_when_all_are_lost_the_run_ends_with_one_line():
     with pytest.raises(HostLost, match=r"^all hosts are lost \(host 0: .*\); faults.restarts replaces more of them$"):
         disturbed(Slow(), 1, lambda processes: os.kill(processes[0], signal.SIGKILL), restarts=0)
