@@ -30,7 +30,7 @@ from rayfed.engine.fleet import Exchanged
 from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import Gradients
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, ScoreRequest
-from rayfed.engine.schedule import Chunk, Rates, Schedule, Unit
+from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
 from rayfed.engine.serialization import pack, unpack
 from rayfed.engine.streamed import fits, room_for
 from rayfed.engine.training import steps_of
@@ -38,6 +38,7 @@ from rayfed.engine.training import steps_of
 START_SECONDS = 120  # more than an actor ever took to import torch; after that it is waiting for what never comes
 _LOOK_SECONDS = 1.0  # between looks at the clock, while hosts work
 _GROW_SECONDS = 10.0  # between looks for new nodes
+_MOST_STATELESS = 1024  # clients of a chunk, if they have no states
 
 _LOST_HOST = (
     ray.exceptions.RayActorError,
@@ -336,7 +337,8 @@ class RayFleet:
         self._look_for_nodes()
         free = [handle.position for handle in self._handles if handle.live and not handle.late]
         rates = self._rates.of(kind, range(len(self._handles)))
-        return Schedule(units, free, rates, self._last_host, self._patience)
+        most = _MOST_STATELESS if kind in self._stateless else MOST_CLIENTS
+        return Schedule(units, free, rates, self._last_host, self._patience, most)
 
     def _dispatch(
         self, schedule: Schedule, kind: Hashable, call: Callable[[Any, Chunk], list[Any]]

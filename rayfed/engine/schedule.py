@@ -19,8 +19,10 @@ from rayfed.core.ids import ClientIndex
 
 IN_FLIGHT = 2
 """Chunks that a host holds at most: one that it works on, and one so that it need not wait for the next."""
-_MOST_CLIENTS = 64  # in a chunk, since the states of all of them are in memory at once
+MOST_CLIENTS = 64
+"""Clients of a chunk, by default."""
 _LEAST_SECONDS = 0.02  # of a chunk, if it is not the last one: the cost of a call is about a tenth of that
+_WORTH_A_COPY = 0.5  # seconds to be gained, since a copy that comes too late keeps its host from the next round
 _HANGING = 10.0  # times the predicted seconds
 _UNKNOWN = 10.0  # times the patience, where nothing has been measured
 
@@ -116,6 +118,7 @@ class Schedule:
         rates: The seconds per unit of cost on each host; None where nothing has been measured.
         last_host: Where each client was run last. Where two hosts would be equally good, it goes there again.
         patience: The seconds after which a host without a result counts as hanging, whatever was predicted.
+        most_clients: The most clients of a chunk, whose states are in memory at once.
     """
 
     units: Sequence[Unit]
@@ -123,6 +126,7 @@ class Schedule:
     rates: Mapping[int, float] | None = None
     last_host: Mapping[ClientIndex, int] = field(default_factory=dict)
     patience: float = math.inf
+    most_clients: int = MOST_CLIENTS
 
     def __post_init__(self) -> None:
         self._plans: dict[int, deque[Unit]] = {host: deque() for host in self.free}
@@ -252,7 +256,7 @@ class Schedule:
         taken: list[Unit] = []
         cost, clients = 0.0, 0
         while plan and (not taken or (cost + plan[0].cost <= max(half, least))):
-            if taken and clients + len(plan[0].clients) > _MOST_CLIENTS:
+            if taken and clients + len(plan[0].clients) > self.most_clients:
                 break
             taken.append(plan.popleft())
             cost += taken[-1].cost
@@ -286,8 +290,8 @@ class Schedule:
                     continue
                 there = self._until(other, place, now)
                 here = chunk.cost * self._rate(host)
-                if there is not None and there - 1.2 * here - _LEAST_SECONDS > gain:
-                    best, gain = chunk, there - 1.2 * here - _LEAST_SECONDS
+                if there is not None and there - 2 * here - _WORTH_A_COPY > gain:
+                    best, gain = chunk, there - 2 * here - _WORTH_A_COPY
         return best
 
     def _until(self, host: int, place: int, now: float) -> float | None:
