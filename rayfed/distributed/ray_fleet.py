@@ -22,7 +22,7 @@ from rayfed.core.records import Event
 from rayfed.data.population import Population
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.processes import cause_of_death, kill_process, log_folder
-from rayfed.distributed.ray_host import unpacked_sum
+from rayfed.distributed.ray_host import SMALL_BYTES, unpacked_sum
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.exact_sum import ExactSum
@@ -31,14 +31,14 @@ from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import Gradients
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, ScoreRequest
 from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
-from rayfed.engine.serialization import pack, unpack
+from rayfed.engine.serialization import pack, packed_bytes, unpack
 from rayfed.engine.streamed import fits, room_for
 from rayfed.engine.training import steps_of
 
 START_SECONDS = 120  # more than an actor ever took to import torch; after that it is waiting for what never comes
 _LOOK_SECONDS = 1.0  # between looks at the clock, while hosts work
 _GROW_SECONDS = 10.0  # between looks for new nodes
-_MOST_STATELESS = 1024  # clients of a chunk, if they have no states
+_MOST_SMALL = 1024  # clients of a chunk, if their states are small
 
 _LOST_HOST = (
     ray.exceptions.RayActorError,
@@ -77,7 +77,7 @@ class RayStates(ClientStates):
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._objects: dict[ClientIndex, Any] = {}  # None for a state without any field
+        self._objects: dict[ClientIndex, Any] = {}  # references, or packed states if they are small
         self._versions: dict[ClientIndex, int] = {}
 
     def __iter__(self) -> Iterator[ClientIndex]:
@@ -90,10 +90,9 @@ class RayStates(ClientStates):
         return client in self._objects
 
     def __getitem__(self, client: ClientIndex) -> State:
-        if (reference := self._objects[client]) is None:
-            return {}
+        kept = self._objects[client]
         try:
-            state: State = unpack(ray.get(reference), self._device)
+            state: State = unpack(ray.get(kept) if isinstance(kept, ray.ObjectRef) else kept, self._device)
         except ray.exceptions.ObjectLostError as error:
             raise StatesLost(f"the state of client {client} was lost with its machine") from error
         return state
@@ -157,7 +156,7 @@ class RayFleet:
         self._rates = Rates()
         self._last_host: dict[ClientIndex, int] = {}
         self._steps: dict[tuple[Hashable, int], int] = {}  # that a client takes, by kind of work and examples
-        self._stateless: set[Hashable] = set()  # kinds of work after which no client had a state
+        self._small: set[Hashable] = set()  # kinds of work after which all states were small
         self._number = 0  # of the last call to all hosts
         self._unweighted: dict[ClientIndex, Any] = {}
         self._looked = time.monotonic()
@@ -188,7 +187,7 @@ class RayFleet:
             part = request.part(clients)
             versions, references = self._states.references(clients)
             own = {i: unicast[i] for i in clients if i in unicast}
-            separate = weighing or kind not in self._stateless
+            separate = weighing or kind not in self._small
             method = actor.exchange
             if separate:
                 method = method.options(num_returns=1 + len(clients) * (2 if weighing else 1))
@@ -216,12 +215,12 @@ class RayFleet:
             if others:
                 new_states.update(zip(clients, others, strict=False))
                 unweighted.update(zip(clients, others[len(clients) :], strict=False))
-                new_states.update(dict.fromkeys(result.states))  # those without any field
+                new_states.update(result.states)  # the small ones
                 if len(result.states) == len(clients):
-                    self._stateless.add(kind)
+                    self._small.add(kind)
             else:
                 for client, state in result.states.items():
-                    new_states[client] = ray.put(state) if state else None
+                    new_states[client] = _kept(state)
             self._rates.measured(kind, chunk.host, chunk.cost, result.seconds)
             self._last_host.update(dict.fromkeys(clients, chunk.host))
             results.append(
@@ -284,8 +283,7 @@ class RayFleet:
         objects = dict(zip(versions, references, strict=True))
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
-            states = [{} if objects[client] is None else objects[client] for client in chunk.clients]
-            return [actor.hashes.remote(chunk.clients, *states)]
+            return [actor.hashes.remote(chunk.clients, *(objects[client] for client in chunk.clients))]
 
         schedule = self._schedule([Unit((client,)) for client in objects], "hashes")
         return {
@@ -298,7 +296,7 @@ class RayFleet:
         self._states.clear()
         self._number += 1
         for client, state in states:
-            self._states.commit({client: ray.put(pack(state)) if state else None}, self._number)
+            self._states.commit({client: _kept(pack(state))}, self._number)
 
     def close(self) -> None:
         self._handles = []
@@ -337,7 +335,7 @@ class RayFleet:
         self._look_for_nodes()
         free = [handle.position for handle in self._handles if handle.live and not handle.late]
         rates = self._rates.of(kind, range(len(self._handles)))
-        most = _MOST_STATELESS if kind in self._stateless else MOST_CLIENTS
+        most = _MOST_SMALL if kind in self._small else MOST_CLIENTS
         return Schedule(units, free, rates, self._last_host, self._patience, most)
 
     def _dispatch(
@@ -494,6 +492,11 @@ def _raise_unless_lost(error: ray.exceptions.RayError) -> None:
         raise error.cause from error  # what the host raised, with its traceback there
     if not isinstance(error, (*_LOST_HOST, ray.exceptions.ObjectLostError)):
         raise error
+
+
+def _kept(state: Any) -> Any:
+    """Return a packed state as `RayStates` keeps it."""
+    return state if packed_bytes(state) <= SMALL_BYTES else ray.put(state)
 
 
 def sendable(population: Population) -> Population:

@@ -18,8 +18,10 @@ from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
 from rayfed.engine.host_data import Scored
 from rayfed.engine.requests import ExchangeRequest, ScoreRequest
-from rayfed.engine.serialization import pack, state_hash, unpack
+from rayfed.engine.serialization import pack, packed_bytes, state_hash, unpack
 
+SMALL_BYTES = 4096
+"""States of at most this size travel inside messages, since an object of their own would cost more."""
 _CACHED_SHARE = 0.125  # of the memory of a GPU, for the states of clients
 
 
@@ -75,7 +77,7 @@ class RayHost:
             unicast: What single clients receive, packed.
             versions: The versions of the `states`, by client and in their order.
             separate: Whether to return every client's state, and what the server is going to weigh, as objects of
-                their own. The first object then has the states without any field, from which the caller sees them.
+                their own. The first object then repeats the states of at most `SMALL_BYTES`.
         """
         before = self._unpacked_states(versions, states)
         models = unpack(request.models_before, self.device)
@@ -95,8 +97,8 @@ class RayHost:
         if not separate:
             return packed
         each = [*packed.states.values(), *packed.unweighted.values()]
-        empty = {client: state for client, state in packed.states.items() if not state}
-        return dataclasses.replace(packed, states=empty, unweighted={}), *each
+        small = {client: state for client, state in packed.states.items() if packed_bytes(state) <= SMALL_BYTES}
+        return dataclasses.replace(packed, states=small, unweighted={}), *each
 
     def weigh(self, weights: Mapping[ClientIndex, float], *unweighted: Any) -> Any:
         """Return the weighted sum of what the clients of `weights` have sent, which is given in their order."""

@@ -21,6 +21,7 @@ IN_FLIGHT = 2
 """Chunks that a host holds at most: one that it works on, and one so that it need not wait for the next."""
 MOST_CLIENTS = 64
 """Clients of a chunk, by default."""
+_LEAST_SHARE = 0.03  # of the mean work of a host, for a chunk
 _LEAST_SECONDS = 0.02  # of a chunk, if it is not the last one: the cost of a call is about a tenth of that
 _WORTH_A_COPY = 0.5  # seconds to be gained, since a copy that comes too late keeps its host from the next round
 _HANGING = 10.0  # times the predicted seconds
@@ -132,6 +133,7 @@ class Schedule:
         self._plans: dict[int, deque[Unit]] = {host: deque() for host in self.free}
         self._flying: dict[int, list[Chunk]] = {host: [] for host in self.free}
         self._left = len(self.units)
+        self._least = _LEAST_SHARE * sum(unit.cost for unit in self.units) / max(1, len(self.free))
         self._homeless: list[Unit] = []
         self._deal(self.units)
         costs = {host: sum(unit.cost for unit in plan) for host, plan in self._plans.items()}
@@ -252,7 +254,7 @@ class Schedule:
         """Take the next chunk, half of what is planned for `host`, from its plan."""
         plan = self._plans[host]
         half = sum(unit.cost for unit in plan) / 2
-        least = _LEAST_SECONDS / self._rate(host) if self.rates is not None else 0.0
+        least = max(self._least, _LEAST_SECONDS / self._rate(host)) if self.rates is not None else 0.0
         taken: list[Unit] = []
         cost, clients = 0.0, 0
         while plan and (not taken or (cost + plan[0].cost <= max(half, least))):

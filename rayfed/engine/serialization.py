@@ -47,6 +47,15 @@ def unpack(tree: Any, device: torch.device) -> Any:
     return tree
 
 
+def packed_bytes(tree: Any) -> int:
+    """Return the bytes of all tensors of a tree that `pack` returned."""
+    if isinstance(tree, Packed):
+        return tree.data.nbytes
+    if isinstance(tree, dict):
+        return sum(map(packed_bytes, tree.values()))
+    return sum(map(packed_bytes, tree)) if isinstance(tree, (list, tuple)) else 0
+
+
 def bytes_by_field(payload: dict[str, Any]) -> dict[str, int]:
     """Return the bytes of every top-level field that has any."""
     sizes = {field: nbytes(value) for field, value in payload.items()}
