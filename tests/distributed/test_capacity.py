@@ -7,7 +7,7 @@ import pytest
 
 import rayfed
 from rayfed.core.errors import UsageError
-from rayfed.distributed.placement import bundles, check_fits
+from rayfed.distributed.placement import bundles, check_fits, check_run, check_sweep
 from rayfed.experiments.config import Config, Placement
 
 
@@ -145,3 +145,9 @@ def test_only_the_placement_module_asks_whether_there_are_hosts():
     root = Path(rayfed.__path__[0])
     files = {str(p.relative_to(root)) for p in root.rglob("*.py") if re.search(r"\.hosts\b", p.read_text())}
     assert files == {"distributed/placement.py", "distributed/ray_fleet.py", "experiments/config.py"}
+
+
+def test_auto_is_for_single_runs():
+    check_run(Placement(hosts="auto"))
+    with pytest.raises(UsageError, match=r"^placement.hosts=auto: is for single runs; in a sweep, give each trial"):
+        check_sweep([Placement(hosts=1), Placement(hosts="auto")])
