@@ -9,22 +9,9 @@ from ray.util.placement_group import placement_group
 import rayfed
 from peers.job import PROCESSES, Job, Outcome, arguments, between
 from peers.jobs import plan_of
-from rayfed.core.records import Record
-from rayfed.distributed import cluster
-from rayfed.distributed.placement import bundles, run_reserved
+from rayfed.distributed.placement import bundles, make_pool, steps_reserved
+from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.results.read import read
-
-
-class TimedRecorder(cluster.RemoteRecorder):
-    """The recorder of a usual run, which also notes when each round is over."""
-
-    def __init__(self, actor):
-        super().__init__(actor)
-        self.stamps: list[float] = []
-
-    def record(self, trial: str, record: Record) -> None:
-        super().record(trial, record)
-        self.stamps.append(time.perf_counter())
 
 
 def main() -> None:
@@ -36,15 +23,21 @@ def main() -> None:
         ray.init(address="local", num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False)
         group = placement_group([bundle for bundle in bundles(config.placement) if bundle], strategy="PACK")
         ray.get(group.ready())
-        recorder = TimedRecorder(cluster.remote_recorder(config.results, config.experiment).actor)
-        _, state = run_reserved(plan, recorder, group, None)
+        recorder = DriversRecorder(config.results, config.experiment, restarts=0, patience=60.0, say=print)
+        pool = make_pool(config.placement, group, keep=False)
+        run = steps_reserved(plan, RemoteRecorder(recorder.actor), pool)
+        stamps = []
+        while not run.done:
+            if run.step() is not None:  # the record of a round has been sent to the recorder
+                stamps.append(time.perf_counter())
+        run.close()
+        weights = run.server_state["weights"]
         metrics = read(config.results, config.experiment).metrics
         ray.shutdown()
-    weights = state["server"]["weights"]
     parameters = [weights[name].contiguous().numpy() for name, _ in plan.blueprint.model.named_parameters()]
     losses = metrics[(metrics.metric == "loss") & (metrics.split == "train")]  # one row per client and round
     steps = int((losses.n // job.batch_size).sum())
-    seconds = between(recorder.stamps)
+    seconds = between(stamps)
     Outcome(version=rayfed.__version__, seconds=seconds, steps=steps, parameters=parameters).save(args.outcome)
 
 

@@ -124,7 +124,7 @@ def run_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) 
     return run_here(plan, sink, reserved(plan, pool), saved, lambda record: None)
 
 
-def steps_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) -> TrialRun:
+def steps_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved = ()) -> TrialRun:
     """Return `plan` as a trial to step through, in a trial of Ray Tune, which holds the first of its `bundles`."""
     resources = reserved(plan, pool)
     return TrialRun(plan, sink, lambda: make_fleet(plan, resources), resources.device, saved=saved)
