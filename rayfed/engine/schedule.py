@@ -21,8 +21,8 @@ IN_FLIGHT = 2
 """Chunks that a host holds at most: one that it works on, and one so that it need not wait for the next."""
 MOST_CLIENTS = 64
 """Clients of a chunk, by default."""
-_LEAST_SHARE = 0.03  # of the mean work of a host, for a chunk
-_LEAST_SECONDS = 0.02  # of a chunk, if it is not the last one: the cost of a call is about a tenth of that
+_LEAST_SHARE = 0.06  # of the mean work of a host, for a chunk
+_LEAST_SECONDS = 0.1  # of a chunk, if it is not the last one: the cost of a call is a few hundredths of that
 _WORTH_A_COPY = 0.5  # seconds to be gained, since a copy that comes too late keeps its host from the next round
 _HANGING = 10.0  # times the predicted seconds
 _UNKNOWN = 10.0  # times the patience, where nothing has been measured
