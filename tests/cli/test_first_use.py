@@ -292,6 +292,7 @@ class TestInterrupts:
         assert (row["status"], pd.isna(row["error"])) == ("interrupted", True)
 
     @pytest.mark.ray
+    @pytest.mark.slow
     def test_a_sweep(self, here):
         (here / "s.yaml").write_text(
             "seeds: [0, 1]\ndata: {domains: [plain, font], per_domain: 60}\nmodel: {name: mlp, hidden: [8]}\n"

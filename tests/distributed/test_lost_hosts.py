@@ -101,6 +101,7 @@ def test_the_only_host_may_be_lost():
     assert [event.event for event in events] == ["host lost", "host started"]
 
 
+@pytest.mark.slow
 def test_a_hanging_host_is_replaced():
     def stop(processes):
         os.kill(processes[0], signal.SIGSTOP)
