@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from rayfed.algorithm import State
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.core.records import Event
-from rayfed.core.trees import tree_map
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.serialization import serialised
 from rayfed.engine.server import Server, sampled_cohort
 from rayfed.results.checkpoints import BLOCK_BYTES, NoCheckpoint, Part, checksum
 from rayfed.results.storage import one_line
@@ -119,7 +118,7 @@ class Checkpointer:
         device = server.ctx.task.device
         for checkpoint in saved:
             try:
-                content = _checked(checkpoint, self._trial, self._configuration, server.blueprint, server.participants)
+                content = _checked(checkpoint, self._trial, self._configuration, server.blueprint, server.population)
                 read = _parts_reader(self._files, self._trial)
                 ((_, state),) = _states(read({"server": Part(*content["server"])}), device)
                 if not state.keys() >= server.state.keys():  # a setup may have added some
@@ -154,11 +153,10 @@ def verified(
     Raises:
         UsageError: No checkpoint can be used.
     """
-    participants = tuple(ClientIndex(i) for i in range(len(population.participants)))
     faults: list[str] = []
     for position, checkpoint in enumerate(saved):
         try:
-            content = _checked(checkpoint, trial, configuration, blueprint, participants)
+            content = _checked(checkpoint, trial, configuration, blueprint, population)
             parts = {"server": content["server"], **content["clients"]}
             for _ in _parts_reader(files, trial)({name: Part(*part) for name, part in parts.items()}):
                 pass
@@ -247,7 +245,7 @@ class _Blocks:
         self._bytes = self.size = 0
 
     def add(self, state: State) -> Part:
-        content = _serialised(state)
+        content = serialised(state)
         offset, self.size = self.size, self.size + len(content)
         if self._bytes + len(content) > BLOCK_BYTES:
             self.flush()
@@ -263,19 +261,6 @@ class _Blocks:
         if self._pending:
             self._send(b"".join(self._pending))
             self._pending, self._bytes = [], 0
-
-
-def _serialised(state: State) -> memoryview:
-    buffer = io.BytesIO()
-    torch.save(tree_map(_whole, state), buffer)
-    return buffer.getbuffer()
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """Return `tensor` on the CPU; a view as a copy, because it would be saved with all of what it is a view of."""
-    tensor = tensor.detach().cpu()
-    is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
-    return tensor.clone() if is_view else tensor
 
 
 Read = Callable[[Mapping[str, Part]], Iterator[tuple[str, bytes]]]
@@ -333,7 +318,7 @@ def _checked(
     trial: str,
     configuration: str,
     blueprint: Blueprint,
-    participants: tuple[ClientIndex, ...],
+    population: Population,
 ) -> Mapping[str, Any]:
     """Return the content of a manifest after all checks that need no state."""
     if "fault" in checkpoint:
@@ -347,7 +332,7 @@ def _checked(
     if not 1 <= content["round"] <= last:
         raise _Unusable(f"is damaged: its round is {content['round']}, expected 1 to {last}")
     found = {ClientIndex(int(name)) for name in content["clients"]}
-    expected = _with_state(blueprint, participants, content["round"])
+    expected = _with_state(blueprint, population, content["round"], last)
     if missing := sorted(expected - found):
         raise _Unusable(f"is damaged: the states of {len(missing)} clients are missing, such as client {missing[0]}")
     if extra := sorted(found - expected):
@@ -355,9 +340,16 @@ def _checked(
     return content
 
 
-def _with_state(blueprint: Blueprint, participants: tuple[ClientIndex, ...], round: int) -> set[ClientIndex]:
-    """Return the clients that have a state after `round`: those that took part in an exchange."""
-    if blueprint.algorithm.setup_exchanges or round > blueprint.rounds:
+def _with_state(blueprint: Blueprint, population: Population, round: int, last: int) -> set[ClientIndex]:
+    """Return the clients that have a state after `round`: those that took part in an exchange.
+
+    Unseen clients go through the setup exchanges after the `last` round.
+    """
+    everybody = tuple(map(ClientIndex, range(len(population.clients))))
+    participants = everybody[: len(population.participants)]
+    if blueprint.algorithm.setup_exchanges:
+        return set(everybody if round == last else participants)
+    if round > blueprint.rounds:
         return set(participants)
     clients: set[ClientIndex] = set()
     for number in range(1, round + 1):

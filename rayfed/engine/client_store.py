@@ -11,7 +11,8 @@ import torch
 
 from rayfed.algorithm import State
 from rayfed.core.ids import ClientIndex
-from rayfed.core.trees import nbytes, tree_map
+from rayfed.core.trees import nbytes
+from rayfed.engine.serialization import serialised
 
 
 class ClientStates(Mapping[ClientIndex, State]):
@@ -97,5 +98,5 @@ class ClientStore(ClientStates):
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="rayfed-states-")
         path = Path(self._folder.name) / f"{client}.pt"
-        torch.save(tree_map(lambda tensor: tensor.detach().cpu().clone(), state), path)
+        path.write_bytes(serialised(state))
         return path

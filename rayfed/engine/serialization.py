@@ -1,6 +1,7 @@
 """State on its way between processes, as flat byte arrays that Ray passes without copying; its size and its hash."""
 
 import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,6 +46,20 @@ def unpack(tree: Any, device: torch.device) -> Any:
     if isinstance(tree, (list, tuple)):
         return type(tree)(unpack(value, device) for value in tree)
     return tree
+
+
+def serialised(state: Any) -> memoryview:
+    """Return a state as bytes for a file, which `torch.load` reads with `weights_only=True`."""
+    buffer = io.BytesIO()
+    torch.save(tree_map(_whole, state), buffer)
+    return buffer.getbuffer()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return `tensor` on the CPU; a view as a copy, because it would be saved with all of what it is a view of."""
+    tensor = tensor.detach().cpu()
+    is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+    return tensor.clone() if is_view else tensor
 
 
 def packed_bytes(tree: Any) -> int:

@@ -51,7 +51,7 @@ class Server:
         self.seed = blueprint.seed
         self.ctx: Context = blueprint.context(population, device)
         self.evaluator = Evaluator(evaluation, self.algorithm, self.ctx, fleet, population, self.seed)
-        self.participants = self.evaluator.participants
+        self.population, self.participants = population, self.evaluator.participants
         self.examples = [len(client.train) for client in population.clients]
         self.round = 0  # the last finished round
         self._models_before: Mapping[ClientIndex, Any] = {}

@@ -291,6 +291,16 @@ def test_a_checkpoint_in_the_earlier_format_is_refused(here, capsys):
     assert [path.name for path in here.glob("results/run/checkpoints/*")] == [folder.name]
 
 
+@pytest.mark.parametrize("name", ["dbe", "fedavg"])
+def test_unseen_clients_are_no_damage(here, capsys, name):
+    """After the last round they have a state where there is a setup (dbe), and none otherwise."""
+    values = [*COMMON, f"algorithm.name={name}", "unseen_clients=1", "checkpoint.every=1"]
+    assert main(values) == 0
+    capsys.readouterr()
+    assert main([*values, "resume=true"]) == 0
+    assert "checkpoint" not in capsys.readouterr().err
+
+
 def test_the_older_checkpoint_is_used_with_a_line_that_says_so(here, capsys):
     values = [*COMMON, "algorithm.name=scaffold", "checkpoint.every=1"]
     assert main([*values, "results=whole"]) == 0
