@@ -67,8 +67,6 @@ EVENTS = (
     "host started",
     "host lost",
     "host hanging",
-    "host replaced",
-    "states lost",
     "server lost",
     "server hanging",
     "recorder lost",

@@ -202,9 +202,8 @@ class RayFleet:
                 self._steps[kind, examples] = steps
             return 1.0 + steps
 
-        size = self._blueprint.vmap_clients
-        blocks = [request.clients[first : first + size] for first in range(0, len(request.clients), size)]
-        units = [Unit(tuple(block), cost=max(map(cost, block)) * len(block)) for block in blocks]
+        blocks = _blocks(request.clients, self._blueprint.vmap_clients)
+        units = [Unit(block, cost=max(map(cost, block)) * len(block)) for block in blocks]
         results: list[ExchangeResult] = []
         new_states: dict[ClientIndex, Any] = {}
         unweighted: dict[ClientIndex, Any] = {}
@@ -221,7 +220,6 @@ class RayFleet:
             else:
                 for client, state in result.states.items():
                     new_states[client] = _kept(state)
-            self._rates.measured(kind, chunk.host, chunk.cost, result.seconds)
             self._last_host.update(dict.fromkeys(clients, chunk.host))
             results.append(
                 dataclasses.replace(
@@ -313,11 +311,10 @@ class RayFleet:
             parts = self._population.clients[client]
             return sum(len(getattr(parts, split, ())) for split in request.splits)
 
-        size = self._blueprint.vmap_clients if "adapted" in request.points else 1
-        blocks = [request.clients[first : first + size] for first in range(0, len(request.clients), size)]
+        blocks = _blocks(request.clients, self._blueprint.vmap_clients if "adapted" in request.points else 1)
         of_tests = {k: len(self._population.tests[k].examples) for k in request.tests}
         return [
-            *(Unit(tuple(block), cost=1.0 + sum(map(examples, block))) for block in blocks),
+            *(Unit(block, cost=1.0 + sum(map(examples, block))) for block in blocks),
             *(Unit(tests=(k,), cost=1.0 + count) for k, count in of_tests.items()),
         ]
 
@@ -359,7 +356,9 @@ class RayFleet:
                         _raise_unless_lost(error)
                         self._drop(self._handles[chunk.host], "host lost", cause_of_death(error), schedule, calls)
                         continue
-                    if schedule.done(chunk, time.monotonic()):
+                    now = time.monotonic()
+                    self._rates.measured(kind, chunk.host, chunk.cost, chunk.elapsed(now))
+                    if schedule.done(chunk, now):
                         yield chunk, result, others
         finally:
             # Copies that came too late, or the rest after an error. They are not cancelled: with Ray 2.60, an actor
@@ -400,7 +399,7 @@ class RayFleet:
         except _LOST_HOST as error:
             self._drop(handle, "host lost", cause_of_death(error), schedule, calls)
         except ray.exceptions.RayError:
-            pass  # it was cancelled, or its error is that of an exchange that has failed already
+            pass  # nobody waits for its result; an error of the exchange itself has been raised already
         if handle.live and not handle.late:
             schedule.join(handle.position)
 
@@ -492,6 +491,11 @@ def _raise_unless_lost(error: ray.exceptions.RayError) -> None:
         raise error.cause from error  # what the host raised, with its traceback there
     if not isinstance(error, (*_LOST_HOST, ray.exceptions.ObjectLostError)):
         raise error
+
+
+def _blocks(clients: tuple[ClientIndex, ...], size: int) -> list[tuple[ClientIndex, ...]]:
+    """Return the clients in blocks that are trained at once, the same blocks for any number of hosts."""
+    return [clients[first : first + size] for first in range(0, len(clients), size)]
 
 
 def _kept(state: Any) -> Any:

@@ -88,7 +88,7 @@ class Rates:
 
     def measured(self, kind: Hashable, host: int, cost: float, seconds: float) -> None:
         """Take a measurement into account; the last few count most."""
-        if cost > 0:
+        if cost > 0 and seconds > 0:
             old = self._rates.get((kind, host))
             rate = seconds / cost
             self._rates[kind, host] = rate if old is None else 0.5 * (old + rate)
@@ -284,8 +284,10 @@ class Schedule:
     def _late(self, host: int, now: float) -> Chunk | None:
         """Return the chunk of another host that `host` would finish first with, counting from now, or None."""
         best, gain = None, 0.0
+        if self.rates is None:
+            return best
         for other, chunks in self._flying.items():
-            if other == host or (self.rates is None and not chunks):
+            if other == host:
                 continue
             for place, chunk in enumerate(chunks):
                 if chunk.copy is not None:
@@ -297,13 +299,11 @@ class Schedule:
         return best
 
     def _until(self, host: int, place: int, now: float) -> float | None:
-        """Return the predicted seconds until `host` has finished its chunk at `place`; None if nothing is known."""
-        if self.rates is None:
-            return None
+        """Return the predicted seconds until `host` has finished its chunk at `place`; None if it is on time."""
         rate, chunks = self._rate(host), self._flying[host]
         first = chunks[0].cost * rate
         elapsed = chunks[0].elapsed(now)
         seconds = elapsed if elapsed > 2 * first + _LEAST_SECONDS else max(first - elapsed, 0.0)
         if place == 0 and elapsed <= 2 * first + _LEAST_SECONDS:
-            return None  # it is on time
+            return None
         return seconds + sum(chunk.cost * rate for chunk in chunks[1 : place + 1])
