@@ -1,17 +1,19 @@
 """FedReg: Xu et al. 2022, "Acceleration of Federated Learning with Alleviated Forgetting in Local Training", as in its
 public code. It is a baseline of FRAug (table 7).
 
-Two sets of pseudo-data are computed from a batch (x, y) and the received model θ_t, each by ten steps of
+Two sets of pseudo-data are computed from a batch (x, y) and the received model θ_t, each by ten steps up the loss:
 
-    x ← clip(x − η_s·sign ∇_x ℓ(θ_t; x, y))   x_s, with labels softmax(θ_t(x_s));  with η_s/100: x_p, with labels y
+    x ← x + η_s·sign ∇_x ℓ(θ_t; x, y)   x_s, with labels softmax(θ_t(x_s));  with η_s/100: x_p, with labels y
 
     client:  θ ← θ − η ∇ℓ(γθ + (1−γ)θ_t; x, y);  then, with g₂ = ∇ℓ(x_s) and g₃ = ∇ℓ(x_p) at ½(θ + θ_t), d = θ − θ_t,
              w = max(0, ⟨d, g₂⟩/‖g₂‖²),  w' = max(0, ⟨d − w g₂, g₃⟩/‖g₃‖²),  θ ← θ − w g₂ − w' g₃
     server:  unweighted mean of models
 
-Since pseudo-data depends on θ_t, x and y only, it is computed in the step that uses the batch. It is clipped to the
-range of the batch, as in that code, and computed in evaluation mode. The passes for g₂ and g₃ do not update the running
-statistics of batch norm.
+Since pseudo-data depends on θ_t, x and y only, it is computed in the step that uses the batch, in evaluation mode. That
+code makes it once, before training, and reads its batches in a new order in every epoch, so that a batch meets the
+pseudo-data of another one. Pseudo-data is not clipped: the `clamp` in that code has had no effect since June 2022, while
+its first version kept x in the range of the batch. The passes for g₂ and g₃ do not update the running statistics of
+batch norm.
 """
 
 from dataclasses import dataclass
@@ -54,16 +56,16 @@ class FedReg(FedAvg):
         return work | {"received": work["weights"]}
 
     def pseudo_inputs(self, ctx: Context, weights: Weights, batch: Batch, step_size: float) -> Tensor:
-        """Return the batch's inputs after `STEPS` signed gradient steps that decrease the loss of `weights`."""
+        """Return the batch's inputs after `STEPS` signed gradient steps that increase the loss of `weights`."""
 
         def loss(inputs: Weights) -> tuple[Tensor, Weights]:
             logits, _ = ctx.task.model(weights, inputs["x"], train=False)
             return ctx.task.loss(logits, batch.y), {}
 
-        x, low, high = batch.x, batch.x.amin(), batch.x.amax()
+        x = batch.x
         for _ in range(STEPS):
             grads, _, _ = gradients(loss, {"x": x})
-            x = torch.minimum(torch.maximum(x - step_size * grads["x"].sign(), low), high)
+            x = x + step_size * grads["x"].sign()
         return x
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:

@@ -12,15 +12,15 @@ from helpers.federations import net
 from helpers.reference import CLIENTS, LR, assert_weights, data, plan, population, run
 from rayfed.algorithms.fedreg import FedReg
 from rayfed.core.errors import UsageError
+from rayfed.core.task import Batch
 from rayfed.data.population import Examples
 
 
 def pseudo(model, x, y, size):
-    low, high = x.min(), x.max()
     for _ in range(10):
         x = x.detach().requires_grad_()
         (grad,) = torch.autograd.grad(F.cross_entropy(model(x), y), x)
-        x = (x - size * grad.sign()).detach().clamp(low, high)
+        x = (x + size * grad.sign()).detach()
     return x
 
 
@@ -63,6 +63,16 @@ def test_two_rounds_by_hand(gamma):
         model = at(model, sum(ends) / 3)
     assert used
     assert_weights(server.state["weights"], model, atol=2e-5)
+
+
+def test_pseudo_data_goes_up_the_loss_and_out_of_the_range_of_the_batch():
+    """Logits (x, −x) have a loss that falls with x for class 0, so ten steps of 0.1 take x from 0.5 to −0.5."""
+    people, model = population(), net(batch_norm=False)
+    ctx = plan(FedReg(), people, model).context(people, "cpu")
+    ctx.task.model = lambda weights, x, *, train: (torch.cat([x, -x], 1), {})
+    x, y = torch.tensor([[0.5], [0.2]]), torch.tensor([0, 1])
+    moved = FedReg().pseudo_inputs(ctx, {}, Batch(x, y), 0.1)
+    torch.testing.assert_close(moved, torch.tensor([[-0.5], [1.2]]))
 
 
 def test_tokens_are_refused():
