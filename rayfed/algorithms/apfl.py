@@ -7,8 +7,12 @@
     server: FedAvg of w; v_i and α_i are never sent
 
 `code` is PFLlib's rule, which the comparison of Zhang et al. 2023 (DBE) uses: v is mixed once per round and is itself
-the client's model. The step of α takes v − w after the steps of v and w in the code, and before them in the paper. v
-starts from the initial weights, and for an unseen client from the w that it receives, as in appendix D.4 of that work.
+the client's model. The step of α takes v − w after the steps of v and w in the code, and before them in the paper. The
+authors' code (FedTorch) changes α on the first batch of a round only, PFLlib on every batch (`alpha_updates`). v starts
+from the initial weights, and for an unseen client from the w that it receives, as in appendix D.4 of Zhang et al. 2023.
+
+Batch-norm statistics: in `paper` the data of the client pass through v̄, whose running statistics are kept beside v and
+used as they are. In `code` v and w have statistics of their own, which are mixed like their parameters.
 """
 
 from collections.abc import Sequence
@@ -28,7 +32,7 @@ from rayfed.core.trees import Weights, add, only, scale, sub
 @dataclass(frozen=True, kw_only=True)
 class APFL(FedAvg):
     """Clients send the common model w as in FedAvg; they keep the personal model v and its share α. The client's model
-    is scored: v in `code`, the mixture of v and the w received in `paper`. Batch-norm statistics are mixed, too."""
+    is scored: v in `code`, the mixture of v and the w received in `paper`."""
 
     name: ClassVar[str] = "apfl"
     reference: ClassVar[str] = "Deng, Kamani and Mahdavi 2020, Alg. 1"
@@ -36,6 +40,9 @@ class APFL(FedAvg):
 
     alpha: float = option(0.5, low=0, high=1, help="initial α, share of the personal model in the mixture")
     adapt_alpha: bool = option(True, help="learn α together with the models")
+    alpha_updates: str = option(
+        "round", choices=("round", "step"), help="when α takes a step: on the first batch of a round, or on every batch"
+    )
     variant: str = option("code", choices=("code", "paper"), help="update rules of PFLlib's code, or of the paper")
 
     def join(self, ctx: Context) -> State:
@@ -56,17 +63,18 @@ class APFL(FedAvg):
         task, model, weights, alpha = ctx.task, work["model"], work["weights"], work["alpha"]
         code, names = self.variant == "code", ctx.task.trainable
         grads, loss, buffers = task.gradients(weights, batch)
-        point = model if code else mixture(model, weights, alpha)
+        point = model if code else self.mixed(ctx, model, weights, alpha)
         # loss terms such as DBE's regulariser concern w only
         model_grads, _, model_buffers = task.without_loss_terms().gradients(point, batch)
         before = difference(model, weights, names)
         ctx.optimizer.update_(weights, grads, work["optimizer"])
         ctx.optimizer.update_(model, model_grads if code else scale(model_grads, alpha), work["model_optimizer"])
-        if self.adapt_alpha and code:
+        adapts = self.adapt_alpha and (ctx.step == 0 or self.alpha_updates == "step")
+        if adapts and code:
             mixed_grads = add(scale(model_grads, alpha), scale(grads, 1 - alpha))
             slope = dot(difference(model, weights, names), mixed_grads) + 0.02 * alpha
             alpha = (alpha - ctx.optimizer.lr * slope).clamp(0, 1)
-        elif self.adapt_alpha:
+        elif adapts:
             alpha = (alpha - ctx.optimizer.lr * dot(before, model_grads)).clamp(0, 1)
         work = work | {"weights": weights | buffers, "model": model | model_buffers, "alpha": alpha}
         return work, {"loss": loss}
@@ -82,10 +90,16 @@ class APFL(FedAvg):
         model = self.personal_model(ctx, client, down)
         if self.variant == "code":
             return model
-        return mixture(model, super().downloaded_model(ctx, client, down), client["alpha"])
+        return self.mixed(ctx, model, super().downloaded_model(ctx, client, down), client["alpha"])
 
     def trained_model(self, ctx: Context, work: State, client: State, down: State) -> Any:
-        return mixture(work["model"], work["weights"], work["alpha"])
+        return self.mixed(ctx, work["model"], work["weights"], work["alpha"])
+
+    def mixed(self, ctx: Context, model: Weights, weights: Weights, alpha: Tensor) -> Weights:
+        """Return v̄; in `paper` with the buffers of v, which are those of v̄."""
+        if self.variant == "code":
+            return mixture(model, weights, alpha)
+        return model | mixture(only(model, ctx.task.model.parameters), weights, alpha)
 
 
 def difference(model: Weights, weights: Weights, names: Sequence[str]) -> Weights:
