@@ -2,12 +2,14 @@
 
     client:  Δ = w_i − w_t of everything but batch norm, clipped to an L1 norm of C
              sends w_t + Δ + Lap(2C/ε_round) on each coordinate
-    server:  FedBN
+    server:  FedBN with equal weights; with uniform=false weights by examples, whose numbers are then sent in clear
 
 Two clipped updates are at most 2C apart in L1, so a round spends ε_round for a client's whole update. The budget ε is
 split over the rounds in which a client can take part. These are all rounds with full participation, else one in
 ⌊N/cohort⌋, since clients are sampled without replacement until all have taken part (the paper's second variant samples
-a fifth of them per round). The clipping bound is not in the paper.
+a fifth of them per round). The clipping bound is not in the paper, and neither are the weights; on Digits, where parties
+are of one size, both choices are the same. Equal weights are the default because ε covers what a client sends, and its
+number of examples would be sent beside it.
 """
 
 from collections.abc import Sequence
@@ -31,6 +33,7 @@ class DPFedBN(FedBN):
     reference: ClassVar[str] = "Li, He and Song 2023, table 17, baseline DP-FedBN"
     sample_without_replacement: ClassVar[bool] = True
 
+    uniform: bool = option(True, help="average with equal weights; else by examples, whose numbers ε does not cover")
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")
     clip: float = option(1.0, above=0, help="C, bound of the L1 norm of an update")
 
@@ -45,7 +48,8 @@ class DPFedBN(FedBN):
             f"ε={self.epsilon:g} per client, {self.epsilon_per_round(ctx):.4g} per participation: Laplace noise of "
             f"scale {self.noise_scale(ctx):.4g} on every weight"
         )
-        return noise, SIMULATION_NOTE
+        sizes = "the numbers of examples are sent in clear, for the weights of the mean: ε does not cover them"
+        return (noise, SIMULATION_NOTE) if self.uniform else (noise, sizes, SIMULATION_NOTE)
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         client, up = super().finish(ctx, work, client, down, data)

@@ -2,13 +2,19 @@
 "Learning Differentially Private Recurrent Language Models".
 
     client:  Δ_i = w_i − w_t of everything but batch norm, clipped to an L2 norm of C;  sends w_t + Δ_i
-    server:  w_{t+1} = w_t + Σ_i p_i Δ_i + N(0, (σ · 2C · max_i p_i)²) on each coordinate;  equal p_i by default
+    server:  w_{t+1} = w_t + 1/m · Σ_i s_i Δ_i + N(0, (σ · 2C/m)²) on each coordinate, over the m clients of a round
+             s_i = 1, or with uniform=false  s_i = min(n_i, B)/B  for a public bound B of a client's examples
 
-Replacing the data of one client by those of another moves the mean by at most 2C · max p_i. σ is the least noise
-multiplier for which the rounds in which a client can take part satisfy (ε, δ) together, by Rényi accounting. These are
-all rounds with full participation, else one in ⌊N/cohort⌋, since clients are sampled without replacement until all have
-taken part. Amplification by sampling is not counted: its bound assumes that each client is sampled independently, and
-cohorts here have a fixed size. The clipping bound, this notion of neighbours and the equal weights are our choices.
+Replacing the data of one client by those of another, of whatever number, moves the mean by at most 2C/m, since every
+s_i lies in [0, 1] and the denominator is the same. This is the estimator with a fixed denominator of McMahan et al.;
+weights n_i/Σn would change for all clients with the size of one. Clients of fewer than B examples therefore move the
+model less, also where all have equally few.
+
+σ is the least noise multiplier for which the rounds in which a client can take part satisfy (ε, δ) together, by Rényi
+accounting. These are all rounds with full participation, else one in ⌊N/cohort⌋, since clients are sampled without
+replacement until all have taken part. Amplification by sampling is not counted: its bound assumes that each client is
+sampled independently, and cohorts here have a fixed size. The clipping bound, this notion of neighbours and the equal
+weights are our choices.
 """
 
 from collections.abc import Sequence
@@ -20,6 +26,7 @@ import torch
 from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, Replies, State
 from rayfed.algorithms.common.clipped_updates import clipped_update, max_participations, max_participations_so_far
 from rayfed.algorithms.fedbn import FedBN
+from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.privacy.gaussian import check_budget, epsilon_spent, noise_multiplier
 from rayfed.privacy.notes import SIMULATION_NOTE, large_delta_note
@@ -37,10 +44,23 @@ class GaussianDPFedBN(FedBN):
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")
     delta: float = option(0.01, above=0, high=0.01, help="δ of all rounds together")
     clip: float = option(1.0, above=0, help="C, bound of the L2 norm of an update")
-    uniform: bool = option(True, help="average with equal weights, which need the least noise; else by examples")
+    uniform: bool = option(True, help="average with equal weights; else by examples up to max_examples")
+    max_examples: int | None = option(
+        None, low=1, help="B, public bound of a client's training examples; needed with uniform=false"
+    )
 
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)
+        if not self.uniform and self.max_examples is None:
+            raise UsageError(
+                "algorithm.uniform=false: the size of one client would change the weights of all, which ε does not "
+                "cover; give algorithm.max_examples, a public bound of a client's examples, or use uniform=true"
+            )
+        if self.uniform and self.max_examples is not None:
+            raise UsageError(
+                f"algorithm.max_examples={self.max_examples}: has no effect with equal weights; add "
+                "algorithm.uniform=false, or leave it out"
+            )
         check_budget(self.epsilon, self.delta, problem.rounds)
 
     def sigma(self, ctx: Context) -> float:
@@ -64,16 +84,21 @@ class GaussianDPFedBN(FedBN):
         deltas = clipped_update(up["weights"], base, bound=self.clip, order=2)
         return client, up | {"weights": up["weights"] | {name: base[name] + delta for name, delta in deltas.items()}}
 
+    def weight(self, ctx: Context, examples: int) -> float:
+        """Return s_i."""
+        return 1.0 if self.max_examples is None else min(examples, self.max_examples) / self.max_examples
+
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
-        server = super().aggregate(ctx, server, replies)
-        weights = [self.weight(ctx, reply.examples) for reply in replies.each]
-        std = self.sigma(ctx) * 2 * self.clip * max(weights) / sum(weights)
+        before, mean = server["weights"], super().aggregate(ctx, server, replies)["weights"]
+        count = len(replies.each)
+        share = sum(self.weight(ctx, reply.examples) for reply in replies.each) / count  # 1/m Σ s_i, 1 if uniform
+        std = self.sigma(ctx) * 2 * self.clip / count
         noisy = {
-            name: value + std * torch.randn_like(value)
-            for name, value in server["weights"].items()
+            name: (value if share == 1 else before[name].lerp(value, share)) + std * torch.randn_like(value)
+            for name, value in mean.items()
             if value.is_floating_point()
         }
-        return server | {"weights": server["weights"] | noisy}
+        return server | {"weights": mean | noisy}
 
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         steps = max_participations_so_far(ctx)

@@ -28,6 +28,7 @@ CLIPPED = {
     "faug": {"seed_examples"},
     "fedfomo": {"models"},
     "fedmix": {"mean_examples", "means_per_step"},
+    "gaussian_dp_fedbn": {"max_examples"},
     "vhl": {"virtual_batch_size"},
 }
 
