@@ -72,12 +72,14 @@ class ClientData(NamedTuple):
     """The data of one client.
 
     Each part has a length, labels `y`, and `batches(size, rows=None)`, which yields `Batch`es. `augmented` is the
-    training part with augmented inputs, or None where training batches are not augmented.
+    training part with augmented inputs, or None where training batches are not augmented. `held_out` are the training
+    examples that the algorithm keeps from training (`Algorithm.held_out_share`).
     """
 
     train: Any
     val: Any
     augmented: Any = None
+    held_out: Any = None
 
     @property
     def as_trained(self) -> Any:
@@ -326,6 +328,8 @@ class Algorithm(Exchange):
     """The point at which the paper scores models: "global", "downloaded", "trained" or "adapted"."""
     logged_scalars: ClassVar[tuple[str, ...]] = ()
     """Scalars of the server's state that are recorded after each round, once they exist."""
+    held_out_share: ClassVar[float] = 0.0
+    """Share of every client's training examples that nobody trains on; hooks find them at `ctx.data.held_out`."""
 
     # Exchanges
 

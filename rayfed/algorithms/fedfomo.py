@@ -1,6 +1,6 @@
 """FedFomo: Zhang et al. 2021, "Personalized Federated Learning with First Order Model Optimization", Eq. 3 and 6.
 
-    client:  receives models θ_n;  F: loss on its validation part, θ_old: its model before its last local training
+    client:  receives models θ_n;  F: loss on examples held out for it, θ_old: its model before its last local training
              w_n = (F(θ_old) − F(θ_n)) / (‖θ_n − θ_old‖ + 10⁻⁵),  w⁺_n = max(0, w_n)
              θ_i ← Σ w⁺_n θ_n / Σ w⁺_n (θ_i stays if no w_n is above 0), then local training; sends θ_i and the w_n
     server:  keeps the last model of every client, and P, initially the identity; P[i, n] += w_n;
@@ -10,6 +10,10 @@ P includes ratings below 0, so that models never tried (P = 0) come before those
 paper's random exploration (ε) is not implemented. Candidates are the models that clients have sent so far, the client's
 own among them; nothing is sent while there are none. Equal P are ordered by client index. To an unseen client all
 candidates have equal P.
+
+The examples that rate models are a share of the training part, on which the client does not train, as in PFLlib and in
+the authors' split of 0.6, 0.2 and 0.2. The validation part has no say in training: where it rated the models, it would
+be scored too high (by three points where this was measured), and would choose rounds and hyperparameters by that.
 
 An unseen client starts from the models that it receives, as in appendix D.4 of Zhang et al. 2023 (DBE): from their
 mixture by its ratings, with the untrained model as θ_old, or from their plain mean if it rates none above 0.
@@ -22,9 +26,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State, mean_loss
+from rayfed.algorithm import ClientData, Context, Replies, State, mean_loss
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.trees import Weights, only, without
 
@@ -40,14 +43,13 @@ class FedFomo(FedAvg):
     default_eval_point: ClassVar[str] = "downloaded"
 
     models: int = option(5, low=1, help="M, models that a client receives in a round")
+    rating_share: float = option(
+        0.2, above=0, below=1, help="share of a client's training examples that rate models and are not trained on"
+    )
 
-    def check(self, problem: ProblemSpec) -> None:
-        empty = [client for client, n in problem.validation.items() if not n]
-        if empty:
-            raise UsageError(
-                f"algorithm.name={self.name}: clients rate models on their validation part, and client {empty[0]} has "
-                "no validation examples; give every client some"
-            )
+    @property
+    def held_out_share(self) -> float:  # type: ignore[override]
+        return self.rating_share
 
     def init(self, ctx: Context) -> State:
         count = ctx.task.num_clients
@@ -109,7 +111,7 @@ class FedFomo(FedAvg):
 
 
 def rate(ctx: Context, weights: Weights, old: Weights, models: Sequence[Weights]) -> Tensor:
-    """Return the ratings w_n [models]: the gain of each model over `old` on the validation part, per distance from it.
+    """Return the ratings w_n [models]: the gain of each model over `old` on the examples held out, per distance from it.
 
     Args:
         weights: The client's model, which supplies the weights that are not sent.
@@ -119,9 +121,9 @@ def rate(ctx: Context, weights: Weights, old: Weights, models: Sequence[Weights]
     ratings = torch.zeros(len(models), device=ctx.task.device)
     if not models:
         return ratings
-    old_loss = mean_loss(ctx, old, ctx.data.val)
+    old_loss = mean_loss(ctx, old, ctx.data.held_out)
     for n, model in enumerate(models):
-        gain = old_loss - mean_loss(ctx, weights | model, ctx.data.val)
+        gain = old_loss - mean_loss(ctx, weights | model, ctx.data.held_out)
         squares = [(model[name] - old[name]).square().sum() for name in ctx.task.trainable if name in model]
         ratings[n] = gain / (torch.stack(squares).sum().sqrt() + 1e-5)
     return ratings

@@ -152,6 +152,7 @@ class RayFleet:
         share = min(placement.gpus, 1.0) if placement.gpus else 1 / on_machine  # of the memory of GPU or machine
         self._arguments = (ray.put(blueprint), ray.put(sendable(population)), placement.gpus, share)
         self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
+        self._examples = blueprint.training_examples(population)
         self._states = RayStates(device)
         self._rates = Rates()
         self._last_host: dict[ClientIndex, int] = {}
@@ -195,7 +196,7 @@ class RayFleet:
             return list(returned) if separate else [returned]
 
         def cost(client: ClientIndex) -> float:
-            examples = len(self._population.clients[client].train)
+            examples = self._examples[client]
             if (steps := self._steps.get((kind, examples))) is None:
                 ctx = self._ctx.at(request.moment, cohort=request.cohort, client=client, examples=examples)
                 steps = steps_of(exchange, ctx, drop_last=self._blueprint.drop_last)

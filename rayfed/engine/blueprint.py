@@ -17,6 +17,7 @@ from rayfed.core.optim import Optimizer
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import InputSpec, Task
 from rayfed.data.population import Population
+from rayfed.engine.held_out import held_out_count
 from rayfed.models.single_example_batchnorm import (
     batch_size_advice,
     leaves_single_example,
@@ -77,19 +78,26 @@ class Blueprint:
         ctx = self.algorithm.adapt(ctx)
         return ctx.at(task=ctx.task.with_modules(self.algorithm.modules(ctx.task)))
 
+    def training_examples(self, population: Population) -> list[int]:
+        """Return how many examples each client trains on."""
+        sizes = [len(client.train) for client in population.clients]
+        return [n - held_out_count(n, self.algorithm.held_out_share) for n in sizes]
+
     def check(self, population: Population) -> None:
         """Raise UsageError for what cannot work, before anything starts."""
         if self.augment is not None:
             self.augment.check(population.shape, population.clients[0].train.x.dtype)
-        sizes = {client.id: len(client.train) for client in population.clients}
+        sizes = dict(zip([c.id for c in population.clients], self.training_examples(population), strict=True))
         if population.unseen_clients and self.algorithm.refuses_unseen_clients:
             name, why = self.algorithm.name, self.algorithm.refuses_unseen_clients
             raise UsageError(
                 f"unseen_clients={population.unseen_clients}: algorithm.name={name} {why}; use unseen_clients=0"
             )
         smallest = min(sizes, key=lambda i: sizes[i])
-        if not sizes[smallest]:
-            raise UsageError(f"client {smallest} has no training examples; partition.* must give it some")
+        if sizes[smallest] < 1:
+            few = f"fewer than two training examples, of which algorithm.name={self.algorithm.name} holds one out"
+            lack = few if self.algorithm.held_out_share else "no training examples"
+            raise UsageError(f"client {smallest} has {lack}; partition.* must give it some")
         if self.drop_last and sizes[smallest] < self.batch_size:
             raise UsageError(
                 f"local.batch_size={self.batch_size}: client {smallest} has {sizes[smallest]} training examples, less "
@@ -161,7 +169,10 @@ class Blueprint:
             full_participation=self.cohort == len(population.participants),
             cohort=self.cohort,
             rounds=self.rounds,
-            examples={ClientId(client.id): len(client.train) for client in population.clients},
+            examples={
+                ClientId(client.id): n
+                for client, n in zip(population.clients, self.training_examples(population), strict=True)
+            },
             validation={ClientId(client.id): len(client.val) for client in population.clients},
             batch_size=self.batch_size,
             drop_last=self.drop_last,

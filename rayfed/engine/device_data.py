@@ -13,6 +13,7 @@ from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import Batch, Task
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.population import Examples, Population
+from rayfed.engine.held_out import divide
 from rayfed.engine.streamed import Streamed
 
 Transform = Callable[[Tensor], Tensor]
@@ -110,11 +111,15 @@ class Augmented:
             yield batch
 
 
-def client_data(population: Population, client: int, task: Task) -> ClientData:
+def client_data(
+    population: Population, client: int, task: Task, *, held_out_share: float = 0.0, seed: int = 0
+) -> ClientData:
     """Return what a hook sees of a client's data, without a host."""
     normalise = Normalise(population, task.device, channels_last=task.channels_last)
     own = population.clients[client]
-    return ClientData(Part(own.train, task.device, normalise), Part(own.val, task.device, normalise))
+    divided = divide(own, held_out_share, seed)
+    train, val, held_out = (Part(part, task.device, normalise) for part in (divided.train, own.val, divided.held_out))
+    return ClientData(train, val, held_out=held_out if len(held_out) else None)
 
 
 def _to_tensor(array: np.ndarray | LazyRows | Tensor) -> Tensor:

@@ -264,7 +264,7 @@ class Host:
         for start in range(first, min(first + _DRAWN_AHEAD, len(request.clients)), self.vmap_clients):
             phases: Sequence[Phase] | None = None
             for client in request.clients[start : start + self.vmap_clients]:
-                examples = len(self.data.population.clients[client].train)
+                examples = self.data.training_examples(client)
                 ctx = self.ctx.at(request.moment, cohort=request.cohort, client=client, examples=examples, **changes)
                 phases = phases or exchange.phases(ctx)
                 rows[client] = [
@@ -299,7 +299,7 @@ class Host:
         if self.augment is not None:
             seed_batch = partial(seed_torch, self.seed, "augmented data", ctx.moment, client=client)
             augmented = Augmented(parts["train"], self.augment, seed_batch)
-        return ctx.at(data=ClientData(parts["train"], parts["val"], augmented))
+        return ctx.at(data=ClientData(parts["train"], parts["val"], augmented, parts.get("held_out")))
 
     def _state(self, ctx: Context, states: Mapping[ClientIndex, State]) -> State:
         """Return the client's state, which is a function of the seed alone until it takes part in an exchange."""

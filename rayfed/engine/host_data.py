@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rayfed.algorithm import Algorithm, Context
@@ -11,11 +11,9 @@ from rayfed.core.task import Task
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.population import Examples, Population
 from rayfed.engine.device_data import Normalise, Part
+from rayfed.engine.held_out import divide, held_out_count
 from rayfed.engine.metric_collection import CollectedRepresentations, DueMetrics, Gradients, domain_gradients
 from rayfed.engine.scoring import ScoredPart, score
-
-PARTS = ("train", "val", "test")
-
 
 class Scored(NamedTuple):
     """The scores of one host, or of all, and the representations collected for the metrics that the server computes."""
@@ -52,17 +50,30 @@ class HostData:
             rows[:1]
 
     def parts(self, client: int) -> dict[str, Part]:
-        """Return the parts of a client's data by split."""
-        return self._make("client", client, {name: getattr(self.population.clients[client], name) for name in PARTS})
+        """Return the parts of a client's data by split, and what the algorithm holds out of its training part."""
+
+        def examples() -> dict[str, Examples]:
+            of_client = self.population.clients[client]
+            train, held_out = divide(of_client, self.algorithm.held_out_share, self.seed)
+            parts = {"train": train, "val": of_client.val, "test": of_client.test}
+            return parts | ({"held_out": held_out} if len(held_out) else {})
+
+        return self._make("client", client, examples)
+
+    def training_examples(self, client: int) -> int:
+        """Return the number of examples that a client trains on."""
+        examples = len(self.population.clients[client].train)
+        return examples - held_out_count(examples, self.algorithm.held_out_share)
 
     def test(self, number: int) -> Part:
         """Return one of the server's test sets."""
-        return self._make("test", number, {"test": self.population.tests[number].examples})["test"]
+        return self._make("test", number, lambda: {"test": self.population.tests[number].examples})["test"]
 
-    def _make(self, kind: str, number: int, examples: Mapping[str, Examples]) -> dict[str, Part]:
+    def _make(self, kind: str, number: int, make: Callable[[], Mapping[str, Examples]]) -> dict[str, Part]:
         if (cached := self._cached.get((kind, number))) is not None:
             self._cached.move_to_end((kind, number))
             return cached[0]
+        examples = make()
         size = sum(part.x.nbytes for part in examples.values())
         on_device = size <= self._room
         size = size if on_device else 0

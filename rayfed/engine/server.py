@@ -52,7 +52,7 @@ class Server:
         self.ctx: Context = blueprint.context(population, device)
         self.evaluator = Evaluator(evaluation, self.algorithm, self.ctx, fleet, population, self.seed)
         self.population, self.participants = population, self.evaluator.participants
-        self.examples = [len(client.train) for client in population.clients]
+        self.examples = blueprint.training_examples(population)
         self.round = 0  # the last finished round
         self._models_before: Mapping[ClientIndex, Any] = {}
         seed_torch(self.seed, "init")

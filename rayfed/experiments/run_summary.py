@@ -22,14 +22,15 @@ def run_summary(plan: Plan) -> str:
     config, blueprint, population = plan.config, plan.blueprint, plan.population
     ctx = blueprint.context(population, "cpu")
     task, algorithm = ctx.task, blueprint.algorithm
-    sizes = [len(client.train) for client in population.participants]
+    sizes = blueprint.training_examples(population)[: len(population.participants)]
     domains = sorted({client.domain for client in population.participants})
     partition = f"; partition {plan.data_hash}" if plan.data_hash else ""
     batch_norms = {name.rpartition(".")[0] for name in batch_norm_names(blueprint.model)}
     policy = _POLICIES[blueprint.batch_norm]
     down = bytes_by_field(algorithm.broadcast(ctx.at(cohort=tuple(range(blueprint.cohort))), algorithm.init(ctx)))
     sent = ", ".join(f"{field} {_bytes(size)}" for field, size in down.items()) or "nothing"
-    state = _bytes(nbytes(algorithm.join(ctx.at(client=0, examples=sizes[0], data=client_data(population, 0, task)))))
+    data = client_data(population, 0, task, held_out_share=algorithm.held_out_share, seed=blueprint.seed)
+    state = _bytes(nbytes(algorithm.join(ctx.at(client=0, examples=sizes[0], data=data))))
     epochs, steps = blueprint.local.epochs, blueprint.local.steps
     local = counted(epochs, "epoch") if epochs else counted(steps or 0, "step")
     unseen = f"; {counted(population.unseen_clients, 'unseen')} after training" if population.unseen_clients else ""

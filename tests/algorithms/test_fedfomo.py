@@ -8,24 +8,45 @@ import torch
 import torch.nn.functional as F
 
 from helpers.federations import blobs, net, simulate
-from helpers.reference import CLIENTS, assert_weights, data, descend, plan, population, run
-from rayfed.algorithm import ClientData, Replies, Reply
+from helpers.reference import CLIENTS, assert_weights, descend, plan, population, run
+from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.core.errors import UsageError
 from rayfed.core.trees import tree_map
 from rayfed.data.population import Examples
-from rayfed.engine.device_data import Normalise, Part
+from rayfed.engine.device_data import client_data
+from rayfed.engine.held_out import divide
+
+
+SHARE = 0.5
+
+
+def fomo(**options):
+    """FedFomo that rates on half of a client's examples, which are few here."""
+    return FedFomo(rating_share=SHARE, **options)
+
+
+def people_twice_as_many(seed=0):
+    return population((16, 24, 40), seed)
 
 
 def plain_net():
     return net(batch_norm=False)
 
 
-def validation_loss(weights, people, client):
+def loss_on(part, weights):
     model = plain_net().eval()
     model.load_state_dict(weights)
-    val = people.clients[client].val
-    return F.cross_entropy(model(torch.from_numpy(val.x)), torch.from_numpy(val.y)).item()
+    return F.cross_entropy(model(torch.from_numpy(part.x)), torch.from_numpy(part.y)).item()
+
+
+def rating_loss(weights, people, client):
+    return loss_on(divide(people.clients[client], SHARE, 0).held_out, weights)
+
+
+def data(people, client):
+    train = divide(people.clients[client], SHARE, 0).train
+    return torch.from_numpy(train.x), torch.from_numpy(train.y)
 
 
 def distance(a, b):
@@ -34,8 +55,8 @@ def distance(a, b):
 
 
 def test_the_first_round_is_local_training_and_nothing_is_sent_down():
-    people = population()
-    server, records = simulate(plan(FedFomo(), people, plain_net(), rounds=1), people)
+    people = people_twice_as_many()
+    server, records = simulate(plan(fomo(), people, plain_net(), rounds=1), people)
     model = sum(v.numel() * v.element_size() for v in server.ctx.task.initial_weights().values())
     assert records[0].bytes_down == {}
     assert records[0].bytes_up == {"weights": 3 * model}
@@ -48,9 +69,9 @@ def test_the_first_round_is_local_training_and_nothing_is_sent_down():
 
 
 def test_the_second_round_by_hand():
-    people = population()
-    first = run(FedFomo(models=2), people, plain_net(), rounds=1, steps=5)
-    server, records = simulate(plan(FedFomo(models=2), people, plain_net(), rounds=2, steps=5), people)
+    people = people_twice_as_many()
+    first = run(fomo(models=2), people, plain_net(), rounds=1, steps=5)
+    server, records = simulate(plan(fomo(models=2), people, plain_net(), rounds=2, steps=5), people)
     models, start = first.state["models"], first.ctx.task.initial_weights()
     size = sum(v.numel() * v.element_size() for v in start.values())
     assert records[1].bytes_down == {"models": 3 * 2 * size}
@@ -60,7 +81,7 @@ def test_the_second_round_by_hand():
     for i in CLIENTS:
         sent = [i, min(set(CLIENTS) - {i})]  # of equal P the lower number
         weights = [
-            (validation_loss(start, people, i) - validation_loss(models[n], people, i))
+            (rating_loss(start, people, i) - rating_loss(models[n], people, i))
             / (distance(models[n], start) + 1e-5)
             for n in sent
         ]
@@ -77,22 +98,22 @@ def test_the_second_round_by_hand():
         state = server.fleet.states[i]
         assert_weights(state["old"], received)
         assert_weights(state["weights"], descend(received, *data(people, i), 5))
-    assert some == 4  # two clients mix both models, one finds none that is better
+    assert some == 5  # one model is worse for the client that rates it than its old one
     assert ratings.min() < 0
     torch.testing.assert_close(server.state["ratings"], ratings)
 
 
 def test_a_model_that_was_worse_makes_room_for_one_never_tried():
-    state = FedFomo(models=2).init(plan(FedFomo(), population(), plain_net()).context(population(), "cpu"))
+    state = fomo(models=2).init(plan(fomo(), population(), plain_net()).context(population(), "cpu"))
     state = state | {"seen": torch.ones(3, dtype=torch.bool)}
-    assert FedFomo(models=2).best_rated(state, 0) == [0, 1]
+    assert fomo(models=2).best_rated(state, 0) == [0, 1]
     reply = Reply(0, 8, {"weights": {}, "ratings": torch.tensor([0.2, -0.1])})
-    after = FedFomo(models=2).aggregate(None, state, Replies({}, [reply]))
-    assert FedFomo(models=2).best_rated(after, 0) == [0, 2]
+    after = fomo(models=2).aggregate(None, state, Replies({}, [reply]))
+    assert fomo(models=2).best_rated(after, 0) == [0, 2]
 
 
 def test_over_the_rounds_models_are_tried_that_were_not_sent_at_first():
-    people = population((12, 16, 20, 10, 14, 18))
+    people = population((24, 32, 40, 20, 28, 36))
     tried = {client: set() for client in range(6)}
 
     class Watched(FedFomo):
@@ -100,17 +121,15 @@ def test_over_the_rounds_models_are_tried_that_were_not_sent_at_first():
             tried[ctx.client] |= set(self.best_rated(server, ctx.client))
             return super().unicast(ctx, server)
 
-    run(Watched(models=2), people, plain_net(), rounds=12, steps=5)
+    run(Watched(models=2, rating_share=SHARE), people, plain_net(), rounds=12, steps=5)
     assert tried[0] == {0, 1}  # which serve it well
-    assert tried[2] == set(range(6))  # found one after the other worse than its own
+    assert tried[1] == {0, 1, 2, 3, 4}  # found one after the other worse than its own
 
 
 def test_models_that_are_no_better_leave_the_own_one_as_it_is():
-    people = population()
-    server = run(FedFomo(), people, plain_net(), rounds=1)
-    normalise = Normalise(people, torch.device("cpu"), channels_last=False)
-    part = Part(people.clients[0].val, torch.device("cpu"), normalise)
-    ctx = server.ctx.at(client=0, data=ClientData(part, part))
+    people = people_twice_as_many()
+    server = run(fomo(), people, plain_net(), rounds=1)
+    ctx = server.ctx.at(client=0, data=client_data(people, 0, server.ctx.task, held_out_share=SHARE))
     client = server.fleet.states[0]
     worse = tree_map(lambda t: t + 3.0 if t.is_floating_point() else t, client["old"])
     work = server.algorithm.start(ctx, client, {"models": [worse, worse]})
@@ -123,31 +142,29 @@ def test_models_that_are_no_better_leave_the_own_one_as_it_is():
 
 def test_the_best_rated_are_sent_and_only_those_that_have_come():
     state = {"ratings": torch.tensor([[1.0, 0.5, 2.0, 0.5]]), "seen": torch.tensor([True, True, True, True])}
-    assert FedFomo(models=3).best_rated(state, 0) == [2, 0, 1]
-    assert FedFomo(models=9).best_rated(state, 0) == [2, 0, 1, 3]
-    assert FedFomo(models=3).best_rated(state | {"seen": torch.tensor([True, False, False, True])}, 0) == [0, 3]
-    server = run(FedFomo(), population(), plain_net(), rounds=1, cohort=1)
+    assert fomo(models=3).best_rated(state, 0) == [2, 0, 1]
+    assert fomo(models=9).best_rated(state, 0) == [2, 0, 1, 3]
+    assert fomo(models=3).best_rated(state | {"seen": torch.tensor([True, False, False, True])}, 0) == [0, 3]
+    server = run(fomo(), population(), plain_net(), rounds=1, cohort=1)
     assert server.state["seen"].tolist() == [i in server.sample(1) for i in CLIENTS]
 
 
 def test_what_is_scored_is_the_model_as_training_left_it():
-    people = population()
-    server, records = simulate(plan(FedFomo(), people, plain_net()), people, points=("downloaded", "trained"))
+    people = people_twice_as_many()
+    server, records = simulate(plan(fomo(), people, plain_net()), people, points=("downloaded", "trained"))
     found = {(s.point, s.client, s.split, s.metric): s.value for s in records[-1].scores}
     for i in CLIENTS:
         assert found["downloaded", i, "val", "loss"] == found["trained", i, "val", "loss"]
-        expected = validation_loss(server.fleet.states[i]["weights"], people, i)
+        expected = loss_on(people.clients[i].val, server.fleet.states[i]["weights"])
         assert found["downloaded", i, "val", "loss"] == pytest.approx(expected, abs=1e-6)
 
 
 def unseen(models):
     """(context, state, what it is sent, everyone) of client 3, which joins the others after training."""
-    people = replace(blobs(4, sizes=(8, 12, 20, 16)), unseen_clients=1)
-    ctx = plan(FedFomo(), people, plain_net()).context(people, "cpu")
-    normalise = Normalise(people, torch.device("cpu"), channels_last=False)
-    part = Part(people.clients[3].val, torch.device("cpu"), normalise)
-    ctx = ctx.at(client=3, round=2, data=ClientData(part, part))
-    return ctx, FedFomo().join(ctx), {"models": models}, people
+    people = replace(blobs(4, sizes=(16, 24, 40, 32)), unseen_clients=1)
+    ctx = plan(fomo(), people, plain_net()).context(people, "cpu")
+    ctx = ctx.at(client=3, round=2, data=client_data(people, 3, ctx.task, held_out_share=SHARE))
+    return ctx, fomo().join(ctx), {"models": models}, people
 
 
 def test_an_unseen_client_starts_from_the_mixture_of_what_it_is_sent():
@@ -156,18 +173,18 @@ def test_an_unseen_client_starts_from_the_mixture_of_what_it_is_sent():
     down = {"models": better}
     start = ctx.task.initial_weights()
     gains = [
-        (validation_loss(start, people, 3) - validation_loss(model, people, 3)) / (distance(model, start) + 1e-5)
+        (rating_loss(start, people, 3) - rating_loss(model, people, 3)) / (distance(model, start) + 1e-5)
         for model in better
     ]
     assert min(gains) > 0
     mixed = {name: sum(w * m[name] for w, m in zip(gains, better, strict=True)) / sum(gains) for name in start}
-    downloaded = FedFomo().downloaded_model(ctx, client, down)
+    downloaded = fomo().downloaded_model(ctx, client, down)
     torch.testing.assert_close(downloaded, mixed)
-    work = FedFomo().start(ctx.at(stage="final"), client, down)
+    work = fomo().start(ctx.at(stage="final"), client, down)
     assert all(torch.equal(work["weights"][name], downloaded[name]) for name in start)
     torch.testing.assert_close(work["ratings"], torch.tensor(gains))
     # a participant is scored with its own model
-    own = FedFomo().downloaded_model(ctx.at(client=2), client, down)
+    own = fomo().downloaded_model(ctx.at(client=2), client, down)
     assert all(torch.equal(own[name], start[name]) for name in start)
 
 
@@ -175,18 +192,38 @@ def test_an_unseen_client_that_rates_no_model_above_0_starts_from_their_mean():
     worse = [tree_map(lambda t, k=k: t + k, dict(plain_net().state_dict())) for k in (3.0, 4.0)]
     ctx, client, down, _ = unseen(worse)
     mean = tree_map(lambda a, b: (a + b) / 2, *worse)
-    torch.testing.assert_close(FedFomo().downloaded_model(ctx, client, down), mean)
-    work = FedFomo().start(ctx.at(stage="final"), client, down)
+    torch.testing.assert_close(fomo().downloaded_model(ctx, client, down), mean)
+    work = fomo().start(ctx.at(stage="final"), client, down)
     torch.testing.assert_close(work["weights"], mean)
     assert work["ratings"].max() < 0
-    alone = FedFomo().downloaded_model(ctx, client, {})  # before anyone has sent a model
+    alone = fomo().downloaded_model(ctx, client, {})  # before anyone has sent a model
     assert all(torch.equal(alone[name], client["weights"][name]) for name in alone)
 
 
-def test_clients_without_validation_examples_are_refused():
+def test_the_validation_part_has_no_say_in_training():
     people = population()
     none = Examples(np.zeros((0, 6), np.float32), np.zeros(0, np.int64))
-    clients = (people.clients[0], replace(people.clients[1], val=none), people.clients[2])
-    bare = replace(people, clients=clients)
-    with pytest.raises(UsageError, match=r"^algorithm.name=fedfomo: clients rate models on their validation part, and"):
-        plan(FedFomo(), bare, plain_net()).check(bare)
+    others = replace(people, clients=tuple(replace(client, val=none) for client in people.clients))
+    first, second = (run(FedFomo(models=2), p, plain_net(), rounds=3, steps=5).state["ratings"] for p in (people, others))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, torch.eye(3))
+
+
+def test_nobody_trains_on_the_examples_that_rate():
+    """Of 8, 12 and 20 examples, a share of 0.25 rates; the records count and score the other 6, 9 and 15."""
+    people = population()
+    algorithm = FedFomo(rating_share=0.25)
+    server, records = simulate(plan(algorithm, people, plain_net(), rounds=1), people)
+    assert server.examples == [6, 9, 15]
+    assert {s.client: s.n for s in records[0].scores if s.metric == "loss" and s.split == "train"} == {0: 6, 1: 9, 2: 15}
+    for client in people.clients:
+        train, held_out = divide(client, 0.25, 0)
+        rows = np.concatenate([train.x, held_out.x])
+        assert sorted(map(tuple, rows)) == sorted(map(tuple, client.train.x))
+        assert not np.array_equal(held_out.x, divide(client, 0.25, 1).held_out.x)
+
+
+def test_a_client_with_a_single_example_is_refused():
+    people = population((1, 12, 20))
+    with pytest.raises(UsageError, match=r"^client 0 has fewer than two training examples, of which algorithm.name=fed"):
+        plan(FedFomo(), people, plain_net()).check(people)
