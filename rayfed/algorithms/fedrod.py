@@ -7,7 +7,8 @@ to 7, Alg. 1, with linear personal heads.
              both steps are taken at once, from the same batch and the same z
     server:  FedAvg of θ; the g_i are never sent. The client predicts with h(z) + g_i(z), the server with h(z).
 
-g_i has the architecture of the head h and starts as a copy of it. A class without examples counts as 10⁻⁹ examples, so
+g_i has the architecture of the head h and starts as a copy of it. What a wrapper adds before the head is part of z: with
+DBE's bias, which there is once, both heads read z = z^g + z^p, and the bias follows the generic loss. A class without examples counts as 10⁻⁹ examples, so
 that a loss over soft labels stays finite. The paper's hypernetwork, which makes g_i from n_i, is not implemented.
 """
 
@@ -32,12 +33,14 @@ PREFIX = "personal."
 
 def personal_head_names(task: Task) -> frozenset[str]:
     """Return the names of g_i's weights."""
-    return frozenset(PREFIX + name for name in task.head_names)
+    return frozenset(PREFIX + name for name in task.head_names - task.added_names)
 
 
-def with_personal_head(weights: Weights) -> Weights:
-    """Return `weights` with g_i in the place of h."""
-    return weights | {name.removeprefix(PREFIX): value for name, value in weights.items() if name.startswith(PREFIX)}
+def with_personal_head(task: Task, weights: Weights) -> Weights:
+    """Return `weights` with g_i in the place of h; weights that a wrapper added are those of z, without gradients."""
+    added = {name: value.detach() for name, value in weights.items() if name in task.added_names}
+    own = {name.removeprefix(PREFIX): value for name, value in weights.items() if name.startswith(PREFIX)}
+    return weights | added | own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +62,13 @@ class FedRoD(FedAvg):
         return task.personal_names | personal_head_names(task)
 
     def trained(self, ctx: Context) -> Sequence[str]:
-        return (*ctx.task.trainable, *(PREFIX + name for name in head(ctx.task)))
+        names = personal_head_names(ctx.task)
+        return (*ctx.task.trainable, *(PREFIX + name for name in head(ctx.task) if PREFIX + name in names))
 
     def join(self, ctx: Context) -> State:
         client, initial = super().join(ctx), ctx.task.initial_weights()
-        personal_head = {PREFIX + name: value for name, value in only(initial, ctx.task.head_names).items()}
+        names = personal_head_names(ctx.task)
+        personal_head = {PREFIX + name: value for name, value in initial.items() if PREFIX + name in names}
         return client | {"weights": client["weights"] | personal_head, "counts": class_counts(ctx)}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
@@ -73,11 +78,11 @@ class FedRoD(FedAvg):
         return work | {"optimizer": client.get("optimizer", fresh), "prior": prior}
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
-        task, output = ctx.task, ctx.task.forward(weights, batch.x)
+        task, output, own = ctx.task, ctx.task.forward(weights, batch.x), personal_head_names(ctx.task)
         z, logits = output.features.detach(), output.logits.detach()
         generic, output = task.add_loss_terms(task.loss(output.logits + work["prior"], batch.y), weights, output)
-        personal_logits, buffers = task.model.run(with_personal_head(weights), lambda model: model.head(z))
-        statistics = {PREFIX + name: value for name, value in buffers.items() if name in task.head_names}
+        personal_logits, buffers = task.model.run(with_personal_head(task, weights), lambda model: model.head(z))
+        statistics = {PREFIX + name: value for name, value in buffers.items() if PREFIX + name in own}
         personal = task.loss(logits + personal_logits, batch.y)
         return generic + personal, output._replace(buffers=output.buffers | statistics)
 
@@ -89,7 +94,7 @@ class FedRoD(FedAvg):
         if not personal_head_names(ctx.task) <= model.keys():
             return ctx.task.predict(model, x)
         output = ctx.task.forward(model, x, train=False)
-        return output.logits + ctx.task.head(with_personal_head(model), output.features, train=False)
+        return output.logits + ctx.task.head(with_personal_head(ctx.task, model), output.features, train=False)
 
 
 def class_counts(ctx: Context) -> Tensor:

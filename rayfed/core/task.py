@@ -85,6 +85,7 @@ class Task:
         batch_norm_names: Names of the parameters and buffers of batch-norm layers.
         head_names: Names of the parameters and buffers of the head.
         personal_names: Names of the weights that stay on the client whatever the algorithm.
+        added_names: Those among them that a wrapper added to the network, which are no part of its body or head.
         loss_terms: Terms that wrappers add to the objective.
     """
 
@@ -106,6 +107,7 @@ class Task:
         self.modules: dict[str, Network] = {}
         self.loss_terms: tuple[LossTerm, ...] = ()
         # Copy the module: two templates that share one would switch each other's training mode.
+        self.added_names: frozenset[str] = frozenset()
         self._set_model(copy.deepcopy(model).to(self.device))
 
     def _set_model(self, model: nn.Module) -> None:
@@ -129,11 +131,13 @@ class Task:
     def with_model(self, model: nn.Module, *, personal_names: Iterable[str] = ()) -> "Task":
         """Return a copy of the task with another network, such as a wrapper round the original.
 
-        Weights in `personal_names` stay on the client, in addition to those of the present task.
+        Weights in `personal_names` were added to the network. They stay on the client, in addition to those of the
+        present task.
         """
         task = copy.copy(self)
         task._set_model(copy.deepcopy(model).to(self.device))
-        task.personal_names |= self.personal_names | frozenset(personal_names)
+        task.added_names = self.added_names | frozenset(personal_names)
+        task.personal_names |= self.personal_names | task.added_names
         return task
 
     def with_loss_term(self, term: LossTerm) -> "Task":

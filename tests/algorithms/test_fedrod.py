@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, LR, assert_weights, data, mean, plan, population, run, shares
+from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedrod import FedRoD
 from rayfed.core.optim import SGD, Adam
@@ -93,3 +94,36 @@ def test_both_heads_predict_and_the_server_has_one():
     assert found["downloaded", 1, "test", "loss"] == pytest.approx(both, abs=1e-6)
     assert found["global", 1, "test", "loss"] == pytest.approx(one, abs=1e-6)
     assert both != pytest.approx(one, abs=1e-3)
+
+
+def test_under_dbe_there_is_one_personal_bias_with_plain_steps():
+    """Both heads read z + b. The bias b follows the balanced loss by SGD, the other weights have momentum and decay."""
+    people, model = population(), net(batch_norm=False)
+    ours = SGD(lr=LR, momentum=0.9, weight_decay=0.01)
+    server = run(DBE(base=FedRoD(), mr=False), people, model, steps=3, rounds=1, optimizer=ours)
+    x, y = data(people, 0)
+    counts = torch.tensor([(y == c).sum() for c in range(3)]).float()
+    trained, own, bias = copy.deepcopy(model), copy.deepcopy(model.fc), torch.zeros(8, requires_grad=True)
+    sgd = torch.optim.SGD([*trained.parameters(), *own.parameters()], lr=LR, momentum=0.9, weight_decay=0.01)
+    plain = torch.optim.SGD([bias], lr=LR)
+    for _ in range(3):
+        z = trained.features(x) + bias
+        logits = trained.head(z)
+        loss = F.cross_entropy(logits + counts.clamp(min=1e-9).log(), y)
+        loss = loss + F.cross_entropy(logits.detach() + own(z.detach()), y)
+        sgd.zero_grad()
+        plain.zero_grad()
+        loss.backward()
+        sgd.step()
+        plain.step()
+    kept = server.fleet.states[0]["weights"]
+    assert set(kept) == {"dbe.bias", "personal.fc.weight", "personal.fc.bias"}
+    torch.testing.assert_close(kept["dbe.bias"], bias.detach())
+    torch.testing.assert_close(kept["personal.fc.weight"], own.weight.detach())
+    torch.testing.assert_close(kept["personal.fc.bias"], own.bias.detach())
+    ctx, down = server.ctx.at(client=0), server.algorithm.broadcast(server.ctx, server.state)
+    scored = server.algorithm.downloaded_model(ctx, server.fleet.states[0], down)
+    received = copy.deepcopy(model)
+    received.load_state_dict(server.state["weights"])
+    z = received.features(x) + bias
+    torch.testing.assert_close(server.algorithm.predict(ctx, scored, x), received.fc(z) + own(z))
