@@ -5,10 +5,15 @@
     server:  h ← h − α/N · Σ (w_i − w_t) over the cohort;   w_{t+1} = mean w_i − h/α   (unweighted, N: all clients)
 
 The regulariser applies to weights that are trained and sent; batch-norm statistics are averaged.
+
+Clients always start from w_t, the authors' "cloud model". What is scored is another matter: the authors' code scores
+the mean of the models that the clients of the round have sent, without h (`scored=mean`, the default), and the mean of
+the last models of all clients, which with full participation is the same and otherwise is not offered here. Alg. 1
+returns w_t (`scored=cloud`).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rayfed.algorithm import ClientData, Context, Replies, State
 from rayfed.algorithms.fedavg import FedAvg
@@ -19,17 +24,22 @@ from rayfed.core.trees import Weights, add, only, sub, zeros_like
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(FedAvg):
-    """Clients send weights, which are averaged with equal weights, and keep g_i. The server's model is scored. The
-    authors' code divides α by N times the client's share of all examples; neither the paper nor this class does."""
+    """Clients send weights, which are averaged with equal weights, and keep g_i. The mean of the clients' models is
+    scored, which differs from the model that they download. The authors' code divides α by N times the client's share
+    of all examples; neither the paper nor this class does."""
 
     name: ClassVar[str] = "feddyn"
     reference: ClassVar[str] = "Acar et al. 2021, Alg. 1"
 
     alpha: float = option(0.01, above=0, help="α, strength of the dynamic regulariser")
+    scored: str = option(
+        "mean", choices=("mean", "cloud"), help="global model: the mean of the clients' models, or w_t that they receive"
+    )
 
     def init(self, ctx: Context) -> State:
         server = super().init(ctx)
-        return server | {"h": zeros_like(only(server["weights"], ctx.task.trainable))}
+        mean = {"mean": server["weights"]} if self.scored == "mean" else {}
+        return server | {"h": zeros_like(only(server["weights"], ctx.task.trainable))} | mean
 
     def join(self, ctx: Context) -> State:
         personal = self.personal(ctx.task)
@@ -56,4 +66,9 @@ class FedDyn(FedAvg):
         mean, h = replies.mean["weights"], server["h"]
         moved = sub(only(mean, h), only(server["weights"], h))
         h = add(h, moved, alpha=-self.alpha * len(replies.each) / ctx.task.num_clients)
-        return server | {"weights": mean | add(only(mean, h), h, alpha=-1 / self.alpha), "h": h}
+        scored = {"mean": mean} if self.scored == "mean" else {}
+        return server | {"weights": mean | add(only(mean, h), h, alpha=-1 / self.alpha), "h": h} | scored
+
+    def global_model(self, ctx: Context, server: State) -> Any:
+        model = super().global_model(ctx, server)
+        return server["mean"] if model is not None and self.scored == "mean" else model

@@ -82,3 +82,22 @@ def proximal(model, x, y):
     return cross_entropy(model, x, y) + 0.25 * sum(
         (p - q.detach()).square().sum() for p, q in zip(model.parameters(), start, strict=True)
     )
+
+
+@pytest.mark.parametrize("scored", ["mean", "cloud"])
+def test_the_mean_of_the_sampled_models_or_the_model_that_clients_receive_is_scored(scored):
+    """On quadratics h_i/2 (w − a_i)², one step of 0.1 from 0 takes w to 0.1 h_i a_i: to 0.1 and 0.4, on average 0.25.
+
+    With α = 0.5, h = −0.5 · 0.25, so clients receive 0.25 + 0.25. The losses at 0.25 and 0.5 are those of the scores.
+    """
+    population = quadratics((1.0, 1.0), (2.0, 2.0))
+    changes = {"model": Point(), "loss": quadratic, "batch_size": 1, "optimizer": SGD(lr=0.1)}
+    plan = blueprint(FedDyn(alpha=0.5, scored=scored), population, rounds=1, local=Phase("train", steps=1), **changes)
+    server, records = simulate(plan, population, points=("global", "downloaded"))
+    assert server.state["weights"]["w"].item() == pytest.approx(0.5)
+    w = {"mean": 0.25, "cloud": 0.5}[scored]
+    assert server.algorithm.global_model(server.ctx, server.state)["w"].item() == pytest.approx(w)
+    losses = {(s.point, s.client): s.value for s in records[0].scores if s.metric == "loss" and s.split == "test"}
+    assert losses["global", 0] == pytest.approx((w - 1) ** 2 / 2)
+    assert losses["global", 1] == pytest.approx((w - 2) ** 2)
+    assert losses["downloaded", 0] == pytest.approx((0.5 - 1) ** 2 / 2)
