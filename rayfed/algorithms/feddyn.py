@@ -33,7 +33,9 @@ class FedDyn(FedAvg):
 
     alpha: float = option(0.01, above=0, help="α, strength of the dynamic regulariser")
     scored: str = option(
-        "mean", choices=("mean", "cloud"), help="global model: the mean of the clients' models, or w_t that they receive"
+        "mean",
+        choices=("mean", "cloud"),
+        help="global model: the mean of the clients' models, or the w_t that is sent",
     )
 
     def init(self, ctx: Context) -> State:

@@ -111,7 +111,7 @@ class FedFomo(FedAvg):
 
 
 def rate(ctx: Context, weights: Weights, old: Weights, models: Sequence[Weights]) -> Tensor:
-    """Return the ratings w_n [models]: the gain of each model over `old` on the examples held out, per distance from it.
+    """Return the ratings w_n [models]: the gain of each model over `old` on the examples held out, per distance.
 
     Args:
         weights: The client's model, which supplies the weights that are not sent.

@@ -11,9 +11,9 @@ Two sets of pseudo-data are computed from a batch (x, y) and the received model 
 
 Since pseudo-data depends on θ_t, x and y only, it is computed in the step that uses the batch, in evaluation mode. That
 code makes it once, before training, and reads its batches in a new order in every epoch, so that a batch meets the
-pseudo-data of another one. Pseudo-data is not clipped: the `clamp` in that code has had no effect since June 2022, while
-its first version kept x in the range of the batch. The passes for g₂ and g₃ do not update the running statistics of
-batch norm.
+pseudo-data of another one. Pseudo-data is not clipped: the `clamp` in that code has had no effect since July 2022; its
+first version kept x in the range of the batch. The passes for g₂ and g₃ do not update the running statistics of batch
+norm.
 """
 
 from dataclasses import dataclass

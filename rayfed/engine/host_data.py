@@ -15,6 +15,7 @@ from rayfed.engine.held_out import divide, held_out_count
 from rayfed.engine.metric_collection import CollectedRepresentations, DueMetrics, Gradients, domain_gradients
 from rayfed.engine.scoring import ScoredPart, score
 
+
 class Scored(NamedTuple):
     """The scores of one host, or of all, and the representations collected for the metrics that the server computes."""
 

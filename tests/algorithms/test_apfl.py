@@ -85,7 +85,7 @@ def test_the_paper_keeps_the_statistics_of_the_mixture_and_mixes_parameters_only
     for _ in range(3):
         mixed = mixture(v, w, alpha).train()  # with the buffers of v
         own = gradient(mixed, x, y)
-        v.load_state_dict(v.state_dict() | {name: value for name, value in mixed.named_buffers()})
+        v.load_state_dict(v.state_dict() | dict(mixed.named_buffers()))
         common = gradient(w, x, y)
         move(w, common)
         move(v, [alpha * g for g in own])

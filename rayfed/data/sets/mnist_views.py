@@ -8,8 +8,8 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
+from rayfed.core.rng import generator
 from rayfed.data.dataset import Dataset
-from rayfed.data.draws import numpy_generator
 from rayfed.data.readers import idx
 from rayfed.data.rotation import halve
 from rayfed.data.sets.mnist import IdxFiles
@@ -75,7 +75,7 @@ class MnistViews(IdxFiles):
         images, labels, source, index = self.pool()
         if images.shape[1:] != (1, 28, 28):
             raise UsageError(f"data={self.name}: images of {images.shape[2]} x {images.shape[3]}; expected 28 x 28")
-        order = numpy_generator(self.seed).permutation(len(labels))
+        order = generator(self.seed, f"{self.name}: views").permutation(len(labels))
         parts = [self._rows(order, source, position) for position in range(len(self.views))]
         views = [self._apply_view(images[part], position) for position, part in enumerate(parts)]
         rows = np.concatenate(parts)
@@ -102,7 +102,7 @@ class MnistViews(IdxFiles):
     def _apply_view(self, images: np.ndarray, position: int) -> np.ndarray:
         resized = images if self.size == 28 else halve(images)
         view = self.views[position]
-        values = VIEWS[view](resized, numpy_generator(self.seed, 1 + list(VIEWS).index(view)))
+        values = VIEWS[view](resized, generator(self.seed, f"{self.name}: textures and noise", view=view))
         return np.rint(values).clip(0, 255).astype(np.uint8)
 
 

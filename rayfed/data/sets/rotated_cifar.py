@@ -1,6 +1,6 @@
 """Rotated CIFAR-10 and CIFAR-100 of FedDebias: every client rotates its images by angles from its own mix."""
 
-import zlib
+import hashlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
+from rayfed.core.rng import generator, stream_seed
 from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset
-from rayfed.data.draws import numpy_generator
 from rayfed.data.population import Examples, TestSet
 from rayfed.data.readers.array_files import ArrayFiles
 from rayfed.data.rotation import rotate
@@ -24,7 +24,9 @@ VERSION = 1  # raise it when the pixels change
 class RotationMix:
     """The client view in which client i draws q ~ Dirichlet(alpha), and for each image a fixed angle from q.
 
-    That draw is a hash of the seed, the client and the image's pixels, so it does not depend on the image's position.
+    That draw is a keyed hash of the image's pixels, so it does not depend on the image's position; the seed and the
+    client are the key. (A checksum such as CRC-32 would not do: it is linear, so that images which share an angle under
+    one seed would share one under almost any other.)
     """
 
     angles: tuple[int, ...]
@@ -33,14 +35,15 @@ class RotationMix:
 
     def mix(self, client: int) -> np.ndarray:
         """Return q, the share of each angle."""
-        return numpy_generator(self.seed, client).dirichlet([self.alpha] * len(self.angles))
+        return generator(self.seed, "rotated_cifar: mix", client=client).dirichlet([self.alpha] * len(self.angles))
 
     def domain(self, client: int) -> str:
         return angle_name(self.angles[0]) if len(self.angles) == 1 else "mixed"
 
     def images(self, client: int, images: np.ndarray) -> np.ndarray:
-        start = zlib.crc32(f"{self.seed} {client}".encode())
-        draws = np.array([zlib.crc32(image.tobytes(), start) for image in images]) / 2**32
+        key = stream_seed(self.seed, "rotated_cifar: angles", client=client).to_bytes(7, "big")
+        hashes = [hashlib.blake2b(image.tobytes(), key=key, digest_size=6).digest() for image in images]
+        draws = np.array([int.from_bytes(digest, "big") for digest in hashes]) / 2**48
         angle_of = np.searchsorted(np.cumsum(self.mix(client))[:-1], draws, side="right")
         rotated = np.empty_like(images)
         for number, angle in enumerate(self.angles):

@@ -7,9 +7,9 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
+from rayfed.core.rng import generator
 from rayfed.data.cache import array_hash, cached_arrays
 from rayfed.data.dataset import Dataset
-from rayfed.data.draws import numpy_generator
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.population import Examples, TestSet
 from rayfed.data.readers import idx
@@ -72,7 +72,7 @@ class RotatedMnist(IdxFiles):
         images, labels, source, index = self.pool()
         if images.shape[1:] != (1, 28, 28):
             raise UsageError(f"data=rotated_mnist: images of {images.shape[2]} x {images.shape[3]}; expected 28 x 28")
-        order = numpy_generator(self.seed).permutation(len(labels))
+        order = generator(self.seed, "rotated_mnist").permutation(len(labels))
         if self.recipe == "feddebias":
             return self._feddebias(images, labels, source, index, order)
         return self._augmentation(images, labels, source, index, order)
