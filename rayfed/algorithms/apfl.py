@@ -38,10 +38,21 @@ class APFL(FedAvg):
     reference: ClassVar[str] = "Deng, Kamani and Mahdavi 2020, Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    alpha: float = option(0.5, low=0, high=1, help="initial α, share of the personal model in the mixture")
-    adapt_alpha: bool = option(True, help="learn α together with the models")
+    alpha: float = option(
+        0.5,
+        low=0,
+        high=1,
+        help="initial α, share of the personal model in the mixture",
+        elsewhere={"authors": "0.5", "PFLlib": "1"},
+    )
+    adapt_alpha: bool = option(
+        True, help="learn α together with the models", elsewhere={"authors": "false (a flag)", "PFLlib": "true"}
+    )
     alpha_updates: str = option(
-        "round", choices=("round", "step"), help="when α takes a step: on the first batch of a round, or on every batch"
+        "round",
+        choices=("round", "step"),
+        help="when α takes a step: on the first batch of a round, or on every batch",
+        elsewhere={"authors": "round", "PFLlib": "step"},
     )
     variant: str = option("code", choices=("code", "paper"), help="update rules of PFLlib's code, or of the paper")
 

@@ -1,13 +1,15 @@
 """APPLE: Luo and Wu 2022, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", Alg. 1.
 
     client i:  the model is  θ = Σ_j p_ij w_j  over the core models of all clients;  on each batch  g = ∇f(θ),
-               w_i ← w_i − η p_ii g;   p_ij ← p_ij − η₂ (⟨g, w_j⟩ + λ(r) μ (p_ij − n_j/Σn))
-               λ(r) = (1 + cos(πr/L)) / 2 for r < L, else 0,  r = 0, 1, … the round;  initially p_ij = 1/N
+               w_i ← w_i − η p_ii g;   p_ij ← p_ij − η₂ (⟨g, w_j⟩ + 2 λ(r) μ (p_ij − n_j/Σn))
+               λ(r) = 0.001^(r/L) or (1 + cos(πr/L)) / 2 for r < L, else 0,  r = 0, 1, … the round
+               initially p_ij = n_j/Σn
     server:    keeps the w_j and sends all of them to every client
 
 Both steps are taken at once, from the same g; the configured optimiser takes that of w_i. As the p_ij may be negative
 and need not sum to 1, they cannot mix batch-norm statistics: all buffers stay with the client. As in the paper, w_i is
-sent (PFLlib sends the mixture), and the slope of p_ij is the inner product of g and w_j.
+sent (PFLlib sends the mixture), and the slope of p_ij is the inner product of g and w_j. The pull 2 λ μ is the gradient
+of the authors' penalty λ μ ‖p − n/Σn‖²; PFLlib has half of it, the cosine, and starts from p_ij = 1/N.
 """
 
 import math
@@ -29,7 +31,8 @@ from rayfed.core.trees import Weights, only, scale, stack
 @dataclass(frozen=True, kw_only=True)
 class APPLE(FedAvg):
     """Clients send their core model w_i and keep their relations p_i and all buffers. Every client receives all core
-    models, and in round 1 the shares n_j/Σn. The mixture of the core models received by the client's p_i is scored."""
+    models, and before round 1 the shares n_j/Σn. The mixture of the core models received by the client's p_i is
+    scored."""
 
     name: ClassVar[str] = "apple"
     reference: ClassVar[str] = "Luo and Wu 2022, Alg. 1"
@@ -40,16 +43,44 @@ class APPLE(FedAvg):
         "mixes the core models of all clients, and an unseen client has none among them"
     )
 
-    relation_lr: float = option(1e-3, low=0, help="η₂, step size of the relations p_ij; 0 keeps them at 1/clients")
-    mu: float = option(0.1, low=0, help="μ, pull of the relations towards the clients' shares of all examples")
-    pull_rounds: float = option(1.0, low=0, high=1, help="L, after which there is no pull, as a share of all rounds")
+    relation_lr: float = option(
+        1e-3,
+        low=0,
+        help="η₂, step size of the relations p_ij; 0 keeps their initial values",
+        elsewhere={"authors": "0.001", "PFLlib": "0"},
+    )
+    initial: str = option(
+        "shares",
+        choices=("shares", "uniform"),
+        help="initial relations: the clients' shares of all examples, or 1/clients",
+        elsewhere={"authors": "shares", "PFLlib": "uniform"},
+    )
+    mu: float = option(
+        0.1,
+        low=0,
+        help="μ, pull of the relations towards the clients' shares of all examples",
+        elsewhere={"authors": "0.1", "PFLlib": "0"},
+    )
+    pull_schedule: str = option(
+        "exponential",
+        choices=("exponential", "cosine"),
+        help="how the pull fades: to a thousandth, or to 0",
+        elsewhere={"authors": "exponential", "PFLlib": "cosine"},
+    )
+    pull_rounds: float = option(
+        0.1,
+        low=0,
+        high=1,
+        help="L, after which there is no pull, as a share of all rounds",
+        elsewhere={"authors": "0.1", "PFLlib": "1"},
+    )
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_sampling(problem, self.name, "mixes the models of all clients of the last round")
 
     @property
     def setup_exchanges(self) -> Sequence[Exchange]:
-        return (CollectSizes(),)
+        return CollectSizes(), SendShares(self.initial)
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal_names | frozenset(task.model.buffers)
@@ -64,7 +95,7 @@ class APPLE(FedAvg):
         return super().join(ctx) | {"p": p, "shares": torch.zeros_like(p)}
 
     def broadcast(self, ctx: Context, server: State) -> State:
-        return server if ctx.round <= 1 else {"cores": server["cores"]}
+        return {"cores": server["cores"]}
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         is_own = torch.arange(ctx.task.num_clients, device=ctx.task.device) == ctx.client
@@ -72,13 +103,13 @@ class APPLE(FedAvg):
         return super().start(ctx, client, {"weights": core}) | {
             "is_own": is_own.float(),
             "p": client["p"],
-            "shares": down.get("shares", client["shares"]),
+            "shares": client["shares"],
         }
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
         cores, weights, p, is_own = down["cores"], work["weights"], work["p"], work["is_own"]
         grads, loss, buffers = ctx.task.gradients(weights | mixture(cores, weights, p, is_own), batch)
-        slope = slopes(self.pull(ctx) * self.mu * (p - work["shares"]), cores, weights, grads, is_own)
+        slope = slopes(2 * self.pull(ctx) * self.mu * (p - work["shares"]), cores, weights, grads, is_own)
         descent = grads | scale(only(grads, cores), (p * is_own).sum())
         ctx.optimizer.update_(weights, descent, work["optimizer"])
         return work | {"weights": weights | buffers, "p": p - self.relation_lr * slope}, {"loss": loss}
@@ -86,11 +117,13 @@ class APPLE(FedAvg):
     def pull(self, ctx: Context) -> float:
         """Return λ(r)."""
         r, last = ctx.round - 1, self.pull_rounds * ctx.rounds
-        return (1 + math.cos(math.pi * r / last)) / 2 if r < last else 0.0
+        if r >= last:
+            return 0.0
+        return 0.001 ** (r / last) if self.pull_schedule == "exponential" else (1 + math.cos(math.pi * r / last)) / 2
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
-        return kept | {"p": work["p"], "shares": work["shares"]}, up
+        return kept | {"p": work["p"]}, up
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | {"cores": stack([reply.up["weights"] for reply in replies.each])}
@@ -112,6 +145,20 @@ class CollectSizes(Exchange):
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         sizes = torch.tensor([float(reply.examples) for reply in replies.each], device=ctx.task.device)
         return server | {"shares": sizes / sizes.sum()}
+
+
+@dataclass(frozen=True)
+class SendShares(Exchange):
+    """Setup: every client receives the shares n_j/Σn and, with `initial=shares`, starts from them."""
+
+    initial: str
+
+    def broadcast(self, ctx: Context, server: State) -> State:
+        return {"shares": server["shares"]}
+
+    def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
+        p = down["shares"] if self.initial == "shares" else client["p"]
+        return client | {"shares": down["shares"], "p": p}, {}
 
 
 def mixture(cores: Weights, weights: Weights, p: Tensor, is_own: Tensor) -> Weights:

@@ -41,8 +41,18 @@ class Ditto(FedAvg):
     reference: ClassVar[str] = "Li et al. 2021 (Ditto), Alg. 1 and 2"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    mu: float = option(0.1, low=0, help="μ (λ in the paper), pull of the personal model towards the weights received")
-    personal_epochs: int = option(1, low=1, help="epochs of the personal model in a round")
+    mu: float = option(
+        1.0,
+        low=0,
+        help="μ (λ in the paper), pull of the personal model towards the weights received",
+        elsewhere={"authors": "1 in their scripts (0 without)", "PFLlib": "0"},
+    )
+    personal_epochs: int = option(
+        1,
+        low=1,
+        help="epochs of the personal model in a round",
+        elsewhere={"authors": "as many steps as of the common model", "PFLlib": "1"},
+    )
 
     @property
     def adaptation(self) -> Exchange:

@@ -32,7 +32,12 @@ class FedBABU(FedAvg):
     reference: ClassVar[str] = "Oh, Kim and Yun 2022, Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    finetune_epochs: int = option(10, low=1, help="epochs of every client's whole model after the last round")
+    finetune_epochs: int = option(
+        5,
+        low=1,
+        help="epochs of every client's whole model after the last round",
+        elsewhere={"authors": "5", "PFLlib": "10"},
+    )
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_without(problem, self.name)

@@ -31,11 +31,14 @@ class FedDyn(FedAvg):
     name: ClassVar[str] = "feddyn"
     reference: ClassVar[str] = "Acar et al. 2021, Alg. 1"
 
-    alpha: float = option(0.01, above=0, help="α, strength of the dynamic regulariser")
+    alpha: float = option(
+        0.01, above=0, help="α, strength of the dynamic regulariser", elsewhere={"authors": "0.01", "PFLlib": "1"}
+    )
     scored: str = option(
         "mean",
         choices=("mean", "cloud"),
         help="global model: the mean of the clients' models, or the w_t that is sent",
+        elsewhere={"authors": "mean", "PFLlib": "cloud"},
     )
 
     def init(self, ctx: Context) -> State:

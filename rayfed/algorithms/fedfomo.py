@@ -42,9 +42,18 @@ class FedFomo(FedAvg):
     averaged: ClassVar[tuple[str, ...]] = ()
     default_eval_point: ClassVar[str] = "downloaded"
 
-    models: int = option(5, low=1, help="M, models that a client receives in a round")
+    models: int = option(
+        5,
+        low=1,
+        help="M, models that a client receives in a round",
+        elsewhere={"authors": "5 or 10, the client's own among them", "PFLlib": "5"},
+    )
     rating_share: float = option(
-        0.2, above=0, below=1, help="share of a client's training examples that rate models and are not trained on"
+        0.2,
+        above=0,
+        below=1,
+        help="share of a client's training examples that rate models and are not trained on",
+        elsewhere={"authors": "0.2", "PFLlib": "0.2"},
     )
 
     @property

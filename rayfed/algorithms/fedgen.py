@@ -40,11 +40,31 @@ class FedGen(FedAvg):
     reference: ClassVar[str] = "Zhu, Hong and Zhou 2021, Alg. 1, in PFLlib's form"
     logged_scalars: ClassVar[tuple[str, ...]] = ("generator_loss",)
 
-    noise: int = option(512, low=1, high=65536, help="d, width of the generator's noise")
-    hidden: int = option(512, low=1, high=65536, help="width of the generator's hidden layer")
-    server_lr: float = option(0.005, above=0, help="lr_G, learning rate of the generator's Adam")
+    noise: int = option(
+        512,
+        low=1,
+        high=65536,
+        help="d, width of the generator's noise",
+        elsewhere={"authors": "16 to 64, by dataset", "PFLlib": "512"},
+    )
+    hidden: int = option(
+        512,
+        low=1,
+        high=65536,
+        help="width of the generator's hidden layer",
+        elsewhere={"authors": "64 to 512, by dataset", "PFLlib": "512"},
+    )
+    server_lr: float = option(
+        0.005,
+        above=0,
+        help="lr_G, learning rate of the generator's Adam",
+        elsewhere={"authors": "0.0001 or 0.0003, by dataset", "PFLlib": "0.005"},
+    )
     server_steps: int = option(
-        1000, low=1, help="steps per round that train the generator, on batches of local.batch_size"
+        1000,
+        low=1,
+        help="steps per round that train the generator, on batches of local.batch_size",
+        elsewhere={"PFLlib": "1000"},
     )
 
     def check(self, problem: ProblemSpec) -> None:

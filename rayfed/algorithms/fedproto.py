@@ -37,7 +37,12 @@ class FedProto(FedAvg):
     requires_hard_labels: ClassVar[bool] = True
     default_eval_point: ClassVar[str] = "downloaded"
 
-    lam: float = option(1.0, low=0, help="λ, weight of the distance to the prototypes")
+    lam: float = option(
+        1.0,
+        low=0,
+        help="λ, weight of the distance to the prototypes",
+        elsewhere={"authors": "1", "PFLlib": "1"},
+    )
     share_model: bool = option(False, help="also average the models, as FedAvg does")
     count_weighted: bool = option(
         False, help="weigh a client's prototype of a class by its number of examples of that class"

@@ -27,7 +27,9 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     reference: ClassVar[str] = "Li et al. 2020, Alg. 2"
 
-    mu: float = option(0.01, low=0, help="μ, weight of the proximal term; 0 is FedAvg")
+    mu: float = option(
+        0.01, low=0, help="μ, weight of the proximal term; 0 is FedAvg", elsewhere={"authors": "0", "PFLlib": "0"}
+    )
 
     bytes_formula = FedAvg.bytes_formula
 

@@ -3,6 +3,8 @@
     client:  keeps its head; trains the head for some epochs with the body fixed, then the body with that head fixed
     server:  FedAvg of the bodies; heads are never sent
 
+In the authors' code a round has five epochs, of which the last one is of the body; `head_epochs` counts those before.
+
 Each part has its own optimiser: in a common one, Adam's step count, and so its bias correction, would also count the
 steps of the other part. As in the authors' code, forward passes in the head's epochs update the running statistics of
 batch norm in the body.
@@ -36,8 +38,18 @@ class FedRep(FedAvg):
     reference: ClassVar[str] = "Collins et al. 2021, Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    head_epochs: int = option(1, low=1, help="epochs of the head, with the body fixed")
-    body_epochs: int | None = option(None, low=1, help="epochs of the body after that; by default as in local.*")
+    head_epochs: int = option(
+        4,
+        low=1,
+        help="epochs of the head, with the body fixed",
+        elsewhere={"authors": "4 (10 in their scripts for CIFAR)", "PFLlib": "1"},
+    )
+    body_epochs: int | None = option(
+        None,
+        low=1,
+        help="epochs of the body after that; by default as in local.*",
+        elsewhere={"authors": "1", "PFLlib": "as local training, 1"},
+    )
     adapted: str = option(
         "head", choices=("head", "both"), help="what adaptation trains: the head, or both parts as in a round"
     )

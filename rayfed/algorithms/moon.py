@@ -8,8 +8,9 @@
 Until a client has trained, its previous model is the initial one, as in PFLlib. In round 1 that is also the model
 received, so z_prev = z_glob: the term is log 2 and has no gradient.
 
-`widths` adds the paper's projection head to a model without one: an MLP after the features, whose outputs are z, and a
-new linear classifier on top. Guo, Tang and Lin 2022 (FedDebias) use [256, 128].
+As in the authors' code, a projection head comes after the features: an MLP whose outputs are z, as wide as the features
+and then 256, and a new linear classifier on top. Guo, Tang and Lin 2022 (FedDebias) use widths [256, 128]. Zhang et al.
+2023 (DBE) and PFLlib have no such head, widths [], and z are the features of the model itself.
 """
 
 from dataclasses import dataclass
@@ -41,16 +42,27 @@ class Moon(FedAvg):
     name: ClassVar[str] = "moon"
     reference: ClassVar[str] = "Li, He and Song 2021, Alg. 1, Eq. 3 and 4"
 
-    mu: float = option(1.0, low=0, help="μ, weight of the model-contrastive term; 0 is FedAvg")
-    tau: float = option(0.5, above=0, help="τ, temperature of the cosine similarities")
-    widths: list[int] = option(
-        [], low=1, high=65536, help="layer widths of the projection head, the output last; [] adds no head"
+    mu: float = option(
+        1.0,
+        low=0,
+        help="μ, weight of the model-contrastive term; 0 is FedAvg",
+        elsewhere={"authors": "1 (5 in their example for CIFAR-10)", "PFLlib": "0"},
+    )
+    tau: float = option(
+        0.5, above=0, help="τ, temperature of the cosine similarities", elsewhere={"authors": "0.5", "PFLlib": "1"}
+    )
+    widths: list[int] | None = option(
+        None,
+        low=1,
+        high=65536,
+        help="layer widths of the projection head, the last of its output; null: as features, then 256; []: no head",
+        elsewhere={"authors": "that of the features, then 256", "PFLlib": "[]"},
     )
 
     bytes_formula = FedAvg.bytes_formula
 
     def adapt(self, ctx: Context) -> Context:
-        return ctx.at(task=with_projection(ctx.task, self.widths)) if self.widths else ctx
+        return ctx if self.widths == [] else ctx.at(task=with_projection(ctx.task, self.widths))
 
     def join(self, ctx: Context) -> State:
         return super().join(ctx) | {"previous": ctx.task.initial_weights()}

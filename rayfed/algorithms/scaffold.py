@@ -29,7 +29,7 @@ class Scaffold(FedAvg):
     reference: ClassVar[str] = "Karimireddy et al. 2020, Alg. 1, option II"
     averaged: ClassVar[tuple[str, ...]] = ("delta", "delta_c", "buffers")
 
-    server_lr: float = option(1.0, above=0, help="η_s, server learning rate")
+    server_lr: float = option(1.0, above=0, help="η_s, server learning rate", elsewhere={"PFLlib": "1"})
 
     def controlled(self, task: Task) -> tuple[str, ...]:
         """Return the names of the weights with control variates."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ This page is generated from the code by `make docs`. Each method has a section w
 - `down` and `kept by the client`: what each of two clients with a small batch-norm network receives in the second
   round, and what it has kept since the first, by field, as a count of numbers;
 - `default_eval_point`: the model that is scored unless `evaluate.points` says otherwise;
-- its hyperparameters.
+- its hyperparameters. Where the defaults of the authors' code or of PFLlib, a widely used library, were looked up, they
+  stand beside ours; the authors' values are the defaults unless a description says otherwise.
 """
 
 
@@ -61,9 +63,22 @@ def _section(name: str) -> str:
     lines += [f"- {key}: {value}" for key, value in facts.items()]
     keys = [field for field in dataclasses.fields(algorithm) if field.init]
     if keys:
-        lines += ["", "| key | default | meaning |", "|---|---|---|"]
-        lines += [f"| `algorithm.{f.name}` | {default_text(f)} | {f.metadata.get('help', '')} |" for f in keys]
+        lines += ["", *_options_table(keys)]
     return "\n".join([*lines, ""])
+
+
+def _options_table(fields: "Sequence[dataclasses.Field[Any]]") -> list[str]:
+    """Return the table of hyperparameters, with a column for every implementation that some option names."""
+    others = list(dict.fromkeys(name for field in fields for name in field.metadata.get("elsewhere", {})))
+    others.sort(key=lambda name: name != "authors")
+    titles = ["key", "default", *({"authors": "authors' code"}.get(name, name) for name in others), "meaning"]
+    rows = []
+    for field in fields:
+        elsewhere = field.metadata.get("elsewhere", {})
+        values = [elsewhere.get(name, "") for name in others]
+        rows.append([f"`algorithm.{field.name}`", default_text(field), *values, field.metadata.get("help", "")])
+    lines = [f"| {' | '.join(row)} |" for row in [titles, *rows]]
+    return [lines[0], f"|{'---|' * len(titles)}", *lines[1:]]
 
 
 def _exchanges(algorithm: Algorithm) -> str:

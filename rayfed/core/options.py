@@ -45,6 +45,7 @@ def option(
     below: float | None = None,
     choices: Sequence[Any] | None = None,
     formerly: Sequence[str] = (),
+    elsewhere: Mapping[str, str] | None = None,
 ) -> Any:
     """Declare a dataclass field with a help text and a range of allowed values.
 
@@ -57,11 +58,14 @@ def option(
         above, below: Exclusive bounds.
         choices: The allowed values.
         formerly: Earlier names of the option. A configuration that uses one is refused with the current name.
+        elsewhere: Values of other implementations by their name, such as {"authors": "0.1"}, for the documentation.
     """
     bounds = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
     metadata = {"help": help, **{name: bound for name, bound in bounds.items() if bound is not None}}
     if formerly:
         metadata["formerly"] = tuple(formerly)
+    if elsewhere:
+        metadata["elsewhere"] = dict(elsewhere)
     if isinstance(default, (list, dict)):
         kind = type(default)
         return dataclasses.field(default_factory=lambda: kind(default), metadata=metadata)

@@ -15,7 +15,7 @@ SHARES = torch.tensor([8.0, 12.0, 20.0]) / 40
 
 
 def by_hand(cores, p, client, x, y, steps, *, relation_lr, pull):
-    """Autograd on ℓ(Σ_j p_j w_j) + pull/2 ‖p − shares‖², whose leaves are w_i and p."""
+    """Autograd on ℓ(Σ_j p_j w_j) + pull ‖p − shares‖², whose leaves are w_i and p."""
     own, p = {k: v.clone() for k, v in cores[client].items()}, p.clone()
     for _ in range(steps):
         own = {k: v.detach().requires_grad_() for k, v in own.items()}
@@ -23,18 +23,21 @@ def by_hand(cores, p, client, x, y, steps, *, relation_lr, pull):
         all_cores = [own if j == client else cores[j] for j in CLIENTS]
         mixed = {k: sum(p[j] * all_cores[j][k] for j in CLIENTS) for k in own}
         loss = F.cross_entropy(torch.func.functional_call(net(batch_norm=False), mixed, (x,)), y)
-        loss = loss + pull / 2 * (p - SHARES).square().sum()
+        loss = loss + pull * (p - SHARES).square().sum()
         *grads, slope = torch.autograd.grad(loss, [*own.values(), p])
         own = {k: v - LR * g for (k, v), g in zip(own.items(), grads, strict=True)}
         p = p - relation_lr * slope
     return {k: v.detach() for k, v in own.items()}, p.detach()
 
 
-@pytest.mark.parametrize("width", [1, 3])
-def test_three_rounds_by_hand(width):
+@pytest.mark.parametrize(
+    ("width", "initial", "schedule"),
+    [(1, "shares", "exponential"), (1, "uniform", "cosine"), (3, "shares", "exponential")],
+)
+def test_three_rounds_by_hand(width, initial, schedule):
     sizes = (8, 12, 20)
     people = population(sizes)
-    algorithm = APPLE(relation_lr=0.05, mu=0.4, pull_rounds=0.5)
+    algorithm = APPLE(relation_lr=0.05, mu=0.4, pull_rounds=0.5, initial=initial, pull_schedule=schedule)
     changes = {"steps": 2, "rounds": 3}
     if width == 3:  # batches of one size
         changes |= {"batch_size": 8, "drop_last": True}
@@ -46,14 +49,16 @@ def test_three_rounds_by_hand(width):
             torch.testing.assert_close(server.state["cores"][name], value, rtol=1e-4, atol=1e-6)
         return
     cores = [{k: v.detach() for k, v in net(batch_norm=False).named_parameters()} for _ in CLIENTS]
-    ps = [torch.full((3,), 1 / 3) for _ in CLIENTS]
+    first = torch.full((3,), 1 / 3) if initial == "uniform" else SHARES
+    ps = [first for _ in CLIENTS]
+    fading = {"cosine": lambda t: (1 + math.cos(math.pi * t)) / 2, "exponential": lambda t: 0.001**t}[schedule]
     for r in range(3):
-        pull = 0.4 * ((1 + math.cos(math.pi * r / 1.5)) / 2 if r < 1.5 else 0.0)
+        pull = 0.4 * (fading(r / 1.5) if r < 1.5 else 0.0)
         done = [by_hand(cores, ps[i], i, *data(people, i), 2, relation_lr=0.05, pull=pull) for i in CLIENTS]
         cores, ps = [core for core, _ in done], [p for _, p in done]
     for i in CLIENTS:
         torch.testing.assert_close(server.fleet.states[i]["p"], ps[i])
-        assert (ps[i] - 1 / 3).abs().max() > 1e-3
+        assert (ps[i] - first).abs().max() > 1e-3
         for name, value in cores[i].items():
             torch.testing.assert_close(server.state["cores"][name][i], value)
 
@@ -64,10 +69,10 @@ def test_what_is_sent_and_kept():
     weights = server.ctx.task.initial_weights()
     core = sum(weights[name].numel() * 4 for name in server.ctx.task.model.parameters)
     setup, first, second = records
-    assert setup.bytes_up == setup.bytes_down == {}
+    assert setup.bytes_up == {}
+    assert setup.bytes_down == {"shares": 3 * 3 * 4}  # once
     assert first.bytes_up == second.bytes_up == {"weights": 3 * core}
-    assert first.bytes_down == {"cores": 3 * 3 * core, "shares": 3 * 3 * 4}  # the shares once
-    assert second.bytes_down == {"cores": 3 * 3 * core}
+    assert first.bytes_down == second.bytes_down == {"cores": 3 * 3 * core}
     state = server.fleet.states[1]
     assert set(state["weights"]) == set(server.ctx.task.model.buffers)  # batch norm's statistics stay
     torch.testing.assert_close(state["shares"], SHARES)
@@ -87,8 +92,10 @@ def test_what_is_scored_is_the_mixture_of_what_was_received():
 def test_the_pull_fades():
     people = population()
     ctx = plan(APPLE(), people, net(), rounds=10).context(people, "cpu")
-    values = [APPLE(pull_rounds=0.4).pull(ctx.at(round=r)) for r in (1, 3, 5, 9)]
+    values = [APPLE(pull_rounds=0.4, pull_schedule="cosine").pull(ctx.at(round=r)) for r in (1, 3, 5, 9)]
     assert values == pytest.approx([1.0, 0.5, 0.0, 0.0])
+    values = [APPLE(pull_rounds=0.6).pull(ctx.at(round=r)) for r in (1, 3, 5, 7)]
+    assert values == pytest.approx([1.0, 0.1, 0.01, 0.0])
     assert APPLE(pull_rounds=0.0).pull(ctx.at(round=1)) == 0.0
 
 

@@ -53,8 +53,8 @@ def test_two_rounds_by_hand(name):
 def test_the_body_trains_as_local_says_unless_told_otherwise():
     people = population()
     ctx = plan(FedRep(), people, net(), local=Phase("train", steps=7)).context(people, "cpu")
-    assert FedRep().phases(ctx) == (Phase("head", epochs=1), Phase("body", steps=7))
-    assert FedRep(head_epochs=4, body_epochs=2).phases(ctx) == (Phase("head", epochs=4), Phase("body", epochs=2))
+    assert FedRep().phases(ctx) == (Phase("head", epochs=4), Phase("body", steps=7))
+    assert FedRep(head_epochs=3, body_epochs=2).phases(ctx) == (Phase("head", epochs=3), Phase("body", epochs=2))
     assert FedRep().adaptation.phases(ctx) == (Phase("head", steps=7),)
 
 
@@ -71,7 +71,7 @@ def test_adaptation_trains_the_head_or_both_parts_as_in_a_round():
 def test_an_unseen_clients_body_moves_only_if_both_parts_adapt(adapted, moves):
     people = replace(population(), unseen_clients=1)
     model = net(batch_norm=False)
-    how = plan(FedRep(adapted=adapted), people, model, cohort=2)
+    how = plan(FedRep(adapted=adapted, head_epochs=1), people, model, cohort=2)
     server = Server(how, people, LocalFleet(how, people), Evaluation(points=("downloaded",)))
     record = list(server.run())[-1]
     start = copy.deepcopy(model)

@@ -34,7 +34,7 @@ def contrastive(received, previous, mu, tau):
 @pytest.mark.parametrize(("batch_norm", "tau"), [(True, 0.5), (False, 0.1)])
 def test_three_rounds_by_hand(batch_norm, tau):
     people, model = population(), net(batch_norm)
-    server = run(Moon(mu=2.0, tau=tau), people, model, steps=3, rounds=3)
+    server = run(Moon(mu=2.0, tau=tau, widths=[]), people, model, steps=3, rounds=3)
     previous = None
     for _ in range(3):
         trained = []
@@ -88,9 +88,15 @@ def test_three_rounds_with_a_projection_head_by_hand(batch_norm):
     assert not any(torch.equal(server.state["weights"][name], first.state_dict()[name]) for name in new)
 
 
-def test_without_widths_there_is_no_head():
-    assert Moon().widths == []
-    assert set(run(Moon(), population(), net()).state["weights"]) == set(net().state_dict())
+def test_by_default_there_is_the_head_of_the_authors_code_and_without_widths_none():
+    weights = run(Moon(), population(), net(), rounds=1).state["weights"]
+    shapes = {name: tuple(w.shape) for name, w in weights.items() if name.startswith(("projection.", "head."))}
+    assert {name: shape for name, shape in shapes.items() if len(shape) == 2} == {
+        "projection.0.weight": (8, 8),
+        "projection.2.weight": (256, 8),
+        "head.weight": (3, 256),
+    }
+    assert set(run(Moon(widths=[]), population(), net(), rounds=1).state["weights"]) == set(net().state_dict())
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -126,21 +132,21 @@ def test_the_term_in_numbers():
 def test_the_first_round_is_fedavg_and_the_second_is_not():
     people = population()
     for rounds, same in ((1, True), (2, False)):
-        ours = run(Moon(mu=5.0), people, net(), rounds=rounds).state["weights"]["fc.weight"]
+        ours = run(Moon(mu=5.0, widths=[]), people, net(), rounds=rounds).state["weights"]["fc.weight"]
         fedavg = run(FedAvg(), people, net(), rounds=rounds).state["weights"]["fc.weight"]
         assert torch.allclose(ours, fedavg, atol=1e-7) is same
 
 
 def test_mu_zero_is_fedavg_bit_for_bit():
     people = population()
-    ours = run(Moon(mu=0.0), people, net(), rounds=3).state["weights"]
+    ours = run(Moon(mu=0.0, widths=[]), people, net(), rounds=3).state["weights"]
     fedavg = run(FedAvg(), people, net(), rounds=3).state["weights"]
     assert all(torch.equal(ours[name], fedavg[name]) for name in fedavg)
 
 
 def test_the_previous_model_is_that_of_the_last_visit():
     people, model = population(), net()
-    server = run(Moon(), people, model, rounds=1, cohort=1)
+    server = run(Moon(widths=[]), people, model, rounds=1, cohort=1)
     (visited,) = server.sample(1)
     states = server.fleet.states
     trained = descend(model, *data(people, visited), 2, loss=cross_entropy)
@@ -151,9 +157,9 @@ def test_the_previous_model_is_that_of_the_last_visit():
 
 def test_a_late_first_visit_has_the_initial_model_for_its_previous_one():
     people, model = population(), net()
-    seed = next(s for s in range(99) if len(set(cohorts(Moon(), people, model, s))) == 2)
-    first, second = cohorts(Moon(), people, model, seed)
-    server = run(Moon(mu=2.0), people, model, steps=3, cohort=1, seed=seed)
+    seed = next(s for s in range(99) if len(set(cohorts(Moon(widths=[]), people, model, s))) == 2)
+    first, second = cohorts(Moon(widths=[]), people, model, seed)
+    server = run(Moon(mu=2.0, widths=[]), people, model, steps=3, cohort=1, seed=seed)
     common = descend(model, *data(people, first), 3)  # round 1: of one client, and as FedAvg
     trained = descend(common, *data(people, second), 3, loss=contrastive(common, model, 2.0, 0.5))
     assert_weights(server.state["weights"], trained)
@@ -183,7 +189,7 @@ def test_with_everyone_it_is_as_if_the_first_previous_model_were_the_one_receive
 
 def test_with_local_batch_norm_the_received_model_has_the_clients_layers():
     people, model = population(), net()
-    server = run(Moon(mu=2.0), people, model, steps=3, rounds=2, batch_norm="local")
+    server = run(Moon(mu=2.0, widths=[]), people, model, steps=3, rounds=2, batch_norm="local")
     own = server.ctx.task.batch_norm_names
     first = [descend(model, *data(people, i), 3) for i in CLIENTS]
     common = mean(first, shares(people)).state_dict()

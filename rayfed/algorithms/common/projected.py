@@ -44,8 +44,12 @@ class ModelWithProjection(nn.Module):
         return self.head(self.features(x))
 
 
-def with_projection(task: Task, widths: Sequence[int]) -> Task:
-    """Return `task` with a projection head of `widths` on its model.
+OUTPUT_WIDTH = 256
+"""The width of z in MOON's code."""
+
+
+def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
+    """Return `task` with a projection head of `widths` on its model, by default that of its features and OUTPUT_WIDTH.
 
     The new weights are drawn from a seed that depends on the old ones, so that every host draws the same.
 
@@ -53,13 +57,15 @@ def with_projection(task: Task, widths: Sequence[int]) -> Task:
         UsageError: The model has no split point.
     """
     if not task.feature_shape:
+        given = "null" if widths is None else list(widths)
         raise UsageError(
-            f"algorithm.widths={list(widths)}: a projection head needs a model with a split point, features(x) and a "
-            "module called head"
+            f"algorithm.widths={given}: a projection head needs a model with a split point, features(x) and a module "
+            "called head"
         )
     first = next(iter(task.initial_weights().values())).detach().cpu().contiguous()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(zlib.crc32(first.numpy().tobytes()))
         width = int(torch.Size(task.feature_shape).numel())
+        widths = (width, OUTPUT_WIDTH) if widths is None else widths
         model = ModelWithProjection(task.model.module, [width, *widths], task.num_classes, task.head_names)
     return task.with_model(model)
