@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from rayfed.core.ids import ClientId, ClientIndex
 from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
+from rayfed.core.schedule import CONSTANT, Schedule
 from rayfed.core.task import Batch, Task
 
 State = dict[str, Any]
@@ -108,6 +109,7 @@ class Context:
     many clients at once, so it finds what it needs to know about its client in `work`.
 
     Attributes:
+        optimizer: The optimiser of local training, with the learning rate of the round.
         local: The local training that the configuration asks for.
         rounds: The number of communication rounds.
         stage: "setup", "round" or "final".
@@ -117,6 +119,9 @@ class Context:
         step: The position of the step in its phase, from 0.
         client: The client's index, or -1.
         cohort: The clients of this exchange, in ascending order.
+        schedule: The schedule of learning rates over the rounds.
+        lr_factor: What it multiplies learning rates with in this round; 1 in the setup, in the final stage and in the
+            adaptation before a model is scored.
     """
 
     task: Task
@@ -133,6 +138,8 @@ class Context:
     examples: int = 0
     data: ClientData = NO_DATA
     cohort: tuple[ClientIndex, ...] = ()
+    schedule: Schedule = CONSTANT
+    lr_factor: float = 1.0
 
     @property
     def unseen(self) -> bool:
@@ -148,7 +155,17 @@ class Context:
         """Return a copy with `changes`, at another `moment` if one is given."""
         if moment is not None:
             changes = {"stage": moment.stage, "round": moment.round, "exchange": moment.exchange} | changes
-        return replace(self, **changes)
+        ctx = replace(self, **changes)
+        if not ctx.schedule.is_constant:
+            factor = ctx.schedule.factor(ctx.round, ctx.rounds) if ctx.stage == "round" else 1.0
+            if factor != ctx.lr_factor:
+                ctx.optimizer = replace(ctx.optimizer, lr=ctx.optimizer.lr / ctx.lr_factor * factor)
+                ctx.lr_factor = factor
+        return ctx
+
+    def scaled(self, lr: float) -> float:
+        """Return a learning rate of the algorithm's own as scheduled for this round, alike with local.lr."""
+        return lr * self.lr_factor
 
 
 @dataclass(frozen=True)
@@ -453,7 +470,9 @@ def represent(ctx: Context, weights: Any, part: Any, rows: Tensor | None = None)
 @torch.no_grad()
 def mean_loss(ctx: Context, weights: Any, part: Any) -> Tensor:
     """Return the mean loss of `weights` over a part of a client's data, a scalar, in evaluation mode."""
-    losses = [ctx.task.loss(ctx.task.predict(weights, batch.x), batch.y) * len(batch.y) for batch in part.batches(512)]
+    losses = [
+        ctx.task.scoring_loss(ctx.task.predict(weights, batch.x), batch.y) * len(batch.y) for batch in part.batches(512)
+    ]
     return torch.stack(losses).sum() / len(part)
 
 

@@ -112,7 +112,7 @@ class APPLE(FedAvg):
         slope = slopes(2 * self.pull(ctx) * self.mu * (p - work["shares"]), cores, weights, grads, is_own)
         descent = grads | scale(only(grads, cores), (p * is_own).sum())
         ctx.optimizer.update_(weights, descent, work["optimizer"])
-        return work | {"weights": weights | buffers, "p": p - self.relation_lr * slope}, {"loss": loss}
+        return work | {"weights": weights | buffers, "p": p - ctx.scaled(self.relation_lr) * slope}, {"loss": loss}
 
     def pull(self, ctx: Context) -> float:
         """Return λ(r)."""

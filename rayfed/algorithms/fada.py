@@ -146,7 +146,7 @@ class FADA(FedAvg):
                     weights,
                     x,
                     y,
-                    optimizer=SGD(lr=self.server_lr, momentum=self.server_momentum),
+                    optimizer=SGD(lr=ctx.scaled(self.server_lr), momentum=self.server_momentum),
                     batch_size=self.server_batch_size,
                     epochs=self.server_epochs,
                 )

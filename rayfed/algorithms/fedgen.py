@@ -150,7 +150,7 @@ class FedGen(FedAvg):
             The generator, its Adam's state, and the mean loss.
         """
         generator, moments = clone(server["generator"]), clone(server["moments"])
-        adam, unsent = Adam(lr=self.server_lr), self.unsent_head(ctx.task)
+        adam, unsent = Adam(lr=ctx.scaled(self.server_lr)), self.unsent_head(ctx.task)
         body = without(ctx.task.initial_weights(), ctx.task.head_names)  # the network expects all names
 
         def logits(head: Weights, features: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class FedReg(FedAvg):
 
         def loss(inputs: Weights) -> tuple[Tensor, Weights]:
             logits, _ = ctx.task.model(weights, inputs["x"], train=False)
-            return ctx.task.loss(logits, batch.y), {}
+            return ctx.task.scoring_loss(logits, batch.y), {}
 
         x = batch.x
         for _ in range(STEPS):
@@ -86,7 +86,7 @@ class FedReg(FedAvg):
         for x, y in ((x_s, soft_labels), (x_p, batch.y)):
 
             def pseudo_loss(trained: Weights, x: Tensor = x, y: Tensor = y) -> tuple[Tensor, Weights]:
-                return ctx.task.loss(ctx.task.forward(weights | trained, x).logits, y), {}
+                return ctx.task.scoring_loss(ctx.task.forward(weights | trained, x).logits, y), {}
 
             slope, _, _ = gradients(pseudo_loss, middle)
             factor = (inner(drift, slope) / inner(slope, slope).clamp(min=1e-12)).clamp(min=0)

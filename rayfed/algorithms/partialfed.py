@@ -87,7 +87,7 @@ class PartialFed(FedAvg):
             return self.loss(ctx, weights, work, down, batch)[0], {}
 
         grads, loss, _ = gradients(objective, {"logits": work["logits"]})
-        return work | {"logits": work["logits"] - self.policy_lr * grads["logits"]}, {"policy_loss": loss}
+        return work | {"logits": work["logits"] - ctx.scaled(self.policy_lr) * grads["logits"]}, {"policy_loss": loss}
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)

@@ -100,7 +100,8 @@ class PerFedAvg(FedAvg):
         return Adaptation(self)
 
     def step(self, ctx: Context, work: State, down: State, batch: Batch) -> tuple[State, dict[str, Tensor]]:
-        task, weights, alpha = ctx.task, work["weights"], self.alpha or ctx.optimizer.lr
+        task, weights = ctx.task, work["weights"]
+        alpha = ctx.optimizer.lr if self.alpha is None else ctx.scaled(self.alpha)
         first, second, *third = [batch] * 2 if ctx.phase == ADAPT else split(batch, self.parts)
         grads, loss, buffers = task.gradients(weights, first)
         ahead = weights | buffers | add(only(weights, grads), grads, alpha=-alpha)
@@ -113,7 +114,7 @@ class PerFedAvg(FedAvg):
                 for delta in (self.delta, -self.delta)
             ]
             grads = add(grads, sub(*nearby_grads), alpha=-alpha / (2 * self.delta))
-        optimizer = replace(ctx.optimizer, lr=self.beta or ctx.optimizer.lr)
+        optimizer = ctx.optimizer if self.beta is None else replace(ctx.optimizer, lr=ctx.scaled(self.beta))
         optimizer.update_(weights, grads, work["optimizer"])
         return work | {"weights": weights | buffers}, {"loss": loss}
 

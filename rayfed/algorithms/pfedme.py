@@ -9,7 +9,7 @@ statistics are those of v_i, the only model that processes data; they are averag
 authors' code only.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from rayfed.algorithm import ClientData, Context, Replies, State
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import pulled
+from rayfed.core.optim import clipped
 from rayfed.core.options import option
 from rayfed.core.task import Batch
 from rayfed.core.trees import add, only, scale, sub, without
@@ -71,9 +72,12 @@ class PFedMe(FedAvg):
         model, local = work["model"], work["local"]
         for _ in range(self.inner_steps):
             grads, loss, buffers = ctx.task.gradients(model, batch)
+            if ctx.optimizer.clip_norm is not None:
+                grads = clipped(grads, ctx.optimizer.clip_norm)
             grads = add(pulled(grads, model, local, self.lam), only(model, grads), alpha=self.decay)
-            model = model | buffers | add(only(model, grads), grads, alpha=-self.personal_lr)
-        ctx.optimizer.update_(local, scale(sub(local, only(model, local)), self.lam), work["optimizer"])
+            model = model | buffers | add(only(model, grads), grads, alpha=-ctx.scaled(self.personal_lr))
+        optimizer = replace(ctx.optimizer, clip_norm=None)  # λ (w_i − v_i) is no gradient of the loss
+        optimizer.update_(local, scale(sub(local, only(model, local)), self.lam), work["optimizer"])
         return work | {"model": model, "local": local}, {"loss": loss}
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:

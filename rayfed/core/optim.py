@@ -23,23 +23,38 @@ def add_(values: list[Tensor], others: list[Tensor], *, alpha: float = 1.0) -> N
         torch._foreach_add_(values, others, alpha=alpha)
 
 
+def clipped(grads: Weights, max_norm: float, *, plain_names: frozenset[str] = frozenset()) -> Weights:
+    """Return `grads` scaled down to an L2 norm of at most `max_norm` over all of them, as `clip_grad_norm_` does.
+
+    Those in `plain_names` neither count nor change.
+    """
+    regular = {name: grad for name, grad in grads.items() if name not in plain_names}
+    if not regular:
+        return grads
+    norm = torch.stack([grad.square().sum() for grad in regular.values()]).sum().sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1)
+    return grads | {name: grad * factor for name, grad in regular.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class SGD:
     """Stochastic gradient descent: w ← w − lr·b with b ← momentum·b + g + weight_decay·w; Nesterov uses g + momentum·b.
 
-    Weights in `plain_names` are updated without momentum and weight decay (DBE's bias vector).
+    With `clip_norm`, gradients are clipped to this L2 norm before that. Weights in `plain_names` are updated without
+    clipping, momentum and weight decay (DBE's bias vector).
     """
 
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+    clip_norm: float | None = None
     plain_names: frozenset[str] = field(default=frozenset())
 
     @property
     def is_plain_sgd(self) -> bool:
         """Whether the update is exactly −lr times the gradient."""
-        return not self.momentum and not self.weight_decay
+        return not self.momentum and not self.weight_decay and self.clip_norm is None
 
     def init(self, trained: Weights) -> dict[str, Any]:
         """Return the initial state: zero momentum for every trained weight, or nothing without momentum."""
@@ -49,6 +64,8 @@ class SGD:
 
     def update_(self, weights: Weights, grads: Weights, state: dict[str, Any]) -> None:
         """Update the entries of `weights` named in `grads`, and `state`, in place."""
+        if self.clip_norm is not None:
+            grads = clipped(grads, self.clip_norm, plain_names=self.plain_names)
         names = list(grads)
         updates = list(grads.values())
         regular = [i for i, name in enumerate(names) if name not in self.plain_names]
@@ -67,13 +84,17 @@ class SGD:
 class Adam:
     """Adam (Kingma and Ba 2015) with bias correction. Weight decay is an L2 term added to the gradient, as in torch.
 
-    Weights in `plain_names` are updated by −lr times the gradient (DBE's bias vector).
+    With `decoupled`, it is AdamW (Loshchilov and Hutter 2019): w ← w − lr·weight_decay·w, apart from the gradient. With
+    `clip_norm`, gradients are first clipped to this L2 norm. Weights in `plain_names` are updated by −lr times the
+    gradient (DBE's bias vector).
     """
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decoupled: bool = False
+    clip_norm: float | None = None
     plain_names: frozenset[str] = field(default=frozenset())
     is_plain_sgd: ClassVar[bool] = False
 
@@ -86,6 +107,8 @@ class Adam:
 
     def update_(self, weights: Weights, grads: Weights, state: dict[str, Any]) -> None:
         """Update the entries of `weights` named in `grads`, and `state`, in place."""
+        if self.clip_norm is not None:
+            grads = clipped(grads, self.clip_norm, plain_names=self.plain_names)
         state["steps"].add_(1)
         first_scale = 1 - self.betas[0] ** state["steps"]
         second_scale = (1 - self.betas[1] ** state["steps"]).sqrt()
@@ -94,7 +117,9 @@ class Adam:
             if name in self.plain_names:
                 weight.add_(grad, alpha=-self.lr)
                 continue
-            if self.weight_decay:
+            if self.weight_decay and self.decoupled:
+                weight.mul_(1 - self.lr * self.weight_decay)
+            elif self.weight_decay:
                 grad = grad.add(weight, alpha=self.weight_decay)
             first, second = state["first"][name], state["second"][name]
             first.mul_(self.betas[0]).add_(grad, alpha=1 - self.betas[0])

@@ -76,6 +76,7 @@ class Task:
             nor updates them.
         device: Device of the network.
         inputs: Description of the inputs.
+        scoring_loss: The loss by which models are scored, where it is not the one that trains them.
 
     Attributes:
         model: The network.
@@ -99,10 +100,12 @@ class Task:
         batch_norm: str = "aggregate",
         device: str | torch.device = "cpu",
         inputs: InputSpec = UNKNOWN_INPUTS,
+        scoring_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     ):
         self.device = torch.device(device)
         self.channels_last = any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in model.modules())
         self.loss, self.num_clients, self.num_classes = loss, num_clients, num_classes
+        self.scoring_loss = scoring_loss or loss
         self.batch_norm, self.inputs = batch_norm, inputs
         self.modules: dict[str, Network] = {}
         self.loss_terms: tuple[LossTerm, ...] = ()

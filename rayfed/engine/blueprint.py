@@ -15,6 +15,7 @@ from rayfed.core.ids import ClientId
 from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
 from rayfed.core.rng import torch_state_kept
+from rayfed.core.schedule import CONSTANT, Schedule
 from rayfed.core.task import InputSpec, Task
 from rayfed.data.population import Population
 from rayfed.engine.held_out import held_out_count
@@ -32,6 +33,8 @@ class Blueprint:
     Attributes:
         model: The model; its weights are the initial weights.
         loss: (logits, y) -> scalar mean over the batch.
+        training_loss: The loss that models are trained by, where it is not the one that scores them.
+        schedule: The schedule of learning rates over the rounds.
         local: The local training of a round.
         cohort: The number of clients in a round.
         vmap_clients: The number of clients that a host trains at once. Values above 1 change rounding.
@@ -56,17 +59,20 @@ class Blueprint:
     threads: int = 1
     augment: Augment | None = None
     data_on_device: bool | None = None
+    training_loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    schedule: Schedule = CONSTANT
 
     def context(self, population: Population, device: str | torch.device) -> Context:
         """Return the context of all hooks on `device`, with a copy of the model there."""
         task = Task(
             self.model,
-            self.loss,
+            self.training_loss or self.loss,
             num_clients=len(population.participants),
             num_classes=population.num_classes,
             batch_norm=self.batch_norm,
             device=device,
             inputs=InputSpec(population.shape, population.mean, population.std, _real(population)),
+            scoring_loss=self.loss,
         )
         ctx = Context(
             task=task,
@@ -74,6 +80,7 @@ class Blueprint:
             batch_size=self.batch_size,
             local=self.local,
             rounds=self.rounds,
+            schedule=self.schedule,
         )
         ctx = self.algorithm.adapt(ctx)
         return ctx.at(task=ctx.task.with_modules(self.algorithm.modules(ctx.task)))

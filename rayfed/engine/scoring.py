@@ -53,7 +53,7 @@ def score(
     """
     results, others = [], []
     for part, logits in zip(parts, predictions(algorithm, ctx, model, parts), strict=True):
-        loss = ctx.task.loss(logits, part.y).double()
+        loss = ctx.task.scoring_loss(logits, part.y).double()
         accuracy = (logits.argmax(1) == part.y).double().mean() if _has_classes(part) else torch.zeros_like(loss)
         results.append(torch.stack([accuracy, loss]))
         others.append([metric.declared(v) for metric in metrics for v in metric.measure(logits, part.y)])

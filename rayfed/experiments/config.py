@@ -18,6 +18,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import build, check_renamed, checked, option, suggestion
 from rayfed.core.records import POINTS
 from rayfed.core.registry import resolve
+from rayfed.core.schedule import SCHEDULES
 from rayfed.core.task import BATCH_NORM_POLICIES
 from rayfed.experiments.sources import merged
 from rayfed.metrics.base import Metric, build_metrics
@@ -34,11 +35,33 @@ class Local:
     drop_last: bool = option(
         True, help="drop the last, incomplete batch of each epoch; false: train on a smaller last batch"
     )
-    optimizer: str = option("sgd", choices=("sgd", "adam"), help="local optimiser; its state is reset every round")
+    optimizer: str = option(
+        "sgd", choices=("sgd", "adam", "adamw"), help="local optimiser; its state is reset every round"
+    )
     lr: float = option(0.01, above=0, help="learning rate")
+    lr_schedule: str = option(
+        "constant",
+        choices=SCHEDULES,
+        help="how local.lr and the method's own rates change over the rounds: constant; exponential: times lr_decay "
+        "per round; step: times lr_decay every lr_decay_every rounds; cosine: to lr_floor at the end",
+    )
+    lr_decay: float | None = option(
+        None, above=0, high=1, help="factor of the exponential and the step schedule, such as 0.99 or 0.1"
+    )
+    lr_decay_every: int | None = option(None, low=1, help="rounds between the drops of the step schedule")
+    lr_floor: float = option(0.0, low=0, below=1, help="share of the rate towards which the cosine schedule falls")
+    lr_warmup: int = option(0, low=0, help="rounds in which the rate first rises linearly; the schedule follows them")
     momentum: float = option(0.0, low=0, below=1, help="momentum of SGD")
     nesterov: bool = option(False, help="use Nesterov momentum")
-    weight_decay: float = option(0.0, low=0, help="weight decay (L2 penalty, added to the gradient)")
+    weight_decay: float = option(
+        0.0, low=0, help="weight decay: an L2 penalty, added to the gradient; of adamw, apart from it"
+    )
+    clip_norm: float | None = option(
+        None, above=0, help="clip the gradient of every local step to this L2 norm over all weights; null: do not clip"
+    )
+    label_smoothing: float = option(
+        0.0, low=0, below=1, help="share of the label that training spreads over all classes; scores are by true labels"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,8 +274,9 @@ class Config:
         check_name(self.experiment, "experiment")
         if self.local.epochs is not None and self.local.steps is not None:
             raise UsageError("local.epochs and local.steps are both given; give one of them")
-        if self.local.optimizer == "adam" and (self.local.momentum or self.local.nesterov):
+        if self.local.optimizer != "sgd" and (self.local.momentum or self.local.nesterov):
             raise UsageError("local.momentum: Adam has no momentum option; use local.optimizer=sgd, or leave it out")
+        self._check_schedule()
         if self.local.nesterov and not self.local.momentum:
             raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
         cohort = self.cohort
@@ -272,6 +296,28 @@ class Config:
                 raise UsageError(
                     f"placement.{key}={share:g}: must be an integer or 1/k for an integer k, such as {better}"
                 )
+
+    def _check_schedule(self) -> None:
+        """Raise UsageError for keys that the schedule needs or does not use."""
+        local = self.local
+        decays, drops = local.lr_schedule in ("exponential", "step"), local.lr_schedule == "step"
+        uses = {
+            "lr_decay": (decays, local.lr_decay is not None, "the factor, such as 0.99"),
+            "lr_decay_every": (drops, local.lr_decay_every is not None, "the rounds between drops"),
+        }
+        for key, (used, given, meaning) in uses.items():
+            if used and not given:
+                raise UsageError(f"local.lr_schedule={local.lr_schedule}: needs local.{key}, {meaning}")
+            if given and not used:
+                value = getattr(local, key)
+                raise UsageError(f"local.{key}={value}: has no effect with local.lr_schedule={local.lr_schedule}")
+        if local.lr_floor and local.lr_schedule != "cosine":
+            raise UsageError(
+                f"local.lr_floor={local.lr_floor}: has no effect with local.lr_schedule={local.lr_schedule}; it is for "
+                "cosine"
+            )
+        if local.lr_warmup > self.rounds:
+            raise UsageError(f"local.lr_warmup={local.lr_warmup}: there are only rounds={self.rounds}")
 
     def tree(self) -> dict[str, Any]:
         """Return every value as a nested dict, defaults included: one column each in the trials table."""

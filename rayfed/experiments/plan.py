@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.rng import seed_torch, torch_state_kept
+from rayfed.core.schedule import Schedule
 from rayfed.data.draws import floor_share
 from rayfed.data.leave_out import population_without_domain
 from rayfed.data.loading import load
@@ -25,7 +26,7 @@ from rayfed.engine.checkpoint import configuration_hash
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.metric_checks import check_metrics
 from rayfed.engine.serialization import state_hash
-from rayfed.experiments.config import Config
+from rayfed.experiments.config import Config, Local
 from rayfed.experiments.naming import outcome_values, trial_name
 from rayfed.experiments.unseen_clients import with_unseen_clients
 from rayfed.experiments.user_code import (
@@ -211,6 +212,8 @@ def _blueprint(
         threads=config.placement.threads,
         data_on_device=config.placement.data_on_device,
         augment=augment,
+        training_loss=_training_loss(config, loss),
+        schedule=_schedule(config.local),
     )
 
 
@@ -277,9 +280,33 @@ def _first_outputs(blueprint: Blueprint, population: Population, count: int) -> 
 
 def _optimizer(config: Config) -> SGD | Adam:
     local = config.local
+    common: dict[str, Any] = {"lr": local.lr, "weight_decay": local.weight_decay, "clip_norm": local.clip_norm}
     if local.optimizer == "adam":
-        return Adam(lr=local.lr, weight_decay=local.weight_decay)
-    return SGD(lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, nesterov=local.nesterov)
+        return Adam(**common)
+    if local.optimizer == "adamw":
+        return Adam(decoupled=True, **common)
+    return SGD(momentum=local.momentum, nesterov=local.nesterov, **common)
+
+
+def _schedule(local: Local) -> Schedule:
+    return Schedule(
+        kind=local.lr_schedule,
+        decay=1.0 if local.lr_decay is None else local.lr_decay,
+        every=local.lr_decay_every or 1,
+        floor=local.lr_floor,
+        warmup=local.lr_warmup,
+    )
+
+
+def _training_loss(config: Config, loss: Loss | None) -> Loss | None:
+    """Return the loss that trains models, where it is not the one that scores them."""
+    smoothing = config.local.label_smoothing
+    if smoothing and loss is not None:
+        raise UsageError(
+            f"local.label_smoothing={smoothing}: smooths the labels of cross-entropy, and a loss of your own is given; "
+            "smooth them there, or leave it out"
+        )
+    return partial(F.cross_entropy, label_smoothing=smoothing) if smoothing else None
 
 
 def _cohort_size(cohort: int | float, clients: int) -> int:

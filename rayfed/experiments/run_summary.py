@@ -86,9 +86,24 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def _optimizer(local: Local) -> str:
-    parts = {"momentum": local.momentum, "weight decay": local.weight_decay}
+    parts = {
+        "momentum": local.momentum,
+        "weight decay": local.weight_decay,
+        "clipped to": local.clip_norm,
+        "label smoothing": local.label_smoothing,
+    }
     extra = "".join(f", {name} {value:g}" for name, value in parts.items() if value)
-    return f"{local.optimizer} with lr {local.lr:g}{extra}{', Nesterov' if local.nesterov else ''}"
+    return f"{local.optimizer} with lr {local.lr:g}{_schedule(local)}{extra}{', Nesterov' if local.nesterov else ''}"
+
+
+def _schedule(local: Local) -> str:
+    rule = {
+        "constant": "",
+        "exponential": f" times {local.lr_decay} per round",
+        "step": f" times {local.lr_decay} every {counted(local.lr_decay_every or 1, 'round')}",
+        "cosine": f" falling to {local.lr_floor:g} of it by a cosine",
+    }[local.lr_schedule]
+    return f"{rule} after {counted(local.lr_warmup, 'round')} of warm-up" if local.lr_warmup else rule
 
 
 def _bytes(size: float) -> str:

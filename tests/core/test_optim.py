@@ -8,6 +8,19 @@ from rayfed.core.network import vectorised
 from rayfed.core.optim import SGD, Adam
 
 STEPS = 6
+
+
+def clipping(make, max_norm):
+    """A torch optimizer of parameters whose gradients are clipped before each step."""
+
+    def made(parameters):
+        optimizer = make(parameters)
+        optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(parameters, max_norm) and None)
+        return optimizer
+
+    return made
+
+
 CASES = {
     "plain": (SGD(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
     "decay": (SGD(lr=0.1, weight_decay=0.3), lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.3)),
@@ -23,6 +36,18 @@ CASES = {
     "adam with all options": (
         Adam(lr=0.03, betas=(0.7, 0.95), eps=1e-3, weight_decay=0.2),
         lambda p: torch.optim.Adam(p, lr=0.03, betas=(0.7, 0.95), eps=1e-3, weight_decay=0.2),
+    ),
+    "adamw": (
+        Adam(lr=0.03, weight_decay=0.2, decoupled=True),
+        lambda p: torch.optim.AdamW(p, lr=0.03, weight_decay=0.2),
+    ),
+    "sgd, clipped": (
+        SGD(lr=0.1, momentum=0.9, weight_decay=0.1, clip_norm=9.0),  # the norms are 4 to 24
+        clipping(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1), 9.0),
+    ),
+    "adam, clipped": (
+        Adam(lr=0.03, clip_norm=9.0, eps=1.0),
+        clipping(lambda p: torch.optim.Adam(p, lr=0.03, eps=1.0), 9.0),
     ),
 }
 
@@ -96,6 +121,8 @@ def test_only_weights_with_gradients_move(case):
     [
         SGD(lr=0.1, momentum=0.9, weight_decay=0.5, plain_names=frozenset({"b"})),
         Adam(lr=0.1, plain_names=frozenset({"b"})),
+        SGD(lr=0.1, clip_norm=1e-3, plain_names=frozenset({"b"})),
+        Adam(lr=0.1, clip_norm=1e-3, plain_names=frozenset({"b"})),
     ],
 )
 def test_plain_names_take_bare_gradient_steps(ours):
@@ -113,4 +140,5 @@ def test_is_plain_says_whether_a_step_is_the_gradient_times_lr():
     assert SGD(lr=0.1).is_plain_sgd
     assert not SGD(lr=0.1, momentum=0.5).is_plain_sgd
     assert not SGD(lr=0.1, weight_decay=0.5).is_plain_sgd
+    assert not SGD(lr=0.1, clip_norm=1.0).is_plain_sgd
     assert not Adam(lr=0.1).is_plain_sgd

@@ -3,12 +3,15 @@
 import dataclasses
 
 import pytest
+import torch
 
 from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
+from rayfed.core.optim import Adam
 from rayfed.core.registry import resolve
+from rayfed.core.schedule import Schedule
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
@@ -128,7 +131,7 @@ class TestTypes:
             ("rounds=null", "rounds=None: expected an integer, got null"),
             ("local.lr=fast", "local.lr='fast': expected a number, got str"),
             ("local.drop_last=1", "local.drop_last=1: expected true or false, got int"),
-            ("local.optimizer=3", "local.optimizer='3': known: adam, sgd"),
+            ("local.optimizer=3", "local.optimizer='3': known: adam, adamw, sgd"),
             ("evaluate.points=global", "evaluate.points='global': expected a list of strings or null, got str"),
             ("local=3", "local=3: expected a mapping; it has keys such as local.epochs"),
             ("algorithm=fedavg", "algorithm='fedavg': expected a mapping; did you mean algorithm.name=fedavg?"),
@@ -295,6 +298,43 @@ class TestTrialNames:
 def test_nesterov_needs_momentum_as_in_torch():
     assert refusal("local.nesterov=true").startswith("local.nesterov=true: needs momentum; give local.momentum")
     assert written("local.nesterov=true", "local.momentum=0.9").local.nesterov
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (["local.lr_schedule=linear"], "local.lr_schedule='linear': known: constant, cosine, exponential, step"),
+        (["local.lr_schedule=exponential"], "local.lr_schedule=exponential: needs local.lr_decay, the factor, such as"),
+        (["local.lr_schedule=step", "local.lr_decay=0.1"], "local.lr_schedule=step: needs local.lr_decay_every, the"),
+        (["local.lr_decay=0.9"], "local.lr_decay=0.9: has no effect with local.lr_schedule=constant"),
+        (
+            ["local.lr_schedule=cosine", "local.lr_decay_every=3"],
+            "local.lr_decay_every=3: has no effect with local.lr_schedule=cosine",
+        ),
+        (["local.lr_floor=0.1"], "local.lr_floor=0.1: has no effect with local.lr_schedule=constant; it is for cosine"),
+        (["local.lr_warmup=4", "rounds=3"], "local.lr_warmup=4: there are only rounds=3"),
+        (["local.clip_norm=0"], "local.clip_norm=0.0: must be more than 0"),
+        (["local.label_smoothing=1"], "local.label_smoothing=1.0: must be less than 1"),
+        (["local.optimizer=adamw", "local.momentum=0.9"], "local.momentum: Adam has no momentum option"),
+    ],
+)
+def test_options_of_training_that_cannot_work_are_refused(pairs, message):
+    assert refusal(*pairs).startswith(message)
+
+
+def test_what_the_options_of_training_build():
+    pairs = ["local.optimizer=adamw", "local.weight_decay=0.1", "local.clip_norm=2", "local.label_smoothing=0.1"]
+    schedule = ["local.lr_schedule=step", "local.lr_decay=0.1", "local.lr_decay_every=5", "local.lr_warmup=2"]
+    plan = make_plan(written(*pairs, *schedule, "model.name=mlp")).blueprint
+    assert plan.optimizer == Adam(lr=0.01, weight_decay=0.1, clip_norm=2.0, decoupled=True)
+    assert plan.schedule == Schedule(kind="step", decay=0.1, every=5, warmup=2)
+    logits, y = torch.tensor([[2.0, 0.0, 1.0]]), torch.tensor([0])
+    target = torch.tensor([[0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3]])
+    assert plan.training_loss(logits, y).item() == pytest.approx(-(target * logits.log_softmax(1)).sum().item())
+    with pytest.raises(
+        UsageError, match=r"^local.label_smoothing=0.1: smooths the labels of cross-entropy, and a loss"
+    ):
+        make_plan(written("local.label_smoothing=0.1", "model.name=mlp"), loss=lambda logits, y: logits.sum())
 
 
 def test_every_algorithm_of_the_table_has_that_name():

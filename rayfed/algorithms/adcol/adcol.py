@@ -240,9 +240,9 @@ class Adcol(FedAvg):
         """Average the head with `share_predictor`."""
         return super().aggregate(ctx, server, replies) if self.share_predictor else server
 
-    @property
-    def server_optimizer(self) -> SGD:
-        return SGD(lr=self.server_lr, momentum=self.server_momentum, weight_decay=self.server_weight_decay)
+    def server_optimizer(self, ctx: Context) -> SGD:
+        """Return the discriminator's optimiser."""
+        return SGD(lr=ctx.scaled(self.server_lr), momentum=self.server_momentum, weight_decay=self.server_weight_decay)
 
     # What private variants override
 
@@ -265,7 +265,7 @@ class Adcol(FedAvg):
             weights,
             z,
             labels,
-            optimizer=self.server_optimizer,
+            optimizer=self.server_optimizer(ctx),
             batch_size=self.server_batch_size,
             epochs=self.epochs_per_round,
         )

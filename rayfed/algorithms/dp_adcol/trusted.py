@@ -87,7 +87,7 @@ class DPAdcol(Adcol):
             weights,
             z,
             labels,
-            optimizer=self.server_optimizer,
+            optimizer=self.server_optimizer(ctx),
             rate=rate,
             steps=steps,
             sigma=sigma,

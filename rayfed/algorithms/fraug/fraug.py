@@ -177,7 +177,7 @@ class FRAug(FedAvg):
         if self.generates:
             work["generator"] = down["generator"] | client["generator"]
         for module, network in ctx.task.modules.items():
-            fresh = self.module_optimizer(module).init(only(work[module], network.parameters))
+            fresh = self.module_optimizer(ctx, module).init(only(work[module], network.parameters))
             work[f"optimizer_{module}"] = client.get(f"optimizer_{module}", fresh)
         return work
 
@@ -250,7 +250,7 @@ class FRAug(FedAvg):
             return error - self.alpha * distance, (buffers, v.norm(dim=1).mean())
 
         grads, loss, (buffers, norm) = gradients(objective, only(weights, network.parameters))
-        self.module_optimizer("generator").update_(weights, grads, work["optimizer_generator"])
+        self.module_optimizer(ctx, "generator").update_(weights, grads, work["optimizer_generator"])
         return work | {"generator": weights | buffers}, {"generator_loss": loss, "generated_norm": norm}
 
     def train_rtnet(self, ctx: Context, work: State, anchors: Anchors) -> tuple[State, dict[str, Tensor]]:
@@ -271,12 +271,12 @@ class FRAug(FedAvg):
             return torch.stack(losses).mean(), buffers
 
         grads, loss, buffers = gradients(objective, only(weights, network.parameters))
-        self.module_optimizer("rtnet").update_(weights, grads, work["optimizer_rtnet"])
+        self.module_optimizer(ctx, "rtnet").update_(weights, grads, work["optimizer_rtnet"])
         return work | {"rtnet": weights | buffers}, {"rtnet_loss": loss}
 
-    def module_optimizer(self, module: str) -> SGD:
+    def module_optimizer(self, ctx: Context, module: str) -> SGD:
         """Return the optimiser of the generator or of the RTNet."""
-        return SGD(lr=self.lr_g if module == "generator" else self.lr_m, momentum=self.momentum)
+        return SGD(lr=ctx.scaled(self.lr_g if module == "generator" else self.lr_m), momentum=self.momentum)
 
     # Synthetic embeddings
 
