@@ -110,6 +110,8 @@ class Record:
     Attributes:
         stage: one of `STAGES`.
         cohort: the number of clients that took part.
+        sampled: the number of clients that were sampled for a round, of which some may have dropped out or been late.
+        simulated_seconds: the duration of a round on the simulated clock; None without one.
         seconds: wall-clock seconds by part of the round, see `SECONDS`.
         bytes_down, bytes_up: bytes on the wire by field of the payload, over all clients of the round.
         bytes_formula: bytes both ways by the formula of the method's paper; None where it has none.
@@ -136,6 +138,8 @@ class Record:
     busy: list[float] = field(default_factory=list)
     predicted: list[float] | None = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    sampled: int | None = None
+    simulated_seconds: float | None = None
 
     @property
     def balance(self) -> float | None:

@@ -1,7 +1,7 @@
 """What server and hosts need to know about a simulation, as one value that can be sent to other processes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from rayfed.core.rng import torch_state_kept
 from rayfed.core.schedule import CONSTANT, Schedule
 from rayfed.core.task import InputSpec, Task
 from rayfed.data.population import Population
+from rayfed.engine.availability import ALWAYS, Availability
 from rayfed.engine.held_out import held_out_count
 from rayfed.models.single_example_batchnorm import (
     batch_size_advice,
@@ -35,6 +36,7 @@ class Blueprint:
         loss: (logits, y) -> scalar mean over the batch.
         training_loss: The loss that models are trained by, where it is not the one that scores them.
         schedule: The schedule of learning rates over the rounds.
+        availability: Which of the sampled clients reply, and how much of the local work they do.
         local: The local training of a round.
         cohort: The number of clients in a round.
         vmap_clients: The number of clients that a host trains at once. Values above 1 change rounding.
@@ -61,6 +63,7 @@ class Blueprint:
     data_on_device: bool | None = None
     training_loss: Callable[[Tensor, Tensor], Tensor] | None = None
     schedule: Schedule = CONSTANT
+    availability: Availability = ALWAYS
 
     def context(self, population: Population, device: str | torch.device) -> Context:
         """Return the context of all hooks on `device`, with a copy of the model there."""
@@ -123,7 +126,21 @@ class Blueprint:
         ctx = self.context(population, "cpu")
         problem = self.problem(population, ctx.task)
         self.algorithm.check(problem)
+        self._refuse_lost_clients(problem)
         self._refuse_single_examples(ctx, problem)
+
+    def _refuse_lost_clients(self, problem: ProblemSpec) -> None:
+        """Raise UsageError if sampled clients may be missing and the algorithm needs them."""
+        if not self.availability.loses_clients:
+            return
+        key = "dropout" if self.availability.dropout else "deadline"
+        where = f"availability.{key}={getattr(self.availability, key):g}: algorithm.name={self.algorithm.name}"
+        if self.algorithm.sample_without_replacement:
+            raise UsageError(f"{where} divides its privacy budget over cohorts of a fixed size; leave the key out")
+        try:
+            self.algorithm.check(replace(problem, full_participation=False))
+        except UsageError:
+            raise UsageError(f"{where} needs every client in every round; leave the key out") from None
 
     def _refuse_single_examples(self, ctx: Context, problem: ProblemSpec) -> None:
         """Raise UsageError if a client has a training batch of one example and the network cannot train on it."""

@@ -21,7 +21,7 @@ from rayfed.core.records import Event
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.serialization import serialised
-from rayfed.engine.server import Server, sampled_cohort
+from rayfed.engine.server import Server, responding, sampled_cohort
 from rayfed.results.checkpoints import BLOCK_BYTES, NoCheckpoint, Part, checksum
 from rayfed.results.storage import one_line
 
@@ -352,8 +352,12 @@ def _with_state(blueprint: Blueprint, population: Population, round: int, last: 
     if round > blueprint.rounds:
         return set(participants)
     clients: set[ClientIndex] = set()
+    loses_clients = blueprint.availability.loses_clients
+    ctx = blueprint.context(population, "cpu") if loses_clients else None
+    examples = blueprint.training_examples(population)
     for number in range(1, round + 1):
-        clients.update(sampled_cohort(blueprint, participants, number))
+        sampled = sampled_cohort(blueprint, participants, number)
+        clients.update(responding(blueprint, ctx, sampled, examples, number).clients if ctx else sampled)
         if len(clients) == len(participants):
             break
     return clients

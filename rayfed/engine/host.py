@@ -15,6 +15,7 @@ from rayfed.core.ids import ClientIndex
 from rayfed.core.rng import seed_torch
 from rayfed.data.population import Population
 from rayfed.engine.allocator import keep_freed_memory
+from rayfed.engine.availability import ALWAYS, Availability
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device_data import Augmented
 from rayfed.engine.exact_sum import ExactSum
@@ -53,6 +54,7 @@ class Host:
         drop_last: Whether an epoch leaves out the examples that do not fill a batch.
         augment: The augmentation of training batches.
         room: The bytes that the clients' inputs may take on the device; see `HostData`.
+        availability: How much of the local work clients do.
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class Host:
         seed: int,
         augment: Augment | None = None,
         room: float = math.inf,
+        availability: Availability = ALWAYS,
     ):
+        self.availability = availability
         self.algorithm, self.ctx, self.seed = algorithm, ctx, seed
         self.vmap_clients, self.drop_last, self.augment = vmap_clients, drop_last, augment
         self.data = HostData(algorithm, ctx.task, population, seed=seed, room=room)
@@ -87,6 +91,7 @@ class Host:
             seed=blueprint.seed,
             augment=blueprint.augment,
             room=room_for(blueprint.data_on_device, device, share),
+            availability=blueprint.availability,
         )
 
     def exchange(
@@ -230,7 +235,7 @@ class Host:
             if block[0] not in rows:
                 rows = self._rows_ahead(exchange, request, first, changes)
             for client in block:
-                ctx = self._context(client, request, **changes)
+                ctx = self._context(client, request, **self._local_work(request, client, changes))
                 fields = common | to_memory_format(unicast.get(client, {}))
                 state = self._state(ctx, states)
                 seed_torch(self.seed, "start", ctx.moment, client=client)
@@ -253,6 +258,13 @@ class Host:
                 self._check_finite(job, trained)
                 yield TrainedClient(job.ctx, job.client, state, fields, trained)
 
+    def _local_work(self, request: Request, client: ClientIndex, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `changes` with what a client trains in this round, unless they say what it trains."""
+        if self.availability.least_work == 1:
+            return changes
+        work = self.availability.local_work(self.ctx.local, self.seed, request.moment, client)
+        return {"local": work} | dict(changes)
+
     def _rows_ahead(
         self, exchange: Exchange, request: Request, first: int, changes: Mapping[str, Any]
     ) -> dict[ClientIndex, list[Rows]]:
@@ -265,8 +277,10 @@ class Host:
             phases: Sequence[Phase] | None = None
             for client in request.clients[start : start + self.vmap_clients]:
                 examples = self.data.training_examples(client)
-                ctx = self.ctx.at(request.moment, cohort=request.cohort, client=client, examples=examples, **changes)
-                phases = phases or exchange.phases(ctx)
+                work = self._local_work(request, client, changes)
+                ctx = self.ctx.at(request.moment, cohort=request.cohort, client=client, examples=examples, **work)
+                if phases is None or self.availability.least_work < 1:
+                    phases = exchange.phases(ctx)
                 rows[client] = [
                     draw_rows(
                         ctx,

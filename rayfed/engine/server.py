@@ -18,6 +18,7 @@ from rayfed.core.records import Record, Score
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
+from rayfed.engine.availability import Responding
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.evaluation import Evaluation, Evaluator, downloads
 from rayfed.engine.exact_sum import ExactSum
@@ -65,8 +66,10 @@ class Server:
             record = self._stage("setup", 0, self.participants)
             yield self._evaluated(record, self.participants) if self.evaluation.initial else record
         for number in range(self.round + 1, rounds + 1):
-            cohort = self.sample(number)
+            sampled = self.sample(number)
+            cohort, simulated = responding(self.blueprint, self.ctx, sampled, self.examples, number)
             record = self._stage("round", number, cohort)
+            record.sampled, record.simulated_seconds = len(sampled), simulated
             if self.evaluation.due(number, rounds):
                 self._evaluated(record, cohort, with_unseen_clients=number == rounds and not final)
             self.round = number
@@ -236,6 +239,20 @@ class Server:
         record.seconds["evaluate"] += seconds
         record.seconds["total"] += seconds
         return record
+
+
+def responding(
+    blueprint: Blueprint, ctx: Context, sampled: tuple[ClientIndex, ...], examples: Sequence[int], round: int
+) -> Responding:
+    """Return the clients of the `sampled` cohort of a round that reply in time; see `Availability`."""
+    return blueprint.availability.responding(
+        blueprint.algorithm,
+        ctx.at(Moment("round", round)),
+        sampled,
+        examples,
+        seed=blueprint.seed,
+        drop_last=blueprint.drop_last,
+    )
 
 
 def sampled_cohort(blueprint: Blueprint, participants: tuple[ClientIndex, ...], round: int) -> tuple[ClientIndex, ...]:

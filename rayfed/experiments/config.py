@@ -65,6 +65,28 @@ class Local:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AvailabilityOptions:
+    """availability.*: clients that do less work, drop out or are late, on a simulated clock."""
+
+    least_work: float = option(
+        1.0,
+        above=0,
+        high=1,
+        help="each client of a round trains a random part of local.epochs or local.steps, at least this share",
+    )
+    dropout: float = option(0.0, low=0, below=1, help="probability that a sampled client drops out of a round")
+    step_seconds: float = option(
+        0.0, low=0, help="simulated seconds of a local step of the median client; 0: there is no simulated clock"
+    )
+    speed_spread: float = option(
+        0.0, low=0, help="how much clients differ: the standard deviation of the logarithm of their seconds per step"
+    )
+    deadline: float | None = option(
+        None, above=0, help="simulated seconds after which the server ignores the replies of a round; null: it waits"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluate:
     """evaluate.*: when and what to score."""
 
@@ -192,6 +214,7 @@ class Config:
     model: Named
     augment: Named
     local: Local
+    availability: AvailabilityOptions
     evaluate: Evaluate
     placement: Placement
     checkpoint: Checkpoint
@@ -277,6 +300,12 @@ class Config:
         if self.local.optimizer != "sgd" and (self.local.momentum or self.local.nesterov):
             raise UsageError("local.momentum: Adam has no momentum option; use local.optimizer=sgd, or leave it out")
         self._check_schedule()
+        for key in ("speed_spread", "deadline"):
+            value = getattr(self.availability, key)
+            if value and not self.availability.step_seconds:
+                raise UsageError(
+                    f"availability.{key}={value:g}: needs a clock; give availability.step_seconds, such as 1"
+                )
         if self.local.nesterov and not self.local.momentum:
             raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
         cohort = self.cohort
@@ -331,6 +360,7 @@ class Config:
 
 GROUPS: dict[str, type] = {
     "local": Local,
+    "availability": AvailabilityOptions,
     "evaluate": Evaluate,
     "placement": Placement,
     "checkpoint": Checkpoint,

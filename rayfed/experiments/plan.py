@@ -1,5 +1,6 @@
 """From a configuration to everything that a simulation needs, checked as a whole before anything starts."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,6 +22,7 @@ from rayfed.data.leave_out import population_without_domain
 from rayfed.data.loading import load
 from rayfed.data.population import Client, Population, population_hash
 from rayfed.data.user_clients import user_population
+from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
 from rayfed.engine.evaluation import Evaluation
@@ -214,6 +216,7 @@ def _blueprint(
         augment=augment,
         training_loss=_training_loss(config, loss),
         schedule=_schedule(config.local),
+        availability=Availability(**dataclasses.asdict(config.availability)),
     )
 
 

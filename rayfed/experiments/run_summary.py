@@ -6,7 +6,7 @@ from rayfed.core.batch_norm import batch_norm_names
 from rayfed.core.trees import nbytes
 from rayfed.engine.device_data import client_data
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.experiments.config import Local
+from rayfed.experiments.config import AvailabilityOptions, Local
 from rayfed.experiments.plan import Plan
 
 _POLICIES = {
@@ -51,7 +51,8 @@ def run_summary(plan: Plan) -> str:
         "placement": f"{config.placement.description}, vmap_clients {config.placement.vmap_clients}",
         "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
     }
-    rows = [*lines.items(), *(("note", note) for note in notes(plan))]
+    unreliable = _availability(config.availability)
+    rows = [*lines.items(), *(("note", note) for note in (*unreliable, *notes(plan)))]
     return "\n".join(f"{name:>10}  {text}" for name, text in rows)
 
 
@@ -94,6 +95,19 @@ def _optimizer(local: Local) -> str:
     }
     extra = "".join(f", {name} {value:g}" for name, value in parts.items() if value)
     return f"{local.optimizer} with lr {local.lr:g}{_schedule(local)}{extra}{', Nesterov' if local.nesterov else ''}"
+
+
+def _availability(options: AvailabilityOptions) -> Sequence[str]:
+    """Return a note on clients that drop out, are late or do less work, if there are any."""
+    parts = []
+    if options.least_work < 1:
+        parts.append(f"clients train {options.least_work:.0%} to 100% of the local work")
+    if options.dropout:
+        parts.append(f"drop out with probability {options.dropout:g}")
+    if options.step_seconds:
+        late = f", deadline {options.deadline:g} s" if options.deadline is not None else ""
+        parts.append(f"simulated clock: {options.step_seconds:g} s per step, spread {options.speed_spread:g}{late}")
+    return ("; ".join(parts),) if parts else ()
 
 
 def _schedule(local: Local) -> str:

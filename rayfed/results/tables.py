@@ -51,6 +51,8 @@ _ROUND_COLUMNS: dict[str, tuple[pa.DataType, Callable[[Record], Any]]] = {
     "bytes_up_by_field": (_BYTES_BY_FIELD, lambda record: list(record.bytes_up.items())),
     "bytes_formula": (pa.float64(), lambda record: record.bytes_formula),
     "cohort": (pa.int32(), lambda record: record.cohort),
+    "sampled": (pa.int32(), lambda record: record.cohort if record.sampled is None else record.sampled),
+    "simulated_seconds": (pa.float64(), lambda record: record.simulated_seconds),
     "epsilon": (pa.float64(), lambda record: record.epsilon),
     "privacy_unit": (pa.string(), lambda record: record.privacy_unit),
     "busy_seconds": (pa.list_(pa.float64()), lambda record: record.busy),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
+from rayfed.data.population import Examples
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
@@ -124,7 +126,10 @@ class TestWhereTheyStart:
         assert found == {"downloaded": (start - 5) ** 2 / 2, "adapted": pytest.approx((end - 5) ** 2 / 2)}
 
     def test_fedfomos_from_the_mixture_of_what_it_is_sent(self):
-        clients = [replace(client, val=client.train) for client in TestQuadratics.people.clients]
+        # each has its example twice: one to train on, and one that rates
+        trains = [client.train for client in TestQuadratics.people.clients]
+        twice = [Examples(np.repeat(train.x, 2, 0), np.repeat(train.y, 2, 0)) for train in trains]
+        clients = [replace(c, train=t) for c, t in zip(TestQuadratics.people.clients, twice, strict=True)]
         people = replace(TestQuadratics.people, clients=tuple(clients))
         plan = replace(TestQuadratics.plan, algorithm=FedFomo())
         server, records = run(plan, people, splits=("test",), points=("downloaded",), adapt_epochs=2)

@@ -313,6 +313,11 @@ def test_nesterov_needs_momentum_as_in_torch():
         ),
         (["local.lr_floor=0.1"], "local.lr_floor=0.1: has no effect with local.lr_schedule=constant; it is for cosine"),
         (["local.lr_warmup=4", "rounds=3"], "local.lr_warmup=4: there are only rounds=3"),
+        (
+            ["availability.deadline=3"],
+            "availability.deadline=3: needs a clock; give availability.step_seconds, such as 1",
+        ),
+        (["availability.dropout=1"], "availability.dropout=1.0: must be less than 1"),
         (["local.clip_norm=0"], "local.clip_norm=0.0: must be more than 0"),
         (["local.label_smoothing=1"], "local.label_smoothing=1.0: must be less than 1"),
         (["local.optimizer=adamw", "local.momentum=0.9"], "local.momentum: Adam has no momentum option"),
