@@ -6,6 +6,7 @@ than a client.
 """
 
 import dataclasses
+import math
 import os
 import typing
 from collections.abc import Mapping
@@ -300,6 +301,13 @@ class Config:
         if self.local.optimizer != "sgd" and (self.local.momentum or self.local.nesterov):
             raise UsageError("local.momentum: Adam has no momentum option; use local.optimizer=sgd, or leave it out")
         self._check_schedule()
+        work, whole = self.availability.least_work, self.local.steps or self.local.epochs or 1
+        if work < 1 and math.ceil(work * whole - 1e-9) == whole:
+            unit, remedy = ("steps", "more steps") if self.local.steps else ("epochs", "more epochs, or local.steps")
+            raise UsageError(
+                f"availability.least_work={work:g}: has no effect with local.{unit}={whole}, of which every client "
+                f"trains all; give {remedy}"
+            )
         for key in ("speed_spread", "deadline"):
             value = getattr(self.availability, key)
             if value and not self.availability.step_seconds:

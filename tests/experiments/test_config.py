@@ -317,6 +317,10 @@ def test_nesterov_needs_momentum_as_in_torch():
             ["availability.deadline=3"],
             "availability.deadline=3: needs a clock; give availability.step_seconds, such as 1",
         ),
+        (
+            ["availability.least_work=0.5"],
+            "availability.least_work=0.5: has no effect with local.epochs=1, of which every",
+        ),
         (["availability.dropout=1"], "availability.dropout=1.0: must be less than 1"),
         (["local.clip_norm=0"], "local.clip_norm=0.0: must be more than 0"),
         (["local.label_smoothing=1"], "local.label_smoothing=1.0: must be less than 1"),
