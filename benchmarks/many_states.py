@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--algorithm", default="scaffold")
+    parser.add_argument("--hidden", type=int, nargs="+", default=[200, 200], help="widths of the model's hidden layers")
     parser.add_argument("--final-state", action="store_true", help="keep the final state for Result.clients")
     args = parser.parse_args(argv)
     rng = np.random.default_rng(0)
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         result = rayfed.run(
             {
                 "algorithm.name": args.algorithm,
-                "model.name": "mlp",
+                "model": {"name": "mlp", "hidden": args.hidden},
                 "local": {"batch_size": 8, "epochs": 1, "lr": 0.005},
                 "rounds": args.rounds,
                 "cohort": args.cohort,

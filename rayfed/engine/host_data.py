@@ -1,11 +1,11 @@
 """The data that a host works on, of clients and the server's test sets, and the scores of models on them."""
 
 import math
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rayfed.algorithm import Algorithm, Context
+from rayfed.core.least_recent import LeastRecent
 from rayfed.core.records import Score
 from rayfed.core.task import Task
 from rayfed.data.lazy_rows import LazyRows
@@ -45,8 +45,8 @@ class HostData:
     def __init__(self, algorithm: Algorithm, task: Task, population: Population, *, seed: int, room: float = math.inf):
         self.algorithm, self.task, self.population, self.seed = algorithm, task, population, seed
         self._normalise = Normalise(population, task.device, channels_last=task.channels_last)
-        self._room, self._used = room, 0
-        self._cached: OrderedDict[tuple[str, int], tuple[dict[str, Part], int]] = OrderedDict()
+        self._room = room
+        self._cached = LeastRecent[tuple[str, int], dict[str, Part]](room)
         files = {id(part.x.file): part.x for part in population.examples() if isinstance(part.x, LazyRows)}
         for rows in files.values():  # so that a file that is not on this machine is noticed before the first round
             rows[:1]
@@ -61,20 +61,16 @@ class HostData:
 
     def _make(self, kind: str, number: int, examples: Mapping[str, Examples]) -> dict[str, Part]:
         if (cached := self._cached.get((kind, number))) is not None:
-            self._cached.move_to_end((kind, number))
-            return cached[0]
+            return cached
         size = sum(part.x.nbytes for part in examples.values())
         on_device = size <= self._room
         size = size if on_device else 0
-        while self._used + size > self._room:
-            _, (_, freed) = self._cached.popitem(last=False)
-            self._used -= freed
+        self._cached.make_room(size)
         made = {
             name: Part(part, self.task.device, self._normalise, data_on_device=on_device)
             for name, part in examples.items()
         }
-        self._cached[kind, number] = made, size
-        self._used += size
+        self._cached.put((kind, number), made, size)
         return made
 
     def score_client(
