@@ -240,9 +240,8 @@ def _retried(actor: Any, method: str, *arguments: Any, **keywords: Any) -> Any:
         except ray.exceptions.ActorUnavailableError:
             time.sleep(_RETRY_SECONDS)
         except ray.exceptions.ActorDiedError as error:
-            raise HostLost(
-                f"the recorder died, and faults.restarts allows no other: {cause_of_death(error)}"
-            ) from error
+            cause = cause_of_death(error)
+            raise HostLost(f"the recorder died ({cause}), and faults.restarts allows no other") from error
 
 
 def _results(calls: Any) -> Any:
