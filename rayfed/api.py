@@ -140,7 +140,7 @@ def run(
     )
 
 
-def sweep(space: Space, *, quiet: bool = False) -> int:
+def run_sweep(space: Space, *, quiet: bool = False) -> int:
     """Run every trial of `space` with Ray Tune and return the number of trials that failed or diverged.
 
     With resume=true, trials that are done are skipped.

@@ -8,7 +8,7 @@ from rayfed.cli.packaged import packaged_folder
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 
-GENERATED = ("algorithms",)
+GENERATED = ("algorithms", "catalogue")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--generate",
         metavar="PAGE",
-        help=f"for developers, in a checkout: write a page that is made from the code ({', '.join(GENERATED)})",
+        help=f"for developers, in a checkout: write what is made from the code ({', '.join(GENERATED)})",
     )
 
 
@@ -49,6 +49,11 @@ def _generate(name: str, folder: Path) -> Path:
         raise UsageError(f"--generate {name}: not made from the code; {suggestion(name, GENERATED)}")
     if folder.is_relative_to(Path(rayfed.__file__).parent):
         raise UsageError(f"--generate {name}: needs a checkout of rayfed, and {folder} is an installed copy")
+    if name == "catalogue":
+        from rayfed.experiments import catalogue
+
+        catalogue.FILE.write_text(catalogue.generated(), encoding="utf-8")
+        return catalogue.FILE
     from rayfed.cli.algorithm_pages import algorithms_page  # imports torch
 
     page = folder / f"{name}.md"

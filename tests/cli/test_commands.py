@@ -80,14 +80,15 @@ class TestHelp:
         (["a.yaml"], "a.yaml: expected a command first, such as rayfed run a.yaml"),
         (["run", "--quite"], "--quite: no such option of rayfed run; known: --help, -h"),
         (["run", "--rounds=3"], "--rounds=3: a key is written without dashes: rounds=3"),
-        (["run", "--list"], "--list: is a command of its own; use rayfed list"),
         (["run", "local.lrr=3"], "local.lrr: no such key; did you mean local.lr?"),
         (["partition", "--sav", "p", "--plt", "x"], "--plt: no such option of rayfed partition; did you mean --plot?"),
         (["report"], "the following arguments are required: RESULTS; see rayfed report --help"),
         (["report", "a", "b"], "b: unexpected argument; see rayfed report --help"),
-        (["list", "algorithms"], "algorithms: no such list; did you mean algorithm?"),
+        (["list", "algoritms"], "algoritms: no such kind or name; did you mean algorithms?"),
+        (["list", "fedporx"], "fedporx: no such kind or name; did you mean fedprox?"),
+        (["run", "--list", "fedporx"], "fedporx: no such kind or name; did you mean fedprox?"),
         (["docs", "algoritms"], "algoritms: no such page; did you mean algorithms?"),
-        (["docs", "--generate", "data"], "--generate data: not made from the code; known: algorithms"),
+        (["docs", "--generate", "data"], "--generate data: not made from the code; known: algorithms, catalogue"),
         (["sweep"], "expected one search space, such as demo or my_space.yaml, got 0"),
         (["sweep", "demo", "adcol"], "expected one search space, such as demo or my_space.yaml, got 2"),
         (["sweep", "adcool"], "adcool: no such file or packaged space; did you mean adcol?"),
@@ -100,13 +101,56 @@ def test_what_is_wrong_is_refused_with_the_nearest_right_one(refused, arguments,
 
 
 class TestModules:
-    @pytest.mark.parametrize("command", ["--help", "--version", "docs", "report --help"])
-    def test_light_commands_import_neither_torch_nor_ray(self, command):
-        code = (
-            f"import sys; from rayfed.cli.main import main; main({command.split()!r}); "
-            "sys.exit(bool({'torch', 'ray', 'matplotlib'} & set(sys.modules)))"
+    @pytest.mark.parametrize(
+        ("command", "code"),
+        [
+            ("--help", 0),
+            ("--version", 0),
+            ("docs", 0),
+            ("list", 0),
+            ("list fedprox", 0),
+            ("run --list algorithms", 0),
+            ("run algorithm.name=fedprox --help", 0),
+            ("sweep --help", 0),
+            ("partition --help", 0),
+            ("run algorithm.nam=x", 2),
+            ("run algorithm.name=fedprox algorithm.muu=1", 2),
+            ("run data.name=mnist local.lr=-1", 2),
+            ("sweep demo metrics.mdl.seedz=1", 2),
+            ("sweep adcol algorithm.muu=1", 2),
+        ],
+    )
+    def test_help_and_refusals_import_neither_torch_nor_ray_nor_tables(self, command, code):
+        """They answer at once. Seconds depend on the machine, so what is imported is checked."""
+        heavy = {"torch", "ray", "matplotlib", "pandas", "pyarrow", "sklearn", "scipy"}
+        program = (
+            f"import sys; from rayfed.cli.main import main; code = main({command.split()!r}); "
+            f"print(sorted({heavy} & set(sys.modules)), code)"
         )
-        assert python("-c", code).returncode == 0
+        assert python("-c", program).stdout.splitlines()[-1] == f"[] {code}"
+
+    @pytest.mark.parametrize(
+        ("module", "without"),
+        [
+            ("rayfed", {"torch", "numpy", "yaml", "pandas"}),
+            ("rayfed.results.recorder", {"torch", "sklearn", "pandas", "matplotlib"}),
+            ("rayfed.cli.report", {"torch", "sklearn", "matplotlib"}),
+            ("rayfed.distributed.ray_host", {"pandas", "pyarrow", "sklearn", "matplotlib"}),
+            ("rayfed.api", {"ray", "sklearn", "matplotlib", "sympy"}),
+        ],
+    )
+    def test_a_process_imports_only_what_it_needs(self, module, without):
+        program = f"import sys, {module}; print(sorted({without} & set(sys.modules)))"
+        assert python("-c", program).stdout == "[]\n"
+
+    def test_a_run_does_not_import_torchs_compiler(self, tmp_path):
+        program = (
+            "import sys, rayfed\n"
+            "rayfed.run({'data.per_domain': 20, 'model.name': 'mlp', 'local.batch_size': 4}, rounds=1)\n"
+            "print(sorted({'torch._dynamo', 'sympy', 'ray'} & set(sys.modules)))"
+        )
+        done = python("-c", program, cwd=tmp_path)
+        assert done.stdout == "[]\n", done.stderr
 
     @pytest.mark.parametrize(("module", "given"), [("rayfed", "rnu"), ("rayfed.sweep", "adcool")])
     def test_doors_are_the_program(self, tmp_path, module, given):
@@ -173,7 +217,7 @@ class TestSpaces:
     def test_are_found_by_name_from_any_folder(self, tmp_path, monkeypatch, capsys, name):
         monkeypatch.chdir(tmp_path)
         spaces = []
-        monkeypatch.setattr("rayfed.cli.sweep.sweep", lambda space: spaces.append(space) or 1)
+        monkeypatch.setattr("rayfed.api.run_sweep", lambda space: spaces.append(space) or 1)
         monkeypatch.setattr("rayfed.cli.sweep._results", lambda config: "")
         assert main(["sweep", name]) == 1
         assert len(spaces[0].arms) == len(yaml.safe_load((ROOT / "tune_spaces" / "demo.yaml").read_text())["arms"])
