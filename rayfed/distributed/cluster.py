@@ -12,7 +12,7 @@ from ray._private import services, worker
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfed.core.errors import HostLost, UsageError
+from rayfed.core.errors import HostLost, RayNotStarted, UsageError
 from rayfed.core.records import Event
 from rayfed.distributed.capacity import cluster_is_running, known_nodes, this_machine
 from rayfed.distributed.host_pool import HostPool
@@ -42,7 +42,7 @@ def connect(placement: Placement, *, dashboard: bool, start_seconds: float = 120
 
     Raises:
         UsageError: The placement cannot fit. If Ray would be started here, this is checked before.
-        HostLost: Ray did not start within `start_seconds`.
+        RayNotStarted: Ray did not start within `start_seconds`.
     """
     url = ""
     if not ray.is_initialized():
@@ -62,7 +62,7 @@ def _patient_start(seconds: float) -> Iterator[None]:
     """Give Ray's own processes `seconds` to start, in place of the 30 that are fixed in Ray.
 
     Raises:
-        HostLost: They did not start in time, or one of them ended.
+        RayNotStarted: They did not start in time, or one of them ended.
     """
     get_node: Any = services.get_node
 
@@ -83,7 +83,7 @@ def _patient_start(seconds: float) -> Iterator[None]:
         raise
     except Exception as error:  # Ray raises bare exceptions here
         words = " ".join(str(error).split())
-        raise HostLost(
+        raise RayNotStarted(
             f"Ray did not start ({words[:200]}); its logs are in {log_folder()}. On a slow machine, give more than "
             f"faults.start_seconds={seconds:g}"
         ) from error

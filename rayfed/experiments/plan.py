@@ -1,5 +1,6 @@
 """From a configuration to everything that a simulation needs, checked as a whole before anything starts."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,6 +46,19 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 ModelFactory = Callable[[], nn.Module]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What was given in Python in place of parts of the configuration; see `make_plan`."""
+
+    clients: Sequence[Client | Mapping[str, Any]] | None = None
+    model: ModelFactory | nn.Module | None = None
+    loss: Loss | None = None
+    num_classes: int | None = None
+
+    def __bool__(self) -> bool:
+        return any(value is not None for value in vars(self).values())
+
+
 @dataclass(frozen=True)
 class Plan:
     """One trial, ready to run.
@@ -77,7 +91,12 @@ class Plan:
     def cost(self) -> Cost:
         """The cost of the model, without what a wrapping algorithm adds to it."""
         with torch_state_kept():
-            return cost(self.blueprint.model, self.population.shape, _input_type(self.population))
+            return cost(self.blueprint.model, self.population.shape, self.input_type)
+
+    @property
+    def input_type(self) -> torch.dtype:
+        """The type in which inputs reach the model."""
+        return _input_type(self.population)
 
     @property
     def configuration_hash(self) -> str:
@@ -225,10 +244,16 @@ def _model(config: Config, population: Population, model: ModelFactory | nn.Modu
             if not dtype.is_floating_point:
                 _check_vocabulary(built, population)
             return built
-        given = model if isinstance(model, nn.Module) else model()
-        if not isinstance(given, nn.Module):
-            raise UsageError(f"model: expected a function that makes a torch.nn.Module, got {type(given).__name__}")
+        given = fresh_module(model)
         return given if hasattr(given, "feature_shape") else ensure_split(given, population.shape, dtype)
+
+
+def fresh_module(model: ModelFactory | nn.Module) -> nn.Module:
+    """Return the user's module, newly made or as a copy, because a model that is split is changed."""
+    module = model if isinstance(model, nn.Module) else model()
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"model: expected a function that makes a torch.nn.Module, got {type(module).__name__}")
+    return copy.deepcopy(module)
 
 
 def _input_type(population: Population) -> torch.dtype:
