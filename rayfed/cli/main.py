@@ -21,7 +21,7 @@ COMMANDS = {
     "report": "tabulate, plot and compare results",
     "partition": "show, save or draw which client holds which examples",
     "list": "list algorithms, datasets, models, ... and search spaces",
-    "doctor": "find out what is wrong with this machine or cluster, and what to do about it",
+    "doctor": "check this machine or cluster, with remedies",
     "docs": "list or print the pages of the documentation",
 }
 

@@ -34,7 +34,7 @@ def json_schema() -> Schema:
     algorithm = {"algorithm": {"$ref": "#/definitions/algorithm"}}
     whole = {name: {"anyOf": [schema, _SPACE]} for name, schema in (groups | algorithm).items()}
     keys = {**_scalars(), **whole, **_dotted(groups)}
-    own = {f"^({'|'.join(KINDS)})\\..+$": {}}  # options of the user's own classes, which only they know
+    own: Schema = {f"^({'|'.join(KINDS)})\\..+$": {}}  # options of the user's own classes, which only they know
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "rayfed: a configuration or a search space",
@@ -145,7 +145,7 @@ def _object(properties: Mapping[str, Schema]) -> Schema:
 
 def _options(declaration: type, *, spaces: bool = True) -> dict[str, Schema]:
     hints = typing.get_type_hints(declaration)
-    fields = [field for field in dataclasses.fields(declaration) if field.init]  # type: ignore[arg-type]
+    fields = [field for field in dataclasses.fields(declaration) if field.init]
     return {field.name: _option(field, hints[field.name], spaces=spaces) for field in fields}
 
 

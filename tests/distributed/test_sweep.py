@@ -240,7 +240,7 @@ class TestRefused:
         """In a process of its own, which has no Ray: 12 × 0.6 GPUs and 1,000 hosts."""
         code = """
             import contextlib, io, sys, time
-            import rayfed.cli.sweep
+            import rayfed.api  # imports torch
             from rayfed.cli.main import main
             for more in ("placement.gpus=0.6", "placement.hosts=1000"):
                 began = time.monotonic()
@@ -281,7 +281,7 @@ class TestTableAfterwards:
                 rayfed.run(values)
             return wrong
 
-        monkeypatch.setattr("rayfed.cli.sweep.sweep", in_process)
+        monkeypatch.setattr("rayfed.api.run_sweep", in_process)
         code = main(["space.yaml"])
         out, err = capsys.readouterr()
         assert err == ""
