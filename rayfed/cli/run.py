@@ -19,6 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
     add_values(parser, "FILE.yaml", "YAML files and single values of the configuration")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would run, what it needs and how long it takes"
+    )
 
 
 def epilog(values: Sequence[str]) -> str:
@@ -28,6 +31,12 @@ def epilog(values: Sequence[str]) -> str:
 
 def execute(options: argparse.Namespace) -> int:
     config = Config.read(*read_values(options.values))
+    if options.dry_run:
+        from rayfed.distributed.dry_run import run_text
+        from rayfed.experiments.plan import make_plan
+
+        print(run_text(make_plan(config)))
+        return 0
     from rayfed.api import run  # imports torch, which takes seconds
     from rayfed.results.report import render
 

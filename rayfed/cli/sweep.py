@@ -32,6 +32,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "one search space, a YAML file or the name of a packaged space (rayfed list spaces), and values that override "
         "it in all arms",
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the trials, what each needs and how long they take"
+    )
 
 
 def epilog(values: Sequence[str]) -> str:
@@ -46,6 +49,11 @@ def execute(options: argparse.Namespace) -> int:
     space = read_space(from_file(_space_file(files[0])), pairs_of(options.values))
     for values in space.trials():
         Config.check(values)
+    if options.dry_run:
+        from rayfed.distributed.dry_run import sweep_text
+
+        print(sweep_text(space))
+        return 0
     from rayfed.api import run_sweep  # imports torch, which takes seconds
 
     try:

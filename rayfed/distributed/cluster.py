@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.core.errors import HostLost, RayNotStarted, UsageError
 from rayfed.core.records import Event
-from rayfed.distributed.capacity import cluster_is_running, known_nodes, this_machine
+from rayfed.distributed.capacity import cluster_address, cluster_is_running, known_nodes, this_machine
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.placement import Outcome, bundles, check_fits, make_pool, run_reserved
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder
@@ -27,6 +29,7 @@ from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import interrupted
 from rayfed.results.recorder import Progress
 
+CONNECT_SECONDS = 10
 RESERVE_SECONDS = 60
 AUTOSCALE_SECONDS = 1800
 _LOOK_SECONDS = 1.0  # between looks at whether a server is alive
@@ -42,12 +45,15 @@ def connect(placement: Placement, *, dashboard: bool, start_seconds: float = 120
 
     Raises:
         UsageError: The placement cannot fit. If Ray would be started here, this is checked before.
+        HostLost: The running cluster does not answer.
         RayNotStarted: Ray did not start within `start_seconds`.
     """
     url = ""
     if not ray.is_initialized():
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        if not cluster_is_running():
+        if cluster_is_running():
+            _check_reachable(min(start_seconds, CONNECT_SECONDS))
+        else:
             check_fits(placement, this_machine())
             options["include_dashboard"] = dashboard
         with _patient_start(start_seconds):
@@ -55,6 +61,22 @@ def connect(placement: Placement, *, dashboard: bool, start_seconds: float = 120
         _keep_raylet_messages_in_the_log()
     check_fits(placement, known_nodes() or [])
     return url
+
+
+def _check_reachable(seconds: float) -> None:
+    """Raise HostLost if nothing answers at the address of the cluster, for which Ray itself would wait for minutes."""
+    address = cluster_address()
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():
+        return  # such as "local", which Ray understands
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except OSError as error:
+        remedy = "unset RAY_ADDRESS" if os.environ.get("RAY_ADDRESS") else "run ray stop"
+        raise HostLost(
+            f"the Ray cluster at {address} does not answer ({error.strerror or error}); start it, or {remedy} to use "
+            "this machine alone"
+        ) from error
 
 
 @contextmanager
