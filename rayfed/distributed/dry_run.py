@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayfed.core.errors import UsageError
 from rayfed.distributed.capacity import Bundle, fits, known_nodes
-from rayfed.distributed.placement import bundles
+from rayfed.distributed.placement import bundles, check_run, check_sweep
 from rayfed.engine.device import device_for
 from rayfed.experiments.config import Config, Placement
-from rayfed.experiments.dry_run import Estimate, Probe, estimate, needs_of, probe, probe_key, size_text
+from rayfed.experiments.forecast import Estimate, Probe, estimate, needs_of, probe, probe_key
+from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.progress import span
-from rayfed.experiments.run_summary import counted, run_summary
+from rayfed.experiments.run_summary import counted, run_summary, size_text
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import Populations, configurations, plan_sweep
 
@@ -21,6 +21,7 @@ _AT_ONCE = 64  # the most trials that are counted as fitting at once
 
 def run_text(plan: Plan) -> str:
     """Return what `plan` is, what it needs, and how long it will take."""
+    check_run(plan.config.placement)
     found = _estimate(plan, {})
     lines = {"needs": f"{_reserved(plan.config.placement)}; {_held(plan)}"}
     if isinstance(found, str):
@@ -34,6 +35,7 @@ def run_text(plan: Plan) -> str:
 def sweep_text(space: Space) -> str:
     """Return the configurations of `space`, what each needs, and how long all will take."""
     configs = configurations(space)
+    check_sweep(config.placement for config in configs)
     plan = plan_sweep(space, configs, Given())
     number = len(configs) // len(space.seeds)
     left = {job["trial"] for job in plan.jobs}
@@ -42,18 +44,18 @@ def sweep_text(space: Space) -> str:
     trees = [_flat(config.tree()) for config in configs[:number]]
     varied = _varied(trees)
     for position in range(number):
-        of_one = [populations.plan(config) for config in configs[position::number]]
-        found = _estimate(of_one[0], probes)
-        still = sum(one.trial in left for one in of_one)
+        planned = populations.plan(configs[position])
+        found = _estimate(planned, probes)
+        still = sum(trial_name(config) in left for config in configs[position::number])
         seconds += [0.0 if isinstance(found, str) else found.total] * still
         unknown += isinstance(found, str)
         rows.append(
             [
-                of_one[0].config.algorithm_name,
+                planned.config.algorithm_name,
                 _shown(trees[position], varied),
                 str(still),
-                _reserved(of_one[0].config.placement),
-                _held(of_one[0]),
+                _reserved(planned.config.placement),
+                _held(planned),
                 found if isinstance(found, str) else span(found.total),
             ]
         )
@@ -102,9 +104,7 @@ def _at_once(space: Space, configs: Sequence[Config]) -> int:
         (bundles(config.placement) for config in configs),
         key=lambda needed: sum(bundle.get("CPU", 0) + 100 * bundle.get("GPU", 0) for bundle in needed),
     )
-    if not fits(largest, nodes):
-        raise UsageError("placement: a trial does not fit on this machine; see rayfed doctor for what there is")
-    return max(count for count in range(1, limit + 1) if fits(largest * count, nodes))
+    return max((count for count in range(1, limit + 1) if fits(largest * count, nodes)), default=1)
 
 
 def _shown(values: Mapping[str, Any], varied: Sequence[str]) -> str:

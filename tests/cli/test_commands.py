@@ -61,6 +61,27 @@ class TestHelp:
         lines = capsys.readouterr().out.splitlines()
         assert [key for key in keys if not any(line.startswith(f"  {key}") for line in lines)] == []
 
+    @pytest.mark.parametrize("name", ["run", "sweep", "partition"])
+    def test_begins_with_the_keys_of_what_is_chosen(self, capsys, tmp_path, name):
+        (tmp_path / "c.yaml").write_text("algorithm.name: fedprox\npartition.name: dirichlet\nmetrics.mdl: true\n")
+        assert main([name, str(tmp_path / "c.yaml"), "model.name=nosuch", "broken", "--help"]) == 0
+        out = capsys.readouterr().out
+        assert "keys of algorithm.name=fedprox:\n" in out
+        assert "  algorithm.mu = 0.01" in out
+        assert "  partition.alpha = " in out
+        assert "  metrics.mdl.seeds = " in out
+        assert "model.name=nosuch" not in out
+
+    def test_has_the_keys_of_a_class_of_the_users(self, capsys, tmp_path, monkeypatch):
+        (tmp_path / "help_mine.py").write_text(
+            "from dataclasses import dataclass\nfrom rayfed import option\n"
+            "from rayfed.algorithms.fedavg import FedAvg\n@dataclass(frozen=True, kw_only=True)\n"
+            "class Mine(FedAvg):\n    zeal: float = option(3.0, help='how much')\n"
+        )
+        monkeypatch.chdir(tmp_path)
+        main(["run", "algorithm.name=help_mine:Mine", "--help"])
+        assert re.search(r"^  algorithm.zeal = 3.0 +how much$", capsys.readouterr().out, re.MULTILINE)
+
     def test_is_printed_without_arguments(self, capsys):
         assert main([]) == 2
         assert "commands:" in capsys.readouterr().out
@@ -212,6 +233,23 @@ class TestSpaces:
         out = capsys.readouterr().out
         assert out.startswith("augment.name=NAME\n")
         assert "\nmetrics.NAME=true" in out
+        assert "algorithm.name" not in out
+
+    def test_one_thing_is_explained(self, capsys):
+        assert main(["list", "fedprox"]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("algorithm.name=fedprox\n\n  FedProx: Li et al. 2020, ")
+        assert "client:  min over w of  f_i(w)" in out
+        assert "\n  algorithm.mu = 0.01 " in out
+        assert "\nrayfed sweep fedprox\n" in out
+        assert "keep_optimizer" in out
+        assert "scaffold" not in out
+
+    @pytest.mark.parametrize("given", [["list", "datasets"], ["run", "rounds=3", "--list", "data"]])
+    def test_kinds_have_plurals_and_list_is_an_option_too(self, capsys, given):
+        assert main(given) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("data.name=NAME\n")
         assert "algorithm.name" not in out
 
     @pytest.mark.parametrize("name", ["demo", "demo.yaml"])

@@ -190,15 +190,6 @@ def _first(part: Examples, count: int) -> Examples:
     return Examples(np.ascontiguousarray(part.x[: min(count, len(part))]), part.y[:count])
 
 
-def size_text(size: float) -> str:
-    """Return a number of bytes in readable units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    raise AssertionError
-
-
 def probe_key(values: Mapping[str, Any]) -> str:
     """Return a text that is the same for configurations whose steps take as long: all but how many there are."""
     local = {key: value for key, value in values["local"].items() if key in ("batch_size", "optimizer")}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from helpers.commands import command
-from rayfed.experiments import dry_run
+from rayfed.experiments import forecast
 from rayfed.experiments.config import Config
-from rayfed.experiments.dry_run import Probe, estimate, needs_of, probe
+from rayfed.experiments.forecast import Probe, estimate, needs_of, probe
 from rayfed.experiments.plan import make_plan
 
 QUICK = {
@@ -62,7 +62,7 @@ class TestProbe:
         assert list(tmp_path.iterdir()) == []
 
     def test_many_steps_are_cut(self):
-        assert probe(plan(**{"local.steps": 1000})).steps == 2 * dry_run._BATCHES[1]
+        assert probe(plan(**{"local.steps": 1000})).steps == 2 * forecast._BATCHES[1]
 
     @pytest.mark.parametrize("name", ["adcol", "apple", "solo", "scaffold", "dbe", "harmofl"])
     def test_methods_with_states_and_networks_of_their_own(self, name):
