@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from rayfed.core.errors import StorageError, UsageError
+from rayfed.core.errors import StorageError
 from rayfed.core.records import Record
 from rayfed.core.status_line import StatusLine
 from rayfed.distributed.placement import Resources, run_here
@@ -58,30 +58,20 @@ def _run(
     plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations, show: Callable[[Record], None]
 ) -> bool:
     """Run one trial and return whether it ended well. Its error is recorded, and the other trials go on."""
-    begun = False
-
-    def report(record: Record) -> None:
-        nonlocal begun
-        begun = True
-        show(record)
-
     try:
         trial = planned(job, plan.given, populations, keep_state=plan.keep_state)
-        place = trial.config.placement
+        gpus = trial.config.placement.gpus
         saved = recorder.saved(trial.trial) if trial.config.resume else ()
-        run_here(trial, recorder, Resources(device_for(place.gpus), place.gpus), saved, report)
+        run_here(trial, recorder, Resources(device_for(gpus), gpus), saved, show)
     except StorageError:
         raise
-    except UsageError as error:
-        if begun:
-            return False
-        recorder.end(job["trial"], failed_before_start(job, error))
-    except Exception:  # recorded by the trial
+    except Exception as error:  # of a trial that has begun, it is recorded there
+        status = {progress.trial: progress.status for progress in recorder.progress()}
+        if status.get(job["trial"]) not in ("failed", "diverged"):
+            recorder.end(job["trial"], failed_before_start(job, error))
         return False
-    else:
-        return True
     finally:
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-    return False
+    return True
