@@ -3,6 +3,8 @@
 import argparse
 import textwrap
 
+from rayfed.experiments.config import Faults
+
 _DESCRIPTION = """\
 Look at versions, CPUs and job limits, memory, GPUs, data, folders and shared memory, and start Ray or join the running
 cluster. Each problem is followed by a remedy. The exit code is 1 if there is a problem.
@@ -16,7 +18,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--no-ray", action="store_true", help="neither start Ray nor join a cluster, which takes seconds"
     )
     parser.add_argument(
-        "--start-seconds", type=float, default=120.0, metavar="S", help="how long Ray may take to start (default: 120)"
+        "--start-seconds",
+        type=float,
+        default=Faults.start_seconds,
+        metavar="S",
+        help=f"how long Ray may take to start (default: {Faults.start_seconds:g})",
     )
 
 

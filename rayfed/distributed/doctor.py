@@ -16,6 +16,7 @@ from rayfed.core.memory import memory_bytes
 from rayfed.data.cache import cache_folder
 from rayfed.data.readers.dataset_paths import datasets_folder
 from rayfed.distributed.capacity import cluster_is_running
+from rayfed.experiments.config import Faults, Placement
 
 _GIB = 2**30
 _SHARE_OF_SHM = 0.3  # of the memory, which Ray takes for its object store
@@ -38,7 +39,7 @@ class Check:
     remedy: str = ""
 
 
-def checks(*, with_ray: bool = True, start_seconds: float = 120.0) -> Iterator[Check]:
+def checks(*, with_ray: bool = True, start_seconds: float = Faults.start_seconds) -> Iterator[Check]:
     """Yield the outcome of every check, in the order in which they should be solved.
 
     Args:
@@ -234,7 +235,6 @@ def _ray(start_seconds: float) -> Iterator[Check]:
         import ray
 
         from rayfed.distributed import cluster
-        from rayfed.experiments.config import Placement
 
         running = ray.is_initialized()
         cluster.connect(Placement(cpus=0), dashboard=False, start_seconds=start_seconds)

@@ -157,6 +157,7 @@ def _tuner(
     trainable = tune.with_parameters(
         SweepTrial, actor=recorder.actor, sources=sources, given=plan.given, keep_state=plan.keep_state
     )
+    trainable.__qualname__ = SweepTrial.__name__  # as Ray calls the process, in its dashboard too
     return tune.Tuner(
         trainable,
         param_space={"job": tune.grid_search(list(jobs))},
