@@ -15,7 +15,7 @@ A summary of the plan and the progress are printed to stderr.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = f"{parser.prog} [FILE.yaml ...] [KEY=VALUE ...]"
+    parser.usage = f"{parser.prog} [--dry-run] [FILE.yaml ...] [KEY=VALUE ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
     add_values(parser, "FILE.yaml", "YAML files and single values of the configuration")

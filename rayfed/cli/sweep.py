@@ -23,7 +23,7 @@ results. The exit code is 1 if a trial failed or diverged. Tune's files are in R
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = f"{parser.prog} SPACE [KEY=VALUE ...]"
+    parser.usage = f"{parser.prog} [--dry-run] SPACE [KEY=VALUE ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
     add_values(
