@@ -71,7 +71,7 @@ def _program() -> Parser:
 def _execute(name: str, arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise UsageError(_no_command(name))
-    if "--list" in arguments and name != "list":  # `rayfed run --list` is what people type
+    if "--list" in arguments and name in ("run", "sweep", "partition"):  # what people type
         return _execute("list", [argument for argument in arguments if argument != "--list" and "=" not in argument])
     module = importlib.import_module(f"rayfed.cli.{name}")
     parser = Parser(prog=f"rayfed {name}")
