@@ -1,9 +1,9 @@
 """Random faults: processes of runs and sweeps are killed or stopped at random moments, and nothing may be lost.
 
 Each fault gets a run of its own, of one of five algorithms on two hosts, or a sweep of two trials. Once a random round
-is on disk, a random process is killed (-9) or stopped: a host, the server (in a sweep, a trial's process), the recorder, or
-the command itself, which is then given again with resume=true. The run must end by itself with the hash of the
-undisturbed one and with complete tables, without doubled rows.
+is on disk, a random process is killed (-9) or stopped: a host, the server (in a sweep, a trial's process), the
+recorder, or the command itself, which is then given again with resume=true. The run must end by itself with the hash of
+the undisturbed one and with complete tables, without doubled rows.
 
 The commands start a Ray of their own, also where a cluster is running.
 """

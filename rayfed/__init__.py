@@ -1,20 +1,23 @@
 """Simulation of federated learning on non-IID data, on Ray.
 
-`rayfed.run(config)` runs one simulation and returns a `Result`; `rayfed.read_results(folder)` reads the tables of runs
-and sweeps. `rayfed --help` lists the commands. To write an algorithm, derive from `rayfed.Algorithm`, whose module
-`rayfed.algorithm` documents the hooks, or from `rayfed.algorithms.fedavg.FedAvg`, and declare its hyperparameters with
-`rayfed.option`.
+`rayfed.run(config)` runs one simulation and returns a `Result`, whose `model()` is the trained network. `rayfed.sweep`
+compares many configurations, `rayfed.report` tabulates results, `rayfed.load` returns an earlier `Result`, and
+`rayfed.read_results` the tables of a folder. `rayfed --help` lists the commands.
+
+To write an algorithm, derive from `rayfed.Algorithm`, whose module `rayfed.algorithm` documents the hooks, or from
+`rayfed.algorithms.fedavg.FedAvg`, and declare its hyperparameters with `rayfed.option`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rayfed.algorithm import Algorithm
-    from rayfed.api import Result, run
+    from rayfed.api import load, report, run, sweep
     from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
     from rayfed.core.options import option
     from rayfed.data.population import Client, Examples
     from rayfed.experiments.config import Config
+    from rayfed.experiments.result import Report, Result, SweepResult
     from rayfed.results.read import read as read_results
     from rayfed.results.read import read_events
 
@@ -28,13 +31,18 @@ __all__ = [
     "Diverged",
     "Examples",
     "HostLost",
+    "Report",
     "Result",
     "StorageError",
+    "SweepResult",
     "UsageError",
+    "load",
     "option",
     "read_events",
     "read_results",
+    "report",
     "run",
+    "sweep",
 ]
 
 _ORIGINS = {
@@ -45,13 +53,18 @@ _ORIGINS = {
     "Diverged": "rayfed.core.errors:Diverged",
     "Examples": "rayfed.data.population:Examples",
     "HostLost": "rayfed.core.errors:HostLost",
-    "Result": "rayfed.api:Result",
+    "Report": "rayfed.experiments.result:Report",
+    "Result": "rayfed.experiments.result:Result",
     "StorageError": "rayfed.core.errors:StorageError",
+    "SweepResult": "rayfed.experiments.result:SweepResult",
     "UsageError": "rayfed.core.errors:UsageError",
+    "load": "rayfed.api:load",
     "option": "rayfed.core.options:option",
     "read_events": "rayfed.results.read:read_events",
     "read_results": "rayfed.results.read:read",
+    "report": "rayfed.api:report",
     "run": "rayfed.api:run",
+    "sweep": "rayfed.api:sweep",
 }
 
 

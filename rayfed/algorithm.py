@@ -34,9 +34,9 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.core.ids import ClientId, ClientIndex
+from rayfed.core.lr_schedule import CONSTANT, LrSchedule
 from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
-from rayfed.core.schedule import CONSTANT, Schedule
 from rayfed.core.task import Batch, Task
 
 State = dict[str, Any]
@@ -138,7 +138,7 @@ class Context:
     examples: int = 0
     data: ClientData = NO_DATA
     cohort: tuple[ClientIndex, ...] = ()
-    schedule: Schedule = CONSTANT
+    schedule: LrSchedule = CONSTANT
     lr_factor: float = 1.0
 
     @property

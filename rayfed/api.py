@@ -1,88 +1,33 @@
-"""The Python API: `rayfed.run(config) -> Result`, and `sweep(space)`."""
+"""The Python API: `run`, `sweep`, `report` and `load`. The command line uses it, too."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from torch import nn
 
 from rayfed.core.errors import UsageError
-from rayfed.core.ids import ClientIndex
+from rayfed.core.options import suggestion
+from rayfed.core.status_line import is_watched
 from rayfed.data.population import Client
-from rayfed.distributed.placement import check_run, check_sweep, launch
-from rayfed.engine.checkpoint import Saved, SavedState, verified
-from rayfed.experiments.config import Config
-from rayfed.experiments.plan import Loss, ModelFactory, Plan, make_plan
+from rayfed.distributed.placement import check_run, check_sweep, launch, launch_sweep
+from rayfed.engine.checkpoint import Saved, verified
+from rayfed.experiments.config import COMPONENTS, GROUPS, Config
+from rayfed.experiments.plan import Given, Loss, ModelFactory, Plan, make_plan
+from rayfed.experiments.result import Report, Result, SweepResult
 from rayfed.experiments.run_summary import run_summary
 from rayfed.experiments.sources import from_file, merged
-from rayfed.experiments.space import Space
+from rayfed.experiments.space import Space, read_space
 from rayfed.experiments.sweep import configurations, plan_sweep
 from rayfed.experiments.trial import resume_message
-from rayfed.results.folder import join, make_experiment_folder
-from rayfed.results.read import read
+from rayfed.results.folder import make_experiment_folder
 from rayfed.results.recorder import Recorder
-from rayfed.results.storage import is_url
-
-
-@dataclass(frozen=True)
-class Result:
-    """The outcome of one simulation.
-
-    Attributes:
-        trial: The name of the trial.
-        folder: The folder of the Parquet tables; a string if it is a URL.
-        weights_hash: A hash of the complete final state.
-        metrics, rounds, trials: The rows of this trial in the three tables.
-    """
-
-    trial: str
-    folder: Path | str
-    weights_hash: str
-    metrics: pd.DataFrame
-    rounds: pd.DataFrame
-    trials: pd.DataFrame
-    _state: SavedState | None = field(default=None, repr=False)
-
-    @cached_property
-    def server(self) -> dict[str, Any]:
-        """The final state of the server, a nested dict of CPU tensors, read from the last checkpoint at first use.
-
-        Raises:
-            UsageError: The state was not kept, or its checkpoint is gone.
-        """
-        return self._kept("server").server()
-
-    @property
-    def clients(self) -> Mapping[int, dict[str, Any]]:
-        """The final state of each client that took part, by its id, as a mapping of nested dicts of CPU tensors.
-
-        The mapping holds nothing: each access reads one client's state from the last checkpoint.
-
-        Raises:
-            UsageError: The state was not kept. An access raises it if the checkpoint is gone.
-        """
-        return self._kept("clients").clients
-
-    def _kept(self, name: str) -> SavedState:
-        if self._state is None:
-            how = "run with keep_state=True or checkpoint.every=1"
-            raise UsageError(f"Result.{name}: the final state was not kept; {how}")
-        return self._state
-
-    def __repr__(self) -> str:  # the generated one would print every tensor
-        shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in ("metrics", "rounds", "trials"))
-        return f"Result({self.trial}, {self.folder}, weights {self.weights_hash}{self._accuracy()}; {shapes})"
-
-    def _accuracy(self) -> str:
-        """Return the mean test accuracy over clients in the last round that was scored, in words."""
-        points = set(self.trials["default_eval_point"])
-        rows = self.metrics.query("metric == 'accuracy' and split == 'test' and client >= 0 and not unseen")
-        rows = rows[rows["point"].isin(points) & (rows["round"] == rows["round"].max())]
-        return "" if rows.empty else f"; test accuracy {rows['value'].mean():.4f} after round {rows['round'].max()}"
+from rayfed.results.report import render
+from rayfed.results.storage import open_storage
+from rayfed.results.trials import read_trials
 
 
 def run(
@@ -92,7 +37,7 @@ def run(
     model: ModelFactory | nn.Module | None = None,
     loss: Loss | None = None,
     num_classes: int | None = None,
-    quiet: bool = True,
+    quiet: bool | None = None,
     keep_state: bool = True,
     **overrides: Any,
 ) -> Result:
@@ -104,9 +49,10 @@ def run(
         model: A function that makes a `torch.nn.Module` (or a module), in place of model.*.
         loss: (logits, y) -> scalar mean over the batch, in place of cross-entropy.
         num_classes: The number of classes of `clients`; by default one more than the largest label.
-        quiet: Print neither a summary nor a progress line.
-        keep_state: Write the final state to a checkpoint, from which `Result.server` and `Result.clients` read. With
-            checkpoint.every above 0 it is written in any case.
+        quiet: Print neither a summary nor the progress. By default they are shown where somebody watches: on a
+            terminal and in a notebook.
+        keep_state: Write the final state to a checkpoint, from which `Result.server`, `Result.clients` and
+            `Result.model` read. With checkpoint.every above 0 it is written in any case.
         overrides: Top-level keys of the configuration, such as rounds=5.
 
     Raises:
@@ -115,60 +61,197 @@ def run(
         HostLost: A Ray actor died.
         StorageError: The results could not be written. What was written before is kept.
     """
+    quiet = not is_watched() if quiet is None else quiet
+    given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
     if not isinstance(config, Config):
         source = from_file(config) if isinstance(config, (str, Path)) else config or {}
         config = _read_config(source, overrides, has_clients=clients is not None)
     elif overrides:
         config = Config.read(config.tree(), overrides)
     check_run(config.placement)
-    plan = make_plan(config, clients=clients, model=model, loss=loss, num_classes=num_classes)
+    plan = replace(make_plan(config, **vars(given)), keep_state=keep_state)
     make_experiment_folder(config.results, config.experiment)
     if not quiet:
         print(run_summary(plan), file=sys.stderr, flush=True)
-    plan = replace(plan, keep_state=keep_state)
     digest = launch(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
-    home, tables = join(config.results, config.experiment), read(config.results, config.experiment)
-    metrics, rounds, trials = (table[table.trial == plan.trial].reset_index(drop=True) for table in tables)
-    return Result(
-        trial=plan.trial,
-        folder=home if is_url(home) else Path(home),
-        weights_hash=digest,
-        metrics=metrics,
-        rounds=rounds,
-        trials=trials,
-        _state=_final_state(plan),
-    )
+    return Result.of(plan, given, digest)
 
 
-def sweep(space: Space, *, quiet: bool = False) -> int:
-    """Run every trial of `space` with Ray Tune and return the number of trials that failed or diverged.
+def sweep(
+    space: Mapping[str, Any] | str | Path,
+    *,
+    clients: Sequence[Client | Mapping[str, Any]] | None = None,
+    model: ModelFactory | nn.Module | None = None,
+    loss: Loss | None = None,
+    num_classes: int | None = None,
+    quiet: bool | None = None,
+    keep_state: bool = False,
+    **overrides: Any,
+) -> SweepResult:
+    """Run every configuration of a search space with every seed and return the tables of all trials.
 
-    With resume=true, trials that are done are skipped.
+    Args:
+        space: A mapping or the path of a YAML file, with the keys `seeds`, `arms` and `search`; see
+            `rayfed.experiments.space`. Wherever a value may stand, {"grid": [...]} may stand as well.
+        clients, model, loss, num_classes, quiet: As for `rayfed.run`, for all trials.
+        keep_state: Keep the final state of every trial, from which `rayfed.load` reads.
+        overrides: Top-level keys, such as rounds=5 or seeds=[0, 1]; they count for all arms.
 
     Raises:
         UsageError: A configuration cannot work, or the resources do not exist; nothing was started.
+        HostLost: Ray did not start, or its processes died too often.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
+    quiet = not is_watched() if quiet is None else quiet
+    drawn = read_space(from_file(space) if isinstance(space, (str, Path)) else space, overrides)
+    given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
+    failed = run_sweep(drawn, given, quiet=quiet, keep_state=keep_state)
+    config = Config.read(next(drawn.trials()))
+    return SweepResult.of(config.results, config.experiment, failed)
+
+
+def run_sweep(space: Space, given: Given | None = None, *, quiet: bool = False, keep_state: bool = False) -> int:
+    """Run every trial of `space` and return the number of trials that failed or diverged.
+
+    With resume=true, trials that are done are skipped. Arguments and errors are those of `sweep`.
+    """
+    given = given or Given()
     configs = configurations(space)
+    if given.clients is not None:
+        for values in space.trials():
+            _refuse_data(values)
     check_sweep(config.placement for config in configs)
-    plan = plan_sweep(space, configs)
+    plan = plan_sweep(space, configs, given, keep_state=keep_state)
     make_experiment_folder(plan.results, plan.experiment)
     if not quiet:
         print(plan.summary(), file=sys.stderr, flush=True)
-    if not plan.jobs:
-        return 0
-    from rayfed.distributed.tune_driver import run_trials  # imports Ray
+    return launch_sweep(plan, quiet=quiet) if plan.jobs else 0
 
-    return run_trials(plan, quiet=quiet)
+
+def report(
+    folder: str | Path = "results",
+    experiment: str | None = None,
+    *,
+    metric: str = "accuracy",
+    point: str | None = None,
+    split: str | None = None,
+    rule: str | None = None,
+) -> Report:
+    """Return the report that `rayfed report` prints, as a text that a notebook shows as it is.
+
+    Args:
+        folder: The folder of the results, a path or a URL.
+        experiment: One experiment; None: every one in `folder`.
+        metric: The metric to show.
+        point: The model to show; None: the one at which each algorithm's paper evaluates.
+        split: The data to show; None: the first of test, ood, val and train with values.
+        rule: How the round is chosen: final, selected, oracle or best5; None: selected if there are validation values.
+
+    Raises:
+        UsageError: There are no results, or none of that metric, point, split or rule.
+    """
+    return Report(render(folder, experiment, metric=metric, point=point, split=split, rule=rule))
+
+
+def load(
+    folder: str | Path = "results",
+    experiment: str | None = None,
+    trial: str | None = None,
+    *,
+    clients: Sequence[Client | Mapping[str, Any]] | None = None,
+    model: ModelFactory | nn.Module | None = None,
+    loss: Loss | None = None,
+    num_classes: int | None = None,
+) -> Result:
+    """Return the result of an earlier simulation from its files, as `rayfed.run` returned it.
+
+    The final state is there if it was kept: after `rayfed.run`, and otherwise with checkpoint.every above 0.
+
+    Args:
+        folder: The folder of the results, a path or a URL.
+        experiment: The experiment; None: the only one.
+        trial: The name of the trial; None: the only one.
+        clients, model, loss, num_classes: What was given to `rayfed.run`, again. They are not saved.
+
+    Raises:
+        UsageError: There is no such trial, or it cannot be made again from what is given.
+    """
+    from rayfed.results.read import list_experiments
+
+    names = list_experiments(folder)
+    experiment = _only(names, experiment, "experiment", str(folder))
+    rows = {row["trial"]: row for row in read_trials(open_storage(folder).child(experiment, "trials"))}
+    trial = _only(sorted(rows), trial, "trial", f"experiment {experiment}")
+    given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
+    values = _recorded_configuration(rows[trial], given) | {"results": str(folder), "experiment": experiment}
+    plan = replace(make_plan(Config.read(values), **vars(given)), keep_state=True)
+    if plan.trial != trial:
+        raise UsageError(
+            f"trial={trial}: data, model, loss or code are not those of the trial, but those of {plan.trial}; give "
+            "load what was given to run"
+        )
+    return Result.of(plan, given, rows[trial]["weights_hash"] or "")
+
+
+def _only(names: Sequence[str], name: str | None, key: str, where: str) -> str:
+    """Return `name`, or the only one of `names`."""
+    if name is None and len(names) == 1:
+        return names[0]
+    if name is None:
+        shown = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+        raise UsageError(f"{key}: {where} has {len(names)} ({shown}); give one of them")
+    if name not in names:
+        raise UsageError(f"{key}={name}: no such {key} in {where}; {suggestion(name, names)}")
+    return name
+
+
+def _recorded_configuration(row: Mapping[str, Any], given: Given) -> dict[str, Any]:
+    """Return the configuration in a row of the table `trials`, with dotted keys."""
+    for key, mark, value in (("data.name", "clients:", given.clients), ("model.name", "own:", given.model)):
+        if str(row.get(key)).startswith(mark) and value is None:
+            name = key.partition(".")[0].replace("data", "clients")
+            raise UsageError(f"trial={row['trial']}: was run with {name}=, which is not saved; give it again")
+    if row.get("loss") is not None and given.loss is None:
+        raise UsageError(f"trial={row['trial']}: was run with loss=, which is not saved; give it again")
+    replaced = {
+        *(("data", "partition") if given.clients is not None else ()),
+        *(("model",) if given.model is not None else ()),
+    }
+    groups = {"algorithm", "metrics", *COMPONENTS, *GROUPS} - replaced
+    scalars = {"rounds", "cohort", "unseen_clients", "leave_out", "batch_norm", "seed"}
+    return {
+        key: _from_column(value)
+        for key, value in row.items()
+        if value is not None and (key in scalars or ("." in key and key.partition(".")[0] in groups))
+    }
+
+
+def _from_column(value: Any) -> Any:
+    """Return a value of the table `trials`, in which lists, and numbers beside texts, are JSON."""
+    if isinstance(value, str) and value[:1] in '[{-"0123456789':
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
 
 
 def _read_config(*sources: Mapping[str, Any], has_clients: bool) -> Config:
     """Return the configuration; beside the user's own clients it may name no data, not even the default."""
-    config = Config.read(*sources)
-    given = [key for key, value in merged(*sources).get("data", {}).items() if value is not None]
-    if has_clients and given:
-        raise UsageError(f"data.{given[0]}: clients= are given in place of data and partition; leave out data.*")
-    return config
+    if has_clients:
+        _refuse_data(merged(*sources))
+    return Config.read(*sources)
+
+
+def _refuse_data(tree: Mapping[str, Any]) -> None:
+    """Raise UsageError if a configuration names data or a partition beside the user's own clients."""
+    for group in ("data", "partition"):
+        values = tree.get(group, {})
+        for key, value in values.items() if isinstance(values, Mapping) else ():
+            if value is not None:
+                shown = f"{key}={value}" if (group, key) == ("partition", "name") else key
+                advice = f"clients= are given in place of data and partition; leave out {group}.*"
+                raise UsageError(f"{group}.{shown}: {advice}")
 
 
 def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:
@@ -185,12 +268,3 @@ def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:
     if not quiet:
         print(f"{'resume':>10}  {resume_message(plan, saved)}", file=sys.stderr, flush=True)
     return saved
-
-
-def _final_state(plan: Plan) -> SavedState | None:
-    if not (plan.keep_state or plan.config.checkpoint.every):
-        return None
-    recorder = Recorder(plan.config.results, plan.config.experiment)
-    content = next((saved["content"] for saved in recorder.saved(plan.trial) if "content" in saved), None)
-    indices = {client.id: ClientIndex(index) for index, client in enumerate(plan.population.clients)}
-    return None if content is None else SavedState(recorder, plan.trial, content, indices)

@@ -1,6 +1,7 @@
 """Configuration given as arguments: YAML files and KEY=VALUE."""
 
 import argparse
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,17 +9,9 @@ from rayfed.core.errors import UsageError
 from rayfed.experiments.sources import from_arguments, from_file
 
 
-class _Moved(argparse.Action):
-    """Refuse `--list`, which is a command now."""
-
-    def __call__(self, *given: Any) -> None:
-        raise UsageError("--list: is a command of its own; use rayfed list")
-
-
 def add_values(parser: argparse.ArgumentParser, file: str, help: str) -> None:
     """Add the positional arguments `values`: any number of `file` and KEY=VALUE."""
     parser.add_argument("values", nargs="*", metavar=f"{file} | KEY=VALUE", help=help)
-    parser.add_argument("--list", nargs=0, action=_Moved, help=argparse.SUPPRESS)
 
 
 def files_of(values: Sequence[str]) -> list[str]:
@@ -34,3 +27,12 @@ def pairs_of(values: Sequence[str]) -> dict[str, Any]:
 def read_values(values: Sequence[str]) -> list[Mapping[str, Any]]:
     """Return the content of the files in their order, then that of the KEY=VALUE arguments, which override it."""
     return [*map(from_file, files_of(values)), pairs_of(values)]
+
+
+def readable_values(arguments: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return what `read_values` returns for those of a command's arguments that are values and can be read."""
+    sources = []
+    for argument in arguments:
+        with contextlib.suppress(UsageError):
+            sources += read_values([argument]) if not argument.startswith("-") else []
+    return sources

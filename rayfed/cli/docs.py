@@ -1,6 +1,7 @@
 """`rayfed docs`: list the pages of the documentation, print one, or generate those that are made from the code."""
 
 import argparse
+import json
 from pathlib import Path
 
 import rayfed
@@ -8,7 +9,8 @@ from rayfed.cli.packaged import packaged_folder
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 
-GENERATED = ("algorithms",)
+SCHEMA = "schema"
+GENERATED = ("algorithms", "catalogue")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--generate",
         metavar="PAGE",
-        help=f"for developers, in a checkout: write a page that is made from the code ({', '.join(GENERATED)})",
+        help=f"for developers, in a checkout: write what is made from the code ({', '.join(GENERATED)})",
     )
 
 
@@ -26,15 +28,21 @@ def execute(options: argparse.Namespace) -> int:
     if options.generate is not None:
         print(_generate(options.generate, folder))
         return 0
+    if options.page == SCHEMA:
+        from rayfed.experiments.schema import json_schema
+
+        print(json.dumps(json_schema(), indent=1, ensure_ascii=False))
+        return 0
     pages = {path.stem: path for path in sorted(folder.glob("*.md"))}
     if options.page is None:
         width = max(map(len, pages))
         titles = [f"  {name:<{width}}  {_title(path)}" for name, path in pages.items()]
-        print("\n".join([f"Documentation in {folder}; rayfed docs PAGE prints a page:", *titles]))
+        schema = f"  {SCHEMA:<{width}}  JSON schema of configurations and search spaces, for editors"
+        print("\n".join([f"Documentation in {folder}; rayfed docs PAGE prints a page:", *titles, schema]))
         return 0
     name = options.page.removesuffix(".md")
     if name not in pages:
-        raise UsageError(f"{options.page}: no such page; {suggestion(name, pages)}")
+        raise UsageError(f"{options.page}: no such page; {suggestion(name, [*pages, SCHEMA])}")
     print(pages[name].read_text(encoding="utf-8"), end="")
     return 0
 
@@ -49,6 +57,11 @@ def _generate(name: str, folder: Path) -> Path:
         raise UsageError(f"--generate {name}: not made from the code; {suggestion(name, GENERATED)}")
     if folder.is_relative_to(Path(rayfed.__file__).parent):
         raise UsageError(f"--generate {name}: needs a checkout of rayfed, and {folder} is an installed copy")
+    if name == "catalogue":
+        from rayfed.experiments import catalogue
+
+        catalogue.FILE.write_text(catalogue.generated(), encoding="utf-8")
+        return catalogue.FILE
     from rayfed.cli.algorithm_pages import algorithms_page  # imports torch
 
     page = folder / f"{name}.md"

@@ -3,18 +3,14 @@
 import dataclasses
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rayfed.algorithms import ALGORITHMS
-from rayfed.augment import AUGMENTS
-from rayfed.core.registry import resolve
-from rayfed.data.partitions import PARTITIONS
-from rayfed.data.sets import DATASETS
-from rayfed.experiments.config import GROUPS, Config
+from rayfed.core.errors import UsageError
+from rayfed.experiments.catalogue import KINDS, description, entry
+from rayfed.experiments.config import COMPONENTS, GROUPS, Config
+from rayfed.experiments.sources import merged
 from rayfed.experiments.space import Search
-from rayfed.metrics.base import METRICS
-from rayfed.models.build import MODELS
 
 VALUES = """\
 Later values override earlier ones. Values are YAML: local.lr=0.05 evaluate.points=[global,trained] cohort=0.5
@@ -25,16 +21,6 @@ _SPACES = """\
 Instead of a value, a search space may have {grid: [...]}, {choice: [...]}, {uniform: [low, high]},
 {loguniform: [low, high]} or {randint: [low, high]} (high included).
 """
-
-KINDS: Mapping[str, Mapping[str, str]] = {
-    "algorithm": ALGORITHMS,
-    "data": DATASETS,
-    "partition": PARTITIONS,
-    "model": MODELS,
-    "augment": AUGMENTS,
-    "metrics": METRICS,
-}
-"""The keys under which something is chosen by name, each with its registry."""
 
 _MEANINGS = {
     "algorithm": "algorithm",
@@ -53,7 +39,9 @@ def config_keys() -> str:
             lines.append(_entry(field.name, default_text(field), field.metadata["help"]))
     for name, group in GROUPS.items():
         lines += _entries(group, f"{name}.")
-    lines.append(_entry("metrics.NAME", "", f"also measure {', '.join(METRICS)}; true, or its keys (rayfed list)"))
+    lines.append(
+        _entry("metrics.NAME", "", f"also measure {', '.join(KINDS['metrics'])}; true, or its keys (rayfed list)")
+    )
     return "\n".join(lines)
 
 
@@ -76,14 +64,45 @@ def named_choices(kind: str) -> str:
     """Return one entry per name of a registry, with its keys; `kind` is one of `KINDS`."""
     lines = ["metrics.NAME=true, or metrics.NAME.KEY=VALUE" if kind == "metrics" else f"{kind}.name=NAME"]
     for name in KINDS[kind]:
-        piece = resolve(name, KINDS[kind], where=kind)
-        if kind == "metrics":
-            lines.append(_entry(name, "", " ".join((piece.__doc__ or "").split("\n\n")[0].split())))
-        else:
-            lines.append(f"  {name:20} {getattr(piece, 'reference', '') or _first_line(piece)}")
-        prefix = f"  metrics.{name}." if kind == "metrics" else f"  {kind}."
-        lines += [f"  {entry}" for entry in _entries(piece, prefix)]
+        summary = entry(kind, name).summary
+        lines.append(_entry(name, "", summary) if kind == "metrics" else f"  {name:20} {summary}")
+        lines += [f"    {line}" for line in _keys_of(kind, name)]
     return "\n".join(lines)
+
+
+def one_choice(kind: str, name: str) -> str:
+    """Return what there is to know about one name of a registry: its description, its paper, and its keys."""
+    found = entry(kind, name)
+    chosen = f"metrics.{name}=true" if kind == "metrics" else f"{kind}.name={name}"
+    text = textwrap.indent(description(kind, name), "  ")
+    lines = [chosen, "", *([text, ""] if text else [])]
+    if kind == "algorithm" and found.summary:
+        lines += [f"  source: {found.summary}", ""]
+    return "\n".join([*lines, *(_keys_of(kind, name) or ["  no keys of its own"])])
+
+
+def chosen_keys(sources: Sequence[Mapping[str, Any]]) -> str:
+    """Return one entry per key of what a configuration chooses by name, "" if it chooses nothing that exists."""
+    tree = merged(*sources)
+    chosen = {kind: group.get("name") for kind in KINDS if isinstance(group := tree.get(kind), Mapping)}
+    metrics = tree.get("metrics")
+    pairs = [(kind, name) for kind, name in chosen.items() if isinstance(name, str)]
+    pairs += [("metrics", str(name)) for name in metrics] if isinstance(metrics, Mapping) else []
+    lines = []
+    for kind, name in pairs:
+        try:
+            declaration = entry(kind, name).declaration
+            keys = list(_entries(declaration, f"metrics.{name}." if kind == "metrics" else f"{kind}."))
+        except (UsageError, TypeError):  # an unknown name, or an object of the user's without declared options
+            continue
+        lines += [f"keys of {kind}.name={name}:" if kind != "metrics" else f"keys of metrics.{name}:"]
+        lines += [*(keys or ["  none"]), ""]
+    return "\n".join(lines)
+
+
+def _keys_of(kind: str, name: str) -> list[str]:
+    prefix = f"metrics.{name}." if kind == "metrics" else f"{kind}."
+    return list(_entries(entry(kind, name).declaration, prefix))
 
 
 def default_text(field: "dataclasses.Field[typing.Any]") -> str:
@@ -101,15 +120,10 @@ def default_text(field: "dataclasses.Field[typing.Any]") -> str:
 
 def _names(*kinds: str) -> Iterator[str]:
     """Yield the entries of the keys that choose something by name: of `kinds`, or of all."""
-    defaults = Config.read({})
     for kind in kinds or [kind for kind in KINDS if kind != "metrics"]:
-        name = defaults.algorithm_name if kind == "algorithm" else getattr(defaults, kind).name or "null"
+        name = "fedavg" if kind == "algorithm" else COMPONENTS[kind] or "null"
         words = f"{_MEANINGS[kind]}; rayfed list {kind} shows all, with their keys {kind}.KEY"
         yield _entry(f"{kind}.name", name, words)
-
-
-def _first_line(piece: Any) -> str:
-    return (piece.__doc__ or "").strip().splitlines()[0]
 
 
 def _entries(kind: Any, prefix: str) -> Iterator[str]:

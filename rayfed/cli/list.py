@@ -2,34 +2,80 @@
 
 import argparse
 import itertools
+from collections.abc import Iterator
 
-from rayfed.cli.help import KINDS, named_choices
+from rayfed.cli.help import named_choices, one_choice
 from rayfed.cli.packaged import packaged_spaces
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
+from rayfed.experiments.catalogue import KINDS
+
+_PLURALS = {"algorithms": "algorithm", "partitions": "partition", "models": "model", "augments": "augment"}
+_PLURALS |= {"datasets": "data", "augmentations": "augment", "metric": "metrics", "space": "spaces"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "List everything that can be chosen by name, with its keys, defaults and meanings; then the packaged search "
-        "spaces."
+        "List everything that can be chosen by name, with its keys, defaults and meanings, and the packaged search "
+        "spaces; or explain what is named."
     )
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"list only these: {', '.join([*KINDS, 'spaces'])}")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"list only these kinds ({', '.join([*KINDS, 'spaces'])}), or explain these names, such as fedprox",
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
     kinds = [*KINDS, "spaces"]
-    for kind in options.kinds:
-        if kind not in kinds:
-            raise UsageError(f"{kind}: no such list; {suggestion(kind, kinds)}")
-    print("\n".join(_spaces() if kind == "spaces" else named_choices(kind) for kind in options.kinds or kinds))
+    texts = [text for name in options.names or kinds for text in _texts(_PLURALS.get(name, name))]
+    print(("\n\n" if set(options.names) - {*kinds, *_PLURALS} else "\n").join(texts))
     return 0
+
+
+def _texts(name: str) -> Iterator[str]:
+    """Yield the list of a kind, or an explanation of each thing called `name`.
+
+    Raises:
+        UsageError: There is neither.
+    """
+    if name == "spaces":
+        yield _spaces()
+        return
+    if name in KINDS:
+        yield named_choices(name)
+        return
+    kinds = [kind for kind, table in KINDS.items() if name in table]
+    spaces = packaged_spaces()
+    if not kinds and name not in spaces:
+        known = [*KINDS, "spaces", *_PLURALS, *itertools.chain(*KINDS.values()), *spaces]
+        raise UsageError(f"{name}: no such kind or name; {_nearest(name, known)}")
+    yield from (one_choice(kind, name) for kind in kinds)
+    if name in spaces:
+        yield _space(name)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = suggestion(name, known)
+    return near if near.startswith("did you mean") else f"kinds: {', '.join([*KINDS, 'spaces'])}"
 
 
 def _spaces() -> str:
     """Return one entry per packaged space, with the comment that opens its file."""
     lines = ["rayfed sweep SPACE"]
-    for name, path in packaged_spaces().items():
-        opening = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-        lines += [f"  {name}", *(f"      {line.removeprefix('#').strip()}" for line in opening)]
+    for name in packaged_spaces():
+        lines += [f"  {name}", *(f"      {line}" for line in _opening(name))]
     return "\n".join(lines)
+
+
+def _space(name: str) -> str:
+    return "\n".join(
+        [f"rayfed sweep {name}", *(f"  {line}" for line in _opening(name)), f"  {packaged_spaces()[name]}"]
+    )
+
+
+def _opening(name: str) -> list[str]:
+    """Return the comment that opens the file of a packaged space."""
+    lines = packaged_spaces()[name].read_text(encoding="utf-8").splitlines()
+    return [line.removeprefix("#").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]

@@ -1,7 +1,8 @@
 """The program `rayfed`: one parser with a subcommand per module of this package.
 
 A command's module defines `configure(parser)`, which adds its arguments, and `execute(options) -> int`, which returns
-the exit code. It is imported only when its command is given, because importing torch takes seconds.
+the exit code. Where the end of its help depends on the arguments, it defines `epilog(arguments)`, too. It is imported
+only when its command is given, and imports torch, which takes seconds, only when the request is known to be sound.
 """
 
 import argparse
@@ -20,6 +21,7 @@ COMMANDS = {
     "report": "tabulate, plot and compare results",
     "partition": "show, save or draw which client holds which examples",
     "list": "list algorithms, datasets, models, ... and search spaces",
+    "doctor": "check this machine or cluster, with remedies",
     "docs": "list or print the pages of the documentation",
 }
 
@@ -69,9 +71,13 @@ def _program() -> Parser:
 def _execute(name: str, arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise UsageError(_no_command(name))
+    if "--list" in arguments and name in ("run", "sweep", "partition"):  # what people type
+        return _execute("list", [argument for argument in arguments if argument != "--list" and "=" not in argument])
     module = importlib.import_module(f"rayfed.cli.{name}")
     parser = Parser(prog=f"rayfed {name}")
     module.configure(parser)
+    if {"-h", "--help"} & set(arguments) and hasattr(module, "epilog"):
+        parser.epilog = module.epilog(arguments)
     options, unknown = parser.parse_known_intermixed_args(arguments)
     _refuse_unknown(parser, unknown)
     return module.execute(options)

@@ -1,14 +1,10 @@
 """`rayfed partition`: print, save or draw which client holds which examples."""
 
 import argparse
+from collections.abc import Sequence
 
-from rayfed.cli.arguments import add_values, read_values
-from rayfed.cli.help import VALUES, partition_keys
-from rayfed.data.contact_sheet import save_contact_sheet
-from rayfed.data.loading import load_partitioned
-from rayfed.data.partitions import plot as picture
-from rayfed.data.partitions.summary import describe
-from rayfed.data.partitions.table import save
+from rayfed.cli.arguments import add_values, read_values, readable_values
+from rayfed.cli.help import VALUES, chosen_keys, partition_keys
 from rayfed.experiments.config import Config
 
 _DESCRIPTION = """\
@@ -20,15 +16,25 @@ The partition can be saved as a table that partition.name=file reads, and drawn.
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
-    parser.epilog = f"{VALUES}\n{partition_keys()}"
     add_values(parser, "FILE.yaml", "configuration as for rayfed run; only the keys below have an effect")
     parser.add_argument("--save", metavar="FILE", help="write the partition as Parquet, one row per example")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the number of examples by client and class")
     parser.add_argument("--examples", metavar="FILE.png", help="draw sample images, one row per domain")
 
 
+def epilog(values: Sequence[str]) -> str:
+    """Return the end of the help: first the keys of what `values` choose by name."""
+    return f"{VALUES}\n{chosen_keys(readable_values(values))}\n{partition_keys()}"
+
+
 def execute(options: argparse.Namespace) -> int:
     config = Config.read(*read_values(options.values))
+    from rayfed.data.contact_sheet import save_contact_sheet
+    from rayfed.data.loading import load_partitioned
+    from rayfed.data.partitions import plot as picture
+    from rayfed.data.partitions.summary import describe
+    from rayfed.data.partitions.table import save
+
     for path in filter(None, (options.plot, options.examples)):
         picture.check_path(path)
     data, partition = config.data, config.partition

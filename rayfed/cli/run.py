@@ -1,13 +1,12 @@
 """`rayfed run`: run one simulation."""
 
 import argparse
+from collections.abc import Sequence
 
-from rayfed.api import run
-from rayfed.cli.arguments import add_values, read_values
-from rayfed.cli.help import VALUES, config_keys
+from rayfed.cli.arguments import add_values, read_values, readable_values
+from rayfed.cli.help import VALUES, chosen_keys, config_keys
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
-from rayfed.results.report import render
 
 _DESCRIPTION = """\
 Run one simulation and print a table of its results and a hash of its final state.
@@ -16,15 +15,31 @@ A summary of the plan and the progress are printed to stderr.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = f"{parser.prog} [FILE.yaml ...] [KEY=VALUE ...]"
+    parser.usage = f"{parser.prog} [--dry-run] [FILE.yaml ...] [KEY=VALUE ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
-    parser.epilog = f"{VALUES}\n{config_keys()}"
     add_values(parser, "FILE.yaml", "YAML files and single values of the configuration")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would run, what it needs and how long it takes"
+    )
+
+
+def epilog(values: Sequence[str]) -> str:
+    """Return the end of the help: first the keys of what `values` choose by name."""
+    return f"{VALUES}\n{chosen_keys(readable_values(values))}\n{config_keys()}"
 
 
 def execute(options: argparse.Namespace) -> int:
     config = Config.read(*read_values(options.values))
+    if options.dry_run:
+        from rayfed.distributed.dry_run import run_text
+        from rayfed.experiments.plan import make_plan
+
+        print(run_text(make_plan(config)))
+        return 0
+    from rayfed.api import run  # imports torch, which takes seconds
+    from rayfed.results.report import render
+
     result = run(config, quiet=False, keep_state=False)
     try:
         print(render(config.results, config.experiment))

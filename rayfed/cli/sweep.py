@@ -3,11 +3,11 @@
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from rayfed.api import sweep
-from rayfed.cli.arguments import add_values, files_of, pairs_of
-from rayfed.cli.help import VALUES, config_keys, space_keys
+from rayfed.cli.arguments import add_values, files_of, pairs_of, readable_values
+from rayfed.cli.help import VALUES, chosen_keys, config_keys, space_keys
 from rayfed.cli.interrupts import INTERRUPTED
 from rayfed.cli.packaged import packaged_spaces
 from rayfed.core.errors import UsageError
@@ -15,9 +15,6 @@ from rayfed.core.options import suggestion
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import read_space
-from rayfed.results.read import read
-from rayfed.results.report import plot, render
-from rayfed.results.storage import open_storage
 
 _DESCRIPTION = """\
 Run every configuration of a search space with every seed, as many trials at once as fit, and print a table of the
@@ -26,16 +23,23 @@ results. The exit code is 1 if a trial failed or diverged. Tune's files are in R
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = f"{parser.prog} SPACE [KEY=VALUE ...]"
+    parser.usage = f"{parser.prog} [--dry-run] SPACE [KEY=VALUE ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
-    parser.epilog = f"{VALUES}\n{space_keys()}\n\n{config_keys()}"
     add_values(
         parser,
         "SPACE",
         "one search space, a YAML file or the name of a packaged space (rayfed list spaces), and values that override "
         "it in all arms",
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the trials, what each needs and how long they take"
+    )
+
+
+def epilog(values: Sequence[str]) -> str:
+    """Return the end of the help: first the keys of what `values` choose by name."""
+    return f"{VALUES}\n{space_keys()}\n\n{chosen_keys(readable_values(values))}\n{config_keys()}"
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -43,8 +47,17 @@ def execute(options: argparse.Namespace) -> int:
     if len(files) != 1:
         raise UsageError(f"expected one search space, such as demo or my_space.yaml, got {len(files)}")
     space = read_space(from_file(_space_file(files[0])), pairs_of(options.values))
+    for values in space.trials():
+        Config.check(values)
+    if options.dry_run:
+        from rayfed.distributed.dry_run import sweep_text
+
+        print(sweep_text(space))
+        return 0
+    from rayfed.api import run_sweep  # imports torch, which takes seconds
+
     try:
-        code = 1 if sweep(space) else 0
+        code = 1 if run_sweep(space) else 0
     except KeyboardInterrupt as error:
         if not error.args:
             raise  # nothing was started
@@ -73,6 +86,10 @@ def _space_file(given: str) -> Path:
 
 def _results(config: Config) -> str:
     """Return the report on the sweep, and plot its curves beside the tables."""
+    from rayfed.results.read import read
+    from rayfed.results.report import plot, render
+    from rayfed.results.storage import open_storage
+
     text = render(config.results, config.experiment)
     tables = read(config.results, config.experiment)
     if not (tables.trials["status"] == "done").any():

@@ -12,12 +12,11 @@ import difflib
 import math
 import operator
 import os
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
-
-import numpy as np
 
 from rayfed.core.errors import UsageError
 
@@ -143,8 +142,7 @@ def checked(value: Any, hint: Any, bounds: Mapping[str, Any], *, where: str) -> 
         UsageError: The value has the wrong type or is out of range.
     """
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = _without_numpy(value)
     if value is None and (type(None) in kinds or Any in kinds):
         return None
     # Try the value's own type first, so that 1.0 stays a float for int | float. Try str last: it accepts numbers too.
@@ -161,8 +159,7 @@ def checked(value: Any, hint: Any, bounds: Mapping[str, Any], *, where: str) -> 
 def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
     """Return whether `value` can be converted to `kind` without loss, and the converted value."""
     origin = typing.get_origin(kind)
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = _without_numpy(value)
     if kind is Any:
         return True, value
     if kind is bool:
@@ -194,6 +191,12 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
     if origin is dict or kind is dict:
         return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else value
     return isinstance(value, kind), value
+
+
+def _without_numpy(value: Any) -> Any:
+    """Return a NumPy scalar as Python's own. NumPy is not imported for it, since a command line has none."""
+    numpy = sys.modules.get("numpy")
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
 
 def _check_bounds(value: Any, bounds: Mapping[str, Any], where: str) -> None:

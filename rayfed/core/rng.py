@@ -1,7 +1,7 @@
 """Random streams, keyed by what they are for, so that draws are the same wherever and whenever a client runs.
 
 A stream is identified by the seed of the run, a purpose such as "batches", and named fields such as round and client.
-The order of the fields does not matter.
+The order of the fields does not matter. torch is imported where it is used: search spaces are drawn without it.
 """
 
 import hashlib
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import torch
 
 from rayfed.core.moment import Moment
 
@@ -40,6 +39,8 @@ def seed_torch(seed: int, purpose: str, moment: Moment | None = None, **fields: 
     This does not use `torch.manual_seed`: where CUDA exists but is unused, that stores a stack trace at every call,
     which takes 70 µs and memory that is never freed.
     """
+    import torch
+
     value = stream_seed(seed, purpose, moment, **fields)
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():
@@ -49,6 +50,8 @@ def seed_torch(seed: int, purpose: str, moment: Moment | None = None, **fields: 
 @contextmanager
 def torch_state_kept() -> Iterator[None]:
     """Restore torch's global generators and thread count afterwards, since they may be in use in a notebook."""
+    import torch
+
     threads = torch.get_num_threads()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=list(devices)):

@@ -11,8 +11,6 @@ from rayfed.core.batch_norm import batch_norm_names, batch_norm_statistics
 from rayfed.core.network import Network, gradients, weights_of
 from rayfed.core.trees import Weights, only
 
-BATCH_NORM_POLICIES = ("aggregate", "local", "local_statistics", "frozen")
-
 
 class Batch(NamedTuple):
     """Examples ready for the network.

@@ -19,8 +19,19 @@ def this_machine() -> list[Bundle]:
 
 def cluster_is_running() -> bool:
     """Return whether Ray would join a cluster: RAY_ADDRESS is set, or `ray start` has run on this machine."""
-    folder = os.environ.get("RAY_TMPDIR", "/tmp")
-    return bool(os.environ.get("RAY_ADDRESS")) or (Path(folder) / "ray" / "ray_current_cluster").exists()
+    return bool(os.environ.get("RAY_ADDRESS")) or _address_file().exists()
+
+
+def cluster_address() -> str:
+    """Return the address of the cluster that Ray would join, "" if there is none or Ray itself has to find it."""
+    given = os.environ.get("RAY_ADDRESS", "")
+    if given and given != "auto":
+        return given
+    return _address_file().read_text().strip() if _address_file().exists() else ""
+
+
+def _address_file() -> Path:
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
 
 
 def known_nodes() -> list[Bundle] | None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +14,9 @@ from ray._private import services, worker
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfed.core.errors import HostLost, UsageError
+from rayfed.core.errors import HostLost, RayNotStarted, UsageError
 from rayfed.core.records import Event
-from rayfed.distributed.capacity import cluster_is_running, known_nodes, this_machine
+from rayfed.distributed.capacity import cluster_address, cluster_is_running, known_nodes, this_machine
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.placement import Outcome, bundles, check_fits, make_pool, run_reserved
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder
@@ -27,6 +29,7 @@ from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import interrupted
 from rayfed.results.recorder import Progress
 
+CONNECT_SECONDS = 10
 RESERVE_SECONDS = 60
 AUTOSCALE_SECONDS = 1800
 _LOOK_SECONDS = 1.0  # between looks at whether a server is alive
@@ -42,12 +45,15 @@ def connect(placement: Placement, *, dashboard: bool, start_seconds: float = Fau
 
     Raises:
         UsageError: The placement cannot fit. If Ray would be started here, this is checked before.
-        HostLost: Ray did not start within `start_seconds`.
+        HostLost: The running cluster does not answer.
+        RayNotStarted: Ray did not start within `start_seconds`.
     """
     url = ""
     if not ray.is_initialized():
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        if not cluster_is_running():
+        if cluster_is_running():
+            _check_reachable(min(start_seconds, CONNECT_SECONDS))
+        else:
             check_fits(placement, this_machine())
             options["include_dashboard"] = dashboard
         with _patient_start(start_seconds):
@@ -57,12 +63,28 @@ def connect(placement: Placement, *, dashboard: bool, start_seconds: float = Fau
     return url
 
 
+def _check_reachable(seconds: float) -> None:
+    """Raise HostLost if nothing answers at the address of the cluster, for which Ray itself would wait for minutes."""
+    address = cluster_address()
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():
+        return  # such as "local", which Ray understands
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except OSError as error:
+        remedy = "unset RAY_ADDRESS" if os.environ.get("RAY_ADDRESS") else "run ray stop"
+        raise HostLost(
+            f"the Ray cluster at {address} does not answer ({error.strerror or error}); start it, or {remedy} to use "
+            "this machine alone"
+        ) from error
+
+
 @contextmanager
 def _patient_start(seconds: float) -> Iterator[None]:
     """Give Ray's own processes `seconds` to start, in place of the 30 that are fixed in Ray.
 
     Raises:
-        HostLost: They did not start in time, or one of them ended.
+        RayNotStarted: They did not start in time, or one of them ended.
     """
     get_node: Any = services.get_node
 
@@ -83,7 +105,7 @@ def _patient_start(seconds: float) -> Iterator[None]:
         raise
     except Exception as error:  # Ray raises bare exceptions here
         words = " ".join(str(error).split())
-        raise HostLost(
+        raise RayNotStarted(
             f"Ray did not start ({words[:200]}); its logs are in {log_folder()}. On a slow machine, give more than "
             f"faults.start_seconds={seconds:g}"
         ) from error

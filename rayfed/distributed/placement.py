@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import RayNotStarted, UsageError
 from rayfed.core.memory import memory_bytes
 from rayfed.core.records import Record
 from rayfed.core.status_line import StatusLine
@@ -19,7 +19,8 @@ from rayfed.engine.device import device_for
 from rayfed.engine.fleet import Fleet, LocalFleet
 from rayfed.experiments.config import Placement
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.progress import note, one_trial, watch_trials
+from rayfed.experiments.progress import Countdown, note, one_trial, watch_trials
+from rayfed.experiments.sweep import SweepPlan
 from rayfed.experiments.trial import Sink, TrialRun, run_trial
 from rayfed.results.recorder import Progress, Recorder
 
@@ -88,23 +89,55 @@ def launch(plan: Plan, saved: Saved, *, quiet: bool) -> Outcome:
 
     cluster.connect(place, dashboard=False, start_seconds=plan.config.faults.start_seconds)
 
+    countdown = Countdown()
+
     def watch(progress: Callable[[], list[Progress]], wait: Callable[[float | None], bool]) -> None:
         if quiet:
             wait(None)
         else:
-            watch_trials(progress, wait, lambda trials: one_trial(trials[0]))
+            watch_trials(progress, wait, lambda trials: one_trial(trials[0], countdown))
 
     return cluster.run_on_ray(plan, saved, watch, (lambda line: None) if quiet else note)
+
+
+def launch_sweep(plan: SweepPlan, *, quiet: bool) -> int:
+    """Run the jobs of `plan` and return the number of trials that failed or diverged.
+
+    They run with Ray Tune; but one after the other in this process if they have no hosts and max_concurrent is 1, or if
+    they have no hosts and Ray does not start. Early stopping needs Ray.
+
+    Raises:
+        UsageError: The cluster that was joined lacks the resources.
+        HostLost: Ray did not start and is needed, or its processes died too often.
+        KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
+    """
+    from rayfed.distributed.local_sweep import run_one_by_one
+
+    can_do_without = plan.space.search.scheduler == "none" and not any(c.placement.hosts for c in plan.configs)
+    if can_do_without and plan.space.search.max_concurrent == 1:
+        return run_one_by_one(plan, quiet=quiet)
+    try:
+        try:
+            from rayfed.distributed.tune_driver import run_trials  # imports Ray
+        except ImportError as error:
+            raise RayNotStarted(f"Ray cannot be imported ({error}); install it with pip install 'ray[tune]'") from error
+        return run_trials(plan, quiet=quiet)
+    except RayNotStarted as error:
+        if not can_do_without:
+            raise
+        note(f"{error}; the trials run one after the other in this process, without Ray")
+        return run_one_by_one(plan, quiet=quiet)
 
 
 def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> Outcome:
     gpus = plan.config.placement.gpus
     recorder = Recorder(plan.config.results, plan.config.experiment)
+    countdown = Countdown()
     with StatusLine() as status:
 
         def report(record: Record) -> None:
             if not quiet:
-                status.show(one_trial(recorder.progress()[0]))
+                status.show(one_trial(recorder.progress()[0], countdown))
 
         return run_here(plan, recorder, Resources(device_for(gpus), gpus), saved, report)
 

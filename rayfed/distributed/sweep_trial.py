@@ -13,14 +13,13 @@ import ray
 import torch
 from ray import tune
 
-from rayfed.data.population import Population
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.placement import bundles, make_pool, steps_reserved
 from rayfed.distributed.recording import RemoteRecorder
 from rayfed.distributed.user_modules import install, register_user_modules
 from rayfed.experiments.config import Config, Placement
-from rayfed.experiments.plan import Plan, make_plan
-from rayfed.experiments.sweep import Job
+from rayfed.experiments.plan import Given, Plan
+from rayfed.experiments.sweep import Job, Populations, failed_before_start, planned
 from rayfed.experiments.trial import TrialRun
 from rayfed.experiments.user_code import ModuleSource
 
@@ -40,18 +39,28 @@ class SweepTrial(tune.Trainable):
         """Return what the trial reserves: its server and its hosts."""
         return tune.PlacementGroupFactory(bundles(Config.read(config["job"]["values"]).placement), strategy="PACK")
 
-    def setup(self, config: dict[str, Any], actor: Any = None, sources: Sequence[ModuleSource] = ()) -> None:
+    def setup(
+        self,
+        config: dict[str, Any],
+        actor: Any = None,
+        sources: Sequence[ModuleSource] = (),
+        given: Given | None = None,
+        keep_state: bool = False,
+    ) -> None:
         """Keep the trial for the first step.
 
         Args:
             config: The job of the first trial.
             actor: The recorder.
             sources: The user's modules that configurations of the sweep name.
+            given: What was given in Python, for all trials.
+            keep_state: Whether the final states are kept also with checkpoint.every=0.
         """
         install(sources)
         gc.freeze()  # what was imported, so that it need not be searched after every trial
         self._sink = RemoteRecorder(actor)
-        self._data: tuple[str, Population] | None = None
+        self._given, self._keep_state = given or Given(), keep_state
+        self._populations = Populations()
         self._defaults = torch.get_default_dtype(), torch.get_num_threads()
         self._run: TrialRun | None = None
         self._pool: tuple[Any, HostPool] | None = None
@@ -92,7 +101,7 @@ class SweepTrial(tune.Trainable):
             if lost > config.faults.restarts:
                 return True  # recorded as failed where the loss was noticed
             self._context.enter_context(self._sink.signs_of_life(self._job["trial"]))
-            self._plan = self._planned(config)
+            self._plan = planned(self._job, self._given, self._populations, keep_state=self._keep_state)
             register_user_modules()  # the hosts are sent the plan from here
             saved = self._sink.saved(self._plan.trial) if begun or config.resume else ()
             self._run = steps_reserved(self._plan, self._sink, self._pool_for(config.placement), saved)
@@ -122,25 +131,9 @@ class SweepTrial(tune.Trainable):
             self._pool = key, made
         return None if self._pool is None else self._pool[1]
 
-    def _planned(self, config: Config) -> Plan:
-        """Return the plan of a trial; the data of the trial before are used again if they are the same."""
-        key = repr((config.data, config.partition, config.leave_out))
-        if self._data is not None and self._data[0] != key:
-            self._data = None  # before the others are loaded
-        plan = make_plan(config, population=None if self._data is None else self._data[1])
-        self._data = key, plan.population
-        return plan
-
     def _not_begun(self, error: Exception) -> None:
         """Record that the trial could not begin."""
-        config = Config.read(self._job["values"])
-        text = str(error).strip().splitlines() or [type(error).__name__]
-        values = config.tree() | {
-            "seed": config.seed,
-            "status": "failed",
-            "error": f"{type(error).__name__}: {text[-1]}",
-        }
-        self._sink.end(self._job["trial"], values)
+        self._sink.end(self._job["trial"], failed_before_start(self._job, error))
 
     def _leave(self) -> None:
         """End what the trial holds: its hosts, its data on the device, and torch's global state."""

@@ -28,12 +28,12 @@ from rayfed.distributed import cluster
 from rayfed.distributed.processes import Process, cause_of_death, kill_process
 from rayfed.distributed.recording import DriversRecorder
 from rayfed.distributed.sweep_trial import ENDED, SweepTrial
-from rayfed.distributed.user_modules import without_caches
+from rayfed.distributed.user_modules import register_user_modules, without_caches
 from rayfed.experiments.config import Config, Faults
-from rayfed.experiments.progress import many_trials, note, span, watch_trials
+from rayfed.experiments.progress import Countdown, many_trials, note, span, watch_trials
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import Job, SweepPlan
-from rayfed.experiments.user_code import module_sources, named_objects
+from rayfed.experiments.user_code import given_objects, module_sources, named_objects
 from rayfed.results.folder import join
 from rayfed.results.storage import is_url
 
@@ -68,12 +68,13 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     interrupts: list[int] = []
     faults_of = {job["trial"]: Config.read(job["values"]).faults for job in plan.jobs}
     ended, began = threading.Event(), time.monotonic()
+    names, countdown = [job["trial"] for job in plan.jobs], Countdown()
     watcher = threading.Thread(
         target=watch_trials,
         args=(
             recorder.progress,
             ended.wait,
-            lambda trials: many_trials(trials, len(plan.jobs), time.monotonic() - began),
+            lambda trials: many_trials(trials, names, time.monotonic() - began, countdown),
         ),
         daemon=True,
     )
@@ -147,10 +148,15 @@ def _tuner(
     os.environ["TUNE_RESULT_BUFFER_LENGTH"] = "1" if scheduler else "1000"
     os.environ["TUNE_RESULT_BUFFER_MIN_TIME_S"] = "0" if scheduler else str(_BUFFERED_SECONDS)
     objects = {name: thing for config in plan.configs for name, thing in named_objects(config).items()}
+    objects |= given_objects(plan.given.model, plan.given.loss, plan.given.clients)
     sources = without_caches(module_sources(objects))
     home = join(plan.results, plan.experiment)
     storage = home if is_url(home) else Path(home).resolve()
-    trainable = tune.with_parameters(SweepTrial, actor=recorder.actor, sources=sources)
+    if plan.given:
+        register_user_modules()
+    trainable = tune.with_parameters(
+        SweepTrial, actor=recorder.actor, sources=sources, given=plan.given, keep_state=plan.keep_state
+    )
     trainable.__qualname__ = SweepTrial.__name__  # as Ray calls the process, in its dashboard too
     return tune.Tuner(
         trainable,

@@ -12,10 +12,10 @@ from rayfed.algorithm import Algorithm, Context, Phase, ProblemSpec
 from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientId
+from rayfed.core.lr_schedule import CONSTANT, LrSchedule
 from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
 from rayfed.core.rng import torch_state_kept
-from rayfed.core.schedule import CONSTANT, Schedule
 from rayfed.core.task import InputSpec, Task
 from rayfed.data.population import Population
 from rayfed.engine.availability import ALWAYS, Availability
@@ -62,7 +62,7 @@ class Blueprint:
     augment: Augment | None = None
     data_on_device: bool | None = None
     training_loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    schedule: Schedule = CONSTANT
+    schedule: LrSchedule = CONSTANT
     availability: Availability = ALWAYS
 
     def context(self, population: Population, device: str | torch.device) -> Context:

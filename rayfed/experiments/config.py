@@ -3,6 +3,9 @@
 `Config.read` takes nested mappings, dotted keys, or both. It refuses unknown keys, wrong types and values out of range
 with a message of one line. `rayfed.experiments.plan` checks what depends on the data, such as a batch that is larger
 than a client.
+
+Neither this module nor a refusal imports torch: `rayfed.experiments.catalogue` knows the options of rayfed's own
+pieces.
 """
 
 import dataclasses
@@ -11,19 +14,23 @@ import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from rayfed.algorithm import Algorithm
 from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import UsageError
+from rayfed.core.file_names import check_name
+from rayfed.core.lr_schedule import SCHEDULES
 from rayfed.core.options import build, check_renamed, checked, option, suggestion
+from rayfed.core.policies import BATCH_NORM_POLICIES
 from rayfed.core.records import POINTS
 from rayfed.core.registry import resolve
-from rayfed.core.schedule import SCHEDULES
-from rayfed.core.task import BATCH_NORM_POLICIES
+from rayfed.experiments.catalogue import check_choices
 from rayfed.experiments.sources import merged
-from rayfed.metrics.base import Metric, build_metrics
-from rayfed.results.files import check_name
+
+if TYPE_CHECKING:
+    from rayfed.algorithm import Algorithm
+    from rayfed.metrics.base import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +215,7 @@ class Named:
 class Config:
     """The complete configuration, validated. `algorithm` and `metrics` are built; the rest is built when needed."""
 
-    algorithm: Algorithm
+    algorithm: "Algorithm"
     algorithm_name: str
     data: Named
     partition: Named
@@ -221,7 +228,7 @@ class Config:
     checkpoint: Checkpoint
     faults: Faults
     state: StateMemory
-    metrics: dict[str, Metric]
+    metrics: "dict[str, Metric]"
     rounds: int = option(10, low=1, help="communication rounds")
     cohort: int | float = option(1.0, help="clients per round: an integer, or a share of the participants up to 1.0")
     unseen_clients: int | float = option(
@@ -253,6 +260,15 @@ class Config:
     )
 
     @classmethod
+    def check(cls, *sources: Mapping[str, Any]) -> None:
+        """Do the part of the checks of `read` that needs neither torch nor code of the user's own.
+
+        Raises:
+            UsageError: The configuration cannot work; the message names the key.
+        """
+        cls._parts(*sources)
+
+    @classmethod
     def read(cls, *sources: Mapping[str, Any]) -> "Config":
         """Return the configuration that `sources` give; later sources take precedence.
 
@@ -262,8 +278,21 @@ class Config:
         Raises:
             UsageError: The configuration cannot work; the message names the key.
         """
+        parts, algorithm, metrics = cls._parts(*sources)
+        from rayfed.metrics.base import build_metrics  # imports torch
+
+        return cls(
+            algorithm_name=str(algorithm.get("name", "fedavg")),
+            algorithm=build_algorithm(algorithm, where="algorithm"),
+            metrics=build_metrics(metrics),
+            **parts,
+        )
+
+    @classmethod
+    def _parts(cls, *sources: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Any]:
+        """Return the fields that need no torch, and the values of the algorithm and the metrics, all checked."""
         tree = _with_home(merged(*sources))
-        components = ("algorithm", *_COMPONENTS)
+        components = ("algorithm", *COMPONENTS)
         scalars = {f.name: f for f in dataclasses.fields(cls) if f.metadata}
         keys = [*GROUPS, *components, "metrics", *scalars]
         for key in tree:
@@ -276,92 +305,24 @@ class Config:
                 if key in GROUPS:
                     hint = f"it has keys such as {key}.{dataclasses.fields(GROUPS[key])[0].name}"
                 raise UsageError(f"{key}={tree[key]!r}: expected a mapping; {hint}")
-        hints = typing.get_type_hints(cls)
+        hints = typing.get_type_hints(cls, localns={"Algorithm": Any, "Metric": Any})
         given = {name: f for name, f in scalars.items() if name in tree}
         values = {name: checked(tree[name], hints[name], f.metadata, where=name) for name, f in given.items()}
+        groups: dict[str, Any] = {name: build(kind, tree.get(name, {}), where=name) for name, kind in GROUPS.items()}
+        _check_together(SimpleNamespace(**{name: f.default for name, f in scalars.items()} | values | groups))
+        named = {key: _named(tree, key, default) for key, default in COMPONENTS.items()}
         algorithm = dict(tree.get("algorithm", {}))
-        config = cls(
-            algorithm_name=str(algorithm.get("name", "fedavg")),
-            algorithm=build_algorithm(algorithm, where="algorithm"),
-            data=_named(tree, "data", "mini_digits"),
-            partition=_named(tree, "partition", None),
-            model=_named(tree, "model", "cnn"),
-            augment=_named(tree, "augment", "none"),
-            metrics=build_metrics(tree.get("metrics", {})),
-            **{name: build(kind, tree.get(name, {}), where=name) for name, kind in GROUPS.items()},
-            **values,
-        )
-        config._check()
-        return config
-
-    def _check(self) -> None:
-        check_name(self.experiment, "experiment")
-        if self.local.epochs is not None and self.local.steps is not None:
-            raise UsageError("local.epochs and local.steps are both given; give one of them")
-        if self.local.optimizer != "sgd" and (self.local.momentum or self.local.nesterov):
-            raise UsageError("local.momentum: Adam has no momentum option; use local.optimizer=sgd, or leave it out")
-        self._check_schedule()
-        work, whole = self.availability.least_work, self.local.steps or self.local.epochs or 1
-        if work < 1 and math.ceil(work * whole - 1e-9) == whole:
-            unit, remedy = ("steps", "more steps") if self.local.steps else ("epochs", "more epochs, or local.steps")
-            raise UsageError(
-                f"availability.least_work={work:g}: has no effect with local.{unit}={whole}, of which every client "
-                f"trains all; give {remedy}"
-            )
-        for key in ("speed_spread", "deadline"):
-            value = getattr(self.availability, key)
-            if value and not self.availability.step_seconds:
-                raise UsageError(
-                    f"availability.{key}={value:g}: needs a clock; give availability.step_seconds, such as 1"
-                )
-        if self.local.nesterov and not self.local.momentum:
-            raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
-        cohort = self.cohort
-        if (isinstance(cohort, int) and cohort < 1) or not cohort > 0 or (isinstance(cohort, float) and cohort > 1):
-            raise UsageError(f"cohort={cohort}: give an integer of at least 1, or a share above 0 and up to 1.0")
-        if isinstance(self.unseen_clients, float) and self.unseen_clients >= 1:
-            raise UsageError(f"unseen_clients={self.unseen_clients}: give an integer, or a share below 1.0")
-        if isinstance(self.placement.hosts, str) and not self.placement.grows:
-            raise UsageError(f"placement.hosts={self.placement.hosts}: give a number of hosts, or auto")
-        if self.placement.grows and not (self.placement.cpus or self.placement.gpus):
-            raise UsageError("placement.hosts=auto: give placement.cpus or placement.gpus, which say how many fit")
-        for key in ("gpus", "server_gpus"):
-            share = getattr(self.placement, key)
-            slots = round(1 / share) if 0 < share < 1 else 0
-            if (slots and abs(1 / share - slots) > 0.02 * slots) or (share > 1 and share != int(share)):
-                better = f"1/{slots} = {1 / slots:.4g}" if share < 1 else round(share)
-                raise UsageError(
-                    f"placement.{key}={share:g}: must be an integer or 1/k for an integer k, such as {better}"
-                )
-
-    def _check_schedule(self) -> None:
-        """Raise UsageError for keys that the schedule needs or does not use."""
-        local = self.local
-        decays, drops = local.lr_schedule in ("exponential", "step"), local.lr_schedule == "step"
-        uses = {
-            "lr_decay": (decays, local.lr_decay is not None, "the factor, such as 0.99"),
-            "lr_decay_every": (drops, local.lr_decay_every is not None, "the rounds between drops"),
-        }
-        for key, (used, given, meaning) in uses.items():
-            if used and not given:
-                raise UsageError(f"local.lr_schedule={local.lr_schedule}: needs local.{key}, {meaning}")
-            if given and not used:
-                value = getattr(local, key)
-                raise UsageError(f"local.{key}={value}: has no effect with local.lr_schedule={local.lr_schedule}")
-        if local.lr_floor and local.lr_schedule != "cosine":
-            raise UsageError(
-                f"local.lr_floor={local.lr_floor}: has no effect with local.lr_schedule={local.lr_schedule}; it is for "
-                "cosine"
-            )
-        if local.lr_warmup > self.rounds:
-            raise UsageError(f"local.lr_warmup={local.lr_warmup}: there are only rounds={self.rounds}")
+        metrics = tree.get("metrics", {})
+        choices = {key: (choice.name, choice.options) for key, choice in named.items()}
+        check_choices(algorithm, choices, metrics)
+        return {**named, **groups, **values}, algorithm, metrics
 
     def tree(self) -> dict[str, Any]:
         """Return every value as a nested dict, defaults included: one column each in the trials table."""
         algorithm = {"name": self.algorithm_name} | algorithm_values(self.algorithm)
         groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
         scalars = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata}
-        components = {name: {"name": getattr(self, name).name} | getattr(self, name).options for name in _COMPONENTS}
+        components = {name: {"name": getattr(self, name).name} | getattr(self, name).options for name in COMPONENTS}
         metrics = {name: dataclasses.asdict(metric) for name, metric in self.metrics.items()}
         return {"algorithm": algorithm, **components, **groups, "metrics": metrics, **scalars}
 
@@ -375,7 +336,73 @@ GROUPS: dict[str, type] = {
     "faults": Faults,
     "state": StateMemory,
 }
-_COMPONENTS = ("data", "partition", "model", "augment")
+COMPONENTS: dict[str, str | None] = {"data": "mini_digits", "partition": None, "model": "cnn", "augment": "none"}
+"""The keys beside `algorithm` under which a component is chosen by name, with the default name."""
+
+
+def _check_together(settings: Any) -> None:
+    """Raise UsageError for settings that do not go together; `settings` has the groups and the scalars of `Config`."""
+    check_name(settings.experiment, "experiment")
+    if settings.local.epochs is not None and settings.local.steps is not None:
+        raise UsageError("local.epochs and local.steps are both given; give one of them")
+    if settings.local.optimizer != "sgd" and (settings.local.momentum or settings.local.nesterov):
+        raise UsageError("local.momentum: Adam has no momentum option; use local.optimizer=sgd, or leave it out")
+    _check_learning_rate(settings.local, settings.rounds)
+    _check_availability(settings.availability, settings.local)
+    if settings.local.nesterov and not settings.local.momentum:
+        raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
+    cohort = settings.cohort
+    if (isinstance(cohort, int) and cohort < 1) or not cohort > 0 or (isinstance(cohort, float) and cohort > 1):
+        raise UsageError(f"cohort={cohort}: give an integer of at least 1, or a share above 0 and up to 1.0")
+    if isinstance(settings.unseen_clients, float) and settings.unseen_clients >= 1:
+        raise UsageError(f"unseen_clients={settings.unseen_clients}: give an integer, or a share below 1.0")
+    if isinstance(settings.placement.hosts, str) and not settings.placement.grows:
+        raise UsageError(f"placement.hosts={settings.placement.hosts}: give a number of hosts, or auto")
+    if settings.placement.grows and not (settings.placement.cpus or settings.placement.gpus):
+        raise UsageError("placement.hosts=auto: give placement.cpus or placement.gpus, which say how many fit")
+    for key in ("gpus", "server_gpus"):
+        share = getattr(settings.placement, key)
+        slots = round(1 / share) if 0 < share < 1 else 0
+        if (slots and abs(1 / share - slots) > 0.02 * slots) or (share > 1 and share != int(share)):
+            better = f"1/{slots} = {1 / slots:.4g}" if share < 1 else round(share)
+            raise UsageError(f"placement.{key}={share:g}: must be an integer or 1/k for an integer k, such as {better}")
+
+
+def _check_learning_rate(local: Local, rounds: int) -> None:
+    """Raise UsageError for keys that the schedule of learning rates needs or does not use."""
+    decays, drops = local.lr_schedule in ("exponential", "step"), local.lr_schedule == "step"
+    uses = {
+        "lr_decay": (decays, local.lr_decay is not None, "the factor, such as 0.99"),
+        "lr_decay_every": (drops, local.lr_decay_every is not None, "the rounds between drops"),
+    }
+    for key, (used, given, meaning) in uses.items():
+        if used and not given:
+            raise UsageError(f"local.lr_schedule={local.lr_schedule}: needs local.{key}, {meaning}")
+        if given and not used:
+            value = getattr(local, key)
+            raise UsageError(f"local.{key}={value}: has no effect with local.lr_schedule={local.lr_schedule}")
+    if local.lr_floor and local.lr_schedule != "cosine":
+        raise UsageError(
+            f"local.lr_floor={local.lr_floor}: has no effect with local.lr_schedule={local.lr_schedule}; it is for "
+            "cosine"
+        )
+    if local.lr_warmup > rounds:
+        raise UsageError(f"local.lr_warmup={local.lr_warmup}: there are only rounds={rounds}")
+
+
+def _check_availability(availability: AvailabilityOptions, local: Local) -> None:
+    """Raise UsageError for options of availability that have no effect."""
+    work, whole = availability.least_work, local.steps or local.epochs or 1
+    if work < 1 and math.ceil(work * whole - 1e-9) == whole:
+        unit, remedy = ("steps", "more steps") if local.steps else ("epochs", "more epochs, or local.steps")
+        raise UsageError(
+            f"availability.least_work={work:g}: has no effect with local.{unit}={whole}, of which every client trains "
+            f"all; give {remedy}"
+        )
+    for key in ("speed_spread", "deadline"):
+        value = getattr(availability, key)
+        if value and not availability.step_seconds:
+            raise UsageError(f"availability.{key}={value:g}: needs a clock; give availability.step_seconds, such as 1")
 
 
 def _with_home(tree: dict[str, Any]) -> dict[str, Any]:
@@ -398,7 +425,7 @@ def _named(tree: Mapping[str, Any], key: str, default: str | None) -> Named:
     return Named(name, options)
 
 
-def build_algorithm(values: Mapping[str, Any] | str, *, where: str) -> Algorithm:
+def build_algorithm(values: Mapping[str, Any] | str, *, where: str) -> "Algorithm":
     """Return the algorithm called `values["name"]` with its hyperparameters.
 
     A field that is annotated as an algorithm (a wrapper's `base`) is built in the same way.
@@ -406,6 +433,8 @@ def build_algorithm(values: Mapping[str, Any] | str, *, where: str) -> Algorithm
     Raises:
         UsageError: An unknown name or key, a value out of range, or a class that is not a complete algorithm.
     """
+    from rayfed.algorithm import Algorithm
+
     options = {"name": values} if isinstance(values, str) else dict(values)
     name = options.pop("name", "fedavg")
     if not isinstance(name, str):
@@ -430,6 +459,8 @@ def build_algorithm(values: Mapping[str, Any] | str, *, where: str) -> Algorithm
 
 def algorithm_values(algorithm: Any) -> dict[str, Any]:
     """Return the hyperparameters of an algorithm as plain values; a nested algorithm is a mapping with its name."""
+    from rayfed.algorithm import Algorithm
+
     values = {}
     for f in dataclasses.fields(algorithm):
         if not f.init:

@@ -1,5 +1,6 @@
 """From a configuration to everything that a simulation needs, checked as a whole before anything starts."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from rayfed.algorithm import Phase
 from rayfed.augment.base import Augment, build_augment
 from rayfed.core.errors import UsageError
+from rayfed.core.lr_schedule import LrSchedule
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.rng import seed_torch, torch_state_kept
-from rayfed.core.schedule import Schedule
 from rayfed.data.draws import floor_share
 from rayfed.data.leave_out import population_without_domain
 from rayfed.data.loading import load
@@ -46,6 +47,19 @@ from rayfed.results.storage import LocalStorage, open_storage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 ModelFactory = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What was given in Python in place of parts of the configuration; see `make_plan`."""
+
+    clients: Sequence[Client | Mapping[str, Any]] | None = None
+    model: ModelFactory | nn.Module | None = None
+    loss: Loss | None = None
+    num_classes: int | None = None
+
+    def __bool__(self) -> bool:
+        return any(value is not None for value in vars(self).values())
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,12 @@ class Plan:
     def cost(self) -> Cost:
         """The cost of the model, without what a wrapping algorithm adds to it."""
         with torch_state_kept():
-            return cost(self.blueprint.model, self.population.shape, _input_type(self.population))
+            return cost(self.blueprint.model, self.population.shape, self.input_type)
+
+    @property
+    def input_type(self) -> torch.dtype:
+        """The type in which inputs reach the model."""
+        return _input_type(self.population)
 
     @property
     def configuration_hash(self) -> str:
@@ -231,10 +250,16 @@ def _model(config: Config, population: Population, model: ModelFactory | nn.Modu
             if not dtype.is_floating_point:
                 _check_vocabulary(built, population)
             return built
-        given = model if isinstance(model, nn.Module) else model()
-        if not isinstance(given, nn.Module):
-            raise UsageError(f"model: expected a function that makes a torch.nn.Module, got {type(given).__name__}")
+        given = fresh_module(model)
         return given if hasattr(given, "feature_shape") else ensure_split(given, population.shape, dtype)
+
+
+def fresh_module(model: ModelFactory | nn.Module) -> nn.Module:
+    """Return the user's module, newly made or as a copy, because a model that is split is changed."""
+    module = model if isinstance(model, nn.Module) else model()
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"model: expected a function that makes a torch.nn.Module, got {type(module).__name__}")
+    return copy.deepcopy(module)
 
 
 def _input_type(population: Population) -> torch.dtype:
@@ -291,8 +316,8 @@ def _optimizer(config: Config) -> SGD | Adam:
     return SGD(momentum=local.momentum, nesterov=local.nesterov, **common)
 
 
-def _schedule(local: Local) -> Schedule:
-    return Schedule(
+def _schedule(local: Local) -> LrSchedule:
+    return LrSchedule(
         kind=local.lr_schedule,
         decay=1.0 if local.lr_decay is None else local.lr_decay,
         every=local.lr_decay_every or 1,

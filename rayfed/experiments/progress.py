@@ -1,39 +1,66 @@
-"""The progress line: rounds, time left, clients per second, and the best score so far."""
+"""The progress of trials: rounds, time left, clients per second, and the best score so far."""
 
+import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 
-from rayfed.core.status_line import StatusLine
+from rayfed.core.status_line import Bar, StatusLine
 from rayfed.results.recorder import Progress
 
+_LATER = 1.2  # an estimate that is later than the one shown by less than this factor is not shown
 
-def one_trial(progress: Progress) -> str:
-    """Return "round 12/50 · 3.1 s per round · 118 s left · 6.4 clients/s · val 91.2% (best 91.4%)"."""
+
+class Countdown:
+    """A time left that counts down, and not up and down with every estimate.
+
+    An earlier estimate is shown at once, and a later one only if it is later by a fifth or more. In between, the time
+    that passes is subtracted.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._end: float | None = None
+        self._estimate: float | None = None
+
+    def shown(self, left: float) -> float:
+        """Return the seconds to show for a time left that is now estimated as `left`."""
+        now = self._clock()
+        before = None if self._end is None else self._end - now
+        is_new = left != self._estimate
+        if before is None or (is_new and (left < before or left > _LATER * max(before, 1.0))):
+            before = left
+        self._end, self._estimate = now + before, left
+        return max(0.0, before)
+
+
+def one_trial(progress: Progress, countdown: Countdown | None = None) -> list[Bar]:
+    """Return "round 12/50" with "3.1 s per round · 118 s left · 6.4 clients/s · val 91.2% (best 91.4%)"."""
     done = progress.round - progress.first_round
-    parts = [f"round {progress.round}/{progress.rounds}"]
-    if done > 0:
-        pace = progress.seconds / done
-        left = max(0, progress.rounds - progress.round) * pace
-        parts += [
-            f"{pace:.3g} s per round",
-            f"{span(left)} left",
-            f"{progress.clients / progress.seconds:.3g} clients/s",
-        ]
+    parts = []
+    if done > 0 and progress.seconds > 0:
+        parts.append(f"{progress.seconds / done:.3g} s per round")
+        if progress.left is not None:
+            left = countdown.shown(progress.left) if countdown is not None else progress.left
+            parts.append(f"{span(left)} left")
+        parts.append(f"{progress.clients / progress.seconds:.3g} clients/s")
     if progress.val is not None and progress.best_val is not None:
         parts.append(f"val {progress.val:.1%} (best {progress.best_val:.1%})")
     elif progress.test is not None:
         parts.append(f"test {progress.test:.1%}")
     if progress.lost:
         parts.append(f"restarted {_times(progress.lost)}")
-    return " · ".join(parts)
+    return [Bar("round", progress.round, progress.rounds, " · ".join(parts))]
 
 
-def many_trials(trials: Sequence[Progress], total: int, seconds: float) -> str:
-    """Return "trials 5/18 (2 running, 1 failed) · rounds 130/450 · 84 s left · 52 clients/s · best val 91.4% adcol-…".
+def many_trials(
+    trials: Sequence[Progress], names: Sequence[str], seconds: float, countdown: Countdown | None = None
+) -> list[Bar]:
+    """Return "trials 5/18" with "2 running, 1 failed", and "rounds 130/450" with the time left and the best trial.
 
     Args:
         trials: The progress of the trials that have started.
-        total: The number of trials in the sweep.
+        names: The names of all trials of the sweep.
         seconds: Time since the sweep began.
     """
     ended = [p for p in trials if p.status != "running"]
@@ -42,18 +69,50 @@ def many_trials(trials: Sequence[Progress], total: int, seconds: float) -> str:
     lost = sum(p.lost for p in trials)
     counts = f"{running} running" + (f", {failed} failed" if failed else "")
     counts += f", restarted {_times(lost)}" if lost else ""
-    parts = [f"trials {len(ended)}/{total} ({counts})"]
+    parts = []
     work = sum(max(0, p.round - p.first_round) for p in trials)
-    rounds = max((p.rounds for p in trials), default=0) * total
+    rounds = sum(p.rounds for p in trials) + max((p.rounds for p in trials), default=0) * (len(names) - len(trials))
     finished = sum(p.rounds if p.status != "running" else p.round for p in trials)
-    if work and seconds:
-        left = max(0, rounds - finished) * seconds / work
-        pace = sum(p.clients for p in trials) / seconds
-        parts += [f"rounds {finished}/{rounds}", f"{span(left)} left", f"{pace:.3g} clients/s"]
+    left = seconds_left(trials, names, seconds)
+    if work and left is not None:
+        parts.append(f"{span(countdown.shown(left) if countdown is not None else left)} left")
+        parts.append(f"{sum(p.clients for p in trials) / seconds:.3g} clients/s")
     best = max((p for p in trials if p.best_val is not None), key=lambda p: p.best_val or 0.0, default=None)
     if best is not None:
         parts.append(f"best val {best.best_val:.1%} {best.trial}")
-    return " · ".join(parts)
+    bars = [Bar("trials", len(ended), len(names), counts)]
+    return [*bars, Bar("rounds", finished, rounds, " · ".join(parts))] if rounds else bars
+
+
+def seconds_left(trials: Sequence[Progress], names: Sequence[str], seconds: float) -> float | None:
+    """Return how long a sweep will still take, or None if nothing is known.
+
+    A trial that has not started takes as long as the median of those of its algorithm that have, or of all of them. As
+    many trials run at once as did so far.
+    """
+    whole: dict[str, list[float]] = {}
+    working = pending = 0.0
+    for trial in trials:
+        working += trial.seconds
+        if trial.status == "running" and trial.left is None:
+            continue
+        left = (trial.left or 0.0) if trial.status == "running" else 0.0
+        pending += left
+        if trial.status in ("running", "done") and trial.round > trial.first_round:
+            whole.setdefault(_algorithm(trial.trial), []).append(trial.seconds + left)
+    if not whole or not seconds:
+        return None
+    medians = {algorithm: statistics.median(values) for algorithm, values in whole.items()}
+    common = statistics.median(value for values in whole.values() for value in values)
+    unknown = {trial.trial for trial in trials if trial.status == "running" and trial.left is None}
+    started = {trial.trial for trial in trials} - unknown
+    pending += sum(medians.get(_algorithm(name), common) for name in names if name not in started)
+    longest = max((trial.left or 0.0 for trial in trials if trial.status == "running"), default=0.0)
+    return max(pending * seconds / working if working else pending, longest)
+
+
+def _algorithm(trial: str) -> str:
+    return trial.rpartition("-seed")[0]
 
 
 def note(line: str) -> None:
@@ -78,13 +137,13 @@ def _times(count: int) -> str:
 def watch_trials(
     progress: Callable[[], list[Progress]],
     wait: Callable[[float], bool],
-    line: Callable[[list[Progress]], str],
+    bars: Callable[[list[Progress]], Sequence[Bar]],
     *,
     seconds: float = 0.5,
 ) -> None:
-    """Show `line(progress())` every `seconds` until `wait(seconds)` returns True: all trials have ended."""
+    """Show `bars(progress())` every `seconds` until `wait(seconds)` returns True: all trials have ended."""
     with StatusLine() as status:
         while not wait(seconds):
             trials = progress()
             if trials:
-                status.show(line(trials))
+                status.show(bars(trials))

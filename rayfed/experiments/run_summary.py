@@ -28,9 +28,9 @@ def run_summary(plan: Plan) -> str:
     batch_norms = {name.rpartition(".")[0] for name in batch_norm_names(blueprint.model)}
     policy = _POLICIES[blueprint.batch_norm]
     down = bytes_by_field(algorithm.broadcast(ctx.at(cohort=tuple(range(blueprint.cohort))), algorithm.init(ctx)))
-    sent = ", ".join(f"{field} {_bytes(size)}" for field, size in down.items()) or "nothing"
+    sent = ", ".join(f"{field} {size_text(size)}" for field, size in down.items()) or "nothing"
     data = client_data(population, 0, task, held_out_share=algorithm.held_out_share, seed=blueprint.seed)
-    state = _bytes(nbytes(algorithm.join(ctx.at(client=0, examples=sizes[0], data=data))))
+    state = size_text(nbytes(algorithm.join(ctx.at(client=0, examples=sizes[0], data=data))))
     epochs, steps = blueprint.local.epochs, blueprint.local.steps
     local = counted(epochs, "epoch") if epochs else counted(steps or 0, "step")
     unseen = f"; {counted(population.unseen_clients, 'unseen')} after training" if population.unseen_clients else ""
@@ -120,7 +120,8 @@ def _schedule(local: Local) -> str:
     return f"{rule} after {counted(local.lr_warmup, 'round')} of warm-up" if local.lr_warmup else rule
 
 
-def _bytes(size: float) -> str:
+def size_text(size: float) -> str:
+    """Return a number of bytes in readable units."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.3g} {unit}"

@@ -1,14 +1,14 @@
 """The plan of a sweep: all configurations checked, which trials are still to run, and what to print before."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import Given, Plan, make_plan
 from rayfed.experiments.run_summary import counted, notes
 from rayfed.experiments.space import Space
 from rayfed.results.storage import open_storage
@@ -18,10 +18,15 @@ MAX_NOTES = 8  # that are printed before a sweep
 
 
 class Job(TypedDict):
-    """One trial to run: its name, and the nested values of its configuration."""
+    """One trial to run: its name, and the nested values of its configuration.
+
+    `identity` has the fields of its `Plan` that name what was given in Python. They are computed once, because another
+    process has no source of functions that were written in a notebook.
+    """
 
     trial: str
     values: dict[str, Any]
+    identity: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -33,12 +38,16 @@ class SweepPlan:
         configs: The configuration of every trial, finished ones included.
         jobs: The trials to run.
         notes: The notes on the trials, as lines to print.
+        given: What was given in Python, for all trials.
+        keep_state: Whether the final states are kept also with checkpoint.every=0.
     """
 
     space: Space
     configs: tuple[Config, ...]
     jobs: tuple[Job, ...]
     notes: tuple[str, ...]
+    given: Given
+    keep_state: bool = False
 
     @property
     def results(self) -> str:
@@ -66,7 +75,9 @@ def configurations(space: Space) -> tuple[Config, ...]:
     return tuple(Config.read(values) for values in space.trials())
 
 
-def plan_sweep(space: Space, configs: Sequence[Config]) -> SweepPlan:
+def plan_sweep(
+    space: Space, configs: Sequence[Config], given: Given | None = None, *, keep_state: bool = False
+) -> SweepPlan:
     """Check every configuration of a sweep, and find the trials that are still to run.
 
     With resume=true, trials that are done are left out.
@@ -74,34 +85,101 @@ def plan_sweep(space: Space, configs: Sequence[Config]) -> SweepPlan:
     Args:
         space: The space.
         configs: `configurations(space)`.
+        given: What was given in Python, for all trials.
+        keep_state: Whether to keep the final states also with checkpoint.every=0.
 
     Raises:
         UsageError: A configuration cannot work.
     """
-    first = configs[0]
+    first, given = configs[0], given or Given()
     names = [trial_name(config) for config in configs]
     if len(set(names)) < len(names):
         raise UsageError(f"arms: two trials have the same configuration ({_repeated(names)}); each must differ")
     if any((config.results, config.experiment) != (first.results, first.experiment) for config in configs):
         raise UsageError("results and experiment: all arms of a sweep share them; give them outside the arms")
-    notes_of_plans = _check_plans(space, configs)
+    notes_of_plans, identities = _check_plans(space, configs, given)
+    names = [str(identity.get("trial", name)) for name, identity in zip(names, identities, strict=True)]
     done = _done_trials(first) if first.resume else set()
-    jobs = (Job(trial=name, values=values) for name, values in zip(names, space.trials(), strict=True))
-    return SweepPlan(space, tuple(configs), tuple(job for job in jobs if job["trial"] not in done), notes_of_plans)
+    jobs = tuple(
+        Job(trial=name, values=values, identity=identity)
+        for name, values, identity in zip(names, space.trials(), identities, strict=True)
+        if name not in done
+    )
+    return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state)
 
 
-def _check_plans(space: Space, configs: Sequence[Config]) -> tuple[str, ...]:
-    """Plan each configuration with the first seed and return the notes; equal data are loaded once."""
-    populations: dict[str, Population] = {}
-    lines: dict[str, None] = {}
-    for config in configs[: len(configs) // len(space.seeds)]:
+class Populations:
+    """The data of the trials of one process; equal data are loaded once.
+
+    Args:
+        keep_all: Whether the data of all trials stay in memory, or only those of the last one.
+    """
+
+    def __init__(self, *, keep_all: bool = False) -> None:
+        self._keep_all = keep_all
+        self._known: dict[str, Population] = {}
+
+    def plan(self, config: Config) -> Plan:
+        """Return the plan of a configuration."""
         key = repr((config.data, config.partition, config.leave_out))
-        plan = make_plan(config, population=populations.get(key))
-        populations[key] = plan.population
+        if key not in self._known and not self._keep_all:
+            self._known.clear()  # before the others are loaded
+        plan = make_plan(config, population=self._known.get(key))
+        self._known[key] = plan.population
+        return plan
+
+
+def planned(job: Job, given: Given, populations: Populations, *, keep_state: bool) -> Plan:
+    """Return the plan of a trial in the process that runs it.
+
+    Raises:
+        UsageError: The trial cannot work here, for example because a file of the data is missing on this machine.
+    """
+    config = Config.read(job["values"])
+    if given:
+        plan = make_plan(replace(config, resume=False), **vars(given))  # the code was compared where it was given
+        plan = replace(plan, config=config, **job["identity"])
+    else:
+        plan = populations.plan(config)
+    return replace(plan, keep_state=keep_state)
+
+
+def failed_before_start(job: Job, error: Exception) -> dict[str, Any]:
+    """Return the row in the table `trials` of a trial that could not begin."""
+    config = Config.read(job["values"])
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    return config.tree() | {
+        "seed": config.seed,
+        "status": "failed",
+        "error": f"{type(error).__name__}: {text[-1]}",
+    }
+
+
+def _check_plans(
+    space: Space, configs: Sequence[Config], given: Given
+) -> tuple[tuple[str, ...], list[Mapping[str, Any]]]:
+    """Plan each configuration with the first seed, and all of them if something is given in Python.
+
+    Returns:
+        The notes, and the `identity` of each job.
+    """
+    populations = Populations(keep_all=True)
+    lines: dict[str, None] = {}
+    identities: list[Mapping[str, Any]] = []
+    number = len(configs) // len(space.seeds)
+    for position, config in enumerate(configs):
+        if position >= number and not given:
+            identities.append({})
+            continue
+        plan = make_plan(config, **vars(given)) if given else populations.plan(config)
+        names = ("trial", "clients_hash", "model_label", "loss_label", "code_hash") if given else ()
+        identities.append({name: getattr(plan, name) for name in names})
+        if position >= number:
+            continue
         if space.search.scheduler == "asha" and not any(len(client.val) for client in plan.population.participants):
             raise UsageError("search.scheduler=asha: needs validation accuracies, but partition.validation is 0")
         lines |= {f"note: {config.algorithm_name}: {note}": None for note in notes(plan)}
-    return tuple(lines)
+    return tuple(lines), identities
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:

@@ -1,0 +1,44 @@
+"""Metrics beside accuracy and loss, and the table of their names. `base` is their interface."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
+
+METRICS = {
+    "ece": "rayfed.metrics.calibration:Ece",
+    "class_accuracy": "rayfed.metrics.class_accuracy:ClassAccuracy",
+    "drift": "rayfed.metrics.drift:Drift",
+    "gradient_norm": "rayfed.metrics.gradient_norm:GradientNorm",
+    "mdl": "rayfed.metrics.mdl:Mdl",
+    "frechet": "rayfed.metrics.frechet:Frechet",
+    "client_probe": "rayfed.metrics.client_probe:ClientProbe",
+    "head_accuracy": "rayfed.metrics.head_accuracy:HeadAccuracy",
+    "tsne": "rayfed.metrics.tsne:Tsne",
+}
+
+
+def chosen_metrics(chosen: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the options of the metrics that are switched on, by name, without importing a metric.
+
+    Args:
+        chosen: Maps names to options, to true (the default options) or to false (off).
+
+    Raises:
+        UsageError: An unknown name, or options that are no mapping.
+    """
+    if not isinstance(chosen, Mapping):
+        names = ", ".join(map(str, chosen)) if isinstance(chosen, list) else chosen
+        raise UsageError(f"metrics={names}: expected a mapping, as in metrics.ece=true or metrics.ece.every=5")
+    metrics: dict[str, Mapping[str, Any]] = {}
+    for name, options in chosen.items():
+        if options is False or options is None:
+            continue
+        if options is not True and not isinstance(options, Mapping):
+            raise UsageError(f"metrics.{name}={options!r}: expected true, or a mapping of options such as every")
+        if name not in METRICS and ":" not in name:
+            hint = "your own is written metrics.module:Name"
+            raise UsageError(f"metrics.{name}: no such metric; {suggestion(name, METRICS, prefix='metrics.')}; {hint}")
+        metrics[name] = {} if options is True else options
+    return metrics

@@ -14,20 +14,9 @@ import torch
 from torch import Tensor
 
 from rayfed.core.errors import UsageError
-from rayfed.core.options import build, option, suggestion
+from rayfed.core.options import build, option
 from rayfed.core.registry import resolve
-
-METRICS = {
-    "ece": "rayfed.metrics.calibration:Ece",
-    "class_accuracy": "rayfed.metrics.class_accuracy:ClassAccuracy",
-    "drift": "rayfed.metrics.drift:Drift",
-    "gradient_norm": "rayfed.metrics.gradient_norm:GradientNorm",
-    "mdl": "rayfed.metrics.mdl:Mdl",
-    "frechet": "rayfed.metrics.frechet:Frechet",
-    "client_probe": "rayfed.metrics.client_probe:ClientProbe",
-    "head_accuracy": "rayfed.metrics.head_accuracy:HeadAccuracy",
-    "tsne": "rayfed.metrics.tsne:Tsne",
-}
+from rayfed.metrics import METRICS, chosen_metrics
 
 EVERY = "rounds between measurements; the last round is always measured, and by default only the last"
 EVERY_ROUND = "rounds between measurements; the last round is always measured"
@@ -143,27 +132,17 @@ def build_metrics(chosen: Any) -> dict[str, Metric]:
     """Return the metrics that are switched on, by name.
 
     Args:
-        chosen: maps names to options, to true (the default options) or to false (off).
+        chosen: See `chosen_metrics`.
 
     Raises:
         UsageError: an unknown name, or an option that is unknown, of a wrong type or out of range.
     """
-    if not isinstance(chosen, Mapping):
-        names = ", ".join(map(str, chosen)) if isinstance(chosen, list) else chosen
-        raise UsageError(f"metrics={names}: expected a mapping, as in metrics.ece=true or metrics.ece.every=5")
     metrics = {}
-    for name, options in chosen.items():
-        if options is False or options is None:
-            continue
-        if options is not True and not isinstance(options, Mapping):
-            raise UsageError(f"metrics.{name}={options!r}: expected true, or a mapping of options such as every")
-        if name not in METRICS and ":" not in name:
-            hint = "your own is written metrics.module:Name"
-            raise UsageError(f"metrics.{name}: no such metric; {suggestion(name, METRICS, prefix='metrics.')}; {hint}")
+    for name, options in chosen_metrics(chosen).items():
         metric = resolve(name, METRICS, where=f"metrics.{name}")
         if not (isinstance(metric, type) and issubclass(metric, Metric)):
             raise UsageError(f"metrics.{name}: must be a dataclass that derives from a class of rayfed.metrics.base")
-        metrics[name] = build(metric, {} if options is True else options, where=f"metrics.{name}")
+        metrics[name] = build(metric, options, where=f"metrics.{name}")
     return metrics
 
 

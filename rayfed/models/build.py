@@ -11,29 +11,9 @@ from torch import nn
 from rayfed.core.errors import UsageError
 from rayfed.core.options import build, checked
 from rayfed.core.registry import resolve
+from rayfed.models import MODELS
 from rayfed.models.projection import with_projection
 from rayfed.models.split_model import SplitModel, ensure_split
-
-MODELS: Mapping[str, str] = {
-    "mlp": "rayfed.models.mlp:MLP",
-    "cnn": "rayfed.models.cnn:CNN",
-    "cnn_rotated": "rayfed.models.cnn_rotated:RotatedCNN",
-    "cnn_domainbed": "rayfed.models.cnn_domainbed:DomainBedCNN",
-    "digits_cnn": "rayfed.models.digits_cnn:DigitsCNN",
-    "cct": "rayfed.models.cct:CCT",
-    "fasttext": "rayfed.models.fasttext:FastText",
-    "har_cnn": "rayfed.models.har_cnn:HARCNN",
-    "resnet18": "rayfed.models.from_torchvision:ResNet18",
-    "resnet34": "rayfed.models.from_torchvision:ResNet34",
-    "resnet50": "rayfed.models.from_torchvision:ResNet50",
-    "mobilenet_v3_small": "rayfed.models.from_torchvision:MobileNetV3Small",
-    "efficientnet_b0": "rayfed.models.from_torchvision:EfficientNetB0",
-    "densenet121": "rayfed.models.from_torchvision:DenseNet121",
-    "shufflenet_v2_x1_0": "rayfed.models.from_torchvision:ShuffleNetV2",
-    "vgg11": "rayfed.models.from_torchvision:VGG11",
-    "vgg11_mean": "rayfed.models.vgg11_mean:VGG11Mean",
-    "torchvision": "rayfed.models.from_torchvision:Torchvision",
-}
 
 
 def build_model(

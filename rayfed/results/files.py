@@ -1,23 +1,9 @@
-"""Names that experiments and trials may have, and replacing a Parquet file in one step."""
+"""Reading a Parquet file, and replacing it in one step."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayfed.core.errors import UsageError
 from rayfed.results.storage import Storage
-
-
-def check_name(name: str, what: str) -> str:
-    """Return `name` if it can be the name of a file that Parquet readers see.
-
-    Readers skip names that begin with "." or "_", which also hides unfinished files from them.
-
-    Raises:
-        UsageError: the name cannot be used; the message begins with `what`.
-    """
-    if not name or name[0] in "._" or any(letter in '/\\:*?"<>|' or not letter.isprintable() for letter in name):
-        raise UsageError(f'{what}={name!r}: use a name without / \\ : * ? " < > | that does not begin with . or _')
-    return name
 
 
 def replace_parquet(table: pa.Table, folder: Storage, name: str) -> None:

@@ -1,11 +1,13 @@
 """Maps of representations in the plane: a Parquet file of coordinates, and a plot beside it."""
 
 import io
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from rayfed.core.records import MapPoint, RepresentationMap
 from rayfed.results.storage import Storage
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def write_map(folder: Storage, trial: str, round: int, map: RepresentationMap) -> None:
@@ -13,6 +15,8 @@ def write_map(folder: Storage, trial: str, round: int, map: RepresentationMap) -
 
     The columns are client (-1: a test set that belongs to no client), domain, label, x and y, with one row per example.
     """
+    import pandas as pd  # imported late: the process of the recorder rarely writes a map
+
     name = map.name.rpartition(":")[2]
     layer = map.layer.replace(".", "_")
     file = f"{trial}-round{round}-{name}-{map.point}-{map.split}-{layer}"
@@ -21,7 +25,7 @@ def write_map(folder: Storage, trial: str, round: int, map: RepresentationMap) -
     folder.write(f"{file}.png", draw_map(table, f"{trial}, round {round}: {map.point} model, {map.split} data"))
 
 
-def draw_map(table: pd.DataFrame, title: str) -> bytes:
+def draw_map(table: "pd.DataFrame", title: str) -> bytes:
     """Return a PNG of the examples, coloured by domain and by class."""
     from matplotlib.figure import Figure  # takes most of a second to import
 

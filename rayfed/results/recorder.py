@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rayfed.core.errors import UsageError
+from rayfed.core.pace import Pace
 from rayfed.core.records import Event, Record
 from rayfed.results.checkpoints import CheckpointStore, Part
 from rayfed.results.maps import write_map
@@ -26,8 +27,9 @@ from rayfed.results.writer import TrialWriter
 class Progress:
     """The progress of a trial.
 
-    `val` and `test` are the last accuracies at `default_eval_point` (means over clients), or None. `lost` is how often
-    the process of the trial was lost, so that it went back to its last checkpoint.
+    `left` are the seconds that its rounds will still take, None while that is unknown. `val` and `test` are the last
+    accuracies at `default_eval_point` (means over clients), or None. `lost` is how often the process of the trial was
+    lost, so that it went back to its last checkpoint.
     """
 
     trial: str
@@ -37,6 +39,7 @@ class Progress:
     first_round: int = 0
     clients: int = 0
     seconds: float = 0.0
+    left: float | None = None
     val: float | None = None
     test: float | None = None
     best_val: float | None = None
@@ -78,6 +81,8 @@ class Recorder:
         self._writers: dict[str, TrialWriter] = {}
         self._progress: dict[str, Progress] = {}
         self._began: dict[str, float] = {}
+        self._paces: dict[str, Pace] = {}
+        self._last_record: dict[str, float] = {}  # by trial, when it began or recorded a round
         self._points: dict[str, str] = {}  # by trial, the point of `Progress.val`
         self._signs: dict[str, tuple[tuple[int, str], float]] = {}  # by trial, its process and when it gave a sign
         self._events: dict[str, list[Event]] = {}  # of trials that have not begun
@@ -138,6 +143,8 @@ class Recorder:
             self._began[trial] = time.monotonic()
         self._began.setdefault(trial, time.monotonic() - self._progress[trial].seconds)
         self._points[trial] = str(values["default_eval_point"])
+        self._paces[trial] = Pace(rounds, int(values.get("evaluate", {}).get("every", 1)))
+        self._last_record[trial] = time.monotonic()
 
     def record(self, trial: str, record: Record) -> int | None:
         """Record a finished round, and return the last round that is on disk, or None.
@@ -157,7 +164,12 @@ class Recorder:
         progress.round = record.round
         progress.clients += record.cohort
         self._work[trial].append((record.round, record.cohort, record.seconds["total"]))
-        progress.seconds = time.monotonic() - self._began[trial]
+        now, pace = time.monotonic(), self._paces[trial]
+        progress.seconds = now - self._began[trial]
+        if record.stage == "round":
+            pace.add(record.round, now - self._last_record[trial])
+            progress.left = pace.left(record.round)
+        self._last_record[trial] = now
         accuracy = record.accuracy(self._points[trial])
         progress.val = accuracy.get("val", progress.val)
         progress.test = accuracy.get("test", progress.test)

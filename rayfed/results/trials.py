@@ -22,8 +22,9 @@ from typing import Any
 import pyarrow as pa
 
 from rayfed.core.errors import UsageError
+from rayfed.core.file_names import check_name
 from rayfed.results.checkpoints import CheckpointStore
-from rayfed.results.files import check_name, read_parquet, replace_parquet
+from rayfed.results.files import read_parquet, replace_parquet
 from rayfed.results.owners import describe, is_alive
 from rayfed.results.storage import LocalStorage, Storage, open_storage
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rayfed.core.file_names import check_name
 from rayfed.core.records import Event, Record, Score
-from rayfed.results.files import check_name
 from rayfed.results.segments import SEGMENT_ROWS, Segments
 from rayfed.results.storage import open_storage
 from rayfed.results.tables import (

@@ -28,13 +28,13 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbabu import FedBABU
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.algorithms.scaffold import Scaffold
+from rayfed.core.lr_schedule import LrSchedule
 from rayfed.core.optim import SGD, Adam
-from rayfed.core.schedule import Schedule
 from rayfed.core.trees import named_tensors
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 
-HALVING = Schedule(kind="exponential", decay=0.5)
+HALVING = LrSchedule(kind="exponential", decay=0.5)
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -55,7 +55,9 @@ def test_scaffold_divides_by_the_rate_of_the_round():
     """After one step, a control variate is the gradient at the start, whatever the rate."""
     curves = quadratics((1.0, 1.0), (2.0, 2.0))
     changes = {"model": Point(), "loss": quadratic, "batch_size": 1, "optimizer": SGD(lr=0.1)}
-    how = blueprint(Scaffold(), curves, rounds=2, local=Phase("train", steps=1), schedule=Schedule(warmup=4), **changes)
+    how = blueprint(
+        Scaffold(), curves, rounds=2, local=Phase("train", steps=1), schedule=LrSchedule(warmup=4), **changes
+    )
     server, _ = simulate(dataclasses.replace(how, rounds=4), curves)
     w = 0.0
     for lr in (0.025, 0.05, 0.075):  # equal clients without drift: the mean gradient h (w − a)
@@ -114,7 +116,7 @@ def two_rounds(people, first, second):
 def test_a_schedule_changes_what_every_method_that_trains_ends_with(name):
     case = CASES[name]
     constant, scheduled = (
-        finished(plan_of(case, schedule=schedule, rounds=2)).state_hash() for schedule in (Schedule(), HALVING)
+        finished(plan_of(case, schedule=schedule, rounds=2)).state_hash() for schedule in (LrSchedule(), HALVING)
     )
     assert constant != scheduled
 

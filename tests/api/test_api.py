@@ -231,6 +231,14 @@ class TestOwnPieces:
         assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
         assert not module.training
 
+    def test_a_module_that_has_to_be_split_is_left_as_it_was(self, run):
+        module = plain_model()
+        run(model=module)
+        assert isinstance(module.three, nn.Linear)
+        assert set(module.state_dict()) == {"one.weight", "one.bias", "three.weight", "three.bias"}
+        run(model=lambda: module)
+        assert isinstance(module.three, nn.Linear)
+
     def test_initial_weights_follow_the_seed_where_a_factory_makes_them(self, run):
         quick = {"rounds": 1, "local.lr": 1e-8}
         first, again, other = run(quick), run(quick), run({**quick, "seed": 1})
@@ -455,9 +463,16 @@ class TestImports:
         assert "ray" not in found
 
     def test_the_function_survives_the_import_of_the_module(self):
+        import rayfed.cli.report
         import rayfed.cli.run
+        import rayfed.cli.sweep
 
-        assert rayfed.run is rayfed.cli.run.run
+        assert {type(getattr(rayfed, name)).__name__ for name in ("run", "sweep", "report", "load")} == {"function"}
+
+    @pytest.mark.parametrize("name", ["run", "sweep", "report"])
+    def test_a_module_cannot_hide_a_function(self, name):
+        with pytest.raises(ImportError):
+            __import__(f"rayfed.{name}")
 
 
 def test_population_helpers_are_public():

@@ -61,6 +61,27 @@ class TestHelp:
         lines = capsys.readouterr().out.splitlines()
         assert [key for key in keys if not any(line.startswith(f"  {key}") for line in lines)] == []
 
+    @pytest.mark.parametrize("name", ["run", "sweep", "partition"])
+    def test_begins_with_the_keys_of_what_is_chosen(self, capsys, tmp_path, name):
+        (tmp_path / "c.yaml").write_text("algorithm.name: fedprox\npartition.name: dirichlet\nmetrics.mdl: true\n")
+        assert main([name, str(tmp_path / "c.yaml"), "model.name=nosuch", "broken", "--help"]) == 0
+        out = capsys.readouterr().out
+        assert "keys of algorithm.name=fedprox:\n" in out
+        assert "  algorithm.mu = 0.01" in out
+        assert "  partition.alpha = " in out
+        assert "  metrics.mdl.seeds = " in out
+        assert "model.name=nosuch" not in out
+
+    def test_has_the_keys_of_a_class_of_the_users(self, capsys, tmp_path, monkeypatch):
+        (tmp_path / "help_mine.py").write_text(
+            "from dataclasses import dataclass\nfrom rayfed import option\n"
+            "from rayfed.algorithms.fedavg import FedAvg\n@dataclass(frozen=True, kw_only=True)\n"
+            "class Mine(FedAvg):\n    zeal: float = option(3.0, help='how much')\n"
+        )
+        monkeypatch.chdir(tmp_path)
+        main(["run", "algorithm.name=help_mine:Mine", "--help"])
+        assert re.search(r"^  algorithm.zeal = 3.0 +how much$", capsys.readouterr().out, re.MULTILINE)
+
     def test_is_printed_without_arguments(self, capsys):
         assert main([]) == 2
         assert "commands:" in capsys.readouterr().out
@@ -78,16 +99,17 @@ class TestHelp:
         (["--report"], "--report: a command is written without dashes: rayfed report"),
         (["local.lr=1"], "local.lr=1: expected a command first, such as rayfed run local.lr=1"),
         (["a.yaml"], "a.yaml: expected a command first, such as rayfed run a.yaml"),
-        (["run", "--quite"], "--quite: no such option of rayfed run; known: --help, -h"),
+        (["run", "--quite"], "--quite: no such option of rayfed run; known: --dry-run, --help, -h"),
         (["run", "--rounds=3"], "--rounds=3: a key is written without dashes: rounds=3"),
-        (["run", "--list"], "--list: is a command of its own; use rayfed list"),
         (["run", "local.lrr=3"], "local.lrr: no such key; did you mean local.lr?"),
         (["partition", "--sav", "p", "--plt", "x"], "--plt: no such option of rayfed partition; did you mean --plot?"),
         (["report"], "the following arguments are required: RESULTS; see rayfed report --help"),
         (["report", "a", "b"], "b: unexpected argument; see rayfed report --help"),
-        (["list", "algorithms"], "algorithms: no such list; did you mean algorithm?"),
+        (["list", "algoritms"], "algoritms: no such kind or name; did you mean algorithms?"),
+        (["list", "fedporx"], "fedporx: no such kind or name; did you mean fedprox?"),
+        (["run", "--list", "fedporx"], "fedporx: no such kind or name; did you mean fedprox?"),
         (["docs", "algoritms"], "algoritms: no such page; did you mean algorithms?"),
-        (["docs", "--generate", "data"], "--generate data: not made from the code; known: algorithms"),
+        (["docs", "--generate", "data"], "--generate data: not made from the code; known: algorithms, catalogue"),
         (["sweep"], "expected one search space, such as demo or my_space.yaml, got 0"),
         (["sweep", "demo", "adcol"], "expected one search space, such as demo or my_space.yaml, got 2"),
         (["sweep", "adcool"], "adcool: no such file or packaged space; did you mean adcol?"),
@@ -100,13 +122,57 @@ def test_what_is_wrong_is_refused_with_the_nearest_right_one(refused, arguments,
 
 
 class TestModules:
-    @pytest.mark.parametrize("command", ["--help", "--version", "docs", "report --help"])
-    def test_light_commands_import_neither_torch_nor_ray(self, command):
-        code = (
-            f"import sys; from rayfed.cli.main import main; main({command.split()!r}); "
-            "sys.exit(bool({'torch', 'ray', 'matplotlib'} & set(sys.modules)))"
+    @pytest.mark.parametrize(
+        ("command", "code"),
+        [
+            ("--help", 0),
+            ("--version", 0),
+            ("docs", 0),
+            ("docs schema", 0),
+            ("list", 0),
+            ("list fedprox", 0),
+            ("run --list algorithms", 0),
+            ("run algorithm.name=fedprox --help", 0),
+            ("sweep --help", 0),
+            ("partition --help", 0),
+            ("run algorithm.nam=x", 2),
+            ("run algorithm.name=fedprox algorithm.muu=1", 2),
+            ("run data.name=mnist local.lr=-1", 2),
+            ("sweep demo metrics.mdl.seedz=1", 2),
+            ("sweep adcol algorithm.muu=1", 2),
+        ],
+    )
+    def test_help_and_refusals_import_neither_torch_nor_ray_nor_tables(self, command, code):
+        """They answer at once. Seconds depend on the machine, so what is imported is checked."""
+        heavy = {"torch", "ray", "matplotlib", "pandas", "pyarrow", "sklearn", "scipy"}
+        program = (
+            f"import sys; from rayfed.cli.main import main; code = main({command.split()!r}); "
+            f"print(sorted({heavy} & set(sys.modules)), code)"
         )
-        assert python("-c", code).returncode == 0
+        assert python("-c", program).stdout.splitlines()[-1] == f"[] {code}"
+
+    @pytest.mark.parametrize(
+        ("module", "without"),
+        [
+            ("rayfed", {"torch", "numpy", "yaml", "pandas"}),
+            ("rayfed.results.recorder", {"torch", "sklearn", "pandas", "matplotlib"}),
+            ("rayfed.cli.report", {"torch", "sklearn", "matplotlib"}),
+            ("rayfed.distributed.ray_host", {"pandas", "pyarrow", "sklearn", "matplotlib"}),
+            ("rayfed.api", {"ray", "sklearn", "matplotlib", "sympy"}),
+        ],
+    )
+    def test_a_process_imports_only_what_it_needs(self, module, without):
+        program = f"import sys, {module}; print(sorted({without} & set(sys.modules)))"
+        assert python("-c", program).stdout == "[]\n"
+
+    def test_a_run_does_not_import_torchs_compiler(self, tmp_path):
+        program = (
+            "import sys, rayfed\n"
+            "rayfed.run({'data.per_domain': 20, 'model.name': 'mlp', 'local.batch_size': 4}, rounds=1)\n"
+            "print(sorted({'torch._dynamo', 'sympy', 'ray'} & set(sys.modules)))"
+        )
+        done = python("-c", program, cwd=tmp_path)
+        assert done.stdout == "[]\n", done.stderr
 
     @pytest.mark.parametrize(("module", "given"), [("rayfed", "rnu"), ("rayfed.sweep", "adcool")])
     def test_doors_are_the_program(self, tmp_path, module, given):
@@ -141,7 +207,7 @@ class TestDocs:
         assert main(["docs"]) == 0
         first, *pages = capsys.readouterr().out.splitlines()
         assert str(ROOT / "docs") in first
-        assert {page.split()[0] for page in pages} == {path.stem for path in (ROOT / "docs").glob("*.md")}
+        assert {page.split()[0] for page in pages} == {"schema", *(path.stem for path in (ROOT / "docs").glob("*.md"))}
 
     @pytest.mark.parametrize("name", ["data", "data.md"])
     def test_prints_a_page(self, capsys, name):
@@ -169,11 +235,28 @@ class TestSpaces:
         assert "\nmetrics.NAME=true" in out
         assert "algorithm.name" not in out
 
+    def test_one_thing_is_explained(self, capsys):
+        assert main(["list", "fedprox"]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("algorithm.name=fedprox\n\n  FedProx: Li et al. 2020, ")
+        assert "client:  min over w of  f_i(w)" in out
+        assert "\n  algorithm.mu = 0.01 " in out
+        assert "\nrayfed sweep fedprox\n" in out
+        assert "keep_optimizer" in out
+        assert "scaffold" not in out
+
+    @pytest.mark.parametrize("given", [["list", "datasets"], ["run", "rounds=3", "--list", "data"]])
+    def test_kinds_have_plurals_and_list_is_an_option_too(self, capsys, given):
+        assert main(given) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("data.name=NAME\n")
+        assert "algorithm.name" not in out
+
     @pytest.mark.parametrize("name", ["demo", "demo.yaml"])
     def test_are_found_by_name_from_any_folder(self, tmp_path, monkeypatch, capsys, name):
         monkeypatch.chdir(tmp_path)
         spaces = []
-        monkeypatch.setattr("rayfed.cli.sweep.sweep", lambda space: spaces.append(space) or 1)
+        monkeypatch.setattr("rayfed.api.run_sweep", lambda space: spaces.append(space) or 1)
         monkeypatch.setattr("rayfed.cli.sweep._results", lambda config: "")
         assert main(["sweep", name]) == 1
         assert len(spaces[0].arms) == len(yaml.safe_load((ROOT / "tune_spaces" / "demo.yaml").read_text())["arms"])

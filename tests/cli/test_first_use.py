@@ -47,7 +47,8 @@ def line(here, capsys):
 class TestPaths:
     def test_a_tilde_is_the_home_folder(self, here, monkeypatch):
         monkeypatch.setenv("HOME", str(here))
-        config = Config.read({"results": "~/mine", "data": {"name": "npz", "file": "~/a.npz"}, "partition.file": "~/p"})
+        data, partition = {"name": "npz", "file": "~/a.npz"}, {"name": "file", "file": "~/p"}
+        config = Config.read({"results": "~/mine", "data": data, "partition": partition})
         assert config.results == f"{here}/mine"
         assert config.data.options == {"file": f"{here}/a.npz"}
         assert config.partition.options == {"file": f"{here}/p"}

@@ -14,8 +14,8 @@ from rayfed.core.registry import resolve
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
 from rayfed.experiments.config import GROUPS, Config
-from rayfed.metrics.base import METRICS
-from rayfed.models.build import MODELS
+from rayfed.metrics import METRICS
+from rayfed.models import MODELS
 
 main = command("run")
 list_names = command("list")

@@ -131,7 +131,37 @@ def test_another_folder_of_the_same_names_sizes_and_times_is_decoded_by_itself(t
     assert found == [[10], [200]]
 
 
-@pytest.mark.parametrize("names", [("train", "test"), ("Train", "val", "test"), ("day", "validation")])
+@pytest.mark.parametrize(
+    ("names", "tests"),
+    [
+        (("train", "test"), {"test"}),
+        (("train", "val"), {"val"}),
+        (("Train", "val", "test"), {"test"}),
+        (("training", "testing", "validation"), {"testing"}),
+    ],
+)
+def test_torchvisions_layout_has_its_own_split(tmp_path, names, tests):
+    """The images of `test` are the test images; where there are both, those of `val` may be trained on."""
+    image_sets.tree(tmp_path / "own", names, ("cat", "dog"))
+    dataset = made("imagefolder", tmp_path, size=8)
+    assert (dataset.domains, dataset.num_classes) == (("images",), 2)
+    files = {name: sorted((tmp_path / "own" / name).rglob("*.*")) for name in names}
+    pixels = {name: {decoded(file, 8) for file in of_split} for name, of_split in files.items()}
+    expected = set().union(*(pixels[name] for name in tests))
+    found = {np.asarray(dataset.images[row]).tobytes() for row in np.flatnonzero(dataset.is_test)}
+    assert found == expected
+    assert len(dataset.labels) == sum(map(len, files.values()))
+    (client,) = load("imagefolder", {"folder": str(tmp_path / "own"), "size": 8}).clients
+    assert len(client.test) == dataset.is_test.sum()
+    asked = load("imagefolder", {"folder": str(tmp_path / "own"), "domains": list(names), "size": 8})
+    assert [client.domain for client in asked.clients] == list(names)
+
+
+def decoded(file, size):
+    return decoding.resize_image(decoding.open_image(file), size).tobytes()
+
+
+@pytest.mark.parametrize("names", [("val", "test"), ("train", "test", "day"), ("day", "validation")])
 def test_folders_named_as_splits_are_not_taken_for_domains(tmp_path, names):
     image_sets.tree(tmp_path / "own", names, ("cat", "dog"))
     with pytest.raises(

@@ -1,5 +1,6 @@
 """What is said when Ray's processes start too slowly, and why an actor died. Without Ray."""
 
+import socket
 import time
 
 import pytest
@@ -8,6 +9,7 @@ from ray._private import services
 from rayfed.core.errors import HostLost
 from rayfed.distributed import cluster
 from rayfed.distributed.processes import cause_of_death
+from rayfed.experiments.config import Placement
 
 
 def not_yet(*arguments, **keywords):
@@ -31,6 +33,31 @@ class TestSlowStart:
         monkeypatch.setattr(services, "get_node", lambda *arguments: next(answers)())
         with cluster._patient_start(30.0):
             assert services.get_node("address", "node") == {"labels": {}}
+
+
+class TestClusterThatDoesNotAnswer:
+    @pytest.fixture
+    def address(self, monkeypatch, tmp_path):
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            return f"127.0.0.1:{free.getsockname()[1]}"
+
+    def test_of_the_environment(self, address, monkeypatch):
+        monkeypatch.setenv("RAY_ADDRESS", f"ray://{address}")
+        began = time.monotonic()
+        with pytest.raises(
+            HostLost, match=rf"^the Ray cluster at ray://{address} does not answer \(.*unset RAY_ADDRESS"
+        ):
+            cluster.connect(Placement(hosts=1), dashboard=False)
+        assert time.monotonic() - began < 10
+
+    def test_that_ray_start_left_a_note_of(self, address, tmp_path):
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        with pytest.raises(HostLost, match=r"does not answer \(.*\); start it, or run ray stop to use this machine"):
+            cluster.connect(Placement(hosts=1), dashboard=False)
 
 
 @pytest.mark.parametrize(

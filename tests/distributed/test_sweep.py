@@ -13,10 +13,12 @@ from typing import NamedTuple
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 
 import rayfed
 from helpers.commands import command
+from helpers.federations import blobs
 from helpers.ray_session import start_ray
 from rayfed.experiments.sweep import MAX_NOTES, _shortened
 
@@ -238,7 +240,7 @@ class TestRefused:
         """In a process of its own, which has no Ray: 12 × 0.6 GPUs and 1,000 hosts."""
         code = """
             import contextlib, io, sys, time
-            import rayfed.cli.sweep
+            import rayfed.api  # imports torch
             from rayfed.cli.main import main
             for more in ("placement.gpus=0.6", "placement.hosts=1000"):
                 began = time.monotonic()
@@ -279,7 +281,7 @@ class TestTableAfterwards:
                 rayfed.run(values)
             return wrong
 
-        monkeypatch.setattr("rayfed.cli.sweep.sweep", in_process)
+        monkeypatch.setattr("rayfed.api.run_sweep", in_process)
         code = main(["space.yaml"])
         out, err = capsys.readouterr()
         assert err == ""
@@ -302,3 +304,22 @@ class TestTableAfterwards:
         assert code == 0
         assert "test accuracy, %" in out
         assert "no plot: results/run/curves.png: cannot be written" in out
+
+
+@pytest.mark.slow
+def test_pieces_given_in_python_reach_the_processes_of_the_trials(here):
+    """A model and a loss that are written here, and that no other process could import."""
+    parts = ("train", "val", "test")
+    clients = [{name: (getattr(c, name).x, getattr(c, name).y) for name in parts} for c in blobs().clients]
+    given = {
+        "clients": clients,
+        "model": lambda: torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.ReLU(), torch.nn.Linear(9, 3)),
+        "loss": lambda logits, y: 2 * torch.nn.functional.cross_entropy(logits, y),
+    }
+    quick = {"local.batch_size": 5, "rounds": 1}
+    swept = rayfed.sweep(quick | {"seeds": [0, 1]}, **given, experiment="given", keep_state=True, quiet=True)
+    assert swept.trials["status"].tolist() == ["done", "done"]
+    alone = rayfed.run(quick, **given, seed=1)
+    assert swept.trials.set_index("trial").loc[alone.trial, "weights_hash"] == alone.weights_hash
+    loaded = rayfed.load("results", "given", alone.trial, **given)
+    assert torch.equal(loaded.model()[2].weight, alone.model()[2].weight)

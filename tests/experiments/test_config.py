@@ -9,9 +9,9 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
+from rayfed.core.lr_schedule import LrSchedule
 from rayfed.core.optim import Adam
 from rayfed.core.registry import resolve
-from rayfed.core.schedule import Schedule
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
@@ -336,7 +336,7 @@ def test_what_the_options_of_training_build():
     schedule = ["local.lr_schedule=step", "local.lr_decay=0.1", "local.lr_decay_every=5", "local.lr_warmup=2"]
     plan = make_plan(written(*pairs, *schedule, "model.name=mlp")).blueprint
     assert plan.optimizer == Adam(lr=0.01, weight_decay=0.1, clip_norm=2.0, decoupled=True)
-    assert plan.schedule == Schedule(kind="step", decay=0.1, every=5, warmup=2)
+    assert plan.schedule == LrSchedule(kind="step", decay=0.1, every=5, warmup=2)
     logits, y = torch.tensor([[2.0, 0.0, 1.0]]), torch.tensor([0])
     target = torch.tensor([[0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3]])
     assert plan.training_loss(logits, y).item() == pytest.approx(-(target * logits.log_softmax(1)).sum().item())

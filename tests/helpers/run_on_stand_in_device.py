@@ -79,7 +79,8 @@ def models() -> dict[str, Callable[[Any], Any]]:
     """A forward and a backward pass of every network of ours, and of torchvision's that a paper uses."""
     import torch.nn.functional as F
 
-    from rayfed.models.build import MODELS, build_model
+    from rayfed.models import MODELS
+    from rayfed.models.build import build_model
 
     others = {"vgg11", "resnet34", "resnet50", "densenet121", "efficientnet_b0", "torchvision"}
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rayfed.core.errors import UsageError
-from rayfed.models.build import MODELS, build_model, check_model
+from rayfed.models import MODELS
+from rayfed.models.build import build_model, check_model
 
 
 def parameters(model: torch.nn.Module) -> int:

@@ -79,7 +79,14 @@ def test_the_wheel_has_the_spaces_and_the_documents(tmp_path):
     spaces = {f"rayfed/tune_spaces/{path.name}" for path in (ROOT / "tune_spaces").glob("*.yaml")}
     pages = {f"rayfed/docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if "fidelity" not in path.name}
     images = {f"rayfed/docs/images/{path.name}" for path in (ROOT / "docs" / "images").iterdir()}
-    assert {"rayfed/py.typed", "rayfed/__main__.py", *spaces, *pages, *images} <= names
+    assert {
+        "rayfed/py.typed",
+        "rayfed/__main__.py",
+        "rayfed/experiments/catalogue.json",
+        *spaces,
+        *pages,
+        *images,
+    } <= names
     assert not [name for name in names if "fidelity" in name]
     entry_points = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("entry_points.txt")))
     assert b"rayfed = rayfed.cli.main:main" in entry_points

@@ -12,7 +12,7 @@ from rayfed.augment import AUGMENTS
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
 from rayfed.experiments.config import build_algorithm
-from rayfed.metrics.base import METRICS
+from rayfed.metrics import METRICS
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 

@@ -13,7 +13,7 @@ from helpers.commands import command
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER
 from rayfed.core.registry import resolve
-from rayfed.metrics.base import METRICS
+from rayfed.metrics import METRICS
 from rayfed.results.hyperparameter_groups import group_trials
 from rayfed.results.metric_names import is_fraction, lower_is_better_by_name
 from rayfed.results.queries import target_text

@@ -7,7 +7,7 @@ SCHEDULES = ("constant", "exponential", "step", "cosine")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class LrSchedule:
     """The factor s(r) by which learning rates are multiplied in round r = 1, 2, …
 
     The first W = `warmup` rounds have s(r) = r/W. After them, with t = r − W − 1 = 0, 1, … and T rounds left:
@@ -52,4 +52,4 @@ class Schedule:
         return 1.0
 
 
-CONSTANT = Schedule()
+CONSTANT = LrSchedule()

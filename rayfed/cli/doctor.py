@@ -1,0 +1,44 @@
+"""`rayfed doctor`: look at this machine or cluster, and say what is wrong and what to do about it."""
+
+import argparse
+import textwrap
+
+from rayfed.experiments.config import Faults
+
+_DESCRIPTION = """\
+Look at versions, CPUs and job limits, memory, GPUs, data, folders and shared memory, and start Ray or join the running
+cluster. Each problem is followed by a remedy. The exit code is 1 if there is a problem.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = _DESCRIPTION
+    parser.add_argument(
+        "--no-ray", action="store_true", help="neither start Ray nor join a cluster, which takes seconds"
+    )
+    parser.add_argument(
+        "--start-seconds",
+        type=float,
+        default=Faults.start_seconds,
+        metavar="S",
+        help=f"how long Ray may take to start (default: {Faults.start_seconds:g})",
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    from rayfed.distributed.doctor import checks  # imports torch
+
+    problems = 0
+    for check in checks(with_ray=not options.no_ray, start_seconds=options.start_seconds):
+        mark = "PROBLEM" if check.remedy else "ok"
+        line = f"{mark:8} {check.subject:11} {check.found}"
+        print(textwrap.fill(line, 118, subsequent_indent=" " * 21, break_on_hyphens=False), flush=True)
+        if check.remedy:
+            remedy = f"remedy: {check.remedy}"
+            print(
+                textwrap.fill(remedy, 118, initial_indent=" " * 21, subsequent_indent=" " * 29, break_on_hyphens=False)
+            )
+            problems += 1
+    print(f"{problems} problem{'s' * (problems != 1)} found" if problems else "no problem found")
+    return 1 if problems else 0

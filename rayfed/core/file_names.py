@@ -1,0 +1,16 @@
+"""Names that experiments and trials may have, since files are named after them."""
+
+from rayfed.core.errors import UsageError
+
+
+def check_name(name: str, what: str) -> str:
+    """Return `name` if it can be the name of a file that Parquet readers see.
+
+    Readers skip names that begin with "." or "_", which also hides unfinished files from them.
+
+    Raises:
+        UsageError: the name cannot be used; the message begins with `what`.
+    """
+    if not name or name[0] in "._" or any(letter in '/\\:*?"<>|' or not letter.isprintable() for letter in name):
+        raise UsageError(f'{what}={name!r}: use a name without / \\ : * ? " < > | that does not begin with . or _')
+    return name

@@ -1,0 +1,130 @@
+"""The texts of `--dry-run`: what would run, what each trial needs, and about how long it takes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayfed.distributed.capacity import Bundle, fits, known_nodes
+from rayfed.distributed.placement import bundles, check_run, check_sweep
+from rayfed.engine.device import device_for
+from rayfed.experiments.config import Config, Placement
+from rayfed.experiments.forecast import Estimate, Probe, estimate, needs_of, probe, probe_key
+from rayfed.experiments.naming import trial_name
+from rayfed.experiments.plan import Given, Plan
+from rayfed.experiments.progress import span
+from rayfed.experiments.run_summary import counted, run_summary, size_text
+from rayfed.experiments.space import Space
+from rayfed.experiments.sweep import Populations, configurations, plan_sweep
+
+_ROWS = 30  # of a table
+_AT_ONCE = 64  # the most trials that are counted as fitting at once
+
+
+def run_text(plan: Plan) -> str:
+    """Return what `plan` is, what it needs, and how long it will take."""
+    check_run(plan.config.placement)
+    found = _estimate(plan, {})
+    lines = {"needs": f"{_reserved(plan.config.placement)}; {_held(plan)}"}
+    if isinstance(found, str):
+        lines["estimate"] = found
+    else:
+        each, scores = f"{found.round:.2g} s per round", f"{found.scores:.2g} s for scores"
+        lines["estimate"] = f"about {span(found.total)} ({each}, {scores}), from a probe of two clients"
+    return "\n".join([run_summary(plan), *(f"{name:>10}  {text}" for name, text in lines.items())])
+
+
+def sweep_text(space: Space) -> str:
+    """Return the configurations of `space`, what each needs, and how long all will take."""
+    configs = configurations(space)
+    check_sweep(config.placement for config in configs)
+    plan = plan_sweep(space, configs, Given())
+    number = len(configs) // len(space.seeds)
+    left = {job["trial"] for job in plan.jobs}
+    populations, probes = Populations(keep_all=True), dict[str, Probe | str]()
+    rows, seconds, unknown = [], [], 0
+    trees = [_flat(config.tree()) for config in configs[:number]]
+    varied = _varied(trees)
+    for position in range(number):
+        planned = populations.plan(configs[position])
+        found = _estimate(planned, probes)
+        still = sum(trial_name(config) in left for config in configs[position::number])
+        seconds += [0.0 if isinstance(found, str) else found.total] * still
+        unknown += isinstance(found, str)
+        rows.append(
+            [
+                planned.config.algorithm_name,
+                _shown(trees[position], varied),
+                str(still),
+                _reserved(planned.config.placement),
+                _held(planned),
+                found if isinstance(found, str) else span(found.total),
+            ]
+        )
+    at_once = _at_once(space, configs[:number])
+    total = max(sum(seconds) / at_once, max(seconds, default=0.0))
+    more = f"; without {counted(unknown, 'configuration')} of unknown length" if unknown else ""
+    shown = [*rows[:_ROWS], *([["…", f"{len(rows) - _ROWS} more", *[""] * 4]] if len(rows) > _ROWS else [])]
+    head = ["algorithm", "varies", "trials", "needs", "holds", "each"]
+    end = f"{counted(len(plan.jobs), 'trial')} to run, {at_once} at once: about {span(total)}{more}"
+    return "\n".join([plan.summary(), "", _table([head, *shown]), "", end])
+
+
+def _estimate(plan: Plan, probes: dict[str, Probe | str]) -> Estimate | str:
+    """Return the expected seconds, or why they are not known; a probe is kept for similar configurations."""
+    key = probe_key(plan.config.tree())
+    if key not in probes:
+        try:
+            probes[key] = probe(plan, device_for(plan.config.placement.gpus))
+        except Exception as error:  # such as a method that cannot do with two clients
+            first = (str(error).strip().splitlines() or [""])[0]
+            probes[key] = f"unknown ({type(error).__name__}: {first[:60]})"
+    measured = probes[key]
+    return measured if isinstance(measured, str) else estimate(plan, measured)
+
+
+def _reserved(placement: Placement) -> str:
+    needed = [bundle for bundle in bundles(placement) if bundle]
+    total = {name: sum(bundle.get(name, 0.0) for bundle in needed) for name in ("CPU", "GPU")}
+    amounts = ", ".join(f"{amount:g} {name}" for name, amount in total.items() if amount)
+    return f"{amounts or 'no reservation'} ({placement.description})"
+
+
+def _held(plan: Plan) -> str:
+    needs = needs_of(plan)
+    states = f", clients {size_text(needs.clients)}" if needs.clients else ""
+    return f"data {size_text(needs.data)}, server {size_text(needs.server)}{states}"
+
+
+def _at_once(space: Space, configs: Sequence[Config]) -> int:
+    """Return how many trials run at once on the machine or cluster, idle; 1 if a cluster has to be joined first."""
+    nodes = known_nodes()
+    limit = min(space.search.max_concurrent or _AT_ONCE, _AT_ONCE)
+    if nodes is None:
+        return limit if space.search.max_concurrent else 1
+    largest: list[Bundle] = max(
+        (bundles(config.placement) for config in configs),
+        key=lambda needed: sum(bundle.get("CPU", 0) + 100 * bundle.get("GPU", 0) for bundle in needed),
+    )
+    return max((count for count in range(1, limit + 1) if fits(largest * count, nodes)), default=1)
+
+
+def _shown(values: Mapping[str, Any], varied: Sequence[str]) -> str:
+    return " ".join(f"{key.removeprefix('algorithm.')}={values[key]}" for key in varied if key in values)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _varied(trees: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values differ between configurations that have them."""
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    values = {key: {repr(tree[key]) for tree in trees if key in tree} for key in keys}
+    return [key for key, found in values.items() if len(found) > 1 and key not in ("seed", "algorithm.name")]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

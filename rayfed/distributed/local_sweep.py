@@ -1,0 +1,77 @@
+"""The trials of a sweep one after the other in this process, without Ray."""
+
+import gc
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from rayfed.core.errors import StorageError
+from rayfed.core.records import Record
+from rayfed.core.status_line import StatusLine
+from rayfed.distributed.placement import Resources, run_here
+from rayfed.engine.device import device_for
+from rayfed.experiments.progress import Countdown, many_trials, span
+from rayfed.experiments.run_summary import counted
+from rayfed.experiments.sweep import Job, Populations, SweepPlan, failed_before_start, planned
+from rayfed.results.recorder import Recorder
+
+
+def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:
+    """Run the jobs of `plan` and return the number of trials that failed or diverged.
+
+    Tables and results are those of a sweep on Ray.
+
+    Raises:
+        StorageError: The results could not be written.
+        KeyboardInterrupt: The sweep was interrupted; the message says how to continue.
+    """
+    recorder = Recorder(plan.results, plan.experiment)
+    populations = Populations()
+    began, failures, done = time.monotonic(), 0, 0
+    names, countdown = [job["trial"] for job in plan.jobs], Countdown()
+    with StatusLine() as status:
+
+        def show(record: Record | None = None) -> None:
+            if not quiet:
+                status.show(many_trials(recorder.progress(), names, time.monotonic() - began, countdown))
+
+        try:
+            for job in plan.jobs:
+                failures += not _run(plan, job, recorder, populations, show)
+                done += 1
+                show()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"interrupted after {done} of {len(plan.jobs)} trials; the same command with resume=true continues"
+            ) from None
+        finally:
+            recorder.close()
+    if not quiet:
+        elapsed = span(time.monotonic() - began)
+        print(f"{counted(len(plan.jobs), 'trial')} in {elapsed}", file=sys.stderr, flush=True)
+    return failures
+
+
+def _run(
+    plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations, show: Callable[[Record], None]
+) -> bool:
+    """Run one trial and return whether it ended well. Its error is recorded, and the other trials go on."""
+    try:
+        trial = planned(job, plan.given, populations, keep_state=plan.keep_state)
+        gpus = trial.config.placement.gpus
+        saved = recorder.saved(trial.trial) if trial.config.resume else ()
+        run_here(trial, recorder, Resources(device_for(gpus), gpus), saved, show)
+    except StorageError:
+        raise
+    except Exception as error:  # of a trial that has begun, it is recorded there
+        status = {progress.trial: progress.status for progress in recorder.progress()}
+        if status.get(job["trial"]) not in ("failed", "diverged"):
+            recorder.end(job["trial"], failed_before_start(job, error))
+        return False
+    finally:
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+    return True

@@ -1,0 +1,113 @@
+"""The trained model of a simulation as a module: the user's own, or the one that the configuration names."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.algorithm import Context
+from rayfed.core.errors import UsageError
+from rayfed.core.ids import ClientIndex
+from rayfed.core.moment import Moment
+from rayfed.core.rng import seed_torch, torch_state_kept
+from rayfed.engine.checkpoint import SavedState
+from rayfed.engine.evaluation import downloads
+from rayfed.experiments.plan import ModelFactory, Plan, fresh_module
+from rayfed.models.split_model import ensure_split
+
+
+def trained_model(
+    plan: Plan, state: SavedState, given: ModelFactory | nn.Module | None, client: int | None
+) -> nn.Module:
+    """Return a new module, in evaluation mode and on the CPU, with trained weights.
+
+    Args:
+        plan: The simulation.
+        state: Its final state.
+        given: The model that the user gave in Python. Its own names of layers and weights are those of the result.
+        client: The id of the client whose model to return, as it stands after a download; None: the server's model.
+
+    Raises:
+        UsageError: There is no such model or client, the state is gone, or the model is more than one network.
+    """
+    with torch_state_kept():
+        ctx = plan.blueprint.context(plan.population, "cpu")
+        ctx = ctx.at(
+            Moment("round", ctx.rounds), cohort=tuple(map(ClientIndex, range(len(plan.population.participants))))
+        )
+        weights = _global(plan, ctx, state) if client is None else _of_client(plan, ctx, state, client)
+        names = set(_tensors(plan.blueprint.model))
+        if not _is_network(weights):
+            raise _not_one_network(plan, ", ".join(weights) if isinstance(weights, Mapping) else type(weights).__name__)
+        if set(weights) <= names:
+            module = _users(plan, given, weights)
+        elif set(weights) <= set(_tensors(ctx.task.model.module)):
+            module = _filled(copy.deepcopy(ctx.task.model.module), weights)  # the algorithm added layers
+        else:
+            extra = sorted(set(weights) - names)
+            raise _not_one_network(plan, f"the weights of the model, and {', '.join(extra[:3])}")
+    return module.eval()
+
+
+def _global(plan: Plan, ctx: Context, state: SavedState) -> Any:
+    model = plan.blueprint.algorithm.global_model(ctx, state.server())
+    if model is None:
+        raise UsageError(
+            f"Result.model(): algorithm {plan.config.algorithm_name} has no global model here, since parts of the "
+            "model stay with the clients; give client=, such as Result.model(client=0)"
+        )
+    return model
+
+
+def _of_client(plan: Plan, ctx: Context, state: SavedState, client: int) -> Any:
+    indices = {known.id: ClientIndex(index) for index, known in enumerate(plan.population.clients)}
+    if client not in indices:
+        known = f"0 to {max(indices)}" if len(indices) > 6 else ", ".join(map(str, sorted(indices)))
+        raise UsageError(f"Result.model(client={client}): there is no such client; known: {known}")
+    index, algorithm = indices[client], plan.blueprint.algorithm
+    examples = len(plan.population.clients[index].train)
+    ctx = ctx.at(client=index, examples=examples)
+    if client in state.clients:
+        own = state.clients[client]
+    else:
+        seed_torch(plan.blueprint.seed, "join", client=index)
+        own = algorithm.join(ctx)
+    down, unicast = downloads(algorithm.round_exchanges[0], ctx.at(cohort=(index,)), state.server())
+    return algorithm.downloaded_model(ctx, own, down | unicast.get(index, {}))
+
+
+def _is_network(weights: Any) -> bool:
+    return isinstance(weights, Mapping) and all(isinstance(value, Tensor) for value in weights.values())
+
+
+def _not_one_network(plan: Plan, parts: str) -> UsageError:
+    return UsageError(
+        f"Result.model(): the model of {plan.config.algorithm_name} is more than one network ({parts}); Result.server "
+        "and Result.clients have its parts"
+    )
+
+
+def _users(plan: Plan, given: ModelFactory | nn.Module | None, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Return the model of the plan with `weights`, under the names of the user's module if it is one."""
+    if given is None:
+        return _filled(copy.deepcopy(plan.blueprint.model), weights)
+    module, twin = fresh_module(given), fresh_module(given)
+    before = {id(value): name for name, value in _tensors(twin).items()}
+    split = twin if hasattr(twin, "feature_shape") else ensure_split(twin, plan.population.shape, plan.input_type)
+    own_names = {name: before[id(value)] for name, value in _tensors(split).items() if id(value) in before}
+    return _filled(module, {own_names[name]: value for name, value in weights.items()})
+
+
+def _filled(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    tensors = _tensors(module)
+    with torch.no_grad():
+        for name, value in weights.items():
+            tensors[name].copy_(value)
+    return module
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module by name; of tied ones, the first."""
+    return dict(module.named_parameters()) | dict(module.named_buffers())

@@ -1,0 +1,192 @@
+"""`Result.model`: the user's own module with trained weights, and `rayfed.load`, which makes it again from files."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import rayfed
+from helpers.federations import Net, blobs
+
+
+class Own(nn.Module):
+    """A model as users write them: with batch norm, names of their own, and no split."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU())
+        self.classifier = nn.Linear(9, 3)
+
+    def forward(self, x):
+        return self.classifier(self.body(x))
+
+
+def own(number=4):
+    parts = ("train", "val", "test")
+    return [{name: (getattr(c, name).x, getattr(c, name).y) for name in parts} for c in blobs(number).clients]
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(name="fedavg", model=Own, **changes):
+        values = {"algorithm": {"name": name}, "rounds": 2, "results": str(tmp_path / "r"), "local.batch_size": 5}
+        return rayfed.run(values, clients=own(), model=model, **changes)
+
+    return run
+
+
+def accuracy(module, clients, split="test"):
+    with torch.no_grad():
+        return [
+            float((module(torch.as_tensor(client[split][0])).argmax(1).numpy() == client[split][1]).mean())
+            for client in clients
+        ]
+
+
+def recorded(result, point, split="test"):
+    rows = result.metrics.query(f"metric == 'accuracy' and round == 2 and point == '{point}' and split == '{split}'")
+    return rows.sort_values("client")["value"].tolist()
+
+
+def test_is_the_users_module_and_scores_as_recorded(run):
+    result = run()
+    model = result.model()
+    assert type(model) is Own
+    assert not model.training
+    assert set(model.state_dict()) == set(Own().state_dict())
+    assert accuracy(model, own()) == pytest.approx(recorded(result, "global"))
+    assert torch.equal(model.classifier.weight, result.server["weights"]["head.weight"])
+    assert result.model() is not model
+
+
+def test_of_a_client_with_layers_of_its_own(run):
+    """FedBN: the body's batch norm is the client's, the rest is the server's."""
+    result = run("fedbn")
+    models = [result.model(client=i) for i in range(4)]
+    scores = [accuracy(model, [client])[0] for model, client in zip(models, own(), strict=True)]
+    assert scores == pytest.approx(recorded(result, "downloaded"))
+    assert torch.equal(models[0].classifier.weight, models[1].classifier.weight)
+    assert not torch.equal(models[0].body[1].running_mean, models[1].body[1].running_mean)
+    with pytest.raises(rayfed.UsageError, match=r"^Result\.model\(\): algorithm fedbn has no global model .*client=0"):
+        result.model()
+
+
+def test_of_a_client_that_never_trained(run):
+    result = run("fedbn", cohort=1, rounds=1)
+    (trained,) = result.clients
+    other = next(i for i in range(4) if i != trained)
+    assert float(result.model(client=other).body[1].num_batches_tracked) == 0
+    assert float(result.model(client=trained).body[1].num_batches_tracked) > 0
+
+
+@pytest.mark.parametrize("model", [lambda: Own(), Own(), Net])
+def test_of_factories_modules_and_models_with_a_split(run, model):
+    result = run(model=model)
+    expected = Net if model is Net else Own
+    assert type(result.model()) is expected
+    assert set(result.model().state_dict()) == set(expected().state_dict())
+
+
+def test_of_a_model_that_the_configuration_names(tmp_path):
+    values = {"data": {"domains": ["plain", "font"], "per_domain": 60}, "model": {"name": "mlp", "hidden": [8]}}
+    result = rayfed.run({**values, "rounds": 1, "results": str(tmp_path)})
+    model = result.model()
+    assert torch.equal(dict(model.named_parameters())["head.weight"], result.server["weights"]["head.weight"])
+    assert model(torch.zeros(2, 3, 28, 28)).shape == (2, 10)
+    again = rayfed.load(tmp_path)
+    assert (again.trial, again.weights_hash) == (result.trial, result.weights_hash)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.model().parameters(), strict=True))
+
+
+def test_layers_that_the_algorithm_adds_come_with_it(run):
+    result = run("dbe")
+    personal = result.model(client=1)
+    scores = accuracy(personal, own()[1:2])
+    assert scores == pytest.approx([recorded(result, "downloaded")[1]])
+    assert "dbe.bias" in personal.state_dict()
+
+
+def test_what_is_more_than_one_network_is_refused_in_a_line(run):
+    with pytest.raises(
+        rayfed.UsageError, match=r"the model of fedproto is more than one network \(weights, prototypes"
+    ):
+        run("fedproto").model(client=0)
+
+
+def test_no_such_client(run):
+    with pytest.raises(rayfed.UsageError, match=r"^Result\.model\(client=9\): there is no such client; known: 0, 1, 2"):
+        run().model(client=9)
+
+
+def test_without_a_state(run):
+    with pytest.raises(rayfed.UsageError, match=r"^Result\.model\(\): the final state was not kept"):
+        run(keep_state=False).model()
+
+
+class TestLoad:
+    def test_returns_what_run_returned(self, run, tmp_path):
+        result = run("fedbn")
+        again = rayfed.load(tmp_path / "r", clients=own(), model=Own)
+        assert (again.trial, again.weights_hash) == (result.trial, result.weights_hash)
+        assert again.metrics.equals(result.metrics)
+        for one, other in zip(result.model(client=2).parameters(), again.model(client=2).parameters(), strict=True):
+            assert torch.equal(one, other)
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"model": Own}, r"was run with clients=, which is not saved; give it again"),
+            ({"clients": own()}, r"was run with model=, which is not saved; give it again"),
+            ({"clients": own(), "model": Net}, r"data, model, loss or code are not those of the trial"),
+            ({"clients": own(3), "model": Own}, r"data, model, loss or code are not those of the trial"),
+            ({"experiment": "rnu"}, r"^experiment=rnu: no such experiment in .*; did you mean run\?"),
+            ({"trial": "fedavg"}, r"^trial=fedavg: no such trial in experiment run; "),
+        ],
+    )
+    def test_refuses_what_is_not_the_trial(self, run, tmp_path, given, message):
+        run(rounds=1)
+        with pytest.raises(rayfed.UsageError, match=message):
+            rayfed.load(tmp_path / "r", **given)
+
+    def test_asks_which_one_where_there_are_several(self, run, tmp_path):
+        names = sorted([run(rounds=1).trial, run(rounds=1, seed=1).trial])
+        with pytest.raises(rayfed.UsageError, match=r"^trial: experiment run has 2 \(.*\); give one of them"):
+            rayfed.load(tmp_path / "r", clients=own(), model=Own)
+        loaded = rayfed.load(tmp_path / "r", "run", names[1], clients=own(), model=Own)
+        assert loaded.trials["seed"].tolist() == [1]
+
+    def test_the_configuration_comes_back_from_the_table(self, tmp_path):
+        """Lists, nulls, shares and keys of algorithms, whatever other columns the table has."""
+        quick = {"data": {"domains": ["plain", "font"], "per_domain": 60}, "results": str(tmp_path), "rounds": 1}
+        first = {"model": {"name": "mlp", "hidden": [8, 4]}, "cohort": 0.5, "algorithm": {"name": "mixup"}}
+        second = {"model.name": "mlp", "cohort": 2, "algorithm": {"name": "fedprox", "mu": 1}, "local.steps": 3}
+        for values in (first | {"algorithm.base": "fedprox"}, second, {"model.name": "mlp", "metrics.ece.every": 1}):
+            result = rayfed.run({**quick, **values})
+            assert rayfed.load(tmp_path, "run", result.trial).weights_hash == result.weights_hash
+
+
+class TestShown:
+    def test_a_result_in_a_notebook(self, run):
+        text = run()._repr_html_()
+        assert "<table" in text
+        assert "accuracy" in text
+        assert "fedavg-seed0" in text
+
+    def test_a_report(self, run, tmp_path, capsys):
+        result = run()
+        report = rayfed.report(tmp_path / "r", "run")
+        assert isinstance(report, str)
+        assert report == str(result.report())
+        assert "run: test accuracy, %" in report
+        assert report._repr_html_().startswith("<pre>")
+        assert "&lt;" not in repr(report)
+
+
+def test_results_of_numpy_seeds_are_the_users(run):
+    np.random.seed(3)
+    before = np.random.get_state()[1].copy()
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    run().model(client=0)
+    assert (np.random.get_state()[1] == before).all()
+    assert torch.equal(torch.get_rng_state(), state)

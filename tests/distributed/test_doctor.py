@@ -1,0 +1,142 @@
+"""`rayfed doctor`: every problem has a remedy and exit code 1. What is looked at is put in place by the tests."""
+
+import importlib.metadata
+import os
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.commands import command
+from rayfed.distributed import cluster, doctor
+
+main = command("doctor")
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch, tmp_path):
+    """A machine without a job, a container or a cluster."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "RAYFED_", "RAY_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "_cgroup_cpus", lambda: None)
+    monkeypatch.setattr(doctor, "_nvidia_smi", lambda: "")
+    monkeypatch.setattr(doctor, "cluster_is_running", lambda: False)
+    usage = types.SimpleNamespace(total=100 * 2**30, used=10 * 2**30, free=90 * 2**30)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
+
+
+def problems():
+    return [check for check in doctor.checks(with_ray=False) if check.remedy]
+
+
+def test_a_machine_without_problems(capsys):
+    assert main(["--no-ray"]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("no problem found\n")
+    assert f"torch {importlib.metadata.version('torch')}" in out
+    assert max(map(len, out.splitlines())) <= 120
+
+
+class TestProblems:
+    def one(self, capsys, *words):
+        assert main(["--no-ray"]) == 1
+        out = " ".join(capsys.readouterr().out.split())
+        assert out.endswith("1 problem found")
+        assert out.count("remedy: ") == 1
+        assert [word for word in words if word not in out] == []
+
+    def test_a_package_that_is_missing_or_too_old(self, capsys, monkeypatch):
+        requires = ["torch>=99", "nosuchpackage>=1", "pytest>=8; extra == 'dev'"]
+        monkeypatch.setattr(importlib.metadata, "requires", lambda name: requires)
+        self.one(capsys, "is not >=99; nosuchpackage>=1 is missing", "pip install --upgrade 'torch' 'nosuchpackage>=1'")
+
+    def test_a_data_folder_that_does_not_exist(self, capsys, monkeypatch):
+        monkeypatch.setenv("RAYFED_DATA", "/nowhere/data")
+        self.one(capsys, "RAYFED_DATA=/nowhere/data: no such folder", "set RAYFED_DATA to the folder")
+
+    def test_a_container_with_fewer_cpus_than_it_seems(self, capsys, monkeypatch):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+        monkeypatch.setattr(doctor, "_cgroup_cpus", lambda: 2.0)
+        self.one(capsys, "(cgroup) is 2 CPUs, but Ray would use 8", "--num-cpus=2")
+
+    def test_a_slurm_job_with_fewer_cpus_than_the_node(self, capsys, monkeypatch):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+        monkeypatch.setenv("SLURM_JOB_ID", "12")
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
+        self.one(capsys, "job 12 on 1 nodes, 4 CPUs", "SLURM's allocation is 4 CPUs, but Ray would use 8")
+
+    def test_a_slurm_job_with_less_memory_than_the_node(self, capsys, monkeypatch):
+        monkeypatch.setattr(doctor, "memory_bytes", lambda: 64 * 2**30)
+        monkeypatch.setenv("SLURM_MEM_PER_NODE", "8192")
+        self.one(capsys, "may use 8.0 GiB, but Ray would count on 64.0", "--object-store-memory=2147483648")
+
+    def test_several_nodes_without_a_cluster(self, capsys, monkeypatch):
+        monkeypatch.setenv("SLURM_JOB_ID", "12")
+        monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
+        self.one(capsys, "several nodes, but no Ray cluster is running", "srun ray start")
+
+    def test_little_shared_memory(self, capsys, monkeypatch):
+        sizes = {"/dev/shm": 64 * 2**20}
+
+        def usage(path):
+            total = sizes.get(str(path), 100 * 2**30)
+            return types.SimpleNamespace(total=total, used=0, free=total)
+
+        monkeypatch.setattr(doctor.shutil, "disk_usage", usage)
+        monkeypatch.setattr(doctor, "memory_bytes", lambda: 64 * 2**30)
+        self.one(capsys, "/dev/shm 0.06 GiB", "--shm-size=19g")
+
+    def test_a_full_disk(self, capsys, monkeypatch):
+        def usage(path):
+            full = str(path) == doctor.tempfile.gettempdir()
+            return types.SimpleNamespace(total=100 * 2**30, used=(97 if full else 10) * 2**30, free=3 * 2**30)
+
+        monkeypatch.setattr(doctor.shutil, "disk_usage", usage)
+        self.one(capsys, "3.0 GiB free, 97% used", "RAY_TMPDIR")
+
+    def test_a_folder_for_sockets_that_is_too_long(self, capsys, monkeypatch, tmp_path):
+        folder = tmp_path / ("x" * 60)
+        folder.mkdir()
+        monkeypatch.setenv("RAY_TMPDIR", str(folder))
+        self.one(capsys, "too long for the sockets of Ray")
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
+    def test_a_gpu_that_torch_cannot_use(self, capsys, monkeypatch):
+        monkeypatch.setattr(doctor, "_nvidia_smi", lambda: "NVIDIA H100")
+        monkeypatch.setattr(torch.version, "cuda", None)
+        self.one(capsys, "NVIDIA H100, but torch", "install torch for CUDA")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        self.one(capsys, "hidden by CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES")
+
+
+class TestRay:
+    @pytest.mark.parametrize(("joined", "words"), [(False, "Ray did not start"), (True, "cluster")])
+    def test_that_does_not_start(self, capsys, monkeypatch, joined, words):
+        def connect(*given, **more):
+            raise doctor.HostLost("Ray did not start (x); its logs are in /tmp/y")
+
+        monkeypatch.setattr(cluster, "connect", connect)
+        monkeypatch.setattr(doctor, "cluster_is_running", lambda: joined)
+        assert main([]) == 1
+        out = capsys.readouterr().out
+        assert words in out
+        assert ("unset RAY_ADDRESS" in out) == joined
+
+    @pytest.mark.ray
+    @pytest.mark.slow
+    def test_that_starts(self, capsys):
+        main([])
+        assert "ok       Ray         starts: " in capsys.readouterr().out
+
+
+def test_the_limit_of_a_container_is_read(monkeypatch, tmp_path):
+    monkeypatch.undo()
+    for text, limit in (("200000 100000\n", 2.0), ("max 100000\n", None), ("", None)):
+        (tmp_path / "cpu.max").write_text(text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(doctor, "Path", lambda path: tmp_path / "cpu.max" if "cpu.max" in path else Path(path))
+            assert doctor._cgroup_cpus() == limit

@@ -1,0 +1,166 @@
+"""Sweeps in this process, one trial after the other: failures, resuming, Ctrl-C, and Ray that does not start."""
+
+import sys
+import types
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import rayfed
+from helpers.commands import command
+from helpers.federations import blobs
+from rayfed.core.errors import HostLost, RayNotStarted
+from rayfed.distributed import local_sweep
+
+main = command("sweep")
+
+SPACE = """
+experiment: local
+seeds: [0, 1]
+rounds: 2
+data: {domains: [plain, font], per_domain: 60}
+model: {name: mlp, hidden: [8]}
+local: {batch_size: 8, lr: 0.1}
+search: {max_concurrent: 1}
+arms:
+  - algorithm.name: fedavg
+  - algorithm.name: scaffold
+    local.lr: 1.0e+30
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.yaml").write_text(SPACE)
+    return tmp_path
+
+
+def trials():
+    return pd.read_parquet("results/local/trials").set_index("trial")
+
+
+class TestCommand:
+    def test_failures_are_recorded_and_the_others_go_on(self, here, capsys):
+        before = set(sys.modules)
+        assert main(["space.yaml"]) == 1
+        out, err = capsys.readouterr()
+        assert "ray" not in set(sys.modules) - before
+        assert sorted(trials()["status"]) == ["diverged", "diverged", "done", "done"]
+        assert "4 trials: configurations fedavg 1, scaffold 1; each with 2 seeds" in err
+        assert "4 trials in " in err
+        assert "Not finished: scaffold-seed0" in out
+        assert (here / "results/local/curves.png").exists()
+
+    def test_a_trial_is_what_a_run_of_its_configuration_is(self, here):
+        main(["space.yaml", "seeds=[0]"])
+        quick = {"data": {"domains": ["plain", "font"], "per_domain": 60}, "model": {"name": "mlp", "hidden": [8]}}
+        result = rayfed.run({**quick, "local": {"batch_size": 8, "lr": 0.1}}, rounds=2)
+        assert trials().loc[result.trial, "weights_hash"] == result.weights_hash
+
+    def test_resume_skips_what_is_done(self, here, capsys):
+        main(["space.yaml", "arms=[{}]", "seeds=[0]"])
+        capsys.readouterr()
+        assert main(["space.yaml", "arms=[{}]", "resume=true"]) == 0
+        assert "1 already done" in capsys.readouterr().err
+        assert trials()["status"].tolist() == ["done", "done"]
+
+    def test_an_interrupt_ends_it_with_how_to_continue(self, here, capsys, monkeypatch):
+        calls = []
+
+        def interrupted(*given):
+            calls.append(given)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return run_here(*given)
+
+        run_here = local_sweep.run_here
+        monkeypatch.setattr(local_sweep, "run_here", interrupted)
+        assert main(["space.yaml", "arms=[{}]"]) == 130
+        assert "interrupted after 1 of 2 trials; the same command with resume=true continues" in capsys.readouterr().err
+
+    def test_a_file_that_is_missing_in_one_trial_fails_this_trial(self, here, monkeypatch):
+        plans = []
+
+        def planned(job, *given, **more):
+            plans.append(job)
+            if len(plans) == 1:
+                raise rayfed.UsageError("data.file=x: no such file")
+            return real(job, *given, **more)
+
+        real = local_sweep.planned
+        monkeypatch.setattr(local_sweep, "planned", planned)
+        assert main(["space.yaml", "arms=[{}]"]) == 1
+        rows = trials()
+        assert rows.loc[plans[0]["trial"], "error"] == "UsageError: data.file=x: no such file"
+        assert rows.loc[plans[1]["trial"], "status"] == "done"
+
+
+class TestRayThatDoesNotStart:
+    @pytest.fixture
+    def no_ray(self, monkeypatch):
+        def run_trials(plan, *, quiet):
+            raise RayNotStarted("Ray did not start (no space); its logs are in /tmp/x")
+
+        driver = types.ModuleType("rayfed.distributed.tune_driver")
+        driver.run_trials = run_trials
+        monkeypatch.setitem(sys.modules, "rayfed.distributed.tune_driver", driver)
+
+    def test_the_trials_run_here(self, here, no_ray, capsys):
+        assert main(["space.yaml", "arms=[{}]", "search.max_concurrent=2"]) == 0
+        err = capsys.readouterr().err
+        assert "note: Ray did not start (no space); its logs are in /tmp/x; the trials run one after the other" in err
+        assert trials()["status"].tolist() == ["done", "done"]
+
+    @pytest.mark.parametrize("given", [["placement.hosts=1"], ["search={scheduler: asha, max_concurrent: 1}"]])
+    def test_what_needs_ray_ends_in_a_line(self, here, no_ray, capsys, given):
+        assert main(["space.yaml", "arms=[{}]", *given]) == 1
+        assert capsys.readouterr().err.splitlines()[-1] == (
+            "rayfed: Ray did not start (no space); its logs are in /tmp/x"
+        )
+
+    def test_it_counts_as_a_lost_host(self):
+        assert issubclass(RayNotStarted, HostLost)
+
+
+class TestPython:
+    @pytest.fixture
+    def result(self, here):
+        parts = ("train", "val", "test")
+        clients = [{name: (getattr(c, name).x, getattr(c, name).y) for name in parts} for c in blobs().clients]
+        space = {
+            "local": {"batch_size": 5, "lr": {"grid": [0.01, 0.1]}},
+            "rounds": 1,
+            "search.max_concurrent": 1,
+        }
+        model = lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))  # noqa: E731
+        result = rayfed.sweep(space, clients=clients, model=model, seeds=[0, 1], experiment="own", keep_state=True)
+        return result, clients, model
+
+    def test_own_clients_and_models(self, result):
+        swept, clients, model = result
+        assert (swept.failed, len(swept.trials), str(swept.folder)) == (0, 4, "results/own")
+        assert set(swept.trials["local.lr"]) == {0.01, 0.1}
+        assert swept.trials["data.name"].str.startswith("clients:").all()
+        alone = rayfed.run({"local": {"batch_size": 5, "lr": 0.1}}, clients=clients, model=model, rounds=1, seed=1)
+        row = swept.trials.set_index("trial").loc[alone.trial]
+        assert row["weights_hash"] == alone.weights_hash
+
+    def test_is_shown_and_its_trials_are_loaded(self, result):
+        swept, clients, model = result
+        assert repr(swept) == "SweepResult(own, results/own: 4 trials, 4 done)"
+        assert "own: test accuracy" in swept.report()
+        assert "<pre>" in swept._repr_html_()
+        loaded = rayfed.load("results", "own", swept.trials["trial"].iloc[0], clients=clients, model=model)
+        assert isinstance(loaded.model()[2], nn.Linear)
+        assert loaded.model()(torch.zeros(1, 6)).shape == (1, 3)
+
+    def test_data_beside_clients_is_refused(self, here):
+        with pytest.raises(rayfed.UsageError, match=r"^data\.name: clients= are given in place of data"):
+            rayfed.sweep({"arms": [{"data.name": "mnist"}]}, clients=[])
+
+    def test_a_space_that_is_a_file(self, here):
+        swept = rayfed.sweep("space.yaml", arms=[{}], seeds=[3])
+        assert swept.trials["seed"].tolist() == [3]

@@ -1,0 +1,129 @@
+"""`--dry-run`: what would run, what it needs and how long it takes; nothing is written."""
+
+import re
+
+import pytest
+import torch
+
+from helpers.commands import command
+from rayfed.experiments import forecast
+from rayfed.experiments.config import Config
+from rayfed.experiments.forecast import Probe, estimate, needs_of, probe
+from rayfed.experiments.plan import make_plan
+
+QUICK = {
+    "data": {"domains": ["plain", "font"], "per_domain": 60},
+    "model": {"name": "mlp", "hidden": [8]},
+    "local": {"batch_size": 8, "lr": 0.1},
+    "partition.validation": 0,
+    "evaluate.splits": ["test"],
+}
+
+
+def plan(**changes):
+    return make_plan(Config.read(QUICK, changes))
+
+
+class TestEstimate:
+    """48 training and 12 test examples in each of two clients: 6 batches in an epoch."""
+
+    measured = Probe(step=0.1, score=0.01, steps=4)
+
+    def test_steps_rounds_and_scores_add_up(self):
+        found = estimate(plan(rounds=5, **{"local.epochs": 2, "evaluate.every": 2}), self.measured)
+        assert found.round == pytest.approx(2 * 12 * 0.1)
+        assert found.scores == pytest.approx(24 * 0.01)
+        assert found.total == pytest.approx(5 * found.round + 3 * found.scores)  # after rounds 2, 4 and 5
+
+    def test_hosts_share_the_work(self):
+        one, two = (estimate(plan(**{"placement.hosts": hosts}), self.measured) for hosts in (1, 2))
+        assert two.total == pytest.approx(one.total / 2)
+
+    def test_a_cohort_trains_and_everyone_is_scored(self):
+        found = estimate(plan(cohort=1), self.measured)
+        assert (found.round, found.scores) == (pytest.approx(0.6), pytest.approx(0.24))
+
+    def test_exchanges_of_an_algorithm_count(self):
+        """Ditto trains a second model with as many steps; FedBABU fine-tunes after the last round."""
+        plain = estimate(plan(rounds=2), self.measured)
+        assert estimate(plan(rounds=2, algorithm={"name": "fedbabu"}), self.measured).total > plain.total
+
+
+class TestProbe:
+    def test_runs_a_few_steps_and_writes_nothing(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        torch.manual_seed(5)
+        state = torch.get_rng_state()
+        measured = probe(plan(rounds=1000, **{"local.epochs": 50}))
+        assert measured.steps == 2 * 6  # all batches of the clients, once
+        assert 0 < measured.step < 1
+        assert 0 < measured.score < 1
+        assert torch.equal(torch.get_rng_state(), state)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_many_steps_are_cut(self):
+        assert probe(plan(**{"local.steps": 1000})).steps == 2 * forecast._BATCHES[1]
+
+    @pytest.mark.parametrize("name", ["adcol", "apple", "solo", "scaffold", "dbe", "harmofl"])
+    def test_methods_with_states_and_networks_of_their_own(self, name):
+        assert probe(plan(algorithm={"name": name}, model={"name": "mlp", "hidden": [8]})).steps > 0
+
+
+def test_needs_are_the_bytes_of_data_and_states():
+    found = needs_of(plan(algorithm={"name": "solo"}))
+    parameters = (3 * 28 * 28 + 1) * 8 + 9 * 10
+    assert found.data == 120 * (3 * 28 * 28 + 8)
+    assert found.clients == 2 * parameters * 4
+
+
+SPACE = """
+seeds: [0, 1]
+rounds: 3
+data: {domains: [plain, font], per_domain: 60}
+model: {name: mlp, hidden: [8]}
+local: {batch_size: 8}
+arms:
+  - algorithm.name: fedavg
+  - algorithm.name: fedprox
+    algorithm.mu: {grid: [0.1, 1]}
+"""
+
+
+class TestCommands:
+    @pytest.fixture(autouse=True)
+    def here(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        (tmp_path / "space.yaml").write_text(SPACE)
+        self.folder = tmp_path
+
+    def test_run(self, capsys):
+        assert command("run")(["--dry-run", "data.per_domain=60", "model.name=mlp", "rounds=50"]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        assert "     model  mlp, " in out
+        assert "     needs  1 CPU (this process); data 708 kB, server " in out
+        assert re.search(r"  estimate  about \d.* per round, .* for scores\), from a probe of two clients", out)
+        assert [path.name for path in self.folder.iterdir()] == ["space.yaml"]
+
+    def test_sweep(self, capsys):
+        assert command("sweep")(["--dry-run", "space.yaml"]) == 0
+        out = capsys.readouterr().out
+        rows = [line.split() for line in out.splitlines() if line.startswith("fed")]
+        assert [row[0] for row in rows] == ["fedavg", "fedprox", "fedprox"]
+        assert [row[1] for row in rows] == ["2", "mu=0.1", "mu=1.0"]
+        assert re.search(r"^6 trials to run, \d+ at once: about ", out, re.MULTILINE)
+        assert [path.name for path in self.folder.iterdir()] == ["space.yaml"]
+
+    def test_one_trial_at_a_time(self, capsys):
+        command("sweep")(["--dry-run", "space.yaml", "search.max_concurrent=1", "arms=[{}]"])
+        assert "2 trials to run, 1 at once" in capsys.readouterr().out
+
+    def test_what_cannot_be_probed_is_said(self, capsys, monkeypatch):
+        def failing(*given):
+            raise RuntimeError("two clients are not enough\nfor me")
+
+        monkeypatch.setattr("rayfed.distributed.dry_run.probe", failing)
+        assert command("run")(["--dry-run", "data.per_domain=60", "model.name=mlp"]) == 0
+        assert "estimate  unknown (RuntimeError: two clients are not enough)" in capsys.readouterr().out

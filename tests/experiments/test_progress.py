@@ -1,0 +1,148 @@
+"""Progress: the time left from robust estimates, bars within the width of the terminal, and plain lines elsewhere."""
+
+import io
+import sys
+import types
+
+import pytest
+from rich.console import Console
+
+from rayfed.core import status_line
+from rayfed.core.pace import Pace
+from rayfed.core.status_line import Bar, StatusLine
+from rayfed.experiments.progress import Countdown, many_trials, one_trial, seconds_left
+from rayfed.results.recorder import Progress
+
+
+class TestPace:
+    def test_rounds_with_and_without_scores_are_told_apart(self):
+        pace = Pace(20, every=5)
+        for round in range(1, 11):
+            pace.add(round, 4.0 if round % 5 == 0 else 1.0)
+        assert pace.left(10) == pytest.approx(8 * 1.0 + 2 * 4.0)
+        assert pace.left(20) == 0
+
+    def test_one_slow_round_does_not_move_it(self):
+        pace = Pace(100)
+        for round in range(1, 10):
+            pace.add(round, 60.0 if round == 7 else 1.0)
+        assert pace.left(9) == pytest.approx(91.0)
+
+    def test_the_first_round_warms_up(self):
+        pace = Pace(10)
+        assert pace.left(0) is None
+        pace.add(1, 30.0)
+        assert pace.left(1) == pytest.approx(270.0)
+        pace.add(2, 1.0)
+        assert pace.left(2) == pytest.approx(8.0)
+
+    def test_before_the_first_score_the_other_rounds_count(self):
+        pace = Pace(10, every=10)
+        pace.add(1, 2.0)
+        pace.add(2, 2.0)
+        assert pace.left(2) == pytest.approx(16.0)
+
+
+class TestCountdown:
+    def test_counts_down_between_estimates_and_not_up_with_small_changes(self):
+        clock = [0.0]
+        countdown = Countdown(lambda: clock[0])
+        assert countdown.shown(100) == 100
+        shown = [100.0]
+        for second, estimate in ((10, 100), (20, 95), (30, 84), (31, 84), (40, 61)):
+            clock[0] = second
+            shown.append(countdown.shown(estimate))
+        assert shown == sorted(shown, reverse=True)
+        assert shown == [100, 90, 80, 70, 69, 60]
+
+    def test_an_earlier_end_and_a_much_later_one_are_shown(self):
+        countdown = Countdown(lambda: 0.0)
+        assert [countdown.shown(left) for left in (100, 50, 55, 90)] == [100, 50, 50, 90]
+
+    def test_never_below_zero(self):
+        clock = [0.0]
+        countdown = Countdown(lambda: clock[0])
+        countdown.shown(3)
+        clock[0] = 9.0
+        assert countdown.shown(3) == 0
+
+
+def trial(name, seed=0, **values):
+    return Progress(f"{name}-seed{seed}-x", **{"rounds": 10, "round": 5, "seconds": 20.0, "clients": 50, **values})
+
+
+class TestSweep:
+    def test_trials_take_as_long_as_those_of_their_algorithm(self):
+        """Two at a time: 40 s of slow and 10 s of fast trials are left, and 20 s of those that run."""
+        trials = [
+            trial("slow", 0, status="done", round=10, seconds=40.0),
+            trial("fast", 0, status="done", round=10, seconds=10.0),
+            trial("slow", 1, left=20.0),
+            trial("fast", 1, status="done", round=10, seconds=10.0),
+        ]
+        names = [p.trial for p in trials] + ["slow-seed2-x", "fast-seed2-x"]
+        assert seconds_left(trials, names, 40.0) == pytest.approx((20 + 40 + 10) / 2)
+
+    def test_never_less_than_the_longest_that_runs(self):
+        trials = [trial("a", seed, status="done", round=10) for seed in range(9)] + [trial("b", left=50.0)]
+        assert seconds_left(trials, [p.trial for p in trials], 20.0) == pytest.approx(50.0)
+
+    def test_nothing_is_known_before_the_first_round(self):
+        assert seconds_left([trial("a", round=0, seconds=0.0)], ["a-seed0-x"], 5.0) is None
+
+    def test_what_is_shown(self):
+        trials = [trial("a", status="failed"), trial("b", left=20.0, best_val=0.5), trial("c", left=20.0, best_val=0.7)]
+        bars = many_trials(trials, [p.trial for p in trials] + ["a-seed9-x"], 20.0)
+        assert [bar.count for bar in bars] == ["trials 1/4", "rounds 20/40"]
+        assert bars[0].words == "2 running, 1 failed"
+        assert bars[1].words == "27 s left · 7.5 clients/s · best val 70.0% c-seed0-x"
+
+
+def test_a_run_shows_its_pace_and_its_best():
+    (bar,) = one_trial(trial("a", left=20.0, val=0.5, best_val=0.625, lost=2))
+    words = "4 s per round · 20 s left · 2.5 clients/s · val 50.0% (best 62.5%) · restarted 2 times"
+    assert bar.text == f"round 5/10 · {words}"
+    assert one_trial(trial("a", round=0))[0].text == "round 0/10"
+
+
+class TestShown:
+    bars = (Bar("trials", 1, 4, "2 running"), Bar("rounds", 20, 40, "x" * 300))
+
+    @pytest.mark.parametrize("width", [40, 80, 200])
+    def test_stays_within_the_width_of_the_terminal(self, width):
+        out = io.StringIO()
+        Console(file=out, width=width, force_terminal=True, color_system=None).print(
+            status_line._rendered(self.bars, width)
+        )
+        lines = out.getvalue().splitlines()
+        assert len(lines) == 2
+        assert max(map(len, lines)) <= width
+        assert "trials 1/4" in lines[0]
+        assert "━" in lines[0]
+        assert lines[1].rstrip().endswith("…")
+
+    def test_is_plain_lines_in_a_log_file(self, capsys, monkeypatch):
+        monkeypatch.setattr(status_line, "LINE_SECONDS", 0.0)
+        with StatusLine() as status:
+            status.show(self.bars[:1])
+            status.show(self.bars[:1])
+            status.show("decoding")
+        assert capsys.readouterr().err == "trials 1/4 · 2 running\ndecoding\n"
+
+    def test_is_replaced_in_place_in_a_notebook(self, capsys, monkeypatch):
+        shown = []
+        handle = types.SimpleNamespace(update=shown.append)
+        display = types.ModuleType("IPython.display")
+        display.HTML, display.display = str, lambda content, display_id: shown.append(content) or handle
+        shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+        ipython = types.ModuleType("IPython")
+        ipython.get_ipython, ipython.display = lambda: shell, display
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        monkeypatch.setitem(sys.modules, "IPython.display", display)
+        assert status_line.is_watched()
+        with StatusLine() as status:
+            status.show([Bar("round", 1, 4, "<b>")])
+        assert shown == ['<progress value="1" max="4"></progress> round 1/4 · &lt;b&gt;', ""]
+        assert capsys.readouterr().err == ""
+        shell.config.clear()
+        assert not status_line.is_watched()
