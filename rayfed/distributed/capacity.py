@@ -19,8 +19,10 @@ def this_machine() -> list[Bundle]:
 
 def cluster_is_running() -> bool:
     """Return whether Ray would join a cluster: RAY_ADDRESS is set, or `ray start` has run on this machine."""
-    folder = os.environ.get("RAY_TMPDIR", "/tmp")
-    return bool(os.environ.get("RAY_ADDRESS")) or (Path(folder) / "ray" / "ray_current_cluster").exists()
+    folder, address = os.environ.get("RAY_TMPDIR", "/tmp"), os.environ.get("RAY_ADDRESS")
+    if address == "local":  # Ray's word for a session of its own
+        return False
+    return bool(address) or (Path(folder) / "ray" / "ray_current_cluster").exists()
 
 
 def known_nodes() -> list[Bundle] | None:
