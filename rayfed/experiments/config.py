@@ -24,6 +24,10 @@ from rayfed.metrics.base import Metric, build_metrics
 from rayfed.results.files import check_name
 
 
+MOST_ROUNDS = 10**9
+"""More rounds than anybody waits for; the tables count them in 32 bits."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Local:
     """local.*: how a client trains."""
@@ -84,7 +88,7 @@ class Placement:
     gpus: float = option(0.0, low=0, help="GPUs to reserve per host: an integer, or 1/k for an integer k")
     server_cpus: float = option(0.0, low=0, help="CPUs to reserve for the server, which works while the hosts wait")
     server_gpus: float = option(0.0, low=0, help="GPUs to reserve for the server: an integer, or 1/k")
-    threads: int = option(1, low=1, help="torch threads per host; values above 1 change rounding")
+    threads: int = option(1, low=1, high=256, help="torch threads per host; values above 1 change rounding")
     data_on_device: bool | None = option(
         None,
         help="keep the clients' inputs in the memory of their host or its GPU; false: read them batch by batch; "
@@ -175,7 +179,7 @@ class Config:
     faults: Faults
     state: StateMemory
     metrics: dict[str, Metric]
-    rounds: int = option(10, low=1, help="communication rounds")
+    rounds: int = option(10, low=1, high=MOST_ROUNDS, help="communication rounds")
     cohort: int | float = option(1.0, help="clients per round: an integer, or a share of the participants up to 1.0")
     unseen_clients: int | float = option(
         0,
@@ -249,6 +253,8 @@ class Config:
 
     def _check(self) -> None:
         check_name(self.experiment, "experiment")
+        if not self.results.strip() or not self.results.isprintable():
+            raise UsageError(f"results={self.results!r}: give a folder, such as results, or a URL")
         if self.local.epochs is not None and self.local.steps is not None:
             raise UsageError("local.epochs and local.steps are both given; give one of them")
         if self.local.optimizer == "adam" and (self.local.momentum or self.local.nesterov):
