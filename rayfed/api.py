@@ -26,6 +26,7 @@ from rayfed.results.folder import join, make_experiment_folder
 from rayfed.results.read import read
 from rayfed.results.recorder import Recorder
 from rayfed.results.storage import is_url
+from rayfed.results.trials import claimed
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def run(
         overrides: Top-level keys of the configuration, such as rounds=5.
 
     Raises:
-        UsageError: The configuration cannot work; nothing was started.
+        UsageError: The configuration cannot work, or another process runs the same trial; nothing was started.
         Diverged: A value became infinite or NaN. The tables hold what was measured before.
         HostLost: A Ray actor died.
         StorageError: The results could not be written. What was written before is kept.
@@ -126,7 +127,8 @@ def run(
     if not quiet:
         print(run_summary(plan), file=sys.stderr, flush=True)
     plan = replace(plan, keep_state=keep_state)
-    digest = launch(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
+    with claimed(config.results, config.experiment, [plan.trial]):
+        digest = launch(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
     home, tables = join(config.results, config.experiment), read(config.results, config.experiment)
     metrics, rounds, trials = (table[table.trial == plan.trial].reset_index(drop=True) for table in tables)
     return Result(
@@ -146,7 +148,8 @@ def sweep(space: Space, *, quiet: bool = False) -> int:
     With resume=true, trials that are done are skipped.
 
     Raises:
-        UsageError: A configuration cannot work, or the resources do not exist; nothing was started.
+        UsageError: A configuration cannot work, the resources do not exist, or another process runs one of the trials;
+            nothing was started.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
     configs = configurations(space)
@@ -159,7 +162,8 @@ def sweep(space: Space, *, quiet: bool = False) -> int:
         return 0
     from rayfed.distributed.tune_driver import run_trials  # imports Ray
 
-    return run_trials(plan, quiet=quiet)
+    with claimed(plan.results, plan.experiment, [job["trial"] for job in plan.jobs]):
+        return run_trials(plan, quiet=quiet)
 
 
 def _read_config(*sources: Mapping[str, Any], has_clients: bool) -> Config:
