@@ -23,7 +23,6 @@ from rayfed.experiments.sources import merged
 from rayfed.metrics.base import Metric, build_metrics
 from rayfed.results.files import check_name
 
-
 MOST_ROUNDS = 10**9
 """More rounds than anybody waits for; the tables count them in 32 bits."""
 

@@ -6,7 +6,6 @@ import pyarrow.parquet as pq
 from rayfed.core.errors import UsageError
 from rayfed.results.storage import Storage
 
-
 MOST_BYTES = 200
 """The longest name; disks take 255 bytes, of which the names of files need some more."""
 

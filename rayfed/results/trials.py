@@ -120,10 +120,9 @@ def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Itera
         StorageError: the claim cannot be written.
     """
     home, wanted = open_storage(folder).child(experiment), set(trials)
-    with storage_errors(home.location):
-        with _locked(home.child("trials")):
-            _check_unclaimed(home, wanted)
-            claim = Owner(home, sorted(wanted))
+    with storage_errors(home.location), _locked(home.child("trials")):
+        _check_unclaimed(home, wanted)
+        claim = Owner(home, sorted(wanted))
     try:
         yield
     finally:

@@ -63,9 +63,9 @@ class TestTwoProcesses:
         assert sorted(read(tmp_path).trials["status"]) == ["done", "running"]
 
     def test_a_claim_is_refused_and_names_it(self, tmp_path, other):
-        with pytest.raises(UsageError, match=rf"^a: process {other.pid} on .* is running it; wait"):
-            with claimed(tmp_path, "run", ["b", "a"]):
-                pass
+        words = rf"^a: process {other.pid} on .* is running it; wait"
+        with pytest.raises(UsageError, match=words), claimed(tmp_path, "run", ["b", "a"]):
+            pass
         with claimed(tmp_path, "run", ["b"]):
             pass
         other.kill()
