@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ def connect(placement: Placement, *, dashboard: bool, start_seconds: float = 120
     url = ""
     if not ray.is_initialized():
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        start = ray.init
+        start: Any = ray.init
         if not cluster_is_running():
             check_fits(placement, this_machine())
             options["include_dashboard"] = dashboard
@@ -68,6 +69,8 @@ def _patient_start(seconds: float) -> Iterator[None]:
         HostLost: They did not start in time, or one of them ended.
     """
     get_node: Any = services.get_node
+    limit, before = "RAY_agent_register_timeout_ms", os.environ.get("RAY_agent_register_timeout_ms")
+    os.environ.setdefault(limit, str(int(1000 * seconds)))  # after which the node ends if its helpers are not up
 
     def patient(*arguments: Any, **keywords: Any) -> Any:
         end = time.monotonic() + seconds
@@ -92,6 +95,8 @@ def _patient_start(seconds: float) -> Iterator[None]:
         ) from error
     finally:
         services.get_node = get_node
+        if before is None:
+            os.environ.pop(limit, None)
 
 
 def _keep_raylet_messages_in_the_log() -> None:

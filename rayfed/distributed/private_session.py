@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 
+_LOOPBACK = "127.0.0.1"
 _VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's name; without clusters, it uses loopback on every system
 
 
@@ -23,9 +24,14 @@ def start_here(**options: Any) -> Any:
         return ray.init(address="local", **options)
 
 
+def is_private() -> bool:
+    """Return whether the session is of this machine alone. Any other one may have, or get, nodes without its files."""
+    return all(node["NodeManagerAddress"] == _LOOPBACK for node in ray.nodes())
+
+
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Let a session that is started here, with all of its processes, use 127.0.0.1."""
+    """Let a session that is started here, with all of its processes, use the address of the loopback interface."""
     before, enabled = os.environ.get(_VARIABLE), ray_constants.ENABLE_RAY_CLUSTER
     os.environ[_VARIABLE], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # for the processes, and for this one
     try:

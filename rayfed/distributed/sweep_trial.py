@@ -6,6 +6,7 @@ a trial may therefore outlive it: its random numbers come from streams of its ow
 
 import contextlib
 import gc
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,11 +17,12 @@ from ray import tune
 from rayfed.data.population import Population
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.placement import bundles, make_pool, steps_reserved
+from rayfed.distributed.private_session import is_private
 from rayfed.distributed.recording import RemoteRecorder
 from rayfed.distributed.user_modules import install, register_user_modules
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Plan, make_plan
-from rayfed.experiments.sweep import Job
+from rayfed.experiments.sweep import Job, data_key
 from rayfed.experiments.trial import TrialRun
 from rayfed.experiments.user_code import ModuleSource
 
@@ -40,17 +42,24 @@ class SweepTrial(tune.Trainable):
         """Return what the trial reserves: its server and its hosts."""
         return tune.PlacementGroupFactory(bundles(Config.read(config["job"]["values"]).placement), strategy="PACK")
 
-    def setup(self, config: dict[str, Any], actor: Any = None, sources: Sequence[ModuleSource] = ()) -> None:
+    def setup(
+        self,
+        config: dict[str, Any],
+        actor: Any = None,
+        sources: Sequence[ModuleSource] = (),
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
         """Keep the trial for the first step.
 
         Args:
             config: The job of the first trial.
             actor: The recorder.
             sources: The user's modules that configurations of the sweep name.
+            data: The data of trials by `data_key`, as objects; others are loaded from files on this machine.
         """
         install(sources)
         gc.freeze()  # what was imported, so that it need not be searched after every trial
-        self._sink = RemoteRecorder(actor)
+        self._sink, self._sent = RemoteRecorder(actor), data or {}
         self._data: tuple[str, Population] | None = None
         self._defaults = torch.get_default_dtype(), torch.get_num_threads()
         self._run: TrialRun | None = None
@@ -124,10 +133,13 @@ class SweepTrial(tune.Trainable):
 
     def _planned(self, config: Config) -> Plan:
         """Return the plan of a trial; the data of the trial before are used again if they are the same."""
-        key = repr((config.data, config.partition, config.leave_out))
+        key = data_key(config)
         if self._data is not None and self._data[0] != key:
             self._data = None  # before the others are loaded
-        plan = make_plan(config, population=None if self._data is None else self._data[1])
+        population = None if self._data is None else self._data[1]
+        if population is None and key in self._sent:
+            population = ray.get(self._sent[key])
+        plan = make_plan(config, population=population)
         self._data = key, plan.population
         return plan
 
@@ -138,7 +150,7 @@ class SweepTrial(tune.Trainable):
         values = config.tree() | {
             "seed": config.seed,
             "status": "failed",
-            "error": f"{type(error).__name__}: {text[-1]}",
+            "error": f"{type(error).__name__}: {text[-1]}{'' if is_private() else f' (on {socket.gethostname()})'}",
         }
         self._sink.end(self._job["trial"], values)
 

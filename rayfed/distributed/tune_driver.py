@@ -24,15 +24,18 @@ from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 
 from rayfed.core.records import Event
+from rayfed.data.lazy_rows import LazyRows
 from rayfed.distributed import cluster
+from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import Process, cause_of_death, kill_process
+from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder
 from rayfed.distributed.sweep_trial import ENDED, SweepTrial
-from rayfed.distributed.user_modules import without_caches
+from rayfed.distributed.user_modules import register_user_modules, without_caches
 from rayfed.experiments.config import Config, Faults
 from rayfed.experiments.progress import many_trials, note, span, watch_trials
 from rayfed.experiments.run_summary import counted
-from rayfed.experiments.sweep import Job, SweepPlan
+from rayfed.experiments.sweep import Job, SweepPlan, data_key, load_data
 from rayfed.experiments.user_code import module_sources, named_objects
 from rayfed.results.folder import join
 from rayfed.results.storage import is_url
@@ -65,6 +68,7 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     )
     for name in ("ray.tune", "ray.train", "ray.air"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
+    data = _sent_data(plan.configs)
     interrupts: list[int] = []
     faults_of = {job["trial"]: Config.read(job["values"]).faults for job in plan.jobs}
     ended, began = threading.Event(), time.monotonic()
@@ -82,7 +86,7 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     try:
         jobs, tries = list(plan.jobs), max(one.restarts for one in faults)
         while jobs and not interrupts:
-            jobs = _fit(plan, jobs, recorder, faults_of, interrupts, say, last=tries <= 0)
+            jobs = _fit(plan, jobs, data, recorder, faults_of, interrupts, say, last=tries <= 0)
             tries -= 1
     except KeyboardInterrupt:  # a second one, while Tune was ending its trials
         interrupts.append(signal.SIGINT)
@@ -106,6 +110,7 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
 def _fit(
     plan: SweepPlan,
     jobs: Sequence[Job],
+    data: Mapping[str, Any],
     recorder: DriversRecorder,
     faults: Mapping[str, Faults],
     interrupts: list[int],
@@ -122,7 +127,7 @@ def _fit(
     """
     trials = _TrialsCallback(recorder, faults, say, last=last)
     try:
-        _tuner(plan, jobs, recorder, [_InterruptCallback(interrupts), trials]).fit()
+        _tuner(plan, jobs, data, recorder, [_InterruptCallback(interrupts), trials]).fit()
     except Exception as error:
         if last:
             raise
@@ -133,7 +138,11 @@ def _fit(
 
 
 def _tuner(
-    plan: SweepPlan, jobs: Sequence[Job], recorder: DriversRecorder, callbacks: list[tune.Callback]
+    plan: SweepPlan,
+    jobs: Sequence[Job],
+    data: Mapping[str, Any],
+    recorder: DriversRecorder,
+    callbacks: list[tune.Callback],
 ) -> tune.Tuner:
     search = plan.space.search
     scheduler = None
@@ -150,7 +159,7 @@ def _tuner(
     sources = without_caches(module_sources(objects))
     home = join(plan.results, plan.experiment)
     storage = home if is_url(home) else Path(home).resolve()
-    trainable = tune.with_parameters(SweepTrial, actor=recorder.actor, sources=sources)
+    trainable = tune.with_parameters(SweepTrial, actor=recorder.actor, sources=sources, data=data)
     return tune.Tuner(
         trainable,
         param_space={"job": tune.grid_search(list(jobs))},
@@ -172,6 +181,22 @@ def _tuner(
             failure_config=tune.FailureConfig(max_failures=max(config.faults.restarts for config in plan.configs)),
         ),
     )
+
+
+def _sent_data(configs: Sequence[Config]) -> dict[str, Any]:
+    """Return the data of a sweep in a cluster as objects, by `data_key`, so that only this machine needs the files.
+
+    Data that are too large to send are left out: each machine must have those. On a machine alone, trials load theirs.
+    """
+    if is_private():
+        return {}
+    register_user_modules()
+    objects = {}
+    for key, config in {data_key(config): config for config in configs}.items():
+        population = sendable(load_data(config))
+        if not any(isinstance(part.x, LazyRows) for part in population.examples()):
+            objects[key] = ray.put(population)
+    return objects
 
 
 def _tensorboard() -> list[tune.Callback]:

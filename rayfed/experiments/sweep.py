@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from rayfed.core.errors import UsageError
+from rayfed.data.loading import load
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
@@ -90,12 +91,23 @@ def plan_sweep(space: Space, configs: Sequence[Config]) -> SweepPlan:
     return SweepPlan(space, tuple(configs), tuple(job for job in jobs if job["trial"] not in done), notes_of_plans)
 
 
+def data_key(config: Config) -> str:
+    """Return a text that is the same for configurations with the same data in the same hands."""
+    return repr((config.data, config.partition, config.leave_out))
+
+
+def load_data(config: Config) -> Population:
+    """Return the data of a configuration, before unseen clients are drawn."""
+    data, partition = config.data, config.partition
+    return load(data.name or "", data.options, partition.name, partition.options, config.leave_out)
+
+
 def _check_plans(space: Space, configs: Sequence[Config]) -> tuple[str, ...]:
     """Plan each configuration with the first seed and return the notes; equal data are loaded once."""
     populations: dict[str, Population] = {}
     lines: dict[str, None] = {}
     for config in configs[: len(configs) // len(space.seeds)]:
-        key = repr((config.data, config.partition, config.leave_out))
+        key = data_key(config)
         plan = make_plan(config, population=populations.get(key))
         populations[key] = plan.population
         if space.search.scheduler == "asha" and not any(len(client.val) for client in plan.population.participants):
