@@ -69,7 +69,8 @@ def _patient_start(seconds: float) -> Iterator[None]:
         HostLost: They did not start in time, or one of them ended.
     """
     get_node: Any = services.get_node
-    limit, before = "RAY_agent_register_timeout_ms", os.environ.get("RAY_agent_register_timeout_ms")
+    limit = "RAY_agent_register_timeout_ms"
+    before = os.environ.get(limit)
     os.environ.setdefault(limit, str(int(1000 * seconds)))  # after which the node ends if its helpers are not up
 
     def patient(*arguments: Any, **keywords: Any) -> Any:
