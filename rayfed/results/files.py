@@ -71,8 +71,8 @@ def read_parquet(folder: Storage, name: str) -> pa.Table:
             # An object store may have told the size of the old version and sent the new one.
             if attempt == _ATTEMPTS - 1:
                 raise StorageError(
-                    f"{folder.location}/{name}: damaged, not the Parquet file that rayfed wrote ({one_line(error)[:120]}); "
-                    "restore it, or delete it and run its trials again"
+                    f"{folder.location}/{name}: damaged, not the Parquet file that rayfed wrote "
+                    f"({one_line(error)[:120]}); restore it, or delete it and run its trials again"
                 ) from error
     raise AssertionError
 
