@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import rayfed
-from helpers.lab import ADDRESSES, Lab, cluster_file, missing
+from helpers.lab import ADDRESSES, ROOT, Lab, cluster_file, missing
 from helpers.ray_processes import wait_until
 from rayfed.results.read import read, read_events
 
@@ -53,9 +53,9 @@ class Most(OfPredictions):
 
 @dataclass(frozen=True, kw_only=True)
 class Twice(Augment):
-    def __call__(self, x, y):
+    def __call__(self, x):
         import late
-        return TWO * x + late.NOTHING, y
+        return TWO * x + late.NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +119,7 @@ def up(lab):
     lab.run("laptop", "RAY_UP_enable_autoscaler_v2=0 ray up -y cluster.yaml", seconds=900)
     write_own(lab.path("head", "."))
     wait_until(lambda: alive(lab) == 3, 600)
-    yield lab
-    lab.run("laptop", "ray down -y cluster.yaml", seconds=300)
+    return lab
 
 
 def alive(lab):
@@ -166,6 +165,14 @@ class TestSecurity:
         assert up.run("head", f"{ask} {header} {address}").stdout == "200"
         refused = up.run("laptop", f"{ask} http://{ADDRESSES['head']}:8265/", check=False)
         assert refused.returncode == 7  # no connection
+
+    def test_the_ports_are_those_that_are_documented(self, up):
+        """SECURITY.md has a table of them."""
+        loopback = {int(line.split(":")[1]) for line in up.listeners("head").splitlines() if line.startswith("127.")}
+        everywhere = {int(line.split(":")[1]) for line in up.listeners("head").splitlines()} - loopback
+        assert everywhere >= {22, 6379, 8076}
+        assert 8265 in loopback
+        assert {port for port in everywhere if port < 10000} == {22, 6379, 8076}
 
     def test_without_the_token_nobody_joins(self, up):
         join = f"ray.init(address='{ADDRESSES['head']}:6379', logging_level='ERROR')"
@@ -214,3 +221,28 @@ class TestTrials:
         assert trials["status"].tolist() == ["done", "done"]
         events = read_events(up.path("laptop", "got"), "lost")["event"].tolist()
         assert events == ["trial lost", "trial restarted"]
+
+
+class TestSlurm:
+    def test_two_nodes_become_a_cluster_for_one_command(self, up, expected):
+        """After `ray down`; programs on the nodes play SLURM's."""
+        up.run("laptop", "ray down -y cluster.yaml", seconds=300)
+        for host in ("head", "worker1", "worker2"):
+            up.run(host, "ray stop --force", check=False)
+        shutil.copy(ROOT / "cluster-slurm.sh", up.path("head", "rayfed"))
+        fakes = up.path("head", "rayfed/.fakes")
+        fakes.mkdir()
+        for name, text in {"scontrol": "printf 'head\\nworker1\\n'", "srun": 'printf "%q " "$@" > ~/srun'}.items():
+            (fakes / name).write_text(f"#!/bin/bash\n{text}\n")
+            (fakes / name).chmod(0o755)
+        slurm = "SLURM_JOB_NODELIST=head,worker1 SLURM_JOB_ID=7 SLURM_NNODES=2 SLURM_CPUS_PER_TASK=1"
+        command = f"rayfed run {TestTrials().values(OWN)} placement.hosts=2 experiment=slurm"
+        up.run("head", f"cd rayfed; PATH=$PWD/.fakes:$PATH {slurm} ./cluster-slurm.sh {command}")
+        started = up.path("head", "srun").read_text()
+        other = up.start_command("worker1", f"cd rayfed; export RAY_AUTH_MODE=token; {started}")
+        done = up.run("head", f"cd rayfed; export RAY_AUTH_MODE=token; {started}", seconds=600, check=False)
+        other.communicate(timeout=120)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        tables = read(up.path("head", "rayfed/results"), "slurm")
+        assert tables.trials["weights_hash"].tolist() == [expected]
+        assert tables.rounds["busy_seconds"].map(lambda busy: len([s for s in busy if s])).max() == 2
