@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,9 +68,6 @@ def _patient_start(seconds: float) -> Iterator[None]:
         HostLost: They did not start in time, or one of them ended.
     """
     get_node: Any = services.get_node
-    limit = "RAY_agent_register_timeout_ms"
-    before = os.environ.get(limit)
-    os.environ.setdefault(limit, str(int(1000 * seconds)))  # after which the node ends if its helpers are not up
 
     def patient(*arguments: Any, **keywords: Any) -> Any:
         end = time.monotonic() + seconds
@@ -96,8 +92,6 @@ def _patient_start(seconds: float) -> Iterator[None]:
         ) from error
     finally:
         services.get_node = get_node
-        if before is None:
-            os.environ.pop(limit, None)
 
 
 def _keep_raylet_messages_in_the_log() -> None:
