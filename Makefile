@@ -17,7 +17,7 @@ PEERS_ARGS ?=
 .DEFAULT_GOAL := help
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help venv install demo test test-all record-weights lint format docs bench bench-peers clean
+.PHONY: help venv install demo test test-all record-weights lint lint-all format docs bench bench-peers clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ lint: $(STAMP) ## check style, format and types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports --no-logo
+
+lint-all: lint ## also compare the pinned versions with known vulnerabilities, where the package index offers that
+	@$(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit && \
+	  build/audit/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
 
 format: $(STAMP) ## fix style and format
 	$(BIN)/python -m ruff check --fix .

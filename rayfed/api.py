@@ -27,7 +27,7 @@ from rayfed.results.folder import make_experiment_folder
 from rayfed.results.recorder import Recorder
 from rayfed.results.report import render
 from rayfed.results.storage import open_storage
-from rayfed.results.trials import read_trials
+from rayfed.results.trials import claimed, read_trials
 
 
 def run(
@@ -56,7 +56,7 @@ def run(
         overrides: Top-level keys of the configuration, such as rounds=5.
 
     Raises:
-        UsageError: The configuration cannot work; nothing was started.
+        UsageError: The configuration cannot work, or another process runs the same trial; nothing was started.
         Diverged: A value became infinite or NaN. The tables hold what was measured before.
         HostLost: A Ray actor died.
         StorageError: The results could not be written. What was written before is kept.
@@ -73,7 +73,8 @@ def run(
     make_experiment_folder(config.results, config.experiment)
     if not quiet:
         print(run_summary(plan), file=sys.stderr, flush=True)
-    digest = launch(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
+    with claimed(config.results, config.experiment, [plan.trial]):
+        digest = launch(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
     return Result.of(plan, given, digest)
 
 
@@ -98,7 +99,8 @@ def sweep(
         overrides: Top-level keys, such as rounds=5 or seeds=[0, 1]; they count for all arms.
 
     Raises:
-        UsageError: A configuration cannot work, or the resources do not exist; nothing was started.
+        UsageError: A configuration cannot work, the resources do not exist, or another process runs one of the trials;
+            nothing was started.
         HostLost: Ray did not start, or its processes died too often.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
@@ -125,7 +127,10 @@ def run_sweep(space: Space, given: Given | None = None, *, quiet: bool = False, 
     make_experiment_folder(plan.results, plan.experiment)
     if not quiet:
         print(plan.summary(), file=sys.stderr, flush=True)
-    return launch_sweep(plan, quiet=quiet) if plan.jobs else 0
+    if not plan.jobs:
+        return 0
+    with claimed(plan.results, plan.experiment, [job["trial"] for job in plan.jobs]):
+        return launch_sweep(plan, quiet=quiet)
 
 
 def report(

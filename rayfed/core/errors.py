@@ -5,8 +5,13 @@ class UsageError(ValueError):
     """The configuration or the arguments are invalid.
 
     The message is one line that says what is wrong, where, and what is allowed. The commands print it and exit with
-    code 2 before anything has started.
+    code 2 before anything has started. Characters in it that do not show, as keys and file names may have them, are
+    written as escapes.
     """
+
+    def __init__(self, message: str = ""):
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+        super().__init__(shown)
 
 
 class Diverged(RuntimeError):

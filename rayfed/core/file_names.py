@@ -2,6 +2,9 @@
 
 from rayfed.core.errors import UsageError
 
+MOST_BYTES = 200
+"""The longest name; disks take 255 bytes, of which the names of files need some more."""
+
 
 def check_name(name: str, what: str) -> str:
     """Return `name` if it can be the name of a file that Parquet readers see.
@@ -13,4 +16,6 @@ def check_name(name: str, what: str) -> str:
     """
     if not name or name[0] in "._" or any(letter in '/\\:*?"<>|' or not letter.isprintable() for letter in name):
         raise UsageError(f'{what}={name!r}: use a name without / \\ : * ? " < > | that does not begin with . or _')
+    if (length := len(name.encode())) > MOST_BYTES:
+        raise UsageError(f"{what}={name[:20]}…: a name of {length} bytes; use at most {MOST_BYTES}")
     return name

@@ -16,7 +16,7 @@ from rayfed.data.lazy_rows import LazyRows, as_lazy_rows, select_rows
 from rayfed.data.leave_out import check_rows, load_without_domain
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.table import client_domain, partition_hash
-from rayfed.data.population import Client, Examples, Population, TestSet
+from rayfed.data.population import Client, Examples, Population, TestSet, not_finite
 from rayfed.data.sets import DATASETS
 
 
@@ -63,6 +63,8 @@ def load(
             like this.
     """
     dataset, held_rows = load_partitioned(data_name, data_options, partition_name, partition_options, leave_out)
+    if ":" in data_name:  # rayfed's own readers check what they read
+        _check_finite(dataset, data_name)
     dataset = dataclasses.replace(dataset, images=as_lazy_rows(dataset.images))
     clients = tuple(_client(dataset, rows) for rows in held_rows)
     return Population(
@@ -120,6 +122,16 @@ def _check_clients(dataset: Dataset, clients: list[ClientRows]) -> None:
         row = values[counts.argmax()]
         raise UsageError(f"partition: row {row} of {dataset.name} is in {counts.max()} parts; expected each row in one")
     leakage_groups.check_no_leakage(dataset, clients)
+
+
+def _check_finite(dataset: Dataset, name: str) -> None:
+    parts = {"images": dataset.images, **{f"test set {test.domain}": test.examples.x for test in dataset.tests}}
+    for part, values in parts.items():
+        if count := not_finite(values):
+            raise UsageError(
+                f"data.name={name}: {part}: {count} of {len(values)} examples hold NaN or infinity; remove or replace "
+                "them"
+            )
 
 
 def _client(dataset: Dataset, client: ClientRows) -> Client:

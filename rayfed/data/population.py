@@ -8,7 +8,7 @@ import numpy as np
 
 from rayfed.data.lazy_rows import LazyRows
 
-BLOCK = 1024  # examples that are hashed at a time
+BLOCK = 1024  # examples that are hashed or checked at a time
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,14 @@ class Population:
     def participants(self) -> tuple[Client, ...]:
         """The clients that take part in training."""
         return self.clients[: len(self.clients) - self.unseen_clients]
+
+
+def not_finite(values: np.ndarray | LazyRows) -> int:
+    """Return how many rows of `values` [n, ...] hold NaN or infinity."""
+    if values.dtype.kind != "f":
+        return 0
+    blocks = (values[start : start + BLOCK] for start in range(0, len(values), BLOCK))
+    return sum(int((~np.isfinite(block).reshape(len(block), -1).all(1)).sum()) for block in blocks if block.size)
 
 
 def population_hash(population: Population) -> str:

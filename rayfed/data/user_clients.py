@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from rayfed.core.errors import UsageError
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.population import Client, Examples, Population, not_finite
 
 
 def user_population(
@@ -34,6 +34,7 @@ def user_population(
         raise UsageError("clients: expected at least one")
     checked = [dataclasses.replace(client, id=i) for i, client in enumerate(checked)]
     _check_alike(checked)
+    _check_finite(checked)
     labels = [part.y for client in checked for part in (client.train, client.val, client.test) if len(part)]
     are_integers = all(label.dtype.kind in "iu" for label in labels)
     least = int(max((label.max() for label in labels), default=0)) + 1 if are_integers else 1
@@ -72,7 +73,8 @@ def _examples(pair: Any, where: str, classes: bool) -> Examples:
         raise UsageError(f"{where}: {len(x)} inputs but {len(y)} labels")
     if x.dtype.kind not in "biuf":
         raise UsageError(f"{where}: x has the type {x.dtype}; give numbers, such as x.astype('float32')")
-    x = x.astype(np.float32) if x.dtype == np.float64 else x
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32) if x.dtype == np.float64 else x
     return Examples(x, _classes(y, where) if classes else _targets(y, where))
 
 
@@ -121,6 +123,18 @@ def _check_alike(clients: Sequence[Client]) -> None:
                     f"{where}: x [n, ...] of uint8 with the shape {tuple(x.shape)}; uint8 is for images [n, channels, "
                     "height, width], so give tabular data as x.astype('float32')"
                 )
+
+
+def _check_finite(clients: Sequence[Client]) -> None:
+    """Refuse inputs and targets that are not finite: scores would be NaN, or count such examples as wrong."""
+    for number, client in enumerate(clients):
+        for name, part in (("train", client.train), ("val", client.val), ("test", client.test)):
+            for what, values in (("inputs", part.x), ("targets", part.y)):
+                if count := not_finite(values):
+                    raise UsageError(
+                        f"clients[{number}].{name}: {count} of {len(values)} {what} hold NaN or infinity, or are too "
+                        "large for float32; remove or replace them"
+                    )
 
 
 _FORM = 'each client as {"train": (x, y), "test": (x, y), "domain": "a name"}'

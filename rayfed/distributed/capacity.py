@@ -19,7 +19,10 @@ def this_machine() -> list[Bundle]:
 
 def cluster_is_running() -> bool:
     """Return whether Ray would join a cluster: RAY_ADDRESS is set, or `ray start` has run on this machine."""
-    return bool(os.environ.get("RAY_ADDRESS")) or _address_file().exists()
+    address = os.environ.get("RAY_ADDRESS")
+    if address == "local":  # Ray's word for a session of its own
+        return False
+    return bool(address) or _address_file().exists()
 
 
 def cluster_address() -> str:

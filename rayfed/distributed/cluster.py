@@ -19,6 +19,7 @@ from rayfed.core.records import Event
 from rayfed.distributed.capacity import cluster_address, cluster_is_running, known_nodes, this_machine
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.placement import Outcome, bundles, check_fits, make_pool, run_reserved
+from rayfed.distributed.private_session import start_here
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
@@ -41,7 +42,7 @@ Watch = Callable[[Callable[[], list[Progress]], Callable[[float | None], bool]],
 def connect(placement: Placement, *, dashboard: bool, start_seconds: float = Faults.start_seconds) -> str:
     """Join the running cluster, or start Ray here, and return the address of the dashboard ("" without one).
 
-    Ray's log lines stay in its log folder.
+    A Ray that is started here listens on the loopback interface only. Ray's log lines stay in its log folder.
 
     Raises:
         UsageError: The placement cannot fit. If Ray would be started here, this is checked before.
@@ -51,13 +52,15 @@ def connect(placement: Placement, *, dashboard: bool, start_seconds: float = Fau
     url = ""
     if not ray.is_initialized():
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        start: Any = ray.init
         if cluster_is_running():
             _check_reachable(min(start_seconds, CONNECT_SECONDS))
         else:
             check_fits(placement, this_machine())
             options["include_dashboard"] = dashboard
+            start = start_here
         with _patient_start(start_seconds):
-            url = ray.init(**options).dashboard_url or ""
+            url = start(**options).dashboard_url or ""
         _keep_raylet_messages_in_the_log()
     check_fits(placement, known_nodes() or [])
     return url

@@ -21,6 +21,7 @@ from rayfed.core.ids import ClientIndex
 from rayfed.core.records import Event
 from rayfed.data.population import Population
 from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import cause_of_death, kill_process, log_folder
 from rayfed.distributed.ray_host import SMALL_BYTES, unpacked_sum
 from rayfed.engine.blueprint import Blueprint
@@ -506,7 +507,8 @@ def _kept(state: Any) -> Any:
 
 
 def sendable(population: Population) -> Population:
-    """`population` for other processes: files go as paths. On several machines they go as bytes, unless these would
-    take more than a quarter of the memory: then each machine must have the files."""
-    several = len([node for node in ray.nodes() if node["Alive"]]) > 1
-    return population.read() if several and fits(population.examples(), room_for(None, "cpu")) else population
+    """`population` for other processes: files go as paths. In a cluster they go as bytes, unless these would take more
+    than a quarter of the memory: then each machine must have the files."""
+    if is_private() or not fits(population.examples(), room_for(None, "cpu")):
+        return population
+    return population.read()

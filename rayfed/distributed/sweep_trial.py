@@ -6,6 +6,7 @@ a trial may therefore outlive it: its random numbers come from streams of its ow
 
 import contextlib
 import gc
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from ray import tune
 
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.placement import bundles, make_pool, steps_reserved
+from rayfed.distributed.private_session import is_private
 from rayfed.distributed.recording import RemoteRecorder
 from rayfed.distributed.user_modules import install, register_user_modules
 from rayfed.experiments.config import Config, Placement
@@ -46,6 +48,7 @@ class SweepTrial(tune.Trainable):
         sources: Sequence[ModuleSource] = (),
         given: Given | None = None,
         keep_state: bool = False,
+        data: Mapping[str, Any] | None = None,
     ) -> None:
         """Keep the trial for the first step.
 
@@ -55,12 +58,13 @@ class SweepTrial(tune.Trainable):
             sources: The user's modules that configurations of the sweep name.
             given: What was given in Python, for all trials.
             keep_state: Whether the final states are kept also with checkpoint.every=0.
+            data: The data of trials by `data_key`, as objects; others are loaded from files on this machine.
         """
         install(sources)
         gc.freeze()  # what was imported, so that it need not be searched after every trial
-        self._sink = RemoteRecorder(actor)
+        self._sink, sent = RemoteRecorder(actor), data or {}
         self._given, self._keep_state = given or Given(), keep_state
-        self._populations = Populations()
+        self._populations = Populations(elsewhere=lambda key: ray.get(sent[key]) if key in sent else None)
         self._defaults = torch.get_default_dtype(), torch.get_num_threads()
         self._run: TrialRun | None = None
         self._pool: tuple[Any, HostPool] | None = None
@@ -133,7 +137,8 @@ class SweepTrial(tune.Trainable):
 
     def _not_begun(self, error: Exception) -> None:
         """Record that the trial could not begin."""
-        self._sink.end(self._job["trial"], failed_before_start(self._job, error))
+        where = "" if is_private() else f" (on {socket.gethostname()})"
+        self._sink.end(self._job["trial"], failed_before_start(self._job, error, where))
 
     def _leave(self) -> None:
         """End what the trial holds: its hosts, its data on the device, and torch's global state."""

@@ -24,15 +24,18 @@ from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 
 from rayfed.core.records import Event
+from rayfed.data.lazy_rows import LazyRows
 from rayfed.distributed import cluster
+from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import Process, cause_of_death, kill_process
+from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder
 from rayfed.distributed.sweep_trial import ENDED, SweepTrial
 from rayfed.distributed.user_modules import register_user_modules, without_caches
 from rayfed.experiments.config import Config, Faults
 from rayfed.experiments.progress import Countdown, many_trials, note, span, watch_trials
 from rayfed.experiments.run_summary import counted
-from rayfed.experiments.sweep import Job, SweepPlan
+from rayfed.experiments.sweep import Job, SweepPlan, data_key, load_data
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
 from rayfed.results.folder import join
 from rayfed.results.storage import is_url
@@ -65,6 +68,7 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     )
     for name in ("ray.tune", "ray.train", "ray.air"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
+    data = _sent_data(plan.configs)
     interrupts: list[int] = []
     faults_of = {job["trial"]: Config.read(job["values"]).faults for job in plan.jobs}
     ended, began = threading.Event(), time.monotonic()
@@ -83,7 +87,7 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     try:
         jobs, tries = list(plan.jobs), max(one.restarts for one in faults)
         while jobs and not interrupts:
-            jobs = _fit(plan, jobs, recorder, faults_of, interrupts, say, last=tries <= 0)
+            jobs = _fit(plan, jobs, data, recorder, faults_of, interrupts, say, last=tries <= 0)
             tries -= 1
     except KeyboardInterrupt:  # a second one, while Tune was ending its trials
         interrupts.append(signal.SIGINT)
@@ -107,6 +111,7 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
 def _fit(
     plan: SweepPlan,
     jobs: Sequence[Job],
+    data: Mapping[str, Any],
     recorder: DriversRecorder,
     faults: Mapping[str, Faults],
     interrupts: list[int],
@@ -123,7 +128,7 @@ def _fit(
     """
     trials = _TrialsCallback(recorder, faults, say, last=last)
     try:
-        _tuner(plan, jobs, recorder, [_InterruptCallback(interrupts), trials]).fit()
+        _tuner(plan, jobs, data, recorder, [_InterruptCallback(interrupts), trials]).fit()
     except Exception as error:
         if last:
             raise
@@ -134,7 +139,11 @@ def _fit(
 
 
 def _tuner(
-    plan: SweepPlan, jobs: Sequence[Job], recorder: DriversRecorder, callbacks: list[tune.Callback]
+    plan: SweepPlan,
+    jobs: Sequence[Job],
+    data: Mapping[str, Any],
+    recorder: DriversRecorder,
+    callbacks: list[tune.Callback],
 ) -> tune.Tuner:
     search = plan.space.search
     scheduler = None
@@ -155,7 +164,7 @@ def _tuner(
     if plan.given:
         register_user_modules()
     trainable = tune.with_parameters(
-        SweepTrial, actor=recorder.actor, sources=sources, given=plan.given, keep_state=plan.keep_state
+        SweepTrial, actor=recorder.actor, sources=sources, given=plan.given, keep_state=plan.keep_state, data=data
     )
     trainable.__qualname__ = SweepTrial.__name__  # as Ray calls the process, in its dashboard too
     return tune.Tuner(
@@ -179,6 +188,22 @@ def _tuner(
             failure_config=tune.FailureConfig(max_failures=max(config.faults.restarts for config in plan.configs)),
         ),
     )
+
+
+def _sent_data(configs: Sequence[Config]) -> dict[str, Any]:
+    """Return the data of a sweep in a cluster as objects, by `data_key`, so that only this machine needs the files.
+
+    Data that are too large to send are left out: each machine must have those. On a machine alone, trials load theirs.
+    """
+    if is_private():
+        return {}
+    register_user_modules()
+    objects = {}
+    for key, config in {data_key(config): config for config in configs}.items():
+        population = sendable(load_data(config))
+        if not any(isinstance(part.x, LazyRows) for part in population.examples()):
+            objects[key] = ray.put(population)
+    return objects
 
 
 def _tensorboard() -> list[tune.Callback]:

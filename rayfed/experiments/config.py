@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from rayfed.algorithm import Algorithm
     from rayfed.metrics.base import Metric
 
+MOST_ROUNDS = 10**9
+"""More rounds than anybody waits for; the tables count them in 32 bits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
@@ -137,7 +140,7 @@ class Placement:
     gpus: float = option(0.0, low=0, help="GPUs to reserve per host: an integer, or 1/k for an integer k")
     server_cpus: float = option(0.0, low=0, help="CPUs to reserve for the server, which works while the hosts wait")
     server_gpus: float = option(0.0, low=0, help="GPUs to reserve for the server: an integer, or 1/k")
-    threads: int = option(1, low=1, help="torch threads per host; values above 1 change rounding")
+    threads: int = option(1, low=1, high=256, help="torch threads per host; values above 1 change rounding")
     data_on_device: bool | None = option(
         None,
         help="keep the clients' inputs in the memory of their host or its GPU; false: read them batch by batch; "
@@ -229,7 +232,7 @@ class Config:
     faults: Faults
     state: StateMemory
     metrics: "dict[str, Metric]"
-    rounds: int = option(10, low=1, help="communication rounds")
+    rounds: int = option(10, low=1, high=MOST_ROUNDS, help="communication rounds")
     cohort: int | float = option(1.0, help="clients per round: an integer, or a share of the participants up to 1.0")
     unseen_clients: int | float = option(
         0,
@@ -343,6 +346,8 @@ COMPONENTS: dict[str, str | None] = {"data": "mini_digits", "partition": None, "
 def _check_together(settings: Any) -> None:
     """Raise UsageError for settings that do not go together; `settings` has the groups and the scalars of `Config`."""
     check_name(settings.experiment, "experiment")
+    if not settings.results.strip() or not settings.results.isprintable():
+        raise UsageError(f"results={settings.results!r}: give a folder, such as results, or a URL")
     if settings.local.epochs is not None and settings.local.steps is not None:
         raise UsageError("local.epochs and local.steps are both given; give one of them")
     if settings.local.optimizer != "sgd" and (settings.local.momentum or settings.local.nesterov):

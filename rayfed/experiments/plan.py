@@ -151,7 +151,11 @@ def make_plan(
     results = open_storage(config.results)
     if isinstance(results, LocalStorage):
         for path in (results.path, results.path / config.experiment):
-            if path.exists() and not path.is_dir():
+            try:
+                is_file = path.exists() and not path.is_dir()
+            except OSError as error:  # such as a name that is too long
+                raise UsageError(f"results={config.results[:200]}: {error.strerror}; give another folder") from error
+            if is_file:
                 raise UsageError(f"results={config.results}: {path} is a file, not a folder")
     if model is None:
         check_model(config.model.name or "", config.model.options)

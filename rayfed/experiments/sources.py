@@ -8,6 +8,8 @@ import yaml
 
 from rayfed.core.errors import UsageError
 
+_INVALID = (yaml.YAMLError, ValueError, TypeError, RecursionError)  # the others from values such as 2001-99-99
+
 
 def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
     """Return one nested dict from mappings with nested or dotted keys.
@@ -58,7 +60,9 @@ def from_file(path: str | Path) -> dict[str, Any]:
         raise UsageError(f"{path}: no such file (give values as key=value)")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+    except _INVALID as error:
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, Mapping):
         raise UsageError(f"{path}: expected a mapping, got {type(content).__name__}")
@@ -81,7 +85,7 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"{argument}: expected key=value, such as algorithm.name=fedavg")
         try:
             values[key] = text if _has_comment(text) else yaml.safe_load(text) if text else None
-        except yaml.YAMLError as error:
+        except _INVALID as error:
             raise UsageError(f"{argument}: {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
     return values
 

@@ -1,10 +1,11 @@
 """The plan of a sweep: all configurations checked, which trials are still to run, and what to print before."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from rayfed.core.errors import UsageError
+from rayfed.data.loading import load
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
@@ -108,23 +109,35 @@ def plan_sweep(
     return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state)
 
 
+def data_key(config: Config) -> str:
+    """Return a text that is the same for configurations with the same data in the same hands."""
+    return repr((config.data, config.partition, config.leave_out))
+
+
+def load_data(config: Config) -> Population:
+    """Return the data of a configuration, before unseen clients are drawn."""
+    data, partition = config.data, config.partition
+    return load(data.name or "", data.options, partition.name, partition.options, config.leave_out)
+
+
 class Populations:
     """The data of the trials of one process; equal data are loaded once.
 
     Args:
         keep_all: Whether the data of all trials stay in memory, or only those of the last one.
+        elsewhere: Returns the data of a `data_key` that need not be loaded, or None.
     """
 
-    def __init__(self, *, keep_all: bool = False) -> None:
-        self._keep_all = keep_all
+    def __init__(self, *, keep_all: bool = False, elsewhere: Callable[[str], Population | None] | None = None) -> None:
+        self._keep_all, self._elsewhere = keep_all, elsewhere or (lambda key: None)
         self._known: dict[str, Population] = {}
 
     def plan(self, config: Config) -> Plan:
         """Return the plan of a configuration."""
-        key = repr((config.data, config.partition, config.leave_out))
+        key = data_key(config)
         if key not in self._known and not self._keep_all:
             self._known.clear()  # before the others are loaded
-        plan = make_plan(config, population=self._known.get(key))
+        plan = make_plan(config, population=self._known.get(key) or self._elsewhere(key))
         self._known[key] = plan.population
         return plan
 
@@ -144,14 +157,14 @@ def planned(job: Job, given: Given, populations: Populations, *, keep_state: boo
     return replace(plan, keep_state=keep_state)
 
 
-def failed_before_start(job: Job, error: Exception) -> dict[str, Any]:
-    """Return the row in the table `trials` of a trial that could not begin."""
+def failed_before_start(job: Job, error: Exception, where: str = "") -> dict[str, Any]:
+    """Return the row in the table `trials` of a trial that could not begin; `where` is put behind the error."""
     config = Config.read(job["values"])
     text = str(error).strip().splitlines() or [type(error).__name__]
     return config.tree() | {
         "seed": config.seed,
         "status": "failed",
-        "error": f"{type(error).__name__}: {text[-1]}",
+        "error": f"{type(error).__name__}: {text[-1]}{where}",
     }
 
 

@@ -37,6 +37,7 @@ def read(folder: str | Path, experiment: str | None = None) -> Tables:
 
     Raises:
         UsageError: the folder has no results, or none of `experiment`.
+        StorageError: a file is damaged, or the disk or the object store fails.
     """
     with storage_errors(str(folder)):
         homes = _homes(folder, experiment)

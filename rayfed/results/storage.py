@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import errno
 import functools
 import os
 import shutil
@@ -15,6 +16,9 @@ from rayfed.core.errors import StorageError, UsageError
 
 SCHEMES = ("file", "s3", "gs")
 """Of URLs that `open_storage` takes. `memory`, fsspec's filesystem within one process, is there for tests."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The numbers of the errors that say that a disk or a quota is full."""
+_ROOM = ".room"
 _CONNECT_SECONDS, _REQUEST_SECONDS, _RETRY_SECONDS = 10, 60, 60
 
 
@@ -102,6 +106,24 @@ class LocalStorage(Storage):
 
     def child(self, *names: str) -> Storage:
         return LocalStorage(self.path.joinpath(*names))
+
+    def keep_room(self, least: int, size: int) -> None:
+        """Take `size` bytes of the disk for `write_in_room` if it has fewer than `least`, as far as there is space."""
+        room = self.path / _ROOM
+        with contextlib.suppress(OSError):
+            if not room.exists() or room.stat().st_size < least:
+                self.write(_ROOM, bytes(size))
+
+    def write_in_room(self, name: str, content: bytes | memoryview) -> None:
+        """Write a file on a full disk, into the bytes that `keep_room` took, which nothing else can take meanwhile."""
+        room = self.path / _ROOM
+        with open(room, "r+b") as file:
+            if os.fstat(file.fileno()).st_size < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            file.write(content)
+            file.truncate()
+            os.fsync(file.fileno())
+        os.replace(room, self.path / name)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         with open(self.path / name, "rb") as file:

@@ -25,8 +25,8 @@ from rayfed.core.errors import UsageError
 from rayfed.core.file_names import check_name
 from rayfed.results.checkpoints import CheckpointStore
 from rayfed.results.files import read_parquet, replace_parquet
-from rayfed.results.owners import describe, is_alive
-from rayfed.results.storage import LocalStorage, Storage, open_storage
+from rayfed.results.owners import Owner, claims, describe, is_alive
+from rayfed.results.storage import LocalStorage, Storage, open_storage, storage_errors
 
 TRIALS_FILE = "trials.parquet"
 STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted", "lost")
@@ -103,13 +103,45 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
             rows.append(row)
         _check_owner(home, row, new)
         row.update(new, trial=trial, experiment=experiment)
-        replace_parquet(trials_table(rows), table, TRIALS_FILE)
+        replace_parquet(trials_table(rows), table, TRIALS_FILE, keep_room=True)  # to say that the disk is full
 
 
 def _check_owner(home: Storage, row: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     before, after = row.get("owner"), new.get("owner")
     if before and after and before != after and row["status"] == "running" and is_alive(home, before):
-        raise UsageError(f"{row['trial']}: {describe(before)} is running it; wait, or end that process first")
+        raise UsageError(_in_use(row["trial"], before))
+
+
+@contextmanager
+def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Iterator[None]:
+    """Claim `trials` for this command, so that no other one begins them meanwhile.
+
+    Raises:
+        UsageError: another process is running one of them, or is going to.
+        StorageError: the claim cannot be written.
+    """
+    home, wanted = open_storage(folder).child(experiment), set(trials)
+    with storage_errors(home.location), _locked(home.child("trials")):
+        _check_unclaimed(home, wanted)
+        claim = Owner(home, sorted(wanted))
+    try:
+        yield
+    finally:
+        claim.release()
+
+
+def _check_unclaimed(home: Storage, wanted: set[str]) -> None:
+    for row in read_trials(home.child("trials")):
+        if row["trial"] in wanted and row["status"] == "running" and row["owner"] and is_alive(home, row["owner"]):
+            raise UsageError(_in_use(row["trial"], row["owner"]))
+    for owner, trials in claims(home):
+        if both := sorted(trials & wanted):
+            others = f" (and {len(both) - 1} more)" if len(both) > 1 else ""
+            raise UsageError(_in_use(f"{both[0]}{others}", owner, "is going to run it"))
+
+
+def _in_use(trial: str, owner: str, does: str = "is running it") -> str:
+    return f"{trial}: {describe(owner)} {does}; wait, or end that process first"
 
 
 def recorded_value(folder: str | Path, experiment: str, trial: str, column: str) -> Any:

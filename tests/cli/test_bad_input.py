@@ -25,6 +25,20 @@ def no_model(shape, num_classes):
 """
 
 
+NAN_DATA = """
+from dataclasses import dataclass
+import numpy as np
+from rayfed.data.dataset import Dataset
+
+@dataclass(frozen=True, kw_only=True)
+class Holes:
+    def load(self):
+        images = np.zeros((40, 3), np.float32)
+        images[3:5, 1] = np.nan
+        return Dataset.of("holes", images, np.arange(40) % 2)
+"""
+
+
 @pytest.fixture
 def refused(tmp_path, monkeypatch, capsys):
     """Runs the command in an empty folder and returns its one line without "rayfed: "."""
@@ -69,6 +83,13 @@ BN = ("model={name: mlp, batch_norm: true}",)
         # types and ranges
         (["rounds=ten"], "rounds='ten': expected an integer"),
         (["rounds=0"], "rounds=0: must be at least 1"),
+        ([f"rounds={10**23}"], f"rounds={10**23}: must be at most 1000000000"),
+        ([f"seed={2**63}"], f"seed={2**63}: must be at most 9223372036854775807, the largest integer of 64 bits"),
+        ([f"evaluate.every={2**63}"], f"evaluate.every={2**63}: must be at most 9223372036854775807"),
+        (["local.lr=1e-320"], "local.lr=1e-320: too small; in single precision, in which models compute, it is 0"),
+        (["local.lr=1e300"], "local.lr=1e+300: too large; in single precision, in which models compute, it is inf"),
+        (["placement.threads=100000"], "placement.threads=100000: must be at most 256"),
+        ([f"experiment={'x' * 300}"], "experiment=xxxxxxxxxxxxxxxxxxxx…: a name of 300 bytes; use at most 200"),
         (["rounds="], "rounds=None: expected an integer"),
         (["local.lr=-0.1"], "local.lr=-0.1: must be more than 0"),
         (["local.batch_size=0"], "local.batch_size=0: must be at least 1"),
@@ -183,6 +204,17 @@ class TestFiles:
         path.write_bytes(whole[: len(whole) // 2])
         assert refused("data={name: npz, file: cut.npz}", *QUICK).startswith("data.file=cut.npz: ")
 
+    @pytest.mark.parametrize("results", ["''", "'  '", '"a\\0b"'])
+    def test_results_that_are_no_folder(self, results, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        assert main([f"results={results}", *QUICK]) == 2
+        assert capsys.readouterr().err.endswith(": give a folder, such as results, or a URL\n")
+
+    def test_results_with_a_name_that_is_too_long(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        assert main([f"results={'x' * 5000}", *QUICK]) == 2
+        assert capsys.readouterr().err.splitlines()[-1].endswith(": File name too long; give another folder")
+
     def test_results_that_are_a_file(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "taken").write_text("")
@@ -202,6 +234,13 @@ class TestOwnModules:
     def test_no_such_class(self, refused):
         assert refused("algorithm.name=bad_mine:Mime").startswith(
             "algorithm.name=bad_mine:Mime: bad_mine has no 'Mime'; did you mean Mine?"
+        )
+
+    def test_a_dataset_with_nan(self, refused, tmp_path):
+        (tmp_path / "bad_data.py").write_text(NAN_DATA)
+        line = refused("data.name=bad_data:Holes", *QUICK)
+        assert line == (
+            "data.name=bad_data:Holes: images: 2 of 40 examples hold NaN or infinity; remove or replace them"
         )
 
     def test_not_an_algorithm(self, refused):

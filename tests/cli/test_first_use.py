@@ -145,12 +145,19 @@ class TestOwnClients:
             (_part(x=np.zeros((4, 3), np.int64)), r"an input is \(3,\) of int64, but"),
             (_part(x=np.array([["a"] * 3] * 4)), "x has the type <U1; give numbers"),
             (_part(x=np.float32(3)), "expected arrays"),
+            (_part(x=np.array([[0, 1, 2], [0, np.nan, 2], [np.inf, np.nan, 2], [0, 1, 2]])), "2 of 4 inputs hold NaN"),
+            (_part(x=np.full((4, 3), 1e300)), "4 of 4 inputs hold NaN or infinity, or are too large for float32"),
         ],
     )
     def test_others_are_refused_by_name(self, part, words):
         clients = [{"train": _part(), "test": _part()}, {"train": _part(), "test": part}]
         with pytest.raises(rayfed.UsageError, match=rf"clients\[1\]\.test: {words}"):
             user_population(clients)
+
+    def test_targets_that_are_not_finite(self):
+        part = _part(y=np.array([0.5, np.nan, 1, 1]))
+        with pytest.raises(rayfed.UsageError, match=r"clients\[0\].test: 1 of 4 targets hold NaN"):
+            user_population([{"train": _part(y=np.zeros(4)), "test": part}], classes=False)
 
     def test_a_table_of_uint8_is_no_image(self):
         part = _part(x=np.zeros((4, 3), np.uint8))

@@ -9,6 +9,7 @@ import pytest
 from helpers.partitions import OWNED, split, toy
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset
+from rayfed.data.partitions.base import Draw, draw_until
 
 
 def pin(parts):
@@ -127,15 +128,30 @@ def test_no_client_is_far_above_its_equal_share():
         assert 40 <= sum(map(len, part[2:])) < share + largest_class
 
 
-def test_draws_end_even_where_no_draw_can_do():
+def test_draws_end_soon_where_no_draw_can_do():
     with pytest.raises(UsageError) as caught:
         split("dirichlet", toy(), clients=100, alpha=0.001, min_size=5)
     message = str(caught.value)
-    for fact in ("alpha=0.001", "1000 draws", "100 clients", "min_size=5", "had at most 0 samples"):
+    for fact in ("alpha=0.001", "in 20 draws", "of 100 clients", "min_size=5", "the smallest at most 0"):
         assert fact in message
 
 
-@pytest.mark.parametrize("alpha", [1e-6, 1e-300])
+def test_a_draw_that_rarely_does_is_repeated():
+    random = np.random.default_rng(1)
+    draws = []
+
+    def draw():
+        sizes = random.binomial(10, 0.5, 8)
+        draws.append(sizes)
+        return Draw(sizes, lambda: [np.arange(size) for size in sizes])
+
+    rows = draw_until(draw, 5, keys="", remedy="")  # (1 - P[Bin(10, 1/2) < 5])^8 = 0.623^8 = 1 / 44
+    assert [len(held) for held in rows] == draws[-1].tolist()
+    assert min(draws[-1]) >= 5
+    assert len(draws) > 20
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-37])
 def test_a_vanishing_alpha_neither_fails_nor_divides_by_zero(alpha):
     parts = split("lda", toy(), clients=4, alpha=alpha, base="prior")
     assert [sum(map(len, part[2:])) for part in parts] == [300] * 4

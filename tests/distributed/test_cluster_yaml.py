@@ -1,4 +1,7 @@
-"""cluster.yaml: what `ray up` checks before it talks to AWS, and what would only show on a cluster that costs money."""
+"""The cluster files: what `ray up` checks before it talks to a cloud, and what would only show where it costs money.
+
+Also the files for Kubernetes and SLURM.
+"""
 
 import copy
 import json
@@ -10,12 +13,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rayfed.experiments.config import Config
+from rayfed.experiments.sources import from_arguments, from_file
+from rayfed.experiments.space import read_space
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def written():
-    return yaml.safe_load((ROOT / "cluster.yaml").read_text())
+@pytest.fixture(scope="module", params=["cluster.yaml", "cluster-gcp.yaml"])
+def written(request):
+    return yaml.safe_load((ROOT / request.param).read_text())
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +58,25 @@ def test_counts_make_sense(prepared):
     for kind in workers.values():
         assert 0 <= kind["min_workers"] <= kind["max_workers"] <= prepared["max_workers"]
     assert types[prepared["head_node_type"]]["max_workers"] == 0
-    assert all(kind["node_config"]["InstanceType"] for kind in types.values())
+    assert all({"InstanceType", "machineType"} & set(kind["node_config"]) for kind in types.values())
+
+
+def test_workers_are_spot_machines_and_the_head_is_not(prepared):
+    head = prepared["head_node_type"]
+    spot = {
+        name: "spot"
+        in json.dumps([kind["node_config"].get(key) for key in ("InstanceMarketOptions", "scheduling")]).lower()
+        for name, kind in prepared["available_node_types"].items()
+    }
+    assert spot == {name: name != head for name in spot}
+
+
+def test_both_clouds_get_the_same_cluster():
+    aws, gcp = (yaml.safe_load((ROOT / name).read_text()) for name in ("cluster.yaml", "cluster-gcp.yaml"))
+    own = {"provider", "available_node_types", "head_setup_commands"}
+    assert {key: value for key, value in aws.items() if key not in own} == {
+        key: value for key, value in gcp.items() if key not in own
+    }
 
 
 def test_everything_that_is_copied_exists(written):
@@ -82,6 +107,7 @@ def test_commands_are_valid_shell(written):
             subprocess.run(["bash", "-n", "-c", command], check=True)
 
 
+@pytest.mark.parametrize("written", ["cluster.yaml"], indirect=True)
 def test_workers_get_the_image_that_the_head_runs(prepared, tmp_path):
     """The command that rewrites the head's copy of this file; a script plays the instance's metadata service."""
     fake = tmp_path / "curl"
@@ -97,3 +123,92 @@ def test_workers_get_the_image_that_the_head_runs(prepared, tmp_path):
     for kind in expected["available_node_types"].values():
         kind["node_config"]["ImageId"] = "ami-123"
     assert json.loads(copy_on_head.read_text()) == expected
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return {part["kind"]: part for part in yaml.safe_load_all((ROOT / "cluster-kubernetes.yaml").read_text())}
+
+
+class TestKubernetes:
+    def test_the_job_is_one_of_rayfeds_commands(self, documents):
+        program, command, space, *values = documents["RayJob"]["spec"]["entrypoint"].split()
+        assert (program, command, space) == ("rayfed", "sweep", "demo")
+        values = from_arguments(values)
+        config = Config.read(next(read_space(from_file(ROOT / "tune_spaces/demo.yaml"), values).trials()))
+        assert config.placement.autoscale
+        assert config.resume  # for further attempts
+        assert config.checkpoint.every
+
+    def test_results_are_on_the_volume(self, documents):
+        head = documents["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+        claim = documents["PersistentVolumeClaim"]["metadata"]["name"]
+        assert [volume["persistentVolumeClaim"]["claimName"] for volume in head["volumes"]] == [claim]
+        (mount,) = head["containers"][0]["volumeMounts"]
+        assert f"results={mount['mountPath']}" in documents["RayJob"]["spec"]["entrypoint"]
+
+    def test_versions_and_authentication(self, documents):
+        cluster = documents["RayJob"]["spec"]["rayClusterSpec"]
+        pinned = re.search(r"^ray==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+        assert pinned is not None
+        assert cluster["rayVersion"] == pinned[1]
+        assert f"rayproject/ray:{pinned[1]}-" in (ROOT / "cluster-kubernetes.yaml").read_text()
+        assert cluster["authOptions"] == {"mode": "token"}
+        assert cluster["headGroupSpec"]["serviceType"] == "ClusterIP"
+
+    @pytest.mark.slow
+    def test_its_schema(self, documents):
+        """The definition of a RayJob, from a release of KubeRay; it is too large for this repository."""
+        import jsonschema
+
+        file = os.environ.get("RAYFED_RAYJOB_CRD")
+        if file is None:
+            pytest.skip("RAYFED_RAYJOB_CRD names no ray.io_rayjobs.yaml")
+        versions = {version["name"]: version for version in yaml.safe_load(Path(file).read_text())["spec"]["versions"]}
+        schema = versions["v1"]["schema"]["openAPIV3Schema"]
+        schema["properties"]["metadata"] = {"type": "object"}
+        jsonschema.validate(documents["RayJob"], _strict(schema))
+
+
+def _strict(schema):
+    """The schema of a custom resource with the rules that Kubernetes applies to it: no unknown fields."""
+    if isinstance(schema, dict):
+        schema = {key: _strict(value) for key, value in schema.items()}
+        if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+            schema.setdefault("additionalProperties", False)
+        if schema.get("x-kubernetes-int-or-string"):
+            schema = {"type": ["integer", "string"]}
+    return [_strict(item) for item in schema] if isinstance(schema, list) else schema
+
+
+class TestSlurm:
+    SCRIPT = ROOT / "cluster-slurm.sh"
+
+    def test_every_node_runs_the_same_command(self, tmp_path):
+        """Scripts play SLURM and Ray."""
+        (tmp_path / "bin").mkdir()
+        for name, text in {
+            "scontrol": 'printf "node7\\nnode8\\n"',
+            "srun": 'echo "$@" > ran; stat -c %a ~/.ray/auth_token >> ran; echo $RAY_AUTH_MODE >> ran',
+            "ray": "mkdir -p ~/.ray; echo secret > ~/.ray/auth_token",
+        }.items():
+            (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+            (tmp_path / "bin" / name).chmod(0o755)
+        slurm = {"SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_ID": "45003", "SLURM_NNODES": "2"}
+        environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **slurm}
+        given = ["rayfed", "sweep", "my space.yaml", "seeds=[0, 1]"]
+        subprocess.run([str(self.SCRIPT), *given], check=True, cwd=tmp_path, env=environment)
+        command, mode, auth = (tmp_path / "ran").read_text().splitlines()
+        assert command == (
+            "ray symmetric-run --address node7:25003 --min-nodes 2 --num-cpus 1 --num-gpus 0 --include-dashboard=false "
+            "--disable-usage-stats -- rayfed sweep my space.yaml seeds=[0, 1]"
+        )
+        assert (mode, auth) == ("600", "token")
+
+    def test_ray_has_the_options(self):
+        from click.testing import CliRunner
+        from ray.scripts.symmetric_run import symmetric_run
+
+        said = CliRunner().invoke(symmetric_run, ["--help"])
+        assert said.exit_code == 0
+        assert {"--address", "--min-nodes"} <= set(re.findall(r"--[a-z-]+", said.output))

@@ -14,6 +14,7 @@ import ray
 import rayfed
 from helpers.commands import command
 from helpers.ray_processes import processes, send, wait_until
+from rayfed.distributed.private_session import start_here
 from rayfed.results.read import read, read_events
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -49,7 +50,7 @@ def here(tmp_path_factory):
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         ray.shutdown()
-        ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        start_here(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
         yield folder
         ray.shutdown()
 

@@ -4,6 +4,8 @@ import logging
 
 import ray
 
+from rayfed.distributed.private_session import start_here
+
 
 def start_ray() -> None:
     """Start Ray with four CPUs and without a dashboard, unless it runs in this process already.
@@ -11,4 +13,4 @@ def start_ray() -> None:
     Starting takes seconds, so tests do not stop it; `conftest.py` does before the first test that is not marked `ray`.
     """
     if not ray.is_initialized():
-        ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        start_here(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)

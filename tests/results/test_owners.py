@@ -8,11 +8,16 @@ import time
 
 import pytest
 
+from rayfed.cli.main import main
 from rayfed.core.errors import UsageError
 from rayfed.core.records import Event, Record
+from rayfed.experiments.config import Config
+from rayfed.experiments.naming import trial_name
+from rayfed.experiments.sources import from_arguments
 from rayfed.results.read import read, read_events
 from rayfed.results.recorder import NotBegun, Recorder
 from rayfed.results.report import render
+from rayfed.results.trials import claimed
 
 VALUES = {"algorithm": {"name": "fedavg"}, "seed": 0, "default_eval_point": "global"}
 
@@ -57,6 +62,17 @@ class TestTwoProcesses:
         begun(tmp_path, "b").end("b", {"status": "done"})
         assert sorted(read(tmp_path).trials["status"]) == ["done", "running"]
 
+    def test_a_claim_is_refused_and_names_it(self, tmp_path, other):
+        words = rf"^a: process {other.pid} on .* is running it; wait"
+        with pytest.raises(UsageError, match=words), claimed(tmp_path, "run", ["b", "a"]):
+            pass
+        with claimed(tmp_path, "run", ["b"]):
+            pass
+        other.kill()
+        other.wait()
+        with claimed(tmp_path, "run", ["b", "a"]):
+            begun(tmp_path).end("a", {"status": "done"})
+
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_when_it_has_died_the_trial_is_lost_and_can_be_run(self, tmp_path, other, number):
         other.send_signal(number)
@@ -71,6 +87,46 @@ class TestTwoProcesses:
     def test_a_stopped_process_still_runs_it(self, tmp_path, other):
         other.send_signal(signal.SIGSTOP)
         assert read(tmp_path).trials["status"].tolist() == ["running"]
+
+
+class TestClaims:
+    """Of commands whose trials have not begun."""
+
+    def test_a_trial_is_claimed_once(self, tmp_path):
+        with claimed(tmp_path, "run", ["a", "b", "c"]):
+            words = rf"^a \(and 1 more\): process {os.getpid()} on .* is going to run it; wait"
+            with pytest.raises(UsageError, match=words), claimed(tmp_path, "run", ["d", "b", "a"]):
+                pass
+            with claimed(tmp_path, "run", ["d"]), claimed(tmp_path, "other", ["a"]):
+                pass
+        with claimed(tmp_path, "run", ["a"]):
+            pass
+
+    def test_it_ends_with_an_error(self, tmp_path):
+        with pytest.raises(ZeroDivisionError), claimed(tmp_path, "run", ["a"]):
+            raise ZeroDivisionError
+        with claimed(tmp_path, "run", ["a"]):
+            pass
+
+    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"owner": 3, "trials": 3}', b"\xff"])
+    def test_a_damaged_claim_is_none(self, tmp_path, content):
+        (tmp_path / "run/.owners").mkdir(parents=True)
+        (tmp_path / "run/.owners/0123abcd").write_bytes(content)
+        with claimed(tmp_path, "run", ["a"]):
+            pass
+
+    def test_commands_are_refused_before_anything_starts(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        small = ["model.name=mlp", "rounds=1", "data.per_domain=20", "local.batch_size=2"]
+        (tmp_path / "space.yaml").write_text("seeds: [0, 1]\n")
+        trial = trial_name(Config.read(from_arguments(small)))
+        with claimed("results", "run", [trial]):
+            for arguments in (["run", *small], ["sweep", "space.yaml", *small]):
+                assert main(arguments) == 2
+                out, err = capsys.readouterr()
+                assert err.splitlines()[-1].startswith(f"rayfed: {trial}: process {os.getpid()} on ")
+                assert out == ""
+        assert not (tmp_path / "results/run/metrics").exists()
 
 
 def test_a_recorder_leaves_no_claim_behind(tmp_path):

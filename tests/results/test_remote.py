@@ -1,6 +1,7 @@
 """Results in object stores: a run, its tables, its checkpoints and its report are those of a folder."""
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -298,12 +299,31 @@ def test_a_full_disk_ends_the_trial_in_one_line_and_it_can_be_resumed(small_disk
     code = run([*values, f"results={small_disk}/results"])
     line = capsys.readouterr().err.splitlines()[-1]
     assert (code, line) == (1, f"rayfed: results in {small_disk}/results/run: No space left on device")
-    assert not [path for path in small_disk.rglob("*.unfinished") if path.parent.parent.name == "checkpoints"]
+    assert not list(small_disk.rglob("*.unfinished"))
+    row = rayfed.read_results(f"{small_disk}/results").trials.iloc[0]
+    assert (row["status"], row["error"]) == ("failed", f"StorageError: {line.removeprefix('rayfed: ')}")
     filler.unlink()
     assert run([*values, f"results={small_disk}/results", "resume=true"]) == 0
     assert "continues after round" in capsys.readouterr().err
     hashes = [rayfed.read_results(path).trials["weights_hash"].tolist() for path in ("whole", f"{small_disk}/results")]
     assert hashes[0] == hashes[1]
+
+
+def test_the_status_is_written_where_every_byte_is_taken(small_disk, tmp_path, capsys, monkeypatch):
+    """By another process, in the same moment in which one of ours is given back."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    stage, rounds = storage.LocalStorage.stage, []
+
+    def never_again(self, name):
+        if len(rounds) > 2:
+            raise full
+        rounds.extend([name] * name.startswith("scaffold"))
+        return stage(self, name)
+
+    monkeypatch.setattr(storage.LocalStorage, "stage", never_again)
+    assert run([*SMALL, f"results={small_disk}"]) == 1
+    row = rayfed.read_results(small_disk).trials.iloc[0]
+    assert (row["status"], row["error"]) == ("failed", f"StorageError: results in {small_disk}/run: {full.strerror}")
 
 
 def test_a_folder_that_vanishes_ends_the_trial_in_one_line(tmp_path, capsys, monkeypatch):

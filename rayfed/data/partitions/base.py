@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from rayfed.data.leakage_groups import cap_rows, expand_groups, first_of_each_gr
 # Purposes of the random streams that a partition's seed gives; draws for one purpose do not shift another's.
 ASSIGNMENT, TEST, VALIDATION = range(3)
 MAX_DRAWS = 1000  # attempts after which a partition with a minimum size gives up
+FIRST_DRAWS = 20  # after which it gives up at once if the number of clients that are too small is
+HOPELESS = 10  # standard deviations away from none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,28 +122,36 @@ def by_class(dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
     return [rows[labels == label] for label in range(dataset.num_classes)]
 
 
-def draw_until(draw: Callable[[], list[np.ndarray]], least: int, *, keys: str, remedy: str) -> list[np.ndarray]:
-    """Repeat `draw` until every client has `least` rows, and return the result.
+class Draw(NamedTuple):
+    """A division of rows that may be refused: the sizes of the clients, int [clients], and how to make their rows."""
+
+    sizes: np.ndarray
+    rows: Callable[[], list[np.ndarray]]
+
+
+def draw_until(draw: Callable[[], Draw], least: int, *, keys: str, remedy: str) -> list[np.ndarray]:
+    """Repeat `draw` until every client has `least` rows, and return the rows of each client.
 
     Args:
-        draw: Draws the rows of each client.
+        draw: Draws the sizes of the clients.
         least: Minimum of rows per client.
         keys: The options to name in the error message.
         remedy: The advice in the error message.
 
     Raises:
-        UsageError: No draw out of `MAX_DRAWS` gave every client that many rows.
+        UsageError: No draw out of `MAX_DRAWS` gave every client that many rows, or the first draws show that none will.
     """
-    best = 0
-    for _ in range(MAX_DRAWS):
-        assigned = draw()
-        if (smallest := min(map(len, assigned))) >= least:
-            return assigned
+    best, short = 0, list[int]()
+    for count in range(1, MAX_DRAWS + 1):
+        drawn = draw()
+        if (smallest := int(drawn.sizes.min())) >= least:
+            return drawn.rows()
         best = max(best, smallest)
-    raise UsageError(
-        f"{keys}: in {MAX_DRAWS} draws for {len(assigned)} clients, the smallest client had at most {best} samples, "
-        f"fewer than min_size={least}; {remedy}"
-    )
+        short.append(int((drawn.sizes < least).sum()))
+        if count == FIRST_DRAWS and np.mean(short) > HOPELESS * max(float(np.std(short)), 0.5):
+            break
+    some = f"{min(short)} to {max(short)} of {len(drawn.sizes)} clients had fewer than min_size={least} samples"
+    raise UsageError(f"{keys}: in {count} draws, {some} (the smallest at most {best}); {remedy}")
 
 
 def check_min_size(least: int, clients: int, dataset: Dataset, rows: np.ndarray) -> None:

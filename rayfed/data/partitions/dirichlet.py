@@ -7,7 +7,7 @@ import numpy as np
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.draws import numpy_generator
-from rayfed.data.partitions.base import ASSIGNMENT, PooledPartition, by_class, check_min_size, draw_until
+from rayfed.data.partitions.base import ASSIGNMENT, Draw, PooledPartition, by_class, check_min_size, draw_until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +44,20 @@ class Dirichlet(PooledPartition):
         # Shuffled so that cutting to per_client keeps the class mix.
         return [random.permutation(client_rows) for client_rows in assigned]
 
-    def _draw(self, stacks: list[np.ndarray], total: int, random: np.random.Generator) -> list[np.ndarray]:
-        assigned: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
+    def _draw(self, stacks: list[np.ndarray], total: int, random: np.random.Generator) -> Draw:
         sizes = np.zeros(self.clients, int)
+        shuffled, ends = [], []
         for stack in stacks:
             eligible = sizes < total / self.clients if self.capped and len(stack) else np.ones(self.clients, bool)
             weights = random.dirichlet(np.full(self.clients, self.alpha)) * eligible
             if not weights.sum() > 0:  # a tiny alpha put all weight on full clients: divide equally instead
                 weights = eligible.astype(float)
-            ends = (np.cumsum(weights / weights.sum())[:-1] * len(stack)).astype(int)
-            for client, pile in enumerate(np.split(random.permutation(stack), ends)):
-                assigned[client].append(pile)
-                sizes[client] += len(pile)
-        return [np.concatenate(piles) for piles in assigned]
+            ends.append((np.cumsum(weights / weights.sum())[:-1] * len(stack)).astype(int))
+            shuffled.append(random.permutation(stack))
+            sizes += np.diff(ends[-1], prepend=0, append=len(stack))
+
+        def rows() -> list[np.ndarray]:
+            piles = [np.split(stack, cuts) for stack, cuts in zip(shuffled, ends, strict=True)]
+            return [np.concatenate(held) for held in zip(*piles, strict=True)]
+
+        return Draw(sizes, rows)

@@ -7,7 +7,7 @@ import numpy as np
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.draws import numpy_generator
-from rayfed.data.partitions.base import ASSIGNMENT, PooledPartition, check_min_size, draw_until
+from rayfed.data.partitions.base import ASSIGNMENT, Draw, PooledPartition, check_min_size, draw_until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +22,10 @@ class Quantity(PooledPartition):
         random = numpy_generator(self.seed, ASSIGNMENT)
         shuffled = random.permutation(rows)
 
-        def draw() -> list[np.ndarray]:
+        def draw() -> Draw:
             shares = random.dirichlet(np.full(self.clients, self.alpha))
-            return np.split(shuffled, (np.cumsum(shares)[:-1] * len(rows)).astype(int))
+            ends = (np.cumsum(shares)[:-1] * len(rows)).astype(int)
+            return Draw(np.diff(ends, prepend=0, append=len(rows)), lambda: np.split(shuffled, ends))
 
         remedy = "raise alpha, lower min_size or use fewer clients"
         return draw_until(draw, self.min_size, keys=f"partition.alpha={self.alpha}", remedy=remedy)

@@ -1,0 +1,201 @@
+"""Nodes that die in the middle of a run or a sweep, and nodes that join: two raylets on this machine stand for them."""
+
+import contextlib
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import ray
+from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
+
+import rayfed
+from helpers.commands import command
+from helpers.ray_processes import wait_until
+from rayfed.distributed.cluster import _patient_start
+from rayfed.distributed.private_session import protect_token
+from rayfed.results.read import read, read_events
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+SLEEPING = """
+import time
+from dataclasses import dataclass
+from rayfed.algorithms.scaffold import Scaffold
+
+@dataclass(frozen=True, kw_only=True)
+class Sleeping(Scaffold):
+    def aggregate(self, ctx, server, replies):
+        time.sleep(0.15)
+        return super().aggregate(ctx, server, replies)
+"""
+COMMON = {
+    "data": {"domains": ["plain", "font", "blurred", "street"], "per_domain": 60},
+    "model": {"name": "mlp", "hidden": [200]},  # states of more than 100 KB stay on the node that computed them
+    "local": {"batch_size": 8, "lr": 0.1},
+    "algorithm.name": "sleeping_on_nodes:Sleeping",
+    "checkpoint.every": 5,
+    "rounds": 40,
+}
+# Ray may notice the end of the process before that of its node.
+CAUSE = re.compile(
+    r"lost \((its node died|its process was killed or crashed)\); faults.restarts=0 allows no other start"
+)
+VALUES = [f"{key}={value}".replace("'", "") for key, value in COMMON.items()]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nodes")
+    (folder / "sleeping_on_nodes.py").write_text(SLEEPING)
+    (folder / "space.yaml").write_text("seeds: [0, 1]\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(here):
+    """The hashes of the final states with the seeds 0 and 1."""
+    alone = {**COMMON, "results": "undisturbed", "checkpoint.every": 0}
+    return [rayfed.run({**alone, "seed": seed}, keep_state=False).weights_hash for seed in (0, 1)]
+
+
+@pytest.fixture
+def cluster(here, monkeypatch):
+    """A head with one CPU, and whatever nodes a test adds."""
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    protect_token()
+    enable_token_auth_by_default()
+    with _patient_start(300):
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def last_rounds(folder):
+    """The last round on disk of each trial that has any."""
+    files = Path(folder).glob("run/rounds/*.parquet")
+    return [max(pd.read_parquet(file, columns=["round"])["round"], default=0) for file in files]
+
+
+@contextlib.contextmanager
+def once(ready, act):
+    """Call `act` in another thread as soon as `ready()`."""
+    errors = []
+
+    def wait():
+        try:
+            wait_until(ready)
+            act()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    yield
+    thread.join()
+    assert errors == []
+
+
+def kill(node):
+    """Kill a node's raylet, as the loss of a machine does; its processes end with it."""
+    os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def joining(ready, address, cpus):
+    """Let a node join, as `ray start` does on another machine, as soon as `ready()`."""
+    nodes = []
+    command = [str(Path(sys.prefix) / "bin/ray"), "start", "--address", address, "--num-cpus", str(cpus), "--block"]
+
+    def start():
+        nodes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+    try:
+        with once(ready, start):
+            yield
+    finally:
+        for node in nodes:
+            node.terminate()
+            node.wait()
+
+
+def ran(name, *arguments):
+    files = ["space.yaml"] if name == "sweep" else []
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = command(name)([*files, *VALUES, *arguments])
+    assert "Traceback" not in err.getvalue()
+    return code, err.getvalue()
+
+
+class TestSweep:
+    """Two trials, one on each node."""
+
+    def both_begun(self, folder):
+        return lambda: len(rounds := last_rounds(folder)) == 2 and min(rounds) >= 7
+
+    def test_its_trial_goes_on_elsewhere(self, cluster, undisturbed):
+        node = cluster.add_node(num_cpus=1)
+        with once(self.both_begun("swept"), lambda: kill(node)):
+            code, said = ran("sweep", "results=swept")
+        assert code == 0, said
+        assert "); it is started again from its last checkpoint" in said
+        trials = read("swept").trials.sort_values("seed")
+        assert trials["status"].tolist() == ["done", "done"]
+        assert trials["weights_hash"].tolist() == undisturbed
+        assert read_events("swept")["event"].tolist() == ["trial lost", "trial restarted"]
+        assert "continues after round" in read_events("swept")["detail"].iloc[1]
+
+    def test_without_restarts_it_has_failed(self, cluster, undisturbed):
+        node = cluster.add_node(num_cpus=1)
+        with once(self.both_begun("failed"), lambda: kill(node)):
+            code, said = ran("sweep", "results=failed", "faults.restarts=0")
+        assert code == 1, said
+        trials = read("failed").trials.set_index("status")
+        assert sorted(trials.index) == ["done", "failed"]
+        assert CAUSE.fullmatch(trials.loc["failed", "error"])
+        assert trials.loc["failed", "error"] in said
+        assert trials.loc["done", "weights_hash"] in undisturbed
+
+
+class TestRun:
+    def test_goes_back_to_its_checkpoint_where_states_are_lost(self, cluster, undisturbed):
+        node = cluster.add_node(num_cpus=1)
+        begun = lambda: max(last_rounds("back"), default=0) >= 8  # noqa: E731
+        with once(begun, lambda: kill(node)):
+            code, said = ran("run", "results=back", "placement.hosts=2")
+        assert code == 0, said
+        assert read("back").trials["weights_hash"].tolist() == undisturbed[:1]
+        events = read_events("back")
+        assert "host lost" in events["event"].tolist()
+        restarted = events[events["event"] == "trial restarted"].iloc[-1]
+        assert "lost with" in restarted["detail"]
+        assert "continues after round" in restarted["detail"]
+        assert read("back").rounds["round"].tolist() == list(range(1, 41))
+
+    def test_takes_in_a_node_that_joins(self, cluster, undisturbed):
+        begun = lambda: max(last_rounds("grown"), default=0) >= 3  # noqa: E731
+        with joining(begun, cluster.address, 2):
+            code, said = ran("run", "results=grown", "placement.hosts=auto", "rounds=200")
+        assert code == 0, said
+        events = read_events("grown")
+        assert events["event"].tolist() == ["host started", "host started"]
+        alone = rayfed.run({**COMMON, "results": "alone", "checkpoint.every": 0, "rounds": 200}, keep_state=False)
+        tables = read("grown")
+        assert tables.trials["weights_hash"].tolist() == [alone.weights_hash]
+        busy = tables.rounds.sort_values("round")["busy_seconds"]
+        assert len([seconds for seconds in busy.iloc[0] if seconds]) == 1
+        assert len([seconds for seconds in busy.iloc[-1] if seconds]) == 3
