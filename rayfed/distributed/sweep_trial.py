@@ -19,7 +19,7 @@ from rayfed.distributed.placement import bundles, make_pool, steps_reserved
 from rayfed.distributed.recording import RemoteRecorder
 from rayfed.distributed.user_modules import install, register_user_modules
 from rayfed.experiments.config import Config, Placement
-from rayfed.experiments.plan import Plan, make_plan
+from rayfed.experiments.plan import Plan, data_key, make_plan
 from rayfed.experiments.sweep import Job
 from rayfed.experiments.trial import TrialRun
 from rayfed.experiments.user_code import ModuleSource
@@ -124,7 +124,7 @@ class SweepTrial(tune.Trainable):
 
     def _planned(self, config: Config) -> Plan:
         """Return the plan of a trial; the data of the trial before are used again if they are the same."""
-        key = repr((config.data, config.partition, config.leave_out))
+        key = data_key(config)
         if self._data is not None and self._data[0] != key:
             self._data = None  # before the others are loaded
         plan = make_plan(config, population=None if self._data is None else self._data[1])

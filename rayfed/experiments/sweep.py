@@ -8,7 +8,7 @@ from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
-from rayfed.experiments.plan import make_plan
+from rayfed.experiments.plan import data_key, make_plan
 from rayfed.experiments.run_summary import counted, notes
 from rayfed.experiments.space import Space
 from rayfed.results.storage import open_storage
@@ -91,17 +91,35 @@ def plan_sweep(space: Space, configs: Sequence[Config]) -> SweepPlan:
 
 
 def _check_plans(space: Space, configs: Sequence[Config]) -> tuple[str, ...]:
-    """Plan each configuration with the first seed and return the notes; equal data are loaded once."""
+    """Plan each configuration with the first seed, and with the others where these change the partition.
+
+    Return the notes for the first seed. Equal data are loaded once.
+    """
     populations: dict[str, Population] = {}
     lines: dict[str, None] = {}
-    for config in configs[: len(configs) // len(space.seeds)]:
-        key = repr((config.data, config.partition, config.leave_out))
+    count = len(configs) // len(space.seeds)
+    for config in configs[:count]:
+        key = data_key(config)
         plan = make_plan(config, population=populations.get(key))
         populations[key] = plan.population
         if space.search.scheduler == "asha" and not any(len(client.val) for client in plan.population.participants):
             raise UsageError("search.scheduler=asha: needs validation accuracies, but partition.validation is 0")
         lines |= {f"note: {config.algorithm_name}: {note}": None for note in notes(plan)}
+    known = set(populations)
+    for start in range(count, len(configs), count):
+        populations = {}  # one seed at a time, since each holds the data
+        for config in configs[start : start + count]:
+            if (key := data_key(config)) not in known:
+                populations[key] = _planned_with_seed(config, populations.get(key))
     return tuple(lines)
+
+
+def _planned_with_seed(config: Config, population: Population | None) -> Population:
+    """Plan a configuration whose partition follows its seed, and return its population."""
+    try:
+        return make_plan(config, population=population).population
+    except UsageError as error:
+        raise UsageError(f"seed={config.seed}: {error}") from error
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:
