@@ -18,7 +18,7 @@ from rayfed.core.rng import seed_torch, torch_state_kept
 from rayfed.data.draws import floor_share
 from rayfed.data.leave_out import population_without_domain
 from rayfed.data.loading import build_data, load
-from rayfed.data.population import Client, Population, population_hash
+from rayfed.data.population import Client, Population, class_counts, population_hash
 from rayfed.data.user_clients import user_population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
@@ -39,10 +39,15 @@ from rayfed.experiments.user_code import (
 from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
 from rayfed.models.split_model import ensure_split
+from rayfed.results.holdings import Holding
 from rayfed.results.storage import LocalStorage, open_storage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 ModelFactory = Callable[[], nn.Module]
+
+
+MOST_CLIENTS_SHOWN = 1000
+"""Of a partition that is recorded for plots."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,10 @@ class Plan:
             "partition_seed": None if self.clients_hash else partition_seed(self.config),
             "code_hash": self.code_hash,
         }
+
+    def holdings(self) -> list[Holding]:
+        """Return who holds how many examples of which class; nothing if there are too many clients to look at."""
+        return class_counts(self.population) if len(self.population.clients) <= MOST_CLIENTS_SHOWN else []
 
     def model_name(self) -> str:
         return self.model_label or str(self.config.model.name)
