@@ -15,8 +15,9 @@ from rayfed.core.options import suggestion
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import read_space
+from rayfed.results.figures.kinds import plot
 from rayfed.results.read import read
-from rayfed.results.report import plot, render
+from rayfed.results.report import render
 from rayfed.results.storage import open_storage
 
 _DESCRIPTION = """\
@@ -81,7 +82,7 @@ def _results(config: Config) -> str:
     try:
         with tempfile.TemporaryDirectory() as folder:
             picture = Path(folder) / "curves.png"
-            plot(tables, picture)
+            plot(config.results, tables, picture)
             home.write(picture.name, picture.read_bytes())
     except UsageError as error:
         return f"{text}\nno plot: {error}"
