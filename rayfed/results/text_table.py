@@ -40,7 +40,9 @@ def text_table(table: ResultTable, *, width: int) -> str:
         labels.append(_Column("hyperparameters", cells, right=False))
     room = width - sum(column.width for column in labels)
     for between in (" ± ", "\n± "):
-        numbers = [_Column(_wrapped_header(name, cells), cells) for name, cells in table.cells(between).items()]
+        numbers = [
+            _Column(_wrapped_header(name, cells), _aligned(cells)) for name, cells in table.cells(between).items()
+        ]
         if sum(column.width for column in numbers) <= room:
             break
     tables: list[list[_Column]] = [[]]
@@ -54,6 +56,12 @@ def text_table(table: ResultTable, *, width: int) -> str:
 def plain_table(columns: Mapping[str, Sequence[str]], *, left: Sequence[str], width: int) -> str:
     """Return a table of strings by header; columns named in `left` are aligned left."""
     return _format_table([_Column(name, list(cells), right=name not in left) for name, cells in columns.items()], width)
+
+
+def _aligned(cells: Sequence[str]) -> list[str]:
+    """Return cells that are padded to the right where others have stars, so that their numbers are aligned."""
+    stars = max(len(cell) - len(cell.rstrip("*")) for cell in cells)
+    return [cell + "\u00a0" * (stars - len(cell) + len(cell.rstrip("*"))) for cell in cells]
 
 
 def _widest(texts: Sequence[str]) -> int:

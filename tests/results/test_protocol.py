@@ -134,7 +134,9 @@ class TestLeftOutDomains:
 
     def test_a_paper_that_scores_the_download_is_shown_with_its_global_model(self, tmp_path, capsys) -> None:
         add(tmp_path, "t", self.ood("a", 0.25), leave_out="a", default_eval_point="downloaded")
-        assert "1 seed algorithm a ──────────────── fedavg 25.00 Means are over the server" in told(tmp_path, capsys, "--split", "ood")
+        assert "1 seed algorithm a ──────────────── fedavg 25.00 Means are over the server" in told(
+            tmp_path, capsys, "--split", "ood"
+        )
 
 
 class TestTarget:
@@ -208,7 +210,9 @@ class TestComparison:
         add(tmp_path, "a", curve([0.5]), seed=0)
         add(tmp_path, "b", curve([0.5]), algorithm="dbe", seed=1)
         words = refused(tmp_path, capsys, "--compare", "fedavg", "dbe")
-        assert "compare: fedavg has seeds 0 and dbe has seeds 1; a paired comparison needs seeds that both have" in words
+        assert (
+            "compare: fedavg has seeds 0 and dbe has seeds 1; a paired comparison needs seeds that both have" in words
+        )
 
     def test_other_clients_are_refused(self, tmp_path, capsys) -> None:
         add(tmp_path, "a", curve([0.5]), partition_hash="x")

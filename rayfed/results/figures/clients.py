@@ -78,7 +78,8 @@ def _domains(metrics: pd.DataFrame) -> dict[int, str]:
 
 
 def _client_label(client: int, domains: dict[int, str]) -> str:
-    return f"{client}\n{domains[client][:9]}" if domains.get(client) else str(client)
+    several = len(set(domains.values())) > 1
+    return f"{client}\n{domains[client][:9]}" if several and domains.get(client) else str(client)
 
 
 def _print_values(axes: object, table: np.ndarray, image: object) -> None:

@@ -21,7 +21,8 @@ from rayfed.results.metric_names import is_fraction
 from rayfed.results.selection import TRIAL
 from rayfed.results.target import GIGABYTE
 
-_AXES = {"round": "round", "gigabytes": "GB sent so far, all clients, down and up", "epsilon": "ε spent so far"}
+_AXES = {"round": "round", "gigabytes": "GB sent so far, by and to all clients", "epsilon": "ε spent so far"}
+_LOG_RATIO = 20  # of the bytes that two methods send in all, beyond which their axis is logarithmic
 
 
 def draw_curves(data: FigureData) -> Figure:
@@ -64,10 +65,14 @@ def _draw(rows: pd.DataFrame, data: FigureData, axis: str) -> Figure:
     axes = figure.add_subplot()
     labels = []
     for index, (_, line) in enumerate(means.groupby("order")):
-        line = line.sort_values("x")
+        line = line.sort_values(["x", "round"])
         colour, dash = COLOURS[index % len(COLOURS)], DASHES[(index + index // len(COLOURS)) % len(DASHES)]
         middle, sd = line["mean"] * scale, line["sd"].fillna(0.0) * scale
         labels.append(method_label(line.iloc[0]))
+        if axis == "gigabytes" and not line["x"].any():
+            labels[-1] += " (sends nothing): last round"
+            axes.axhline(middle.iloc[-1], color=colour, linestyle=":", linewidth=1.2, label=labels[-1])
+            continue
         mark = "o" if len(line) == 1 else None
         axes.plot(line["x"], middle, dash, color=colour, marker=mark, linewidth=1.6, label=labels[-1])
         if (sd > 0).any():
@@ -80,7 +85,9 @@ def _draw(rows: pd.DataFrame, data: FigureData, axis: str) -> Figure:
     plain_axes(axes)
     if axis == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    elif axis == "gigabytes" and means["x"].max() > 20 * max(means.groupby("order")["x"].max().min(), 1e-12):
-        axes.set_xscale("log")  # one method sends a small part of what another sends
+    elif axis == "gigabytes":
+        totals = means.groupby("order")["x"].max()
+        if totals.max() > _LOG_RATIO * totals[totals > 0].min():
+            axes.set_xscale("log")
     legend_below(figure, labels)
     return figure
