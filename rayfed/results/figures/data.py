@@ -23,6 +23,7 @@ class FigureData:
         metric, point, rule: what to show.
         given_split: the split, or None for the default.
         key: the configuration key on the x axis of a sensitivity plot; None: each that varies.
+        given_summary: the summary of `tables`, if the caller has it.
     """
 
     tables: Tables
@@ -32,6 +33,7 @@ class FigureData:
     given_split: str | None = None
     rule: str | None = None
     key: str | None = None
+    given_summary: Summary | None = None
 
     def __post_init__(self) -> None:
         names = sorted(set(self.tables.trials["experiment"]))
@@ -44,7 +46,7 @@ class FigureData:
 
     @cached_property
     def summary(self) -> Summary:
-        return summarise(self.tables)
+        return self.given_summary or summarise(self.tables)
 
     @cached_property
     def trials(self) -> pd.DataFrame:

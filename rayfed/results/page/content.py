@@ -75,7 +75,7 @@ def configuration(trial: pd.Series) -> dict[str, Any]:
 
 def _experiment(folder: str | Path, tables: Tables, name: str) -> dict[str, Any]:
     summary = summarise(tables)
-    data = figure_data(folder, tables)
+    data = figure_data(folder, tables, given_summary=summary)
     return {
         "name": name,
         "criterion": selection_criterion(summary.rows),
@@ -230,7 +230,7 @@ def _is_null(value: Any) -> bool:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return a cell of the table as YAML would give it: lists and mappings are JSON there, and integers with gaps floats."""
+    """Return a cell of the table as YAML would give it; lists are JSON there, and integers with gaps are floats."""
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, str):
         try:

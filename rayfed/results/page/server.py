@@ -51,9 +51,8 @@ def make_server(folder: str | Path, experiment: str | None, port: int) -> Thread
     try:
         server = ThreadingHTTPServer((LOOPBACK, port), handler)
     except OSError as error:
-        raise UsageError(
-            f"--serve {port}: {error.strerror or error}; give another port, or 0 for any free one"
-        ) from error
+        reason = error.strerror or error
+        raise UsageError(f"--serve {port}: {reason}; give another port, or 0 for any free one") from error
     server.daemon_threads = True
     return server
 
