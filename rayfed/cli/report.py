@@ -77,7 +77,7 @@ def execute(options: argparse.Namespace) -> int:
     width = shutil.get_terminal_size((100, 24)).columns
     tables = read(options.folder, options.experiment)
     pairs = _all_pairs(tables, options) if options.compare == [] else {}
-    stars = {name: (found.best[1], stars_against_best(found)) for name, (found, _, _) in pairs.items()}
+    stars = {name: stars_against_best(found) for name, (found, _, _) in pairs.items()}
     answers = [
         render(
             options.folder,
@@ -90,8 +90,8 @@ def execute(options: argparse.Namespace) -> int:
         )
     ]
     for name, (found, split, caption) in pairs.items():
-        title = f"{caption}; {name}" if len(pairs) > 1 else caption
-        answers.append(pairs_table(found, options.metric, split, title, width=width, format=options.format))
+        choices = {"width": width, "format": options.format}
+        answers.append(pairs_table(found, name, options.metric, split, caption, **choices))
     if options.target is not None:
         answers.append(target_text(tables, options.target, width=width, **scored))
     if options.compare:

@@ -9,6 +9,7 @@ from rayfed.core.errors import UsageError
 from rayfed.results.captions import RULE_CAPTIONS
 from rayfed.results.comparison import Comparison, check_paired, compare, find_group
 from rayfed.results.read import Tables
+from rayfed.results.result_table import Stars
 from rayfed.results.row_filter import filter_rows
 from rayfed.results.selection import TRIAL, aggregate_clients, client_values, pick_rounds
 from rayfed.results.significance import holm, stars
@@ -44,6 +45,7 @@ class Pairs(NamedTuple):
         comparisons: one per pair, the better method second.
         orders: of each comparison, the `order` of its first and its second.
         best: the `order` of the best method, and its name.
+        methods: the algorithm and the hyperparameters by `order`.
         holm_t, holm_wilcoxon: the p-values after Holm's correction.
         notes: sentences on pairs that are missing and seeds that are left out.
     """
@@ -51,6 +53,7 @@ class Pairs(NamedTuple):
     comparisons: list[Comparison]
     orders: list[tuple[int, int]]
     best: tuple[int, str]
+    methods: dict[int, tuple[str, str]]
     holm_t: list[float]
     holm_wilcoxon: list[float]
     notes: list[str]
@@ -147,13 +150,15 @@ def all_pairs(scores: PairedScores) -> Pairs:
     notes += _left_out(comparisons)
     holm_t, holm_wilcoxon = (holm([getattr(pair, name) for pair in comparisons]) for name in ("p_t", "p_wilcoxon"))
     best = int(ranked["order"].iloc[-1])
-    return Pairs(comparisons, orders, (best, labels[best]), holm_t, holm_wilcoxon, notes)
+    methods = {int(row.order): (str(row.algorithm), str(row.hyperparameters)) for row in groups.itertuples()}
+    return Pairs(comparisons, orders, (best, labels[best]), methods, holm_t, holm_wilcoxon, notes)
 
 
-def stars_against_best(pairs: Pairs) -> dict[int, str]:
-    """Return by `order` the stars of each method for its difference from the best one."""
+def stars_against_best(pairs: Pairs) -> Stars:
+    """Return the stars of each method for its difference from the best one."""
     tested = zip(pairs.orders, pairs.holm_t, strict=True)
-    return {first: stars(p) for (first, second), p in tested if second == pairs.best[0]}
+    marks = {pairs.methods[first]: stars(p) for (first, second), p in tested if second == pairs.best[0]}
+    return Stars(pairs.best[1], marks)
 
 
 def _compared(scores: PairedScores, orders: tuple[int, int], names: tuple[str, str]) -> Comparison:

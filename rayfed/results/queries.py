@@ -7,7 +7,7 @@ from rayfed.results.comparison import Comparison
 from rayfed.results.latex_table import latex_columns, latex_text
 from rayfed.results.markdown_table import markdown_columns
 from rayfed.results.metric_names import is_fraction
-from rayfed.results.pairs import Pairs, all_pairs, one_pair, paired_scores
+from rayfed.results.pairs import Pairs, one_pair, paired_scores
 from rayfed.results.read import Tables
 from rayfed.results.row_filter import filter_rows
 from rayfed.results.selection import TRIAL, aggregate_clients
@@ -70,41 +70,28 @@ def comparison_text(
     return textwrap.fill(_sentence(one_pair(scores, names), metric, scores.split, scores.caption), width)
 
 
-def all_pairs_text(
-    tables: Tables,
-    *,
-    metric: str,
-    point: str | None,
-    split: str | None,
-    rule: str | None,
-    width: int,
-    format: str = "text",
+def pairs_table(
+    pairs: Pairs, experiment: str, metric: str, split: str, caption: str, *, width: int, format: str = "text"
 ) -> str:
     """Return a table of all pairs of methods: differences, effect sizes, and p-values with Holm's correction.
 
     Args:
-        metric, point, split, rule, width, format: as in `render`.
-
-    Raises:
-        UsageError: fewer than two methods, or none that can be paired.
+        pairs: The comparisons.
+        experiment, metric, split, caption: What is compared; `caption` is the rule in words.
+        width, format: As in `render`.
     """
-    scores = paired_scores(tables, metric=metric, point=point, split=split, rule=rule)
-    return pairs_table(all_pairs(scores), metric, scores.split, scores.caption, width=width, format=format)
-
-
-def pairs_table(pairs: Pairs, metric: str, split: str, caption: str, *, width: int, format: str = "text") -> str:
-    """Return the table of all pairs, with its title and notes; see `all_pairs_text`."""
     unit = ", percentage points" if is_fraction(metric) else ""
-    title = f"all pairs: {split} {metric}{unit}, mean over clients, {caption}"
+    title = f"{experiment}: all pairs, {split} {metric}{unit}, mean over clients, {caption}"
     columns, notes = pairs_columns(pairs, metric), pairs_notes(pairs)
     if format == "csv":
         lines = [list(columns), *zip(*columns.values(), strict=True)]
         return "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
     if format == "markdown":
-        return "\n\n".join([title, markdown_columns(columns), *notes])
+        escaped = {name: [cell.replace("*", "\\*") for cell in cells] for name, cells in columns.items()}
+        return "\n\n".join([title, markdown_columns(escaped), *(note.replace("*", "\\*") for note in notes)])
     if format == "latex":
         escaped = {latex_text(name): [latex_text(cell) for cell in cells] for name, cells in columns.items()}
-        return latex_columns(escaped, " ".join([f"{title}.", *notes]), f"pairs-{split}-{metric}")
+        return latex_columns(escaped, " ".join([f"{title}.", *notes]), f"{experiment}-pairs-{split}-{metric}")
     table = plain_table(columns, left=("difference of",), width=width)
     return "\n\n".join([textwrap.fill(title, width), table, textwrap.fill(" ".join(notes), width)])
 

@@ -18,7 +18,7 @@ from rayfed.results.folder import join
 from rayfed.results.latex_table import PACKAGES, latex_table
 from rayfed.results.markdown_table import markdown_table
 from rayfed.results.read import Tables, read
-from rayfed.results.result_table import CHOSEN, ResultTable, make_table
+from rayfed.results.result_table import CHOSEN, ResultTable, Stars, make_table
 from rayfed.results.row_filter import filter_rows
 from rayfed.results.selection import TRIAL
 from rayfed.results.storage import is_url
@@ -65,7 +65,7 @@ def render(
     rule: str | None = None,
     width: int | None = None,
     format: str = "text",
-    stars: Mapping[str, tuple[str, Mapping[int, str]]] | None = None,
+    stars: Mapping[str, Stars] | None = None,
 ) -> str:
     """Return the report on `experiment`, or on every experiment in `folder`.
 
@@ -77,7 +77,7 @@ def render(
             picks, and `final` otherwise.
         width: the width of the text in characters; None is the terminal's.
         format: one of `FORMATS`.
-        stars: by experiment, the name of the best method, and stars of significance by `order`.
+        stars: by experiment, stars of significance.
 
     Raises:
         UsageError: no results, or none of that metric, point, split or rule.
@@ -108,7 +108,7 @@ def sections(
     point: str | None = None,
     split: str | None = None,
     rule: str | None = None,
-    stars: Mapping[str, tuple[str, Mapping[int, str]]] | None = None,
+    stars: Mapping[str, Stars] | None = None,
 ) -> list[Section]:
     """Return the tables of the report; the arguments are those of `render`.
 
@@ -119,8 +119,7 @@ def sections(
     parts = []
     for name, of_experiment in rows.groupby("experiment"):
         experiment = _Experiment(str(name), tables, summary, metric)
-        best, marks = (stars or {}).get(str(name), ("", {}))
-        main = experiment.section(of_experiment, rule, best, marks)
+        main = experiment.section(of_experiment, rule, (stars or {}).get(str(name)))
         parts.append(main)
         parts += experiment.unseen(main.split)
         if split is None and main.split != OOD:
@@ -140,9 +139,7 @@ class _Experiment:
         hashes = [column for column in ("partition_hash",) if column in tables.trials]
         self._done = done[[*TRIAL, "order", "seed", "leave_out"]].merge(tables.trials[[*TRIAL, *hashes]], on=TRIAL)
 
-    def section(
-        self, rows: pd.DataFrame, rule: str | None, best: str = "", stars: Mapping[int, str] | None = None
-    ) -> Section:
+    def section(self, rows: pd.DataFrame, rule: str | None, stars: Stars | None = None) -> Section:
         """Return the section of `rows` of one split, for the participants."""
         shown, rule = rows_of_rule(rows, rule)
         split = str(shown["split"].iloc[0])
@@ -157,9 +154,7 @@ class _Experiment:
             split=split,
             title=f"{self.name}: {what}{unit(self.metric)}, {caption}; {self._repetitions(table)}",
             table=table,
-            legend=" ".join(
-                filter(None, [*self._legend(table, shown, split), _stars_legend(best, stars), *table.remarks])
-            ),
+            legend=" ".join(filter(None, [*self._legend(table, shown, split), _stars_legend(stars), *table.remarks])),
             notes=tuple(notes),
         )
 
@@ -247,7 +242,7 @@ def _as_markdown(section: Section) -> str:
 
 def _as_latex(section: Section) -> str:
     label = section.title.partition(",")[0]
-    code = latex_table(section.table, section.title[0].upper() + section.title[1:] + ".", label)
+    code = latex_table(section.table, f"{section.title}.", label)
     return "\n".join([*(f"% {line}" for line in (section.legend, *section.notes) if line), code])
 
 
@@ -290,10 +285,11 @@ def _mark_legend(rows: pd.DataFrame, criterion: str) -> str:
     return "No hyperparameters are marked as chosen, because no validation split was evaluated."
 
 
-def _stars_legend(best: str, stars: Mapping[int, str] | None) -> str:
-    if not stars or not any(stars.values()):
+def _stars_legend(stars: Stars | None) -> str:
+    if stars is None or not any(stars.marks.values()):
         return ""
-    return f"*, **, ***: differs from {best} with p below 0.05, 0.01, 0.001 (paired t, Holm-corrected for all pairs)."
+    levels = "p below 0.05, 0.01, 0.001 (paired t, Holm-corrected for all pairs)"
+    return f"*, **, ***: differs from {stars.best} with {levels}."
 
 
 def _parquet_location(folder: str | Path, tables: Tables) -> str:

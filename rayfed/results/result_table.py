@@ -4,6 +4,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -95,7 +97,19 @@ class ResultTable:
         return columns if self.same_seeds else {**columns, "seeds": list(map(str, self.seeds))}
 
 
-def make_table(rows: pd.DataFrame, metric: str, stars: Mapping[int, str] | None = None) -> ResultTable:
+class Stars(NamedTuple):
+    """Stars of significance.
+
+    Attributes:
+        best: the name of the method that the others are compared with.
+        marks: the stars by algorithm and hyperparameters.
+    """
+
+    best: str = ""
+    marks: Mapping[tuple[str, str], str] = MappingProxyType({})
+
+
+def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> ResultTable:
     """Return `rows` (of one experiment, metric, split and rule; see `Summary.rows`) as a table.
 
     There is a column for each domain, then the mean over clients and the worst client. Columns that repeat another are
@@ -104,7 +118,7 @@ def make_table(rows: pd.DataFrame, metric: str, stars: Mapping[int, str] | None 
     Args:
         rows: The rows.
         metric: Their metric.
-        stars: Stars of the column of means, by the `order` of a row.
+        stars: Stars of the column of means.
     """
     groups = {int(order): group.set_index("quantity") for order, group in rows.groupby("order")}
     first = [group.iloc[0] for group in groups.values()]
@@ -122,14 +136,15 @@ def make_table(rows: pd.DataFrame, metric: str, stars: Mapping[int, str] | None 
             del columns[name]
             if len(domains) > 1:
                 remarks.append(f"{header}: the same as {same.header} in every row.")
+    methods = [(str(row["algorithm"]), str(row["hyperparameters"])) for row in first]
     if stars:
         shown = "mean" if "mean" in columns else domains[0]
-        pairs = zip(groups, columns[shown].cells, strict=True)
-        cells = [replace(cell, stars=stars.get(order, "")) if cell else None for order, cell in pairs]
+        pairs = zip(methods, columns[shown].cells, strict=True)
+        cells = [replace(cell, stars=stars.marks.get(method, "")) if cell else None for method, cell in pairs]
         columns[shown] = replace(columns[shown], cells=cells)
     return ResultTable(
-        algorithms=[str(row["algorithm"]) for row in first],
-        hyperparameters=[str(row["hyperparameters"]) for row in first],
+        algorithms=[algorithm for algorithm, _ in methods],
+        hyperparameters=[hyperparameters for _, hyperparameters in methods],
         chosen=[bool(row["chosen"]) and counts[row["algorithm"]] > 1 for row in first],
         columns=list(columns.values()),
         seeds=[int(group.loc["mean", "seeds"]) for group in groups.values()],

@@ -191,12 +191,13 @@ function chart(experiment, methods) {
   svg.append(drawn("text", { x: 14, y: height / 2, "text-anchor": "middle", transform: `rotate(-90 14 ${height / 2})` },
     `${state.split} ${state.metric}${percent ? " (%)" : ""}`));
   const legend = element("div", { class: "legend" });
+  const bands = svg.appendChild(drawn("g")); // below all lines
   for (const { method, points } of lines) {
     const colour = COLOURS[experiment.methods.indexOf(method) % COLOURS.length];
     const path = (get) => points.map((point) => `${px(point.x).toFixed(1)},${py(get(point)).toFixed(1)}`);
     if (points.some((point) => point.high > point.low)) {
       const band = [...path((p) => p.high), ...path((p) => p.low).reverse()].join(" ");
-      svg.append(drawn("polygon", { points: band, fill: colour, opacity: 0.14 }));
+      bands.append(drawn("polygon", { points: band, fill: colour, opacity: 0.14 }));
     }
     svg.append(drawn("polyline", { points: path((p) => p.y).join(" "), fill: "none", stroke: colour, "stroke-width": 2 }));
     for (const point of points) {
