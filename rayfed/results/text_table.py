@@ -14,6 +14,7 @@ from rayfed.results.result_table import CHOSEN, ResultTable
 
 _PADDING = 2  # spaces between two columns, one of which the box adds
 _HYPERPARAMETERS_WIDTH = 30  # longer hyperparameters are wrapped
+_BLANK = "\u2800"  # a space that rich does not strip
 _HEADER_WIDTH = 12  # longer headers are wrapped where a name can be parted, unless their cells are as wide
 
 
@@ -60,8 +61,9 @@ def plain_table(columns: Mapping[str, Sequence[str]], *, left: Sequence[str], wi
 
 def _aligned(cells: Sequence[str]) -> list[str]:
     """Return cells that are padded to the right where others have stars, so that their numbers are aligned."""
-    stars = max(len(cell) - len(cell.rstrip("*")) for cell in cells)
-    return [cell + "\u00a0" * (stars - len(cell) + len(cell.rstrip("*"))) for cell in cells]
+    numbers = [cell.rstrip("*") for cell in cells]
+    stars = max(len(cell) - len(number) for cell, number in zip(cells, numbers, strict=True))
+    return [cell + _BLANK * (stars - len(cell) + len(number)) for cell, number in zip(cells, numbers, strict=True)]
 
 
 def _widest(texts: Sequence[str]) -> int:
@@ -99,4 +101,4 @@ def _format_table(columns: list[_Column], width: int) -> str:
         table.add_row(*cells)
     out = io.StringIO()
     Console(file=out, width=width, color_system=None, markup=False, highlight=False, emoji=False).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+    return "\n".join(line.rstrip() for line in out.getvalue().replace(_BLANK, " ").rstrip().splitlines())

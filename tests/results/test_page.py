@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from score_rows import row, write
+from small_results import add
 
 import rayfed
 from helpers.commands import command
 from rayfed.core.errors import UsageError
-from rayfed.core.records import SERVER, Record
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.results.page.build import page_html, write_page
@@ -24,27 +23,10 @@ from rayfed.results.page.content import as_json, page_content
 from rayfed.results.page.server import make_server
 from rayfed.results.read import read
 from rayfed.results.trials import record_trial
-from rayfed.results.writer import TrialWriter
 
 main = command("report")
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 MEANS = {("fedavg", None): 0.5, ("fedprox", 0.1): 0.6, ("fedprox", 1.0): 0.7}
-
-
-def add(folder: Path, name: str, algorithm: str, seed: int, mean: float, **values) -> None:
-    """Two clients in the domains a and b, two rounds, scored on validation, test and out-of-domain data."""
-    record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done", "rounds": 2, **values})
-    with TrialWriter(folder, "e", name, algorithm, seed) as writer:
-        for number in (1, 2):
-            scores = [
-                row(number, client, "ab"[client], split, "global", metric, value, 10)
-                for split in ("val", "test")
-                for client, sign in ((0, -1), (1, 1))
-                for metric, value in (("accuracy", mean + sign * 0.1 + number / 100), ("loss", 2 - mean))
-            ]
-            scores.append(row(number, SERVER, "c", "ood", "global", "accuracy", mean - 0.2, 30))
-            write(writer, scores)
-            writer.add_round(Record(round=number, stage="round", cohort=2, bytes_down={"weights": 10**7}))
 
 
 @pytest.fixture(scope="module")
