@@ -49,7 +49,7 @@ def here(tmp_path_factory):
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         ray.shutdown()
-        ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
         yield folder
         ray.shutdown()
 

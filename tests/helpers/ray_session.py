@@ -11,4 +11,4 @@ def start_ray() -> None:
     Starting takes seconds, so tests do not stop it; `conftest.py` does before the first test that is not marked `ray`.
     """
     if not ray.is_initialized():
-        ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
