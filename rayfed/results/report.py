@@ -190,7 +190,10 @@ class _Experiment:
         of_server = bool((rows["client"] == SERVER).all())
         mean = "the server's values, one for each domain if it has several" if of_server else "clients"
         worst = "the worst of them" if of_server else "the worst client"
-        yield f"AVG: mean over {mean}." if "AVG" in headers else f"Means are over {mean}."
+        if "AVG" in headers:
+            yield f"AVG: mean over {mean}."
+        else:
+            yield "Values are the server's." if of_server else "Means are over clients."
         yield f"worst: {worst}." if "worst" in headers else ""
         yield _mark_legend(shown, self._criterion)
         yield _points(shown)

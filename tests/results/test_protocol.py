@@ -134,7 +134,7 @@ class TestLeftOutDomains:
 
     def test_a_paper_that_scores_the_download_is_shown_with_its_global_model(self, tmp_path, capsys) -> None:
         add(tmp_path, "t", self.ood("a", 0.25), leave_out="a", default_eval_point="downloaded")
-        assert "1 seed algorithm a ──────────────── fedavg 25.00 Means are over the server" in told(
+        assert "1 seed algorithm a ──────────────── fedavg 25.00 Values are the server's. Model" in told(
             tmp_path, capsys, "--split", "ood"
         )
 
