@@ -2,7 +2,9 @@
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER
@@ -82,10 +84,11 @@ def _client_label(client: int, domains: dict[int, str]) -> str:
     return f"{client}\n{domains[client][:9]}" if several and domains.get(client) else str(client)
 
 
-def _print_values(axes: object, table: np.ndarray, image: object) -> None:
+def _print_values(axes: Axes, table: np.ndarray, image: AxesImage) -> None:
+    """Print each value in its cell, black on light colours and white on dark ones."""
     for (line, column), value in np.ndenumerate(table):
         if np.isfinite(value):
-            shade = image.norm(value) if image.cmap.name == "viridis" else 1 - image.norm(value)  # type: ignore[attr-defined]
-            colour = "black" if shade > 0.6 else "white"
+            red, green, blue, _ = image.cmap(image.norm(value))
+            colour = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
             text = f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}"
-            axes.text(column, line, text, ha="center", va="center", fontsize=7, color=colour)  # type: ignore[attr-defined]
+            axes.text(column, line, text, ha="center", va="center", fontsize=7, color=colour)
