@@ -50,7 +50,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kind",
         choices=KINDS,
-        default="curves",
         help=f"kind of plot: {'; '.join(f'{name}: {kind.shows}' for name, kind in KINDS.items())} (default: curves)",
     )
     parser.add_argument("--key", metavar="KEY", help="hyperparameter of --kind sensitivity (default: all that vary)")
@@ -69,6 +68,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     if options.compare is not None and len(options.compare) not in (0, 2):
         raise UsageError(f"--compare: expected no name or two, got {len(options.compare)}: {' '.join(options.compare)}")
+    for name in ("kind", "key"):
+        if (given := getattr(options, name)) is not None and options.plot is None:
+            raise UsageError(f"--{name} {given}: describes a plot; give --plot FILE as well")
     if options.serve is not None:
         from rayfed.results.page.server import serve
 
@@ -123,7 +125,15 @@ def _files(options: argparse.Namespace, tables: Tables, scored: dict[str, Any]) 
     written = []
     if options.plot:
         choices = {"metric": options.metric, "point": options.point, "given_split": options.split}
-        plot(options.folder, tables, options.plot, options.kind, rule=options.rule, key=options.key, **choices)
+        plot(
+            options.folder,
+            tables,
+            options.plot,
+            options.kind or "curves",
+            rule=options.rule,
+            key=options.key,
+            **choices,
+        )
         written.append(f"Plot: {options.plot}")
     if options.csv:
         _write_csv(filter_rows(summarise(tables).rows, tables, **scored), options.csv)

@@ -397,6 +397,7 @@ def test_the_plot_and_the_csv_are_written(tmp_path: Path, capsys: pytest.Capture
         (["--rule", "best"], "argument --rule: invalid choice"),
         (["--plot", "curves.gif"], "curves.gif: plots are PNG, PDF or SVG files; give a name that ends in .png, .pdf"),
         (["--plot", "c.png", "--kind", "bars"], "argument --kind: invalid choice"),
+        (["--kind", "time"], "--kind time: describes a plot; give --plot FILE as well"),
         (["--compare", "fedavg"], "--compare: expected no name or two, got 1: fedavg"),
         (["--compare"], "compare: needs two methods or more with finished trials"),
     ],
