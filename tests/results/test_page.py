@@ -18,9 +18,9 @@ from helpers.commands import command
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
-from rayfed.results.page.build import page_html, write_page
-from rayfed.results.page.content import as_json, page_content
-from rayfed.results.page.server import make_server
+from rayfed.results.page.build import write_page
+from rayfed.results.page.content import configurations
+from rayfed.results.page.server import LivePage, make_server
 from rayfed.results.read import read
 from rayfed.results.trials import record_trial
 
@@ -112,8 +112,7 @@ class TestRepeating:
             rayfed.run({**common, **more}, keep_state=False).trial
             for more in ({"algorithm.name": "fedprox", "algorithm.mu": 0.5, "cohort": 1}, iid)
         ]
-        content = page_content("results")
-        texts = [one["yaml"] for one in content["experiments"][0]["configurations"]]
+        texts = [one["yaml"] for one in configurations(read("results"))]
         written = [yaml.safe_load(text) for text in texts]
         assert {trial_name(Config.read(values)) for values in written} == set(trials)
         assert (
@@ -160,14 +159,20 @@ class TestServer:
         with pytest.raises(UsageError, match=r"^--serve 70000: no such port"):
             make_server(folder, None, 70000)
 
-    def test_it_may_start_before_the_sweep(self, tmp_path: Path) -> None:
-        server = make_server(tmp_path, None, 0)
-        try:
-            text, _ = server.RequestHandlerClass.page.data()
-            assert json.loads(text)["experiments"] == []
-            assert "no results in it" in json.loads(text)["waiting"]
-        finally:
-            server.server_close()
+    def test_it_may_start_before_the_sweep_and_follows_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("rayfed.results.page.server._LEAST_SECONDS", 0)
+        page = LivePage(tmp_path, None)
+        text, version = page.data()
+        assert json.loads(text)["experiments"] == []
+        assert "no results in it" in json.loads(text)["waiting"]
+        assert page.data()[1] == version
+        record_trial(tmp_path, "e", "t", {"algorithm": "fedavg", "seed": 0})
+        text, later = page.data()
+        assert later != version
+        (experiment,) = json.loads(text)["experiments"]
+        assert [trial["status"] for trial in experiment["trials"]] == ["running"]
 
 
 _WATCH = """<script>window.report = { errors: [] };
@@ -250,33 +255,37 @@ class TestBrowser:
     def test_failures_are_shown_as_text(self, seen: dict) -> None:
         assert seen["failures"] == [f"dbe0 failed: ValueError: {HOSTILE}at x"]
 
-    def test_a_served_page_follows_the_results(self, tmp_path: Path) -> None:
-        """The browser loads the page before there are results, which appear while it is open."""
+    def test_a_served_page_follows_the_results(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The browser opens the page before there are results, which come while it is open."""
+        monkeypatch.setattr("rayfed.results.page.server._LEAST_SECONDS", 0)
         server = make_server(tmp_path, None, 0)
-        page = page_html(as_json({"folder": "x", "experiments": [], "waiting": "no results"}), live=True)
-        assert "Nothing to show yet" in page
-        add(tmp_path, "t", "fedavg", 0, 0.5)
+        live = server.RequestHandlerClass.page
+        read_data, asked = live.data, []
+
+        def data() -> tuple[str, str]:
+            asked.append(read_data())
+            if len(asked) == 2:
+                add(tmp_path, "t", "fedavg", 0, 0.5)
+            return asked[-1]
+
+        monkeypatch.setattr(live, "data", data)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--dump-dom"]
             profile = f"--user-data-dir={tmp_path / 'profile'}"
-            command = [
-                browser(),
-                *flags,
-                profile,
-                "--virtual-time-budget=8000",
-                f"http://127.0.0.1:{server.server_port}/",
-            ]
+            address = f"http://127.0.0.1:{server.server_port}/"
+            command = [browser(), *flags, profile, "--virtual-time-budget=20000", address]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         finally:
             server.shutdown()
             server.server_close()
+        assert json.loads(asked[0][0])["experiments"] == []
+        assert len(asked) >= 3
         assert '<table class="results">' in done.stdout
         assert "live, last asked" in done.stdout
 
 
 def test_trials_of_an_own_method_say_that_code_belongs_to_them(tmp_path: Path) -> None:
     add(tmp_path, "t", "fedavg", 0, 0.5, code_hash="abc")
-    (configuration,) = page_content(tmp_path)["experiments"][0]["configurations"]
+    (configuration,) = configurations(read(tmp_path))
     assert "names code of your own" in configuration["yaml"]
-    assert len(read(tmp_path).trials) == 1

@@ -73,6 +73,20 @@ def configuration(trial: pd.Series) -> dict[str, Any]:
     return {key: value for key, value in tree.items() if value != {}}
 
 
+def configurations(tables: Tables) -> Iterator[dict[str, Any]]:
+    """Yield for each method its configuration as YAML, with the seeds that were run."""
+    done = countable_trials(tables)[0]
+    for order, group in done.groupby("order"):
+        group = group.sort_values("seed")
+        rows = tables.trials[tables.trials["trial"] == group["trial"].iloc[0]]
+        trial = rows.iloc[0]
+        seeds = ", ".join(map(str, sorted(set(group["seed"]))))
+        own = " It names code of your own, which must be the same." if not _is_null(trial.get("code_hash")) else ""
+        head = f"# rayfed run FILE.yaml seed=N; seeds of this table: {seeds}.{own}\n"
+        text = yaml.safe_dump(configuration(trial), sort_keys=False, default_flow_style=None, allow_unicode=True)
+        yield {"order": int(order), "yaml": head + text}
+
+
 def _experiment(folder: str | Path, tables: Tables, name: str) -> dict[str, Any]:
     summary = summarise(tables)
     data = figure_data(folder, tables, given_summary=summary)
@@ -96,7 +110,7 @@ def _experiment(folder: str | Path, tables: Tables, name: str) -> dict[str, Any]
         "pictures": list(_pictures(data)),
         "trials": list(_trials(tables)),
         "versions": _versions(tables.trials),
-        "configurations": list(_configurations(tables)),
+        "configurations": list(configurations(tables)),
     }
 
 
@@ -198,20 +212,6 @@ def _versions(trials: pd.DataFrame) -> list[dict[str, str | None]]:
     return [
         {str(name).removeprefix("version_"): _text(value) for name, value in row.items()} for _, row in rows.iterrows()
     ]
-
-
-def _configurations(tables: Tables) -> Iterator[dict[str, Any]]:
-    """Yield for each method its configuration as YAML, with the seeds that were run."""
-    done = countable_trials(tables)[0]
-    for order, group in done.groupby("order"):
-        group = group.sort_values("seed")
-        rows = tables.trials[tables.trials["trial"] == group["trial"].iloc[0]]
-        trial = rows.iloc[0]
-        seeds = ", ".join(map(str, sorted(set(group["seed"]))))
-        own = " It names code of your own, which must be the same." if not _is_null(trial.get("code_hash")) else ""
-        head = f"# rayfed run FILE.yaml seed=N; seeds of this table: {seeds}.{own}\n"
-        text = yaml.safe_dump(configuration(trial), sort_keys=False, default_flow_style=None, allow_unicode=True)
-        yield {"order": int(order), "yaml": head + text}
 
 
 def _number(value: Any) -> float | None:
