@@ -115,10 +115,7 @@ class TestRepeating:
         texts = [one["yaml"] for one in configurations(read("results"))]
         written = [yaml.safe_load(text) for text in texts]
         assert {trial_name(Config.read(values)) for values in written} == set(trials)
-        assert (
-            "# rayfed run FILE.yaml seed=N; seeds of this table: 2."
-            in content["experiments"][0]["configurations"][0]["yaml"]
-        )
+        assert "# rayfed run FILE.yaml seed=N; seeds of this table: 2." in texts[0]
 
 
 class TestServer:
