@@ -11,6 +11,7 @@ from helpers.commands import command
 from rayfed.core.errors import UsageError
 from rayfed.core.records import MapPoint, RepresentationMap
 from rayfed.results.figures.kinds import KINDS, draw, figure_data
+from rayfed.results.figures.style import image_bytes
 from rayfed.results.holdings import read_holdings, write_holdings
 from rayfed.results.maps import write_map
 from rayfed.results.read import read
@@ -110,14 +111,16 @@ class TestKinds:
         assert widths == pytest.approx(parts)
 
 
-@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
-def test_formats(folder: Path, tmp_path: Path, suffix: str, start: bytes, capsys) -> None:
-    path = tmp_path / f"time.{suffix}"
+def test_formats(data, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = draw("time", data)
+    for suffix, start in (("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")):
+        content = image_bytes(figure, suffix)
+        assert content.startswith(start)
+        assert content == image_bytes(draw("time", data), suffix)  # no date, and no random names
+    path = tmp_path / "time.svg"
     assert main([str(folder), "--plot", str(path), "--kind", "time"]) == 0
-    assert path.read_bytes().startswith(start)
-    content = path.read_bytes()
-    assert main([str(folder), "--plot", str(path), "--kind", "time"]) == 0
-    assert path.read_bytes() == content  # no date, and no random names
+    assert path.read_bytes() == content
+    assert f"Plot: {path}" in capsys.readouterr().out
 
 
 def test_a_partition_is_recorded_with_the_trial(tmp_path: Path, monkeypatch) -> None:
