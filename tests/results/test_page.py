@@ -118,9 +118,10 @@ class TestRepeating:
         assert "# rayfed run FILE.yaml seed=N; seeds of this table: 2." in texts[0]
 
 
-class TestServer:
-    @pytest.fixture(scope="class")
-    def server(self, folder: Path):
+@pytest.fixture(scope="module")
+def server(folder: Path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayfed.results.page.content.PICTURES", ())  # which take most of the time
         server = make_server(folder, None, 0)
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -129,8 +130,10 @@ class TestServer:
         server.server_close()
         thread.join()
 
+
+class TestServer:
     def ask(self, server, path: str, **headers: str) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=300)
         connection.request("GET", path, headers=headers)
         return connection.getresponse()
 
@@ -213,18 +216,19 @@ def browse(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
 
 
+@pytest.fixture(scope="module")
+def seen(page: str, folder: Path) -> dict:
+    """What a browser shows, after each of several choices."""
+    path = folder / "driven.html"
+    path.write_text(page.replace("<head>", f"<head>{_WATCH}", 1).replace("</body>", f"{_DRIVE}</body>"), "utf-8")
+    done = browse(path, "--dump-dom")
+    assert "CONSOLE" not in done.stderr
+    (report,) = re.findall(r'<pre id="report">(.*?)</pre>', done.stdout, re.S)
+    return json.loads(html.unescape(report))
+
+
 @pytest.mark.slow
 class TestBrowser:
-    @pytest.fixture(scope="class")
-    def seen(self, page: str, folder: Path) -> dict:
-        """What a browser shows, after each of several choices."""
-        path = folder / "driven.html"
-        path.write_text(page.replace("<head>", f"<head>{_WATCH}", 1).replace("</body>", f"{_DRIVE}</body>"), "utf-8")
-        done = browse(path, "--dump-dom")
-        assert "CONSOLE" not in done.stderr
-        (report,) = re.findall(r'<pre id="report">(.*?)</pre>', done.stdout, re.S)
-        return json.loads(html.unescape(report))
-
     def test_it_renders_without_errors(self, seen: dict) -> None:
         assert seen["errors"] == []
         assert seen["title"] == "rayfed results"
