@@ -1,9 +1,11 @@
 """Random faults: processes of runs and sweeps are killed or stopped at random moments, and nothing may be lost.
 
-Each fault gets a run of its own, of one of five algorithms on two hosts, or a sweep of two trials. Once a round is on
-disk, a random process is killed (-9) or stopped: a host, the server (in a sweep, a trial's process), the recorder, or
+Each fault gets a run of its own, of one of five algorithms on two hosts, or a sweep of two trials. Once a random round
+is on disk, a random process is killed (-9) or stopped: a host, the server (in a sweep, a trial's process), the recorder, or
 the command itself, which is then given again with resume=true. The run must end by itself with the hash of the
 undisturbed one and with complete tables, without doubled rows.
+
+The commands start a Ray of their own, also where a cluster is running.
 """
 
 import argparse
@@ -74,7 +76,7 @@ class Fault:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=40, help="how many")
-    parser.add_argument("--rounds", type=int, default=12, help="rounds of each run")
+    parser.add_argument("--rounds", type=int, default=30, help="rounds of each run")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument("--only", default="", help="only faults whose line contains this, such as 'run host'")
     args = parser.parse_args(argv)
@@ -124,7 +126,7 @@ def command(fault: Fault, folder: str, *, resume: bool = False) -> list[str]:
 
 
 def start(fault: Fault, folder: str, *, resume: bool = False) -> "subprocess.Popen[str]":
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"}
     with open(Path(folder) / "log.txt", "a") as log:
         return subprocess.Popen(
             command(fault, folder, resume=resume),
@@ -155,8 +157,8 @@ def disturb(fault: Fault, folder: str, rng: random.Random, expected: dict[str, s
     began = time.monotonic()
     process = start(fault, folder)
     try:
-        wait_for_round(folder, process)
-        time.sleep(rng.uniform(0, 3))
+        wait_for_round(folder, process, rng.randint(1, max(1, fault.rounds * 2 // 3)))
+        time.sleep(rng.uniform(0, 0.3))
         victim = find(process.pid, fault.victim, rng)
         if victim is None:
             fault.error = f"no {fault.victim} was found"
@@ -185,15 +187,14 @@ def disturb(fault: Fault, folder: str, rng: random.Random, expected: dict[str, s
                 left.kill()
 
 
-def wait_for_round(folder: str, process: "subprocess.Popen[str]") -> None:
+def wait_for_round(folder: str, process: "subprocess.Popen[str]", number: int) -> None:
+    """Wait until a trial has its round `number` on disk, or the command has ended."""
     end = time.monotonic() + 200
     while time.monotonic() < end and process.poll() is None:
-        try:
-            if len(read(folder, "faults").rounds):
+        with contextlib.suppress(UsageError, OSError):
+            if read(folder, "faults").rounds["round"].max() >= number:
                 return
-        except (UsageError, OSError):
-            pass
-        time.sleep(0.3)
+        time.sleep(0.1)
 
 
 def find(driver: int, kind: str, rng: random.Random) -> psutil.Process | None:

@@ -8,7 +8,9 @@ includes pages of the object store that it has touched and that all processes of
 """
 
 import argparse
+import itertools
 import os
+import statistics
 import threading
 import time
 from collections import defaultdict
@@ -32,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--algorithm", default="scaffold")
+    parser.add_argument("--hidden", type=int, nargs="+", default=[200, 200], help="widths of the model's hidden layers")
     parser.add_argument("--final-state", action="store_true", help="keep the final state for Result.clients")
     args = parser.parse_args(argv)
     rng = np.random.default_rng(0)
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         result = rayfed.run(
             {
                 "algorithm.name": args.algorithm,
-                "model.name": "mlp",
+                "model": {"name": "mlp", "hidden": args.hidden},
                 "local": {"batch_size": 8, "epochs": 1, "lr": 0.005},
                 "rounds": args.rounds,
                 "cohort": args.cohort,
@@ -105,11 +108,14 @@ class Watch:
             self._samples[name].append((time.monotonic() - self._began, sizes["RssAnon"], sizes["VmRSS"]))
 
     def show(self) -> None:
-        print(f"\n{'MB':<16}{'own, quarter':>14}{'own, end':>10}{'own, most':>11}{'resident, most':>16}")
+        """Print the memory over ten equal parts of each process's time, as the median of each part."""
+        print(f"\n{'MB of its own, over time':<16}{'':>52}{'most':>8}{'resident, most':>16}")
         for name, samples in sorted(self._samples.items()):
             own, resident = [sample[1] / 1e6 for sample in samples], [sample[2] / 1e6 for sample in samples]
-            quarter = own[len(own) // 4]
-            print(f"{name:<16}{quarter:14.0f}{own[-1]:10.0f}{max(own):11.0f}{max(resident):16.0f}")
+            cuts = [len(own) * k // 10 for k in range(11)]
+            parts = [statistics.median(own[a:b] or own) for a, b in itertools.pairwise(cuts)]
+            cells = "".join(f"{part:6.0f}" for part in parts)
+            print(f"{name:<16}{cells}{max(own):8.0f}{max(resident):16.0f}")
 
 
 if __name__ == "__main__":

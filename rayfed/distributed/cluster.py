@@ -22,7 +22,7 @@ from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.user_modules import register_user_modules
 from rayfed.engine.checkpoint import Saved
-from rayfed.experiments.config import Placement
+from rayfed.experiments.config import Faults, Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import interrupted
 from rayfed.results.recorder import Progress
@@ -35,7 +35,7 @@ Watch = Callable[[Callable[[], list[Progress]], Callable[[float | None], bool]],
 """watch(progress, wait): may show `progress()` until `wait(seconds)` returns True, when the trial has ended."""
 
 
-def connect(placement: Placement, *, dashboard: bool, start_seconds: float = 120.0) -> str:
+def connect(placement: Placement, *, dashboard: bool, start_seconds: float = Faults.start_seconds) -> str:
     """Join the running cluster, or start Ray here, and return the address of the dashboard ("" without one).
 
     Ray's log lines stay in its log folder.

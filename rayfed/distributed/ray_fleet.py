@@ -34,8 +34,8 @@ from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
 from rayfed.engine.serialization import pack, packed_bytes, unpack
 from rayfed.engine.streamed import fits, room_for
 from rayfed.engine.training import steps_of
+from rayfed.experiments.config import Faults
 
-START_SECONDS = 120  # more than an actor ever took to import torch; after that it is waiting for what never comes
 _LOOK_SECONDS = 1.0  # between looks at the clock, while hosts work
 _GROW_SECONDS = 10.0  # between looks for new nodes
 _MOST_SMALL = 1024  # clients of a chunk, if their states are small
@@ -124,6 +124,7 @@ class RayFleet:
         grow: Whether to start further hosts when the cluster has free resources for them.
         restarts: How many hosts that died or hang are replaced.
         patience: The seconds without a result after which a host counts as hanging; see `Schedule`.
+        start_seconds: The seconds that a host may take to start.
 
     Raises:
         HostLost: No actor started in time, or all died.
@@ -141,8 +142,8 @@ class RayFleet:
         hosts: int,
         grow: bool = False,
         restarts: int = 0,
-        patience: float = 60.0,
-        start_seconds: float = START_SECONDS,
+        patience: float = Faults.patience,
+        start_seconds: float = Faults.start_seconds,
     ):
         self.device, self.events = device, list[Event]()
         self._blueprint, self._population, self._placement = blueprint, population, placement

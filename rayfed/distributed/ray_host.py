@@ -1,7 +1,6 @@
 """A host as a Ray actor: unpacks what arrives, packs what leaves."""
 
 import dataclasses
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 
 from rayfed.algorithm import State
 from rayfed.core.ids import ClientIndex
+from rayfed.core.least_recent import LeastRecent
 from rayfed.core.trees import nbytes
 from rayfed.data.population import Population
 from rayfed.distributed.processes import Process, this_process
@@ -148,27 +148,21 @@ class StateCache:
     """States by client and version; those that were not used for the longest time go beyond `room` bytes."""
 
     def __init__(self, room: float):
-        self._room, self._used = room, 0
-        self._states: OrderedDict[ClientIndex, tuple[int, State, int]] = OrderedDict()
+        self._room = room
+        self._states = LeastRecent[ClientIndex, tuple[int, State]](room)
 
     def get(self, client: ClientIndex, version: int) -> State | None:
         """Return the state if exactly this version is here."""
-        if (found := self._states.get(client)) is None or found[0] != version:
-            return None
-        self._states.move_to_end(client)
-        return found[1]
+        found = self._states.get(client)
+        return found[1] if found is not None and found[0] == version else None
 
     def put(self, client: ClientIndex, version: int, state: State) -> None:
         """Keep a state in place of an older version."""
-        if (old := self._states.pop(client, None)) is not None:
-            self._used -= old[2]
         size = nbytes(state)
-        if size > self._room or not size:
-            return
-        self._states[client] = version, state, size
-        self._used += size
-        while self._used > self._room:
-            self._used -= self._states.popitem(last=False)[1][2]
+        if 0 < size <= self._room:
+            self._states.put(client, (version, state), size)
+        else:
+            self._states.remove(client)
 
 
 def packed_sum(total: ExactSum) -> tuple[Any, Any]:

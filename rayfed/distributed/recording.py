@@ -248,7 +248,8 @@ def _retried(actor: Any, method: str, *arguments: Any, **keywords: Any) -> Any:
         except ray.exceptions.ActorUnavailableError:
             time.sleep(_RETRY_SECONDS)
         except ray.exceptions.ActorDiedError as error:
-            raise HostLost(f"the recorder died, and faults.restarts allows no other: {_first_line(error)}") from error
+            cause = cause_of_death(error)
+            raise HostLost(f"the recorder died ({cause}), and faults.restarts allows no other") from error
 
 
 def _results(calls: Any) -> Any:
@@ -257,7 +258,3 @@ def _results(calls: Any) -> Any:
         return ray.get(calls)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -151,6 +151,7 @@ def _tuner(
     home = join(plan.results, plan.experiment)
     storage = home if is_url(home) else Path(home).resolve()
     trainable = tune.with_parameters(SweepTrial, actor=recorder.actor, sources=sources)
+    trainable.__qualname__ = SweepTrial.__name__  # as Ray calls the process, in its dashboard too
     return tune.Tuner(
         trainable,
         param_space={"job": tune.grid_search(list(jobs))},

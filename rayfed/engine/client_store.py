@@ -3,7 +3,6 @@
 import math
 import tempfile
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 
 from rayfed.algorithm import State
 from rayfed.core.ids import ClientIndex
+from rayfed.core.least_recent import LeastRecent
 from rayfed.core.trees import nbytes
 from rayfed.engine.serialization import serialised
 
@@ -38,8 +38,8 @@ class ClientStore(ClientStates):
     """
 
     def __init__(self, memory: float = math.inf, device: torch.device | str = "cpu"):
-        self._memory, self._device, self._used = memory, torch.device(device), 0
-        self._kept: OrderedDict[ClientIndex, tuple[State, int]] = OrderedDict()
+        self._device = torch.device(device)
+        self._kept = LeastRecent[ClientIndex, State](memory)
         self._spilled: dict[ClientIndex, Path] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._versions: dict[ClientIndex, int] = {}
@@ -55,9 +55,8 @@ class ClientStore(ClientStates):
         return client in self._versions
 
     def __getitem__(self, client: ClientIndex) -> State:
-        if client in self._kept:
-            self._kept.move_to_end(client)
-            return self._kept[client][0]
+        if (kept := self._kept.get(client)) is not None:
+            return kept
         path = self._spilled.pop(client)
         state: State = torch.load(path, map_location=self._device, weights_only=True)
         path.unlink()
@@ -72,8 +71,6 @@ class ClientStore(ClientStates):
         self._versions[client] = self._written
         if (spilled := self._spilled.pop(client, None)) is not None:
             spilled.unlink()
-        if client in self._kept:
-            self._used -= self._kept.pop(client)[1]
         self._keep(client, state)
 
     def clear(self) -> None:
@@ -83,16 +80,10 @@ class ClientStore(ClientStates):
         self._kept.clear()
         self._spilled.clear()
         self._versions.clear()
-        self._used = 0
 
     def _keep(self, client: ClientIndex, state: State) -> None:
-        size = nbytes(state)
-        self._kept[client] = state, size
-        self._used += size
-        while self._used > self._memory and len(self._kept) > 1:
-            oldest, (state, size) = self._kept.popitem(last=False)
-            self._used -= size
-            self._spilled[oldest] = self._spill(oldest, state)
+        for oldest, other in self._kept.put(client, state, nbytes(state)):
+            self._spilled[oldest] = self._spill(oldest, other)
 
     def _spill(self, client: ClientIndex, state: State) -> Path:
         if self._folder is None:

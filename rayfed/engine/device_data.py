@@ -1,5 +1,6 @@
 """The examples of a client, kept on its host's device or streamed to it, and their batches."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ class Part:
 
     def __init__(self, examples: Examples, device: torch.device, normalise: Normalise, *, data_on_device: bool = True):
         if data_on_device or isinstance(examples.x, Tensor):
-            self.x: Tensor | Streamed = _to_tensor(examples.x).to(device)
+            self.x: Tensor | Streamed = _to_tensor(examples.x, shared=_never_written(examples.x)).to(device)
         else:
             self.x = Streamed(examples.x, device)
         self.y = _to_tensor(examples.y).to(device)
@@ -117,14 +118,36 @@ def client_data(population: Population, client: int, task: Task) -> ClientData:
     return ClientData(Part(own.train, task.device, normalise), Part(own.val, task.device, normalise))
 
 
-def _to_tensor(array: np.ndarray | LazyRows | Tensor) -> Tensor:
+def held_bytes(examples: Examples, device: torch.device) -> int:
+    """Return the bytes that the inputs of a `Part` on `device` take, besides those that `examples` take already."""
+    x = examples.x
+    here = device.type == "cpu"
+    if here and (isinstance(x, Tensor) or (isinstance(x, np.ndarray) and _is_usable(x, shared=_never_written(x)))):
+        return 0
+    return int(x.nbytes)
+
+
+def _never_written(x: np.ndarray | LazyRows | Tensor) -> bool:
+    """Return whether inputs become floats before a model or a hook sees them, so that nothing writes to them."""
+    return x.dtype == np.uint8
+
+
+def _is_usable(array: np.ndarray, *, shared: bool) -> bool:
+    """Return whether a tensor can use an array's memory."""
+    return (array.flags.writeable or shared) and array.flags.c_contiguous
+
+
+def _to_tensor(array: np.ndarray | LazyRows | Tensor, *, shared: bool = False) -> Tensor:
+    """Return an array as a tensor; with `shared`, pages of the object store, which may only be read, are not copied."""
     if isinstance(array, Tensor):
         return array
     if isinstance(array, LazyRows):
         array = array[:]
-    if not array.flags.writeable:  # pages of the object store: torch wants its own
+    if not _is_usable(array, shared=shared):
         array = array.copy()
-    return torch.from_numpy(np.ascontiguousarray(array))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def batch_rows(

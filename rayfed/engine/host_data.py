@@ -1,20 +1,22 @@
 """The data that a host works on, of clients and the server's test sets, and the scores of models on them."""
 
 import math
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rayfed.algorithm import Algorithm, Context
+from rayfed.core.least_recent import LeastRecent
 from rayfed.core.records import Score
 from rayfed.core.task import Task
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.population import Examples, Population
-from rayfed.engine.device_data import Normalise, Part
+from rayfed.engine.device_data import Normalise, Part, held_bytes
 from rayfed.engine.metric_collection import CollectedRepresentations, DueMetrics, Gradients, domain_gradients
 from rayfed.engine.scoring import ScoredPart, score
 
 PARTS = ("train", "val", "test")
+_MOST_VIEWS = 1024
+"""Clients whose parts are kept where these hold no inputs themselves: they take ten KB each, and are quickly made."""
 
 
 class Scored(NamedTuple):
@@ -34,9 +36,10 @@ class Scored(NamedTuple):
 class HostData:
     """The clients' data and the server's test sets, on one device, as far as they fit.
 
-    What is on the device is a cache: the parts of a client are made when the client is first run here, and those that
-    have not been used for the longest time go when the inputs would take more than `room` bytes. A client or test set
-    that does not fit even alone is read batch by batch. None of this changes a result.
+    What is on the device is a cache: the parts of a client are made when the client is run here, and those that have
+    not been used for the longest time go when the inputs would take more than `room` bytes. On a CPU, inputs in memory
+    are not copied. A client or test set that does not fit even alone is read batch by batch. None of this changes a
+    result.
 
     Raises:
         UsageError: A file of the population is not on this machine, or differs.
@@ -45,8 +48,9 @@ class HostData:
     def __init__(self, algorithm: Algorithm, task: Task, population: Population, *, seed: int, room: float = math.inf):
         self.algorithm, self.task, self.population, self.seed = algorithm, task, population, seed
         self._normalise = Normalise(population, task.device, channels_last=task.channels_last)
-        self._room, self._used = room, 0
-        self._cached: OrderedDict[tuple[str, int], tuple[dict[str, Part], int]] = OrderedDict()
+        self._room = room
+        self._held = LeastRecent[tuple[str, int], dict[str, Part]](room)
+        self._views = LeastRecent[tuple[str, int], dict[str, Part]](_MOST_VIEWS)
         files = {id(part.x.file): part.x for part in population.examples() if isinstance(part.x, LazyRows)}
         for rows in files.values():  # so that a file that is not on this machine is noticed before the first round
             rows[:1]
@@ -60,21 +64,16 @@ class HostData:
         return self._make("test", number, {"test": self.population.tests[number].examples})["test"]
 
     def _make(self, kind: str, number: int, examples: Mapping[str, Examples]) -> dict[str, Part]:
-        if (cached := self._cached.get((kind, number))) is not None:
-            self._cached.move_to_end((kind, number))
-            return cached[0]
-        size = sum(part.x.nbytes for part in examples.values())
-        on_device = size <= self._room
-        size = size if on_device else 0
-        while self._used + size > self._room:
-            _, (_, freed) = self._cached.popitem(last=False)
-            self._used -= freed
-        made = {
-            name: Part(part, self.task.device, self._normalise, data_on_device=on_device)
-            for name, part in examples.items()
-        }
-        self._cached[kind, number] = made, size
-        self._used += size
+        key = kind, number
+        if (made := self._held.get(key) or self._views.get(key)) is not None:
+            return made
+        device = self.task.device
+        on_device = sum(part.x.nbytes for part in examples.values()) <= self._room
+        held = sum(held_bytes(part, device) for part in examples.values()) if on_device else 0
+        cache, size = (self._held, held) if held else (self._views, 1)
+        cache.make_room(size)
+        made = {name: Part(part, device, self._normalise, data_on_device=on_device) for name, part in examples.items()}
+        cache.put(key, made, size)
         return made
 
     def score_client(

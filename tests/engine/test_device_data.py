@@ -1,9 +1,15 @@
-"""Batches of an epoch: their sizes, their order and what they are drawn from."""
+"""Batches of an epoch: their sizes, their order and what they are drawn from; which arrays are copied."""
+
+import warnings
 
 import numpy as np
+import pytest
+import torch
 
+from helpers.federations import blobs
 from rayfed.core.rng import generator
-from rayfed.engine.device_data import batch_rows
+from rayfed.data.population import Examples
+from rayfed.engine.device_data import Normalise, Part, batch_rows
 
 
 class TestBatchRows:
@@ -41,3 +47,22 @@ class TestBatchRows:
         assert (np.concatenate(first[:4]) != np.concatenate(first[4:])).any()
         np.testing.assert_array_equal(np.stack(first), np.stack(self.rows(20, 5, epochs=2)))
         assert (np.stack(first) != np.stack(self.rows(20, 5, epochs=2, key=1))).any()
+
+
+@pytest.mark.parametrize(("dtype", "shared"), [("uint8", True), ("float32", False)])
+def test_only_pixels_stay_in_pages_that_processes_share(dtype, shared):
+    """Hooks may change floats in place, which would end the process if Ray's object store held them."""
+    x, y = np.ones((6, 1, 2, 3), dtype), np.arange(6)
+    for array in (x, y):
+        array.flags.writeable = False
+    normalise = Normalise(blobs(clients=2), torch.device("cpu"), channels_last=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        part = Part(Examples(x, y), torch.device("cpu"), normalise)
+    assert np.shares_memory(part.x.numpy(), x) == shared
+    assert not np.shares_memory(part.y.numpy(), y)
+    for batch in part.batches(4):
+        batch.x.add_(1)
+        batch.y.add_(1)
+    assert x.min() == x.max() == 1
+    assert list(y) == list(range(6))

@@ -1,0 +1,63 @@
+"""A store with a budget of bytes, from which what has not been used for the longest time goes first."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class LeastRecent(Generic[Key, Value]):
+    """Values by key, in the order of their last use.
+
+    Args:
+        room: The bytes that all values may take together.
+    """
+
+    def __init__(self, room: float):
+        self._room, self._used = room, 0
+        self._entries: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._entries
+
+    def get(self, key: Key) -> Value | None:
+        """Return a value, which has now been used last, or None if it is not here."""
+        if key not in self._entries:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key][0]
+
+    def put(self, key: Key, value: Value, size: int) -> list[tuple[Key, Value]]:
+        """Keep a value of `size` bytes in place of the key's earlier one, and return what had to go for it.
+
+        The new value stays, even where it takes more than the room alone.
+        """
+        self.remove(key)
+        gone = self.make_room(size)
+        self._entries[key] = value, size
+        self._used += size
+        return gone
+
+    def make_room(self, size: int) -> list[tuple[Key, Value]]:
+        """Take out values until `size` further bytes fit, or none are left, and return them."""
+        gone = []
+        while self._entries and self._used + size > self._room:
+            key, (value, freed) = self._entries.popitem(last=False)
+            self._used -= freed
+            gone.append((key, value))
+        return gone
+
+    def remove(self, key: Key) -> None:
+        """Take a value out, if it is here."""
+        if key in self._entries:
+            self._used -= self._entries.pop(key)[1]
+
+    def clear(self) -> None:
+        """Take out everything."""
+        self._entries.clear()
+        self._used = 0
