@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # make bench-peers PEERS_ARGS="--jobs many-clients --repeats 5"
 DEMO_ARGS ?=
 TEST_ARGS ?=
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 
@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 demo: $(STAMP) ## run the sweep of the README on the embedded data
 	$(BIN)/rayfed sweep demo $(DEMO_ARGS)
 
-test: $(STAMP) ## run the tests without the slow ones, in two processes (TEST_WORKERS=1 for one)
+test: $(STAMP) ## run the tests without the slow ones, in three processes (TEST_WORKERS=1 for one)
 	$(PYTEST) $(TEST_ARGS)
 
 test-all: $(STAMP) ## run all tests, the slow ones too

@@ -116,7 +116,7 @@ class PaperTable:
         """Return the sweep that measures the table at `scale`, with one arm per cell."""
         arms, cells = self.arms(scale), self.cells(scale, patterns)
         content = self.content[scale]
-        common = _without(content, *TABLE_KEYS)
+        common = merged({"partition.seed": 0}, _without(content, *TABLE_KEYS))  # one partition, as in the papers
         trees = []
         for row, name in cells:
             setting = dict(content["settings"][name]) if name else {}

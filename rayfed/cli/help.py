@@ -55,9 +55,13 @@ def space_keys() -> str:
 
 def partition_keys() -> str:
     """Return one entry per key that decides which client holds which examples."""
-    (leave_out,) = (field for field in dataclasses.fields(Config) if field.name == "leave_out")
-    entry = _entry(leave_out.name, default_text(leave_out), leave_out.metadata["help"])
-    return "\n".join(["keys of the configuration that have an effect:", *_names("data", "partition"), entry])
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    leave_out, seed = fields["leave_out"], fields["seed"]
+    entries = [
+        _entry(leave_out.name, default_text(leave_out), leave_out.metadata["help"]),
+        _entry(seed.name, default_text(seed), "seed of the run, which partition.seed=null follows"),
+    ]
+    return "\n".join(["keys of the configuration that have an effect:", *_names("data", "partition"), *entries])
 
 
 def named_choices(kind: str) -> str:

@@ -39,7 +39,7 @@ def execute(options: argparse.Namespace) -> int:
         picture.check_path(path)
     data, partition = config.data, config.partition
     dataset, parts = load_partitioned(
-        data.name or "", data.options, partition.name, partition.options, config.leave_out
+        data.name or "", data.options, partition.name, partition.options, config.leave_out, config.seed
     )
     print(describe(dataset, parts))
     if options.save:

@@ -1,18 +1,23 @@
-"""`rayfed report`: print the results of a run or a sweep as a table, plot its curves, compare algorithms."""
+"""`rayfed report`: tables of the results of a run or a sweep, plots, comparisons, and a page in HTML."""
 
 import argparse
 import shutil
+from typing import Any
 
 import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
-from rayfed.results.queries import comparison_text, target_text
-from rayfed.results.read import read
-from rayfed.results.report import plot, render
+from rayfed.results.figures.kinds import KINDS, plot
+from rayfed.results.pairs import Pairs, all_pairs, paired_scores, stars_against_best
+from rayfed.results.queries import comparison_text, pairs_table, target_text
+from rayfed.results.read import Tables, of_experiment, read
+from rayfed.results.report import FORMATS, render
 from rayfed.results.row_filter import filter_rows
 from rayfed.results.selection import RULES
 from rayfed.results.summary import summarise
+
+DEFAULT_PORT = 8420
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,38 +29,121 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--experiment", metavar="NAME", help="one experiment of the folder (default: all of them)")
     parser.add_argument("--metric", default="accuracy", help="accuracy, loss, ... (default: accuracy)")
     parser.add_argument("--point", choices=POINTS, help="model scored (default: the one scored in the method's paper)")
-    parser.add_argument("--split", choices=SPLITS, help="data scored (default: test; without test values, ood or val)")
+    parser.add_argument(
+        "--split",
+        choices=SPLITS,
+        help="data scored (default: test, else ood or val; and ood besides)",
+    )
     parser.add_argument("--rule", choices=RULES, help="choice of the round (default: selected; final if not validated)")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="text", help="format of the tables (default: text, for a terminal)"
+    )
     parser.add_argument("--target", type=float, metavar="VALUE", help="report rounds and gigabytes to reach VALUE")
     parser.add_argument(
         "--compare",
-        nargs=2,
+        nargs="*",
         metavar=("A", "B"),
-        help='paired difference B minus A; each is an algorithm, or "algorithm hyperparameters" as in the table',
+        help="compare all methods in pairs with tests of significance, or with two names only B minus A; a name is an "
+        'algorithm, or "algorithm hyperparameters" as in the table',
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="plot the curves over rounds")
+    parser.add_argument("--plot", metavar="FILE", help="write a plot as FILE.png, FILE.pdf or FILE.svg")
+    parser.add_argument(
+        "--kind",
+        choices=KINDS,
+        help=f"kind of plot: {'; '.join(f'{name}: {kind.shows}' for name, kind in KINDS.items())} (default: curves)",
+    )
+    parser.add_argument("--key", metavar="KEY", help="hyperparameter of --kind sensitivity (default: all that vary)")
     parser.add_argument("--csv", metavar="FILE", help="write means, standard deviations and seed counts, all rules")
+    parser.add_argument("--html", metavar="FILE", help="write one self-contained page with tables, plots and failures")
+    parser.add_argument(
+        "--serve",
+        nargs="?",
+        type=int,
+        const=DEFAULT_PORT,
+        metavar="PORT",
+        help=f"serve that page on this machine and keep it up to date during a sweep (default port: {DEFAULT_PORT})",
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
+    if options.compare is not None and len(options.compare) not in (0, 2):
+        raise UsageError(f"--compare: expected no name or two, got {len(options.compare)}: {' '.join(options.compare)}")
+    for name in ("kind", "key"):
+        if (given := getattr(options, name)) is not None and options.plot is None:
+            raise UsageError(f"--{name} {given}: describes a plot; give --plot FILE as well")
+    if options.serve is not None:
+        from rayfed.results.page.server import serve
+
+        return serve(options.folder, options.experiment, options.serve)
     scored = {"metric": options.metric, "point": options.point, "split": options.split}
-    answers = [render(options.folder, options.experiment, rule=options.rule, **scored)]
-    if options.plot or options.csv or options.compare or options.target is not None:
-        tables = read(options.folder, options.experiment)
-        wide = {**scored, "width": shutil.get_terminal_size((100, 24)).columns}
-        if options.target is not None:
-            answers.append(target_text(tables, options.target, **wide))
-        if options.compare:
-            names = (options.compare[0], options.compare[1])
-            answers.append(comparison_text(tables, names, rule=options.rule, **wide))
-        if options.plot:
-            plot(tables, options.plot, **scored)
-            answers.append(f"Plot: {options.plot}")
-        if options.csv:
-            _write_csv(filter_rows(summarise(tables).rows, tables, **scored), options.csv)
-            answers.append(f"CSV: {options.csv}")
+    width = shutil.get_terminal_size((100, 24)).columns
+    tables = read(options.folder, options.experiment)
+    pairs = _all_pairs(tables, options) if options.compare == [] else {}
+    stars = {name: stars_against_best(found) for name, (found, _, _) in pairs.items()}
+    answers = [
+        render(
+            options.folder,
+            options.experiment,
+            rule=options.rule,
+            width=width,
+            format=options.format,
+            stars=stars,
+            **scored,
+        )
+    ]
+    for name, (found, split, caption) in pairs.items():
+        choices = {"width": width, "format": options.format}
+        answers.append(pairs_table(found, name, options.metric, split, caption, **choices))
+    if options.target is not None:
+        answers.append(target_text(tables, options.target, width=width, **scored))
+    if options.compare:
+        answers.append(
+            comparison_text(tables, (options.compare[0], options.compare[1]), rule=options.rule, width=width, **scored)
+        )
+    answers += _files(options, tables, scored)
     print("\n\n".join(answers))
     return 0
+
+
+def _all_pairs(tables: Tables, options: argparse.Namespace) -> dict[str, tuple[Pairs, str, str]]:
+    """Return for each experiment the comparison of all pairs, the split, and the rule in words."""
+    pairs = {}
+    for name in sorted(set(tables.trials["experiment"])):
+        scores = paired_scores(
+            of_experiment(tables, name),
+            metric=options.metric,
+            point=options.point,
+            split=options.split,
+            rule=options.rule,
+        )
+        pairs[name] = all_pairs(scores), scores.split, scores.caption
+    return pairs
+
+
+def _files(options: argparse.Namespace, tables: Tables, scored: dict[str, Any]) -> list[str]:
+    """Write the files that are asked for, and return a line for each."""
+    written = []
+    if options.plot:
+        choices = {"metric": options.metric, "point": options.point, "given_split": options.split}
+        plot(
+            options.folder,
+            tables,
+            options.plot,
+            options.kind or "curves",
+            rule=options.rule,
+            key=options.key,
+            **choices,
+        )
+        written.append(f"Plot: {options.plot}")
+    if options.csv:
+        _write_csv(filter_rows(summarise(tables).rows, tables, **scored), options.csv)
+        written.append(f"CSV: {options.csv}")
+    if options.html:
+        from rayfed.results.page.build import write_page
+
+        write_page(options.folder, options.experiment, options.html)
+        written.append(f"Page: {options.html}")
+    return written
 
 
 def _write_csv(rows: pd.DataFrame, path: str) -> None:

@@ -86,8 +86,9 @@ def _space_file(given: str) -> Path:
 
 def _results(config: Config) -> str:
     """Return the report on the sweep, and plot its curves beside the tables."""
+    from rayfed.results.figures.kinds import plot
     from rayfed.results.read import read
-    from rayfed.results.report import plot, render
+    from rayfed.results.report import render
     from rayfed.results.storage import open_storage
 
     text = render(config.results, config.experiment)
@@ -98,7 +99,7 @@ def _results(config: Config) -> str:
     try:
         with tempfile.TemporaryDirectory() as folder:
             picture = Path(folder) / "curves.png"
-            plot(tables, picture)
+            plot(config.results, tables, picture)
             home.write(picture.name, picture.read_bytes())
     except UsageError as error:
         return f"{text}\nno plot: {error}"

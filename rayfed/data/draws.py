@@ -3,9 +3,9 @@
 import numpy as np
 
 
-def numpy_generator(seed: int, *purpose: int) -> np.random.Generator:
-    """Return numpy's PCG64 generator for a seed and a purpose, so that each purpose has its own stream."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *purpose])))
+def numpy_generator(seed: int | None, *purpose: int) -> np.random.Generator:
+    """Return numpy's PCG64 generator for a seed and a purpose, so that each purpose has its own stream; None is 0."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed or 0, *purpose])))
 
 
 def floor_share(size: int, fraction: float) -> int:

@@ -25,12 +25,14 @@ def build_data(
     data_options: Mapping[str, Any] | None = None,
     partition_name: str | None = None,
     partition_options: Mapping[str, Any] | None = None,
+    seed: int = 0,
 ) -> tuple[Any, Any]:
     """Return the dataset and the partition, built from their options but not loaded.
 
     A name is an entry of `DATASETS` or `PARTITIONS`, or a user's own "module:Class": a dataclass whose fields are its
     options, with `load() -> Dataset` for a dataset or `split(dataset) -> list[ClientRows]` for a partition. A dataset
     may define `default_partition` (else "domains") and `partition_defaults`, default options of that partition.
+    `seed` is that of the run, which a partition without a seed of its own follows (`Partition.follows_seed`).
 
     Raises:
         UsageError: A name is unknown, or an option is unknown, missing, of a wrong type or out of range.
@@ -39,7 +41,10 @@ def build_data(
     default = getattr(data, "default_partition", "domains")
     name = default if partition_name is None else partition_name
     options = dict(getattr(data, "partition_defaults", {}) if name == default else {}) | dict(partition_options or {})
-    return data, build(_class(name, PARTITIONS, "partition", "split"), options, where="partition")
+    partition = build(_class(name, PARTITIONS, "partition", "split"), options, where="partition")
+    if getattr(partition, "seed", 0) is None:
+        partition = dataclasses.replace(partition, seed=seed if getattr(partition, "follows_seed", True) else 0)
+    return data, partition
 
 
 def load(
@@ -48,6 +53,7 @@ def load(
     partition_name: str | None = None,
     partition_options: Mapping[str, Any] | None = None,
     leave_out: str | None = None,
+    seed: int = 0,
 ) -> Population:
     """Return the population that results from partitioning a dataset.
 
@@ -57,12 +63,13 @@ def load(
         partition_name: Name of the partition; None: the dataset's default.
         partition_options: Options of the partition.
         leave_out: A domain that no client holds. It becomes the "ood" test set, in place of the domains of `held_out`.
+        seed: The seed of the run, which partitions without a seed of their own follow.
 
     Raises:
         UsageError: As for `build_data`; also if files are missing or damaged, or the dataset cannot be partitioned
             like this.
     """
-    dataset, held_rows = load_partitioned(data_name, data_options, partition_name, partition_options, leave_out)
+    dataset, held_rows = load_partitioned(data_name, data_options, partition_name, partition_options, leave_out, seed)
     if ":" in data_name:  # rayfed's own readers check what they read
         _check_finite(dataset, data_name)
     dataset = dataclasses.replace(dataset, images=as_lazy_rows(dataset.images))
@@ -88,9 +95,10 @@ def load_partitioned(
     partition_name: str | None = None,
     partition_options: Mapping[str, Any] | None = None,
     leave_out: str | None = None,
+    seed: int = 0,
 ) -> tuple[Dataset, list[ClientRows]]:
     """Return the dataset and the rows of each client; arguments and errors are those of `load`."""
-    data, partition = build_data(data_name, data_options, partition_name, partition_options)
+    data, partition = build_data(data_name, data_options, partition_name, partition_options, seed)
     dataset = load_without_domain(data, leave_out)
     clients = [ClientRows(*client) for client in partition.split(dataset)]
     _check_clients(dataset, clients)

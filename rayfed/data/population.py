@@ -106,6 +106,22 @@ def not_finite(values: np.ndarray | LazyRows) -> int:
     return sum(int((~np.isfinite(block).reshape(len(block), -1).all(1)).sum()) for block in blocks if block.size)
 
 
+def class_counts(population: Population) -> list[tuple[int, str, str, int, int]]:
+    """Return client, domain, split, class and number of examples, sorted by client, where there are any.
+
+    Targets that are no classes have no rows.
+    """
+    counts = []
+    for client in sorted(population.clients, key=lambda client: client.id):
+        for split in ("train", "val", "test"):
+            labels = getattr(client, split).y
+            if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+                continue
+            for label, count in zip(*np.unique(labels, return_counts=True), strict=True):
+                counts.append((client.id, client.domain, split, int(label), int(count)))
+    return counts
+
+
 def population_hash(population: Population) -> str:
     """Return the SHA-256 of all contents: every client's parts in order, the test sets, and the normalisation."""
     digest = hashlib.sha256()

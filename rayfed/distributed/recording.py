@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rayfed.core.records import Event, Record
 from rayfed.distributed.processes import cause_of_death, this_process
 from rayfed.engine.checkpoint import Saved
 from rayfed.results.checkpoints import Part
+from rayfed.results.holdings import Holding
 from rayfed.results.recorder import NotBegun, Progress, Recorder, Sign
 from rayfed.results.storage import is_url
 
@@ -45,9 +46,16 @@ class RemoteRecorder:
         self._unsaved: list[Record] = []
         self._sent: list[Any] = []  # calls of `record` whose result is not known
 
-    def begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
+    def begin(
+        self,
+        trial: str,
+        values: Mapping[str, Any],
+        rounds: int,
+        keep_through_round: int | None,
+        holdings: Sequence[Holding] = (),
+    ) -> None:
         self._begun, self._unsaved, self._sent = None, [], []
-        self._call("begin", trial, values, rounds, keep_through_round)
+        self._call("begin", trial, values, rounds, keep_through_round, holdings)
         self._begun, self._on_disk = (trial, values, rounds), keep_through_round
 
     def record(self, trial: str, record: Record) -> None:

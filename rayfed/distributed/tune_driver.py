@@ -33,9 +33,10 @@ from rayfed.distributed.recording import DriversRecorder
 from rayfed.distributed.sweep_trial import ENDED, SweepTrial
 from rayfed.distributed.user_modules import register_user_modules, without_caches
 from rayfed.experiments.config import Config, Faults
+from rayfed.experiments.plan import data_key, load_data
 from rayfed.experiments.progress import Countdown, many_trials, note, span, watch_trials
 from rayfed.experiments.run_summary import counted
-from rayfed.experiments.sweep import Job, SweepPlan, data_key, load_data
+from rayfed.experiments.sweep import Job, SweepPlan
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
 from rayfed.results.folder import join
 from rayfed.results.storage import is_url

@@ -250,7 +250,11 @@ class Config:
         help="batch-norm layers: aggregate: averaged with their statistics; local: kept by each client; "
         "local_statistics: affine weights averaged, statistics kept; frozen: neither trained nor updated",
     )
-    seed: int = option(0, low=0, help="seed for initialisation, client sampling and batch order")
+    seed: int = option(
+        0,
+        low=0,
+        help="seed for initialisation, client sampling, batch order and, unless partition.seed is given, the partition",
+    )
     results: str = option(
         "results",
         help="folder of the Parquet tables and checkpoints: a path, or a URL such as s3://bucket/folder or gs://bucket/folder",

@@ -23,5 +23,7 @@ def outcome_values(config: Config) -> str:
     tree = config.tree()
     for key in ("results", "experiment", "resume", "checkpoint", "faults", "state"):
         tree.pop(key)
+    if config.seed and tree["partition"].get("seed") is None:  # seed 0 is left out, so that its trials keep their names
+        tree["partition"]["seed"] = config.seed
     tree["placement"] = {key: tree["placement"][key] for key in ("vmap_clients", "threads", "gpus")}
     return json.dumps(tree, sort_keys=True, default=str)

@@ -20,8 +20,8 @@ from rayfed.core.optim import SGD, Adam
 from rayfed.core.rng import seed_torch, torch_state_kept
 from rayfed.data.draws import floor_share
 from rayfed.data.leave_out import population_without_domain
-from rayfed.data.loading import load
-from rayfed.data.population import Client, Population, population_hash
+from rayfed.data.loading import build_data, load
+from rayfed.data.population import Client, Population, class_counts, population_hash
 from rayfed.data.user_clients import user_population
 from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint
@@ -43,10 +43,15 @@ from rayfed.experiments.user_code import (
 from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
 from rayfed.models.split_model import ensure_split
+from rayfed.results.holdings import Holding
 from rayfed.results.storage import LocalStorage, open_storage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 ModelFactory = Callable[[], nn.Module]
+
+
+MOST_CLIENTS_SHOWN = 1000
+"""Of a partition that is recorded for plots."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +123,35 @@ class Plan:
             "default_eval_point": self.evaluation.points[0],
             **self.cost._asdict(),
             "partition_hash": self.data_hash,
+            "partition_seed": None if self.clients_hash else partition_seed(self.config),
             "code_hash": self.code_hash,
         }
 
+    def holdings(self) -> list[Holding]:
+        """Return who holds how many examples of which class; nothing if there are too many clients to look at."""
+        return class_counts(self.population) if len(self.population.clients) <= MOST_CLIENTS_SHOWN else []
+
     def model_name(self) -> str:
         return self.model_label or str(self.config.model.name)
+
+
+def partition_seed(config: Config) -> int | None:
+    """Return the seed with which the partition of `config` draws; None if a user's own partition has none."""
+    data, partition = config.data, config.partition
+    built = build_data(data.name or "", data.options, partition.name, partition.options, config.seed)[1]
+    seed = getattr(built, "seed", None)
+    return None if seed is None else int(seed)
+
+
+def data_key(config: Config) -> str:
+    """Return a string that two configurations share if their clients hold the same examples."""
+    return repr((config.data, config.partition, config.leave_out, partition_seed(config)))
+
+
+def load_data(config: Config) -> Population:
+    """Return the data of a configuration, before unseen clients are drawn."""
+    data, partition = config.data, config.partition
+    return load(data.name or "", data.options, partition.name, partition.options, config.leave_out, config.seed)
 
 
 def make_plan(
@@ -166,8 +195,7 @@ def make_plan(
         contents = population_hash(population)  # before unseen clients are drawn, so that the seed does not change it
         population = population_without_domain(population, config.leave_out)
     elif population is None:
-        partition = config.partition.name, config.partition.options
-        population = load(config.data.name or "", config.data.options, *partition, config.leave_out)
+        population = load_data(config)
     population = with_unseen_clients(population, config.unseen_clients, config.seed)
     blueprint = _blueprint(config, population, augment, model, loss)
     blueprint.check(population)

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from rayfed.core.errors import UsageError
-from rayfed.data.loading import load
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
-from rayfed.experiments.plan import Given, Plan, make_plan
+from rayfed.experiments.plan import Given, Plan, data_key, make_plan
 from rayfed.experiments.run_summary import counted, notes
 from rayfed.experiments.space import Space
 from rayfed.results.storage import open_storage
@@ -109,17 +108,6 @@ def plan_sweep(
     return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state)
 
 
-def data_key(config: Config) -> str:
-    """Return a text that is the same for configurations with the same data in the same hands."""
-    return repr((config.data, config.partition, config.leave_out))
-
-
-def load_data(config: Config) -> Population:
-    """Return the data of a configuration, before unseen clients are drawn."""
-    data, partition = config.data, config.partition
-    return load(data.name or "", data.options, partition.name, partition.options, config.leave_out)
-
-
 class Populations:
     """The data of the trials of one process; equal data are loaded once.
 
@@ -171,28 +159,41 @@ def failed_before_start(job: Job, error: Exception, where: str = "") -> dict[str
 def _check_plans(
     space: Space, configs: Sequence[Config], given: Given
 ) -> tuple[tuple[str, ...], list[Mapping[str, Any]]]:
-    """Plan each configuration with the first seed, and all of them if something is given in Python.
+    """Plan each configuration with the first seed, and with the others where these change the partition or something is
+    given in Python.
 
     Returns:
-        The notes, and the `identity` of each job.
+        The notes for the first seed, and the `identity` of each job.
     """
-    populations = Populations(keep_all=True)
     lines: dict[str, None] = {}
     identities: list[Mapping[str, Any]] = []
     number = len(configs) // len(space.seeds)
-    for position, config in enumerate(configs):
-        if position >= number and not given:
-            identities.append({})
-            continue
-        plan = make_plan(config, **vars(given)) if given else populations.plan(config)
-        names = ("trial", "clients_hash", "model_label", "loss_label", "code_hash") if given else ()
-        identities.append({name: getattr(plan, name) for name in names})
-        if position >= number:
-            continue
-        if space.search.scheduler == "asha" and not any(len(client.val) for client in plan.population.participants):
-            raise UsageError("search.scheduler=asha: needs validation accuracies, but partition.validation is 0")
-        lines |= {f"note: {config.algorithm_name}: {note}": None for note in notes(plan)}
+    known = {data_key(config) for config in configs[:number]}
+    for first in range(0, len(configs), number):
+        populations = Populations(keep_all=True)  # of one seed at a time, since each holds the data
+        for config in configs[first : first + number]:
+            if first and not given and data_key(config) in known:
+                identities.append({})
+                continue
+            plan = _planned_first(config, given, populations, names_seed=bool(first))
+            names = ("trial", "clients_hash", "model_label", "loss_label", "code_hash") if given else ()
+            identities.append({name: getattr(plan, name) for name in names})
+            if first:
+                continue
+            if space.search.scheduler == "asha" and not any(len(client.val) for client in plan.population.participants):
+                raise UsageError("search.scheduler=asha: needs validation accuracies, but partition.validation is 0")
+            lines |= {f"note: {config.algorithm_name}: {note}": None for note in notes(plan)}
     return tuple(lines), identities
+
+
+def _planned_first(config: Config, given: Given, populations: Populations, *, names_seed: bool) -> Plan:
+    """Plan a configuration before the sweep starts; with `names_seed`, errors begin with its seed."""
+    try:
+        return make_plan(config, **vars(given)) if given else populations.plan(config)
+    except UsageError as error:
+        if not names_seed:
+            raise
+        raise UsageError(f"seed={config.seed}: {error}") from error
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ import importlib.metadata
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -19,12 +19,20 @@ from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, Saved, newes
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.server import Server
 from rayfed.experiments.plan import Plan
+from rayfed.results.holdings import Holding
 
 
 class Sink(CheckpointFiles, Protocol):
     """The part of a `Recorder` that a trial uses; the recorder may be in another process."""
 
-    def begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None: ...
+    def begin(
+        self,
+        trial: str,
+        values: Mapping[str, Any],
+        rounds: int,
+        keep_through_round: int | None,
+        holdings: Sequence[Holding] = (),
+    ) -> None: ...
     def record(self, trial: str, record: Record) -> Any: ...
     def event(self, trial: str, event: Event) -> None: ...
     def end(self, trial: str, values: Mapping[str, Any]) -> None: ...
@@ -142,7 +150,7 @@ class TrialRun:
         elif self.begun:
             self._fleet.load([])
         keep_through_round = server.round if self._saved else None
-        self._sink.begin(plan.trial, plan.values(), plan.config.rounds, keep_through_round)
+        self._sink.begin(plan.trial, plan.values(), plan.config.rounds, keep_through_round, plan.holdings())
         if self._going_back is not None:
             detail = f"{self._going_back.detail}; continues after round {server.round}"
             self._sink.event(plan.trial, replace(self._going_back, detail=detail))

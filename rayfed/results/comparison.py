@@ -9,10 +9,12 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.results.hyperparameter_groups import LOCATION_KEYS
 from rayfed.results.selection import CLIENT
+from rayfed.results.significance import cohens_dz, paired_t, wilcoxon
 
 # What decides which client holds which examples. The hash names rows of the dataset, and data.* the dataset.
 _PAIRED = ("data.", "partition.", "partition_hash", "unseen_clients", "leave_out")
-_NOT_PAIRED = (*LOCATION_KEYS, "partition.file")  # the hash covers the contents of the partition file
+# The hash covers the contents of the partition file, and what the seed of the partition draws.
+_NOT_PAIRED = (*LOCATION_KEYS, "partition.file", "partition.seed")
 CONFIDENCE = 0.95
 
 
@@ -26,6 +28,9 @@ class Comparison(NamedTuple):
         differences: second minus first, in the order of `pairs`.
         difference: the mean of `differences`.
         low, high: its 95 % confidence interval by Student's t.
+        effect: the effect size, Cohen's d_z.
+        p_t, p_wilcoxon: p-values of the paired t test and of Wilcoxon's signed-rank test.
+        left_out: the seeds that only one side has.
     """
 
     first: str
@@ -36,6 +41,15 @@ class Comparison(NamedTuple):
     difference: float
     low: float
     high: float
+    effect: float
+    p_t: float
+    p_wilcoxon: float
+    left_out: tuple[int, ...] = ()
+
+    @property
+    def wins(self) -> int:
+        """The number of pairs in which the second has the greater value."""
+        return sum(difference > 0 for difference in self.differences)
 
 
 def find_group(name: str, rows: pd.DataFrame) -> int:
@@ -69,19 +83,22 @@ def find_group(name: str, rows: pd.DataFrame) -> int:
 
 
 def compare(values: pd.DataFrame, names: tuple[str, str]) -> Comparison:
-    """Compare two sides, called `names`, in pairs.
+    """Compare two sides, called `names`, in pairs: over the seeds that both have, or over the clients of a single one.
 
     Args:
         values: columns `side` (0 or 1), seed, quantity ("mean", or "client:I" for each client) and value.
 
     Raises:
-        UsageError: the two sides do not have the same seeds or clients, or there is only one pair.
+        UsageError: the two sides have no seed in common, or not the same clients, or there is only one pair.
     """
     seeds = [sorted(set(values.loc[values["side"] == side, "seed"])) for side in (0, 1)]
-    if seeds[0] != seeds[1]:
+    common = sorted(set(seeds[0]) & set(seeds[1]))
+    if not common:
         words = " and ".join(f"{name} has seeds {_join(of_side)}" for name, of_side in zip(names, seeds, strict=True))
-        raise UsageError(f"compare: {words}; a paired comparison needs the same seeds")
-    if len(seeds[0]) > 1:
+        raise UsageError(f"compare: {words}; a paired comparison needs seeds that both have")
+    left_out = tuple(sorted(set(seeds[0]) ^ set(seeds[1])))
+    values = values[values["seed"].isin(common)]
+    if len(common) > 1:
         over, rows = "seeds", values[values["quantity"] == "mean"].assign(pair=lambda frame: frame["seed"])
     else:
         rows = values[values["quantity"].str.startswith(CLIENT)]
@@ -92,7 +109,7 @@ def compare(values: pd.DataFrame, names: tuple[str, str]) -> Comparison:
         raise UsageError(f"compare: {over[:-1]} {pair} has a value on one side only; both sides need the same {over}")
     if len(table) < 2:
         raise UsageError("compare: one seed and at most one client; a confidence interval needs two pairs or more")
-    return _interval(table[1] - table[0], names, over)
+    return _interval(table[1] - table[0], names, over, left_out)
 
 
 def check_paired(trials: pd.DataFrame, names: tuple[str, str]) -> None:
@@ -117,7 +134,7 @@ def check_paired(trials: pd.DataFrame, names: tuple[str, str]) -> None:
                 )
 
 
-def _interval(differences: pd.Series, names: tuple[str, str], over: str) -> Comparison:
+def _interval(differences: pd.Series, names: tuple[str, str], over: str, left_out: tuple[int, ...]) -> Comparison:
     from scipy import stats
 
     count = len(differences)
@@ -132,6 +149,10 @@ def _interval(differences: pd.Series, names: tuple[str, str], over: str) -> Comp
         difference=mean,
         low=mean - margin,
         high=mean + margin,
+        effect=cohens_dz(differences.tolist()),
+        p_t=paired_t(differences.tolist()),
+        p_wilcoxon=wilcoxon(differences.tolist()),
+        left_out=left_out,
     )
 
 

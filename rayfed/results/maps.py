@@ -1,7 +1,7 @@
 """Maps of representations in the plane: a Parquet file of coordinates, and a plot beside it."""
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rayfed.core.records import MapPoint, RepresentationMap
 from rayfed.results.storage import Storage
@@ -31,16 +31,21 @@ def draw_map(table: "pd.DataFrame", title: str) -> bytes:
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     for panel, column in zip(figure.subplots(1, 2), ("domain", "label"), strict=True):
-        groups = table.groupby(column)
-        for number, (name, rows) in enumerate(groups):
-            colour = f"C{number}" if groups.ngroups <= 10 else None
-            panel.scatter(rows["x"], rows["y"], s=8, alpha=0.7, color=colour, label=str(name))
+        draw_panel(panel, table, column)
         panel.set_title({"domain": "by domain", "label": "by class"}[column])
-        panel.set_xticks([])
-        panel.set_yticks([])
-        if groups.ngroups <= 20:
-            panel.legend(markerscale=2, fontsize="small")
     figure.suptitle(title)
     png = io.BytesIO()
     figure.savefig(png, dpi=120, format="png")
     return png.getvalue()
+
+
+def draw_panel(panel: Any, table: "pd.DataFrame", column: str) -> None:
+    """Draw the examples in `panel`, coloured by `column`, which is "domain" or "label"."""
+    groups = table.groupby(column)
+    for number, (name, rows) in enumerate(groups):
+        colour = f"C{number}" if groups.ngroups <= 10 else None
+        panel.scatter(rows["x"], rows["y"], s=8, alpha=0.7, color=colour, label=str(name))
+    panel.set_xticks([])
+    panel.set_yticks([])
+    if groups.ngroups <= 20:
+        panel.legend(markerscale=2, fontsize="small")

@@ -2,18 +2,19 @@
 
 import textwrap
 
-import pandas as pd
-
-from rayfed.core.errors import UsageError
 from rayfed.results.common_rounds import scored_clients_notes
-from rayfed.results.comparison import Comparison, check_paired, compare, find_group
+from rayfed.results.comparison import Comparison
+from rayfed.results.latex_table import latex_columns, latex_text
+from rayfed.results.markdown_table import markdown_columns
 from rayfed.results.metric_names import is_fraction
+from rayfed.results.pairs import Pairs, one_pair, paired_scores
 from rayfed.results.read import Tables
-from rayfed.results.report import RULE_CAPTIONS
 from rayfed.results.row_filter import filter_rows
-from rayfed.results.selection import TRIAL, aggregate_clients, client_values, pick_rounds
-from rayfed.results.summary import countable_trials, seed_values, selection_criterion, summarise
+from rayfed.results.selection import TRIAL, aggregate_clients
+from rayfed.results.significance import stars
+from rayfed.results.summary import countable_trials
 from rayfed.results.target import check_target, rounds_to_target, target_table
+from rayfed.results.text_table import plain_table
 
 _GROUP = ["algorithm", "hyperparameters", "order"]
 
@@ -65,35 +66,79 @@ def comparison_text(
     Raises:
         UsageError: a name that is not in the results, or trials that cannot be paired.
     """
-    if len(experiments := sorted(set(tables.trials["experiment"]))) > 1:
-        raise UsageError(f"compare: takes one experiment; choose with --experiment: {', '.join(experiments)}")
-    done, _ = countable_trials(tables)
-    metrics = tables.metrics.merge(done[TRIAL], on=TRIAL)
-    curves = pd.concat([aggregate_clients(metrics), client_values(metrics)], ignore_index=True)
-    rows = pick_rounds(curves).merge(done[[*TRIAL, *_GROUP]], on=TRIAL)
-    rows = filter_rows(rows, tables, metric=metric, point=point, split=split)
-    split = str(rows["split"].iloc[0])
-    summary = summarise(tables).rows
-    # hyperparameters may be chosen at one point and not at another; what counts is the point that is shown
-    shown = filter_rows(summary, tables, metric=metric, point=point, split=split)
-    groups = pd.concat([shown, summary.assign(chosen=False)])[[*_GROUP, "chosen"]]
-    orders = [find_group(name, groups) for name in names]
-    if orders[0] == orders[1]:
-        raise UsageError(f"compare: {names[0]} and {names[1]} are the same algorithm and hyperparameters")
-    sides = {order: side for side, order in enumerate(orders)}
-    trials = tables.trials.merge(done[[*TRIAL, "order"]], on=TRIAL)
-    check_paired(trials[trials["order"].isin(orders)].assign(side=lambda frame: frame["order"].map(sides)), names)
-    rows = rows[rows["order"].isin(orders)]
-    trials_by_rule = rows.groupby("rule")["trial"].agg(set)
-    rule = rule or ("selected" if trials_by_rule.get("selected") == trials_by_rule.get("final") else "final")
-    rows = rows[rows["rule"] == rule]
-    keys = ["metric", "higher_is_better", "quantity"]
-    values = seed_values(rows[[*TRIAL, *keys, "value"]], done, keys)
-    values = values.assign(side=values["order"].map(sides))
-    if set(values["side"]) != {0, 1}:
-        raise UsageError(f"compare: rule={rule}: one side has no {split} {metric} under this rule; use final")
-    caption = RULE_CAPTIONS[rule].format(criterion=selection_criterion(summary))
-    return textwrap.fill(_sentence(compare(values, names), metric, split, caption), width)
+    scores = paired_scores(tables, metric=metric, point=point, split=split, rule=rule)
+    return textwrap.fill(_sentence(one_pair(scores, names), metric, scores.split, scores.caption), width)
+
+
+def pairs_table(
+    pairs: Pairs, experiment: str, metric: str, split: str, caption: str, *, width: int, format: str = "text"
+) -> str:
+    """Return a table of all pairs of methods: differences, effect sizes, and p-values with Holm's correction.
+
+    Args:
+        pairs: The comparisons.
+        experiment, metric, split, caption: What is compared; `caption` is the rule in words.
+        width, format: As in `render`.
+    """
+    unit = ", percentage points" if is_fraction(metric) else ""
+    title = f"{experiment}: all pairs, {split} {metric}{unit}, mean over clients, {caption}"
+    columns, notes = pairs_columns(pairs, metric), pairs_notes(pairs)
+    if format == "csv":
+        lines = [list(columns), *zip(*columns.values(), strict=True)]
+        return "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
+    if format == "markdown":
+        escaped = {name: [cell.replace("*", "\\*") for cell in cells] for name, cells in columns.items()}
+        return "\n\n".join([title, markdown_columns(escaped), *(note.replace("*", "\\*") for note in notes)])
+    if format == "latex":
+        escaped = {latex_text(name): [latex_text(cell) for cell in cells] for name, cells in columns.items()}
+        return latex_columns(escaped, " ".join([f"{title}.", *notes]), f"{experiment}-pairs-{split}-{metric}")
+    table = plain_table(columns, left=("difference of",), width=width)
+    return "\n\n".join([textwrap.fill(title, width), table, textwrap.fill(" ".join(notes), width)])
+
+
+def pairs_columns(pairs: Pairs, metric: str) -> dict[str, list[str]]:
+    """Return the columns of the table of all pairs as text."""
+    scale, decimals = (100, 2) if is_fraction(metric) else (1, 4)
+    columns: dict[str, list[str]] = {
+        name: [] for name in ("difference of", "mean", "95 % interval", "d_z", "wins", "p (t)", "p (Wilcoxon)", "")
+    }
+    for pair, p_t, p_wilcoxon in zip(pairs.comparisons, pairs.holm_t, pairs.holm_wilcoxon, strict=True):
+        low, high, mean = (f"{x * scale:+.{decimals}f}" for x in (pair.low, pair.high, pair.difference))
+        cells = (
+            f"{pair.second} − {pair.first}",
+            mean,
+            f"{low} to {high}",
+            "-" if pair.effect != pair.effect else f"{pair.effect:+.2f}",
+            f"{pair.wins} of {len(pair.pairs)}",
+            _p_value(p_t),
+            _p_value(p_wilcoxon),
+            stars(p_t),
+        )
+        for column, cell in zip(columns.values(), cells, strict=True):
+            column.append(cell)
+    return columns
+
+
+def pairs_notes(pairs: Pairs) -> list[str]:
+    """Return what a reader of the table of all pairs must know."""
+    over = " or ".join(sorted({pair.over for pair in pairs.comparisons}, reverse=True))
+    sizes = sorted({len(pair.pairs) for pair in pairs.comparisons})
+    notes = [
+        f"Paired over {over}. p: two-sided, Holm-corrected for {len(pairs.comparisons)} pairs; *, **, ***: the t "
+        "test is below 0.05, 0.01, 0.001. d_z: mean difference divided by its standard deviation. wins: pairs in which "
+        "the first named has the greater value."
+    ]
+    if "clients" in over:
+        notes.append("Where only one seed is common, the pairs are its clients, which do not cover other seeds.")
+    if (least := 2.0 ** (1 - sizes[0])) * len(pairs.comparisons) >= 0.05:
+        notes.append(f"With {sizes[0]} pairs, Wilcoxon's p is at least {least:.2g} before the correction.")
+    return [*notes, *pairs.notes]
+
+
+def _p_value(p: float) -> str:
+    if p != p:
+        return "-"
+    return "<0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
 def _sentence(result: Comparison, metric: str, split: str, rule: str) -> str:
@@ -108,7 +153,17 @@ def _sentence(result: Comparison, metric: str, split: str, rule: str) -> str:
     else:
         over = f"paired t over the {count} clients of one seed, which does not cover other seeds"
     low, high, mean = (f"{x * scale:+.{decimals}f}" for x in (result.low, result.high, result.difference))
+    effect = "" if result.effect != result.effect else f" Effect size d_z {result.effect:+.2f}."
     return (
         f"{result.second} − {result.first}, {split} {metric}{unit}, mean over clients, {rule}: {mean}, 95 % confidence "
-        f"interval {low} to {high} ({over}). Differences by {result.over[:-1]}: {differences}."
+        f"interval {low} to {high} ({over}). p = {_p_value(result.p_t)} by the paired t test, "
+        f"{_p_value(result.p_wilcoxon)} by Wilcoxon's signed ranks.{effect} Differences by {result.over[:-1]}: "
+        f"{differences}.{_left_out(result)}"
     )
+
+
+def _left_out(result: Comparison) -> str:
+    if not result.left_out:
+        return ""
+    seeds = ", ".join(map(str, result.left_out))
+    return f" Only the seeds that both have count; left out: {seeds}."

@@ -54,6 +54,12 @@ def read(folder: str | Path, experiment: str | None = None) -> Tables:
     )
 
 
+def of_experiment(tables: Tables, name: str) -> Tables:
+    """Return the rows of one experiment."""
+    metrics, rounds, trials = (table[table["experiment"] == name].reset_index(drop=True) for table in tables)
+    return Tables(metrics, rounds, trials)
+
+
 def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFrame:
     """Return what happened to the processes of the trials of `experiment`, or of every experiment in `folder`.
 

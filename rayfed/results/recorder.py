@@ -8,7 +8,7 @@ more (see `rayfed.distributed.recording`).
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.pace import Pace
 from rayfed.core.records import Event, Record
 from rayfed.results.checkpoints import CheckpointStore, Part
+from rayfed.results.holdings import Holding, write_holdings
 from rayfed.results.maps import write_map
 from rayfed.results.owners import Owner
 from rayfed.results.storage import open_storage, storage_errors
@@ -90,18 +91,28 @@ class Recorder:
         self._work: dict[str, list[tuple[int, int, float]]] = {}  # by trial, each round with its clients and seconds
         self._owner: Owner | None = None
 
-    def begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
+    def begin(
+        self,
+        trial: str,
+        values: Mapping[str, Any],
+        rounds: int,
+        keep_through_round: int | None,
+        holdings: Sequence[Holding] = (),
+    ) -> None:
         """Start a trial, or continue it after `keep_through_round`.
 
         Args:
             values: the trial's columns in `trials`.
             rounds: the number of rounds that it is going to have.
+            holdings: who holds how many examples of which class, recorded once for each `partition_hash`.
 
         Raises:
             UsageError: another process is running the trial.
         """
         with storage_errors(self._home.location):
             self._begin(trial, values, rounds, keep_through_round)
+            if holdings and values.get("partition_hash"):
+                write_holdings(self._home, values["partition_hash"], holdings)
 
     def _begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
         if self._owner is None:

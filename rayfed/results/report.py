@@ -1,35 +1,58 @@
-"""The report as text: tables of the results with their captions, and notes on what does not count."""
+"""The report: tables of the results with their captions, and notes on what does not count, in several formats."""
 
-import shlex
+import csv
+import io
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SERVER
+from rayfed.results.captions import RULE_CAPTIONS, mean_caption, unit
 from rayfed.results.common_rounds import scored_clients_notes
 from rayfed.results.folder import join
-from rayfed.results.metric_names import is_fraction
+from rayfed.results.latex_table import PACKAGES, latex_table
+from rayfed.results.markdown_table import markdown_table
 from rayfed.results.read import Tables, read
+from rayfed.results.result_table import CHOSEN, ResultTable, Stars, make_table
 from rayfed.results.row_filter import filter_rows
+from rayfed.results.selection import TRIAL
 from rayfed.results.storage import is_url
-from rayfed.results.summary import selection_criterion, summarise
-from rayfed.results.text_table import summary_table
+from rayfed.results.summary import Summary, countable_trials, selection_criterion, summarise
+from rayfed.results.text_table import text_table
 
-RULE_CAPTIONS = {
-    "final": "at the last evaluated round",
-    "selected": "at the round with the best mean validation {criterion}",
-    "oracle": "ORACLE: at the best round on this very split, which no honest protocol can know",
-    "best5": "BEST FIVE: the mean of each column's five best rounds, chosen on this very split as an oracle would",
-}
+FORMATS = ("text", "markdown", "latex", "csv")
+OOD = "ood"
 _UNSEEN_CAPTIONS = {
     "downloaded": "with the downloaded model",
     "adapted": "after evaluate.adapt_epochs local epochs",
 }
 _FAILURES_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table of the report.
+
+    Attributes:
+        experiment: the experiment.
+        split: the split.
+        title: what the numbers are, in one sentence.
+        table: the table.
+        legend: what columns and marks mean.
+        notes: what the reader should know besides.
+    """
+
+    experiment: str
+    split: str
+    title: str
+    table: ResultTable
+    legend: str
+    notes: tuple[str, ...] = ()
 
 
 def render(
@@ -41,16 +64,20 @@ def render(
     split: str | None = None,
     rule: str | None = None,
     width: int | None = None,
+    format: str = "text",
+    stars: Mapping[str, Stars] | None = None,
 ) -> str:
-    """Return the report on `experiment`, or on every experiment in `folder`, as text.
+    """Return the report on `experiment`, or on every experiment in `folder`.
 
     Args:
         metric: the metric to show.
         point: the model to show; None is the point at which each algorithm's paper evaluates.
-        split: None is the first of test, ood, val and train with values there.
+        split: None is the first of test, ood, val and train with values there, and ood besides if it is another.
         rule: the rule that picks the round; None is `selected` if every trial has a value in the round that validation
             picks, and `final` otherwise.
         width: the width of the text in characters; None is the terminal's.
+        format: one of `FORMATS`.
+        stars: by experiment, stars of significance.
 
     Raises:
         UsageError: no results, or none of that metric, point, split or rule.
@@ -58,65 +85,126 @@ def render(
     tables = read(folder, experiment)
     width = width or shutil.get_terminal_size((100, 24)).columns
     summary = summarise(tables)
-    failures, location = _failures(tables.trials), _parquet_location(folder, tables)
+    failures, location = failure_notes(tables.trials), _parquet_location(folder, tables)
     if summary.rows.empty:
         return "\n".join(["No trial is done yet.", *summary.notes, *failures, location])
+    shown = sections(tables, summary, metric=metric, point=point, split=split, rule=rule, stars=stars)
+    notes = [*summary.notes, *failures]
+    if format == "csv":
+        return _as_csv(shown)
+    if format == "latex":
+        return "\n\n".join([PACKAGES, *map(_as_latex, shown), *(f"% {note}" for note in notes)])
+    if format == "markdown":
+        return "\n\n".join([*map(_as_markdown, shown), *notes])
+    notes = [textwrap.fill(note, width) for note in notes]
+    return "\n\n".join([*(_as_text(section, width) for section in shown), "\n".join([*notes, location])])
+
+
+def sections(
+    tables: Tables,
+    summary: Summary,
+    *,
+    metric: str = "accuracy",
+    point: str | None = None,
+    split: str | None = None,
+    rule: str | None = None,
+    stars: Mapping[str, Stars] | None = None,
+) -> list[Section]:
+    """Return the tables of the report; the arguments are those of `render`.
+
+    Raises:
+        UsageError: no values of that metric, point, split or rule.
+    """
     rows = filter_rows(summary.rows, tables, metric=metric, point=point, split=split)
     parts = []
     for name, of_experiment in rows.groupby("experiment"):
-        shown, used_rule = _of_rule(of_experiment, rule)
-        all_rows, used_split = summary.rows[summary.rows["experiment"] == name], str(shown["split"].iloc[0])
-        criterion = selection_criterion(all_rows)
-        caption = RULE_CAPTIONS[used_rule].format(criterion=criterion)
-        title = f"{name}: {used_split} {metric}{_unit(metric)}, {caption}; mean ± sd over seeds"
-        legend = f"{_columns_legend(tables, name, metric, used_split)}{_mark_legend(shown, criterion)} {_points(shown)}"
-        table = summary_table(shown, metric, width=width)
-        parts.extend([textwrap.fill(title, width), table, textwrap.fill(legend, width)])
-        parts.extend(textwrap.fill(note, width) for note in _not_shown(all_rows, shown, f"{used_split} {metric}"))
-        if used_rule != "final":
-            parts.extend(textwrap.fill(note, width) for note in scored_clients_notes(tables.metrics, shown))
-        parts.extend(_unseen_tables(all_rows, metric, used_split, width))
-        if split is None:
-            parts.extend(textwrap.fill(note, width) for note in _ood_hint(all_rows, metric, used_split, folder))
-    notes = [textwrap.fill(note, width) for note in [*summary.notes, *failures]]
-    return "\n\n".join([*parts, "\n".join([*notes, location])])
+        experiment = _Experiment(str(name), tables, summary, metric)
+        main = experiment.section(of_experiment, rule, (stars or {}).get(str(name)))
+        parts.append(main)
+        parts += experiment.unseen(main.split)
+        if split is None and main.split != OOD:
+            parts += experiment.out_of_domain(rule)
+    return parts
 
 
-def plot(
-    tables: Tables, path: str | Path, *, metric: str = "accuracy", point: str | None = None, split: str | None = None
-) -> None:
-    """Write the curves of one experiment's finished trials as a PNG; the arguments are those of `render`.
+class _Experiment:
+    """Makes the sections of one experiment."""
+
+    def __init__(self, name: str, tables: Tables, summary: Summary, metric: str):
+        self.name, self.metric, self._tables = name, metric, tables
+        self._rows = summary.rows[summary.rows["experiment"] == name]
+        self._criterion = selection_criterion(self._rows)
+        done = countable_trials(tables)[0]
+        done = done[done["experiment"] == name]
+        hashes = [column for column in ("partition_hash",) if column in tables.trials]
+        self._done = done[[*TRIAL, "order", "seed", "leave_out"]].merge(tables.trials[[*TRIAL, *hashes]], on=TRIAL)
+
+    def section(self, rows: pd.DataFrame, rule: str | None, stars: Stars | None = None) -> Section:
+        """Return the section of `rows` of one split, for the participants."""
+        shown, rule = rows_of_rule(rows, rule)
+        split = str(shown["split"].iloc[0])
+        table = make_table(shown, self.metric, stars)
+        what = f"out-of-domain {self.metric} (split ood)" if split == OOD else f"{split} {self.metric}"
+        caption = RULE_CAPTIONS[rule].format(criterion=self._criterion)
+        notes = _not_shown(self._rows, shown, f"{split} {self.metric}") if split != OOD else []
+        if rule != "final":
+            notes += scored_clients_notes(self._tables.metrics, shown)
+        return Section(
+            experiment=self.name,
+            split=split,
+            title=f"{self.name}: {what}{unit(self.metric)}, {caption}; {self._repetitions(table)}",
+            table=table,
+            legend=" ".join(filter(None, [*self._legend(table, shown, split), _stars_legend(stars), *table.remarks])),
+            notes=tuple(notes),
+        )
+
+    def unseen(self, split: str) -> Iterator[Section]:
+        """Yield the sections of unseen clients, which are scored once, so that no rule applies."""
+        rows = self._rows
+        rows = rows[
+            rows["unseen"] & (rows["metric"] == self.metric) & (rows["split"] == split) & (rows["rule"] == "final")
+        ]
+        for point, caption in _UNSEEN_CAPTIONS.items():
+            if not (at_point := rows[rows["point"] == point]).empty:
+                table = make_table(at_point, self.metric)
+                what = f"unseen clients, {caption}: {split} {self.metric}{unit(self.metric)}"
+                yield Section(self.name, split, f"{self.name}: {what}; {self._repetitions(table)}", table, "")
+
+    def out_of_domain(self, rule: str | None) -> Iterator[Section]:
+        """Yield the section of domains that no client holds, if there are any."""
+        rows = self._rows
+        rows = rows[
+            ~rows["unseen"] & (rows["split"] == OOD) & (rows["metric"] == self.metric) & (rows["point"] == "global")
+        ]
+        if not rows.empty:
+            with_rule = rows["rule"].eq(rule).any()
+            yield self.section(rows, rule if with_rule else None)
+
+    def _repetitions(self, table: ResultTable) -> str:
+        return mean_caption(self._done[self._done["order"].isin(table.orders)])
+
+    def _legend(self, table: ResultTable, shown: pd.DataFrame, split: str) -> Iterator[str]:
+        headers = {column.header for column in table.columns}
+        rows = self._tables.metrics
+        rows = rows[(rows["experiment"] == self.name) & (rows["metric"] == self.metric) & (rows["split"] == split)]
+        of_server = bool((rows["client"] == SERVER).all())
+        mean = "the server's values, one for each domain if it has several" if of_server else "clients"
+        worst = "the worst of them" if of_server else "the worst client"
+        if "AVG" in headers:
+            yield f"AVG: mean over {mean}."
+        else:
+            yield "Values are the server's." if of_server else "Means are over clients."
+        yield f"worst: {worst}." if "worst" in headers else ""
+        yield _mark_legend(shown, self._criterion)
+        yield _points(shown)
+
+
+def rows_of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
+    """Return the rows of `rule`, or of the default rule, and the rule.
 
     Raises:
-        UsageError: several experiments, nothing to plot, or a path that cannot be written to.
+        UsageError: there are none.
     """
-    from rayfed.results.curves import draw_curves  # matplotlib takes most of a second to import
-
-    if len(names := sorted(set(tables.trials["experiment"]))) > 1:
-        raise UsageError(f"a plot shows one experiment; choose with --experiment: {', '.join(names)}")
-    curves = summarise(tables).curves
-    if curves.empty:
-        raise UsageError(f"{path}: nothing to plot, because no trial is done yet")
-    rows = filter_rows(curves, tables, metric=metric, point=point, split=split)
-    draw_curves(rows, path, metric=metric, split=str(rows["split"].iloc[0]))
-
-
-def _unit(metric: str) -> str:
-    return ", %" if is_fraction(metric) else ""
-
-
-def _unseen_tables(rows: pd.DataFrame, metric: str, split: str, width: int) -> Iterator[str]:
-    """Yield titles and tables of the unseen clients, which are scored once, so that no rule applies."""
-    is_shown = rows["unseen"] & (rows["metric"] == metric) & (rows["split"] == split) & (rows["rule"] == "final")
-    for point, caption in _UNSEEN_CAPTIONS.items():
-        if not (at_point := rows[is_shown & (rows["point"] == point)]).empty:
-            experiment = at_point["experiment"].iloc[0]
-            yield textwrap.fill(f"{experiment}: unseen clients, {caption}: {split} {metric}{_unit(metric)}", width)
-            yield summary_table(at_point, metric, width=width)
-
-
-def _of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
-    """Return the rows of `rule`, or of the default rule, and the rule."""
     means = rows[rows["quantity"] == "mean"]
     groups = {name: set(zip(group["order"], group["seeds"], strict=True)) for name, group in means.groupby("rule")}
     if rule is None:
@@ -129,27 +217,57 @@ def _of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
     return rows[rows["rule"] == rule], rule
 
 
-def _ood_hint(rows: pd.DataFrame, metric: str, split: str, folder: str | Path) -> Iterator[str]:
-    """Yield a hint at the scores on a domain that no client holds, if there are any and the table shows others."""
-    ood = rows[(rows["split"] == "ood") & (rows["metric"] == metric)]
-    if split != "ood" and not ood.empty:
-        arguments = shlex.join([str(folder), "--experiment", str(rows["experiment"].iloc[0])])
-        yield f"Also scored on a domain that no client holds: rayfed report {arguments} --split ood"
+def failure_notes(trials: pd.DataFrame) -> list[str]:
+    """Return a note on the trials that failed or diverged, if there are any, with their errors."""
+    failed = trials[trials["status"].isin(["failed", "diverged"])]
+    if failed.empty:
+        return []
+    words = [
+        f"{trial} {status} ({error if isinstance(error, str) else 'no error recorded'})"
+        for trial, status, error in zip(failed["trial"], failed["status"], failed["error"], strict=True)
+    ]
+    more = f"; and {len(words) - _FAILURES_SHOWN} more" if len(words) > _FAILURES_SHOWN else ""
+    return [f"Not finished: {'; '.join(words[:_FAILURES_SHOWN])}{more}."]
+
+
+def _as_text(section: Section, width: int) -> str:
+    words = [section.legend, *section.notes]
+    table = text_table(section.table, width=width)
+    return "\n\n".join(
+        [textwrap.fill(section.title, width), table, *(textwrap.fill(text, width) for text in words if text)]
+    )
+
+
+def _as_markdown(section: Section) -> str:
+    words = [section.title.replace("*", "\\*"), markdown_table(section.table), section.legend.replace("*", "\\*")]
+    return "\n\n".join(filter(None, [*words, *section.notes]))
+
+
+def _as_latex(section: Section) -> str:
+    label = section.title.partition(",")[0]
+    code = latex_table(section.table, f"{section.title}.", label)
+    return "\n".join([*(f"% {line}" for line in (section.legend, *section.notes) if line), code])
+
+
+def _as_csv(shown: Iterable[Section]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    names = ("experiment", "table", "algorithm", "hyperparameters", "chosen", "column", "mean", "sd", "seeds")
+    writer.writerow(names)
+    for section in shown:
+        table = section.table
+        for column in table.columns:
+            for index, cell in enumerate(column.cells):
+                row = table.algorithms[index], table.hyperparameters[index], table.chosen[index], column.header
+                numbers = ("", "") if cell is None else (cell.mean, "" if cell.sd is None else cell.sd)
+                writer.writerow((section.experiment, section.title, *row, *numbers, table.seeds[index]))
+    return out.getvalue().rstrip("\n")
 
 
 def _not_shown(rows: pd.DataFrame, shown: pd.DataFrame, what: str) -> list[str]:
     """Return a note on the algorithms that have finished trials and are not in the table."""
     names = sorted(set(rows["algorithm"]) - set(shown["algorithm"]))
     return [f"Not shown, because they have no {what} at the model scored: {', '.join(names)}."] if names else []
-
-
-def _columns_legend(tables: Tables, experiment: str, metric: str, split: str) -> str:
-    """Explain what the mean is over: clients, or the server's values where no client has one."""
-    rows = tables.metrics
-    shown = rows[(rows["experiment"] == experiment) & (rows["metric"] == metric) & (rows["split"] == split)]
-    if (shown["client"] == SERVER).all():
-        return "AVG: mean over the server's values, one for each domain if it has several. worst: the worst of them."
-    return "AVG: mean over clients. worst: the worst client."
 
 
 def _points(rows: pd.DataFrame) -> str:
@@ -166,20 +284,15 @@ def _mark_legend(rows: pd.DataFrame, criterion: str) -> str:
     if tuned.empty:
         return ""
     if tuned["chosen"].any():
-        return f" *: the algorithm's hyperparameters with the best mean validation {criterion}."
-    return " No hyperparameters are marked as chosen, because no validation split was evaluated."
+        return f"{CHOSEN}: the algorithm's hyperparameters with the best mean validation {criterion}."
+    return "No hyperparameters are marked as chosen, because no validation split was evaluated."
 
 
-def _failures(trials: pd.DataFrame) -> list[str]:
-    failed = trials[trials["status"].isin(["failed", "diverged"])]
-    if failed.empty:
-        return []
-    words = [
-        f"{trial} {status} ({error if isinstance(error, str) else 'no error recorded'})"
-        for trial, status, error in zip(failed["trial"], failed["status"], failed["error"], strict=True)
-    ]
-    more = f"; and {len(words) - _FAILURES_SHOWN} more" if len(words) > _FAILURES_SHOWN else ""
-    return [f"Not finished: {'; '.join(words[:_FAILURES_SHOWN])}{more}."]
+def _stars_legend(stars: Stars | None) -> str:
+    if stars is None or not any(stars.marks.values()):
+        return ""
+    levels = "p below 0.05, 0.01, 0.001 (paired t, Holm-corrected for all pairs)"
+    return f"*, **, ***: differs from {stars.best} with {levels}."
 
 
 def _parquet_location(folder: str | Path, tables: Tables) -> str:

@@ -60,5 +60,5 @@ def _format_mean(values: pd.Series, decimals: int) -> str:
     values = values.dropna()
     if values.empty:
         return "never"
-    spread = f"{values.std():.{decimals}f}" if len(values) > 1 else "-"
-    return f"{values.mean():.{decimals}f} ± {spread}"
+    spread = f" ± {values.std():.{decimals}f}" if len(values) > 1 else ""
+    return f"{values.mean():.{decimals}f}{spread}"

@@ -1,22 +1,21 @@
-"""Text tables of the summary for a terminal of any width, with accuracies in percent."""
+"""Tables for a terminal of any width."""
 
 import io
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import pandas as pd
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from rayfed.results.metric_names import is_fraction
-from rayfed.results.selection import DOMAIN
+from rayfed.results.result_table import CHOSEN, ResultTable
 
 _PADDING = 2  # spaces between two columns, one of which the box adds
 _HYPERPARAMETERS_WIDTH = 30  # longer hyperparameters are wrapped
+_BLANK = "\u2800"  # a space that rich does not strip
+_HEADER_WIDTH = 12  # longer headers are wrapped where a name can be parted, unless their cells are as wide
 
 
 class _Column(NamedTuple):
@@ -26,47 +25,33 @@ class _Column(NamedTuple):
 
     @property
     def width(self) -> int:
-        lines = [line for cell in [self.header, *self.cells] for line in cell.split("\n")]
-        return max(map(cell_len, lines)) + _PADDING
+        return _widest([self.header, *self.cells]) + _PADDING
 
 
-def summary_table(rows: pd.DataFrame, metric: str, *, width: int) -> str:
-    """Return `rows` of one experiment, metric, split and rule as a table, at most `width` characters wide if possible.
+def text_table(table: ResultTable, *, width: int) -> str:
+    """Return `table` at most `width` characters wide if possible.
 
-    There is a column for each domain, then the mean over clients, the worst client and the number of seeds. Mean and sd
-    are on one line if the width allows it, otherwise on two. Domains that still do not fit follow in further tables.
+    Mean and sd are on one line if the width allows it, otherwise on two. Columns that still do not fit follow in
+    further tables, which repeat the names of the rows.
     """
-    groups = {order: group.set_index("quantity") for order, group in rows.groupby("order")}
-    first = [group.iloc[0] for group in groups.values()]
-    labels = [_Column("algorithm", _without_repeats([str(row["algorithm"]) for row in first]), right=False)]
-    if any(row["hyperparameters"] for row in first):
-        counts = rows.groupby("algorithm")["order"].nunique()
-        marks = [" *" if row["chosen"] and counts[row["algorithm"]] > 1 else "" for row in first]
-        cells = [_wrapped(row["hyperparameters"]) + mark for row, mark in zip(first, marks, strict=True)]
+    labels = [_Column("algorithm", _without_repeats(table.algorithms), right=False)]
+    if any(table.hyperparameters):
+        marks = [f" {CHOSEN}" if chosen else "" for chosen in table.chosen]
+        cells = [_wrapped(text) + mark for text, mark in zip(table.hyperparameters, marks, strict=True)]
         labels.append(_Column("hyperparameters", cells, right=False))
-
-    domains = sorted({name for name in rows["quantity"] if name.startswith(DOMAIN)}, key=_number_key)
+    room = width - sum(column.width for column in labels)
     for between in (" ± ", "\n± "):
-        numbers = {
-            name: _Column(header, [_cell(group, name, metric, between) for group in groups.values()])
-            for name, header in [*((name, name.removeprefix(DOMAIN)) for name in domains), *_LAST]
-        }
-        seeds = _Column("seeds", [str(int(group.loc["mean", "seeds"])) for group in groups.values()])
-        tail = [*(numbers[name] for name, _ in _LAST), seeds]
-        room = width - sum(column.width for column in [*labels, *tail])
-        if sum(numbers[name].width for name in domains) <= room:
+        numbers = [
+            _Column(_wrapped_header(name, cells), _aligned(cells)) for name, cells in table.cells(between).items()
+        ]
+        if sum(column.width for column in numbers) <= room:
             break
-    tables = []
-    shown: list[_Column] = []
-    for name in domains:
-        if shown and sum(column.width for column in [*shown, numbers[name]]) > room:
-            tables.append([*labels, *shown])
-            shown = []
-            room = width - sum(column.width for column in labels)
-        shown.append(numbers[name])
-    tables.append([*labels, *shown])
-    tables[0].extend(tail)
-    return "\n\n".join(_format_table(columns, width) for columns in tables)
+    tables: list[list[_Column]] = [[]]
+    for column in numbers:
+        if tables[-1] and sum(other.width for other in [*tables[-1], column]) > room:
+            tables.append([])
+        tables[-1].append(column)
+    return "\n\n".join(_format_table([*labels, *columns], width) for columns in tables)
 
 
 def plain_table(columns: Mapping[str, Sequence[str]], *, left: Sequence[str], width: int) -> str:
@@ -74,28 +59,15 @@ def plain_table(columns: Mapping[str, Sequence[str]], *, left: Sequence[str], wi
     return _format_table([_Column(name, list(cells), right=name not in left) for name, cells in columns.items()], width)
 
 
-_LAST = (("mean", "AVG"), ("worst", "worst"))
+def _aligned(cells: Sequence[str]) -> list[str]:
+    """Return cells that are padded to the right where others have stars, so that their numbers are aligned."""
+    numbers = [cell.rstrip("*") for cell in cells]
+    stars = max(len(cell) - len(number) for cell, number in zip(cells, numbers, strict=True))
+    return [cell + _BLANK * (stars - len(cell) + len(number)) for cell, number in zip(cells, numbers, strict=True)]
 
 
-def _cell(group: pd.DataFrame, quantity: str, metric: str, between: str) -> str:
-    if quantity not in group.index:
-        return "-"
-    mean, sd = group.loc[quantity, "mean"], group.loc[quantity, "sd"]
-    scale, decimals = (100, 2) if is_fraction(metric) else (1, _decimals(mean))
-    spread = f"{scale * sd:.{decimals}f}" if sd == sd else "-"  # NaN for one seed
-    return f"{scale * mean:.{decimals}f}{between}{spread}"
-
-
-def _decimals(mean: float) -> int:
-    """Return the decimals that give `mean` four significant digits, so that mean and sd have the same decimals."""
-    if not math.isfinite(mean) or mean == 0:
-        return 4
-    return min(6, max(0, 3 - math.floor(math.log10(abs(mean)))))
-
-
-def _number_key(name: str) -> list[tuple[bool, int, str]]:
-    """Return a key that sorts client_2 before client_10."""
-    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
+def _widest(texts: Sequence[str]) -> int:
+    return max(cell_len(line) for text in texts for line in text.split("\n"))
 
 
 def _without_repeats(names: Sequence[str]) -> list[str]:
@@ -103,14 +75,22 @@ def _without_repeats(names: Sequence[str]) -> list[str]:
 
 
 def _wrapped(hyperparameters: str) -> str:
-    lines = [""]
-    for part in hyperparameters.split(", "):
-        if lines[-1] and cell_len(f"{lines[-1]}, {part}") > _HYPERPARAMETERS_WIDTH:
-            lines[-1] += ","
+    return _filled(re.split(r"(?<=,) ", hyperparameters), _HYPERPARAMETERS_WIDTH, " ")
+
+
+def _wrapped_header(name: str, cells: Sequence[str]) -> str:
+    """Return the header on several lines, parted after _ - / or a space, if it is wider than its cells."""
+    return _filled(re.split(r"(?<=[_\-/ ])", name), max(_HEADER_WIDTH, _widest(cells)), "")
+
+
+def _filled(parts: Sequence[str], width: int, between: str) -> str:
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if cell_len(f"{lines[-1]}{between}{part}".rstrip()) > width:
             lines.append(part)
         else:
-            lines[-1] += f", {part}" if lines[-1] else part
-    return "\n".join(lines)
+            lines[-1] += f"{between}{part}"
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _format_table(columns: list[_Column], width: int) -> str:
@@ -121,4 +101,4 @@ def _format_table(columns: list[_Column], width: int) -> str:
         table.add_row(*cells)
     out = io.StringIO()
     Console(file=out, width=width, color_system=None, markup=False, highlight=False, emoji=False).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+    return "\n".join(line.rstrip() for line in out.getvalue().replace(_BLANK, " ").rstrip().splitlines())

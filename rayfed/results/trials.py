@@ -48,6 +48,7 @@ FIXED: dict[str, pa.DataType] = {
     "weights_hash": pa.string(),
     "default_eval_point": pa.string(),
     "partition_hash": pa.string(),
+    "partition_seed": pa.int64(),
     "code_hash": pa.string(),
     "parameters": pa.int64(),
     "macs": pa.int64(),
@@ -61,7 +62,8 @@ FIXED: dict[str, pa.DataType] = {
 
 `owner` names the process that records the trial; see `rayfed.results.owners`.
 `default_eval_point` is the point at which the algorithm's paper evaluates. `partition_hash` identifies which client
-holds which rows of the dataset, or the contents of a user's own clients. `code_hash` covers the user's own classes that
+holds which rows of the dataset, or the contents of a user's own clients; `partition_seed` is the seed with which the
+partition drew, null where there was none. `code_hash` covers the user's own classes that
 the configuration names; null without any. `parameters` and `macs` (multiply-accumulates of one example's forward pass)
 are the model's."""
 COUNTS_OR_SHARES = ("cohort", "unseen_clients")

@@ -239,10 +239,11 @@ class TestHooks:
         assert "Bare has no hook init, start, step, finish, aggregate; " in line("algorithm.name=first_hooks:Bare")
 
 
-def test_a_left_out_domain_is_pointed_to(here, capsys):
+def test_a_left_out_domain_has_a_table_of_its_own(here, capsys):
     assert main([*QUICK, "leave_out=plain", "partition={name: iid, clients: 2}"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "rayfed report results --experiment run --split ood" in out
+    assert "run: test accuracy, %" in out
+    assert "run: out-of-domain accuracy (split ood), %" in out
     assert report(["results", "--experiment", "run", "--split", "ood"]) == 0
 
 

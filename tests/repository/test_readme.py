@@ -6,15 +6,21 @@ from pathlib import Path
 import pytest
 import torch
 
+import rayfed
 from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithms import ALGORITHMS
 from rayfed.augment import AUGMENTS
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
 from rayfed.experiments.config import build_algorithm
+from rayfed.experiments.sources import from_file
+from rayfed.experiments.space import read_space
 from rayfed.metrics import METRICS
+from rayfed.results.report import render
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+DEMO = ROOT / "tune_spaces" / "demo.yaml"
 
 
 @pytest.fixture
@@ -35,6 +41,25 @@ def test_opens_with_the_two_commands():
 @pytest.mark.parametrize("parts", [ALGORITHMS, DATASETS, PARTITIONS, METRICS, AUGMENTS])
 def test_names_everything_there_is(parts):
     assert [name for name in parts if f"`{name}`" not in README and name != "none"] == []
+
+
+@pytest.mark.slow
+def test_the_demo_prints_the_table(tmp_path, monkeypatch):
+    """The same rows and columns in the same order; another type of CPU may change decimals."""
+    monkeypatch.chdir(tmp_path)
+    for values in read_space(from_file(DEMO)).trials():
+        rayfed.run(values, keep_state=False)
+    printed = [
+        line.split(" | ") for line in render("results", "demo", format="markdown").splitlines() if line[:1] == "|"
+    ]
+    (start,) = [i for i, line in enumerate(README.splitlines()) if "| AVG | worst |" in line and "blended" in line][:1]
+    shown = [line.split(" | ") for line in README.splitlines()[start : start + len(printed)]]
+    assert [line[0] for line in shown] == [line[0] for line in printed]
+    assert shown[:2] == printed[:2]
+    average = shown[0].index("AVG")
+    for one, other in zip(shown[2:], printed[2:], strict=True):
+        means = [float(line[average].strip("*").split(" ± ")[0]) for line in (one, other)]
+        assert means[0] == pytest.approx(means[1], abs=2.0)
 
 
 def test_own_method_is_short_and_runs(own_method):

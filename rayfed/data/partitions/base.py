@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,22 @@ HOPELESS = 10  # standard deviations away from none
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """Assigns the rows of a dataset to clients. The same dataset, options and seed always give the same rows."""
+    """Assigns the rows of a dataset to clients. The same dataset, options and seed always give the same rows.
 
-    seed: int = option(0, low=0, help="seed of all draws of the partition")
+    Attributes:
+        follows_seed: Whether a seed of null stands for the seed of the run, because the partition draws at random who
+            holds what. Otherwise it stands for 0: a published split and a division by domain stay the same, and only
+            validation parts are drawn, where the data have none.
+    """
+
+    follows_seed: ClassVar[bool] = True
+
+    seed: int | None = option(
+        None,
+        low=0,
+        help="seed of all draws of the partition; null: that of the run, or 0 where the data say who holds what "
+        "(domains, natural, file)",
+    )
     validation: float = option(
         0.1, low=0, below=1, help="share of each client's training part that is kept for validation, rounded down"
     )

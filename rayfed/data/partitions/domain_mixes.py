@@ -1,6 +1,7 @@
 """Feature skew with some label skew: several clients per domain, with different sizes and class mixes."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ class DomainMixes(Domains):
     out stays smaller, most of all the last one. Therefore more than 1/(k + 1) of the rows remain unused: with k = 4
     about 24% in PACS's domains, and 33% in domains with 65 classes as uneven as OfficeHome's.
     """
+
+    follows_seed: ClassVar[bool] = True
 
     clients_per_domain: int = option(4, low=1, help="number of clients per domain")
     alpha: float = option(200.0, above=0, help="concentration, summed over all classes")

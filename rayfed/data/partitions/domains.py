@@ -1,6 +1,7 @@
 """Pure feature skew: one client per domain, or several clients that share it."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ class Domains(Partition):
 
     If domains share leakage groups, test and validation rows are drawn by group, for all domains at once.
     """
+
+    follows_seed: ClassVar[bool] = False
 
     clients_per_domain: int = option(1, low=1, help="clients per domain, which get random equal parts of its rows")
     parts: int | None = option(

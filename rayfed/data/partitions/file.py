@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas
@@ -26,6 +27,8 @@ class File(Partition):
     Clients are renumbered from 0 in the order of their numbers in the file. An optional column `domain` gives the
     domain of each client. `rayfed partition … --save FILE` writes such a file for any partition.
     """
+
+    follows_seed: ClassVar[bool] = False
 
     file: str = option(help="path of the Parquet file")
 

@@ -1,6 +1,7 @@
 """The clients that the dataset itself defines, such as the writers of letters or the wearers of sensors."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ class Natural(Partition):
 
     A client's domain is that of its rows; if the dataset has only one domain, each client is a domain of its own.
     """
+
+    follows_seed: ClassVar[bool] = False
 
     test: float | None = option(
         None,

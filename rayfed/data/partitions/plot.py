@@ -45,14 +45,7 @@ def draw(dataset: Dataset, clients: list[ClientRows], path: str | Path) -> None:
     figure = Figure(figsize=(min(12.0, max(5.0, 2.5 + 0.22 * len(clients))), 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    if max(counts.shape) <= MAX_BUBBLES:
-        _bubbles(axes, counts, domains)
-    else:
-        _heat_map(axes, counts, domains)
-    axes.set_xlabel("client")
-    axes.set_ylabel("class")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+    draw_counts(axes, counts, domains)
     title = f"{dataset.name}: {counts.sum():,} examples for training, partition {partition_hash(dataset, clients)}"
     axes.set_title(title, fontsize=8, loc="left")
     try:
@@ -62,7 +55,26 @@ def draw(dataset: Dataset, clients: list[ClientRows], path: str | Path) -> None:
         raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-def _bubbles(axes: Axes, counts: np.ndarray, domains: list[str]) -> None:
+def draw_counts(axes: Axes, counts: np.ndarray, domains: list[str], *, legend: bool = True) -> None:
+    """Draw the number of examples by client and class.
+
+    Args:
+        axes: Where to draw.
+        counts: int64 [clients, classes].
+        domains: The domain of each client.
+        legend: Whether the figure gets a legend of the domains.
+    """
+    if max(counts.shape) <= MAX_BUBBLES:
+        _bubbles(axes, counts, domains, legend=legend)
+    else:
+        _heat_map(axes, counts, domains)
+    axes.set_xlabel("client")
+    axes.set_ylabel("class")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _bubbles(axes: Axes, counts: np.ndarray, domains: list[str], *, legend: bool) -> None:
     names = sorted(set(domains), key=domains.index)
     colour = dict(zip(names, _COLOURS, strict=False)) if len(names) <= len(_COLOURS) else {}
     client, label = np.nonzero(counts)
@@ -74,7 +86,7 @@ def _bubbles(axes: Axes, counts: np.ndarray, domains: list[str]) -> None:
     axes.grid(alpha=0.2, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if 1 < len(names) <= len(_COLOURS):
+    if legend and 1 < len(names) <= len(_COLOURS):
         marks = [Line2D([], [], marker="o", linewidth=0, color=colour[name], label=name) for name in names]
         axes.figure.legend(handles=marks, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
 

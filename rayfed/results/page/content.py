@@ -1,0 +1,249 @@
+"""The content of the page: everything that it shows of each experiment, as values for JSON."""
+
+import base64
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+import rayfed
+from rayfed.core.errors import UsageError
+from rayfed.results.captions import RULE_CAPTIONS, mean_caption
+from rayfed.results.common_rounds import scored_clients_notes
+from rayfed.results.figures.data import FigureData
+from rayfed.results.figures.kinds import KINDS, draw, figure_data
+from rayfed.results.figures.style import image_bytes
+from rayfed.results.metric_names import is_fraction
+from rayfed.results.pairs import all_pairs, paired_scores
+from rayfed.results.queries import pairs_columns, pairs_notes
+from rayfed.results.read import Tables, list_experiments, of_experiment, read
+from rayfed.results.selection import TRIAL
+from rayfed.results.summary import (
+    Summary,
+    countable_trials,
+    points_to_show,
+    selection_criterion,
+    summarise,
+)
+from rayfed.results.target import GIGABYTE
+from rayfed.results.trials import COUNTS_OR_SHARES, FIXED
+
+PICTURES = ("sensitivity", "clients", "partition", "epsilon", "tsne", "time")
+"""The kinds of plots that are pictures; curves are drawn by the page itself, so that its filters apply to them."""
+_COMPARED_METRICS = ("accuracy", "loss")
+_NOT_CONFIGURATION = ("results", "experiment", "resume", "loss")
+_VERSIONS = tuple(name for name in FIXED if name.startswith("version_"))
+
+
+def page_content(folder: str | Path, experiment: str | None = None) -> dict[str, Any]:
+    """Return what the page shows of `experiment`, or of every experiment in `folder`.
+
+    Raises:
+        UsageError: there are no results.
+    """
+    names = list_experiments(folder) if experiment is None else [experiment]
+    tables = read(folder, experiment)
+    return {
+        "folder": str(folder),
+        "version": rayfed.__version__,
+        "rules": RULE_CAPTIONS,
+        "experiments": [_experiment(folder, of_experiment(tables, name), name) for name in names],
+    }
+
+
+def configuration(trial: pd.Series) -> dict[str, Any]:
+    """Return the configuration of a row of the table `trials` as a nested mapping, which `rayfed run` reads.
+
+    The folder of the results and the name of the experiment are left out, and so are values that are null.
+    """
+    tree: dict[str, Any] = {}
+    for name, value in trial.items():
+        key = str(name)
+        if (key in FIXED and key != "seed") or key in _NOT_CONFIGURATION or _is_null(value):
+            continue
+        *parents, last = key.split(".")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[last] = _plain(key, value)
+    return {key: value for key, value in tree.items() if value != {}}
+
+
+def configurations(tables: Tables) -> Iterator[dict[str, Any]]:
+    """Yield for each method its configuration as YAML, with the seeds that were run."""
+    done = countable_trials(tables)[0]
+    for order, group in done.groupby("order"):
+        group = group.sort_values("seed")
+        rows = tables.trials[tables.trials["trial"] == group["trial"].iloc[0]]
+        trial = rows.iloc[0]
+        seeds = ", ".join(map(str, sorted(set(group["seed"]))))
+        own = " It names code of your own, which must be the same." if not _is_null(trial.get("code_hash")) else ""
+        head = f"# rayfed run FILE.yaml seed=N; seeds of this table: {seeds}.{own}\n"
+        text = yaml.safe_dump(configuration(trial), sort_keys=False, default_flow_style=None, allow_unicode=True)
+        yield {"order": int(order), "yaml": head + text}
+
+
+def _experiment(folder: str | Path, tables: Tables, name: str) -> dict[str, Any]:
+    summary = summarise(tables)
+    data = figure_data(folder, tables, given_summary=summary)
+    return {
+        "name": name,
+        "criterion": selection_criterion(summary.rows),
+        "methods": list(_methods(tables, summary)),
+        "metrics": {
+            metric: {"percent": is_fraction(metric), "higher": bool(rows["higher_is_better"].iloc[0])}
+            for metric, rows in summary.rows.groupby("metric")
+        },
+        "rows": _values(summary.rows, ["order", "unseen", "point", "split", "metric", "rule", "quantity"]),
+        "curves": _values(
+            summary.curves[(summary.curves["quantity"] == "mean") & ~summary.curves["unseen"]],
+            ["order", "point", "split", "metric", "round"],
+        ),
+        "axes": _axes(tables),
+        "repetitions": _repetitions(tables),
+        "notes": [*summary.notes, *_notes(tables, summary)],
+        "pairs": list(_pairs(tables, summary)),
+        "pictures": list(_pictures(data)),
+        "trials": list(_trials(tables)),
+        "versions": _versions(tables.trials),
+        "configurations": list(configurations(tables)),
+    }
+
+
+def _methods(tables: Tables, summary: Summary) -> Iterator[dict[str, Any]]:
+    points = points_to_show(tables)
+    for order, rows in summary.rows.groupby("order"):
+        first = rows.iloc[0]
+        yield {
+            "order": int(order),
+            "algorithm": first["algorithm"],
+            "hyperparameters": first["hyperparameters"],
+            "point": points.get((first["experiment"], first["algorithm"]), "global"),
+            "chosen": sorted(set(rows.loc[rows["chosen"], "point"])),
+        }
+
+
+def _values(rows: pd.DataFrame, keys: list[str]) -> list[list[Any]]:
+    """Return `keys`, mean, sd and number of seeds of each row; six digits are enough for any table."""
+    columns = [rows[key].tolist() for key in keys]
+    numbers = [[_number(value) for value in rows[name]] for name in ("mean", "sd")]
+    return [list(line) for line in zip(*columns, *numbers, rows["seeds"].tolist(), strict=True)]
+
+
+def _axes(tables: Tables) -> list[list[Any]]:
+    """Return order, round, and the means over trials of the gigabytes sent and the epsilon spent until its end."""
+    done = countable_trials(tables)[0]
+    rounds = tables.rounds.sort_values("round").merge(done[[*TRIAL, "order"]], on=TRIAL)
+    sent = (rounds["bytes_down"] + rounds["bytes_up"]).groupby(rounds["trial"]).cumsum() / GIGABYTE
+    rounds = rounds.assign(gigabytes=sent, epsilon=rounds["epsilon"].astype(float))
+    means = rounds.groupby(["order", "round"])[["gigabytes", "epsilon"]].mean().reset_index()
+    return [
+        [int(order), int(number), _number(gigabytes), _number(epsilon)]
+        for order, number, gigabytes, epsilon in means.itertuples(index=False)
+    ]
+
+
+def _repetitions(tables: Tables) -> str:
+    done = countable_trials(tables)[0]
+    if done.empty:
+        return ""
+    hashes = [name for name in ("partition_hash",) if name in tables.trials]
+    return mean_caption(done.merge(tables.trials[[*TRIAL, *hashes]], on=TRIAL))
+
+
+def _notes(tables: Tables, summary: Summary) -> list[str]:
+    if summary.rows.empty:
+        return ["No trial is done yet."]
+    return scored_clients_notes(tables.metrics, summary.rows[~summary.rows["unseen"]])
+
+
+def _pairs(tables: Tables, summary: Summary) -> Iterator[dict[str, Any]]:
+    """Yield the comparisons of all pairs under the default rule, of accuracy and loss on test and ood data."""
+    for metric in _COMPARED_METRICS:
+        for split in ("test", "ood"):
+            try:
+                scores = paired_scores(tables, metric=metric, point=None, split=split, rule=None, summary=summary)
+                pairs = all_pairs(scores)
+            except UsageError:  # no such values, or fewer than two methods
+                continue
+            orders = [list(order) for order in pairs.orders]
+            yield {
+                "metric": metric,
+                "split": split,
+                "caption": scores.caption,
+                "orders": orders,
+                "columns": list(pairs_columns(pairs, metric).items()),
+                "notes": pairs_notes(pairs),
+            }
+
+
+def _pictures(data: FigureData) -> Iterator[dict[str, str]]:
+    for kind in PICTURES:
+        try:
+            figure = draw(kind, data)
+        except UsageError:  # there is nothing of the kind
+            continue
+        # maps have thousands of points, which a bitmap holds in fewer bytes
+        suffix, media = ("png", "image/png") if kind == "tsne" else ("svg", "image/svg+xml")
+        encoded = base64.b64encode(image_bytes(figure, suffix)).decode()
+        yield {"kind": kind, "shows": KINDS[kind].shows, "source": f"data:{media};base64,{encoded}"}
+
+
+def _trials(tables: Tables) -> Iterator[dict[str, Any]]:
+    last = tables.rounds[tables.rounds["stage"] == "round"].groupby("trial")["round"].max()
+    columns = ("trial", "algorithm", "status", "error", "traceback", "weights_hash", "partition_hash")
+    for _, trial in tables.trials.sort_values(["algorithm", "seed", "trial"]).iterrows():
+        yield {
+            **{name: _text(trial.get(name)) for name in columns},
+            "seed": int(trial["seed"]),
+            "seconds": _number(trial.get("seconds")),
+            "round": int(last.get(trial["trial"], 0)),
+            "rounds": _number(trial.get("rounds")),
+        }
+
+
+def _versions(trials: pd.DataFrame) -> list[dict[str, str | None]]:
+    """Return the distinct combinations of installed versions."""
+    rows = trials[[name for name in _VERSIONS if name in trials]].drop_duplicates()
+    return [
+        {str(name).removeprefix("version_"): _text(value) for name, value in row.items()} for _, row in rows.iterrows()
+    ]
+
+
+def _number(value: Any) -> float | None:
+    """Return `value` with six significant digits; None where there is none, which JSON can hold."""
+    if value is None or pd.isna(value) or math.isinf(value):
+        return None
+    return float(f"{float(value):.6g}")
+
+
+def _text(value: Any) -> str | None:
+    return None if _is_null(value) else str(value)
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NA or value is pd.NaT
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Return a cell of the table as YAML would give it; lists are JSON there, and integers with gaps are floats."""
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, str):
+        try:
+            decoded = json.loads(value)
+        except ValueError:
+            return value
+        return value if isinstance(decoded, str) else decoded
+    if isinstance(value, float) and value.is_integer() and key not in COUNTS_OR_SHARES:
+        return int(value)
+    return value
+
+
+def as_json(content: Mapping[str, Any]) -> str:
+    """Return JSON that may stand in an HTML script element."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,0 +1,182 @@
+"""A table of results, however it is printed: a row per method; a column per domain, the mean and the worst client."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pandas as pd
+
+from rayfed.results.metric_names import is_fraction
+from rayfed.results.selection import DOMAIN
+
+CHOSEN = "†"
+"""Marks hyperparameters that validation chose."""
+_LAST = (("mean", "AVG"), ("worst", "worst"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mean and standard deviation over seeds, as they are shown: accuracies in percent.
+
+    Attributes:
+        mean: The mean.
+        sd: The standard deviation; None for a single seed, which has none.
+        decimals: How many decimals to show.
+        rank: 1 for the best of a column, 2 for the second, and 0 for others. Equal numbers have equal ranks.
+        stars: Stars of significance.
+    """
+
+    mean: float
+    sd: float | None
+    decimals: int
+    rank: int = 0
+    stars: str = ""
+
+    @property
+    def number(self) -> str:
+        return f"{self.mean:.{self.decimals}f}"
+
+    @property
+    def spread(self) -> str:
+        """The standard deviation; empty if there is none."""
+        return "" if self.sd is None else f"{self.sd:.{self.decimals}f}"
+
+    def text(self, between: str = " ± ") -> str:
+        return (f"{self.number}{between}{self.spread}" if self.spread else self.number) + self.stars
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers; None where a method has no value."""
+
+    header: str
+    cells: list[Cell | None]
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """The rows are methods with their hyperparameters.
+
+    Attributes:
+        algorithms: By row, the name of the algorithm.
+        hyperparameters: By row, what varies, such as "mu=1"; empty strings where nothing does.
+        chosen: By row, whether validation chose these hyperparameters among several.
+        columns: The numbers.
+        seeds: By row, the number of seeds.
+        orders: By row, the number of the group of trials (`order` in a summary).
+        remarks: Sentences on columns that are left out because they repeat another.
+    """
+
+    algorithms: list[str]
+    hyperparameters: list[str]
+    chosen: list[bool]
+    columns: list[Column]
+    seeds: list[int]
+    orders: list[int]
+    remarks: list[str]
+
+    @property
+    def labels(self) -> list[str]:
+        """By row, the algorithm and its hyperparameters."""
+        pairs = zip(self.algorithms, self.hyperparameters, strict=True)
+        return [" ".join(filter(None, pair)) for pair in pairs]
+
+    @property
+    def same_seeds(self) -> int | None:
+        """The number of seeds of every row; None if they differ."""
+        return self.seeds[0] if len(set(self.seeds)) == 1 else None
+
+    def cells(self, between: str = " ± ") -> dict[str, list[str]]:
+        """Return the columns of numbers as text by header, and the number of seeds if it differs between rows."""
+        columns = {
+            column.header: [cell.text(between) if cell else "-" for cell in column.cells] for column in self.columns
+        }
+        return columns if self.same_seeds else {**columns, "seeds": list(map(str, self.seeds))}
+
+
+class Stars(NamedTuple):
+    """Stars of significance.
+
+    Attributes:
+        best: the name of the method that the others are compared with.
+        marks: the stars by algorithm and hyperparameters.
+    """
+
+    best: str = ""
+    marks: Mapping[tuple[str, str], str] = MappingProxyType({})
+
+
+def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> ResultTable:
+    """Return `rows` (of one experiment, metric, split and rule; see `Summary.rows`) as a table.
+
+    There is a column for each domain, then the mean over clients and the worst client. Columns that repeat another are
+    left out.
+
+    Args:
+        rows: The rows.
+        metric: Their metric.
+        stars: Stars of the column of means.
+    """
+    groups = {int(order): group.set_index("quantity") for order, group in rows.groupby("order")}
+    first = [group.iloc[0] for group in groups.values()]
+    counts = rows.groupby("algorithm")["order"].nunique()
+    domains = sorted({name for name in rows["quantity"] if name.startswith(DOMAIN)}, key=_number_key)
+    better = bool(rows["higher_is_better"].iloc[0])
+    columns = {
+        name: Column(header, _ranked([_cell(group, name, metric) for group in groups.values()], better))
+        for name, header in [*((name, name.removeprefix(DOMAIN)) for name in domains), *_LAST]
+    }
+    remarks = []
+    for name, header in reversed(_LAST):
+        others = [columns[other] for other in columns if other != name and (name, other) != ("mean", "worst")]
+        if same := next((column for column in others if column.cells == columns[name].cells), None):
+            del columns[name]
+            if len(domains) > 1:
+                remarks.append(f"{header}: the same as {same.header} in every row.")
+    methods = [(str(row["algorithm"]), str(row["hyperparameters"])) for row in first]
+    if stars:
+        shown = "mean" if "mean" in columns else domains[0]
+        pairs = zip(methods, columns[shown].cells, strict=True)
+        cells = [replace(cell, stars=stars.marks.get(method, "")) if cell else None for method, cell in pairs]
+        columns[shown] = replace(columns[shown], cells=cells)
+    return ResultTable(
+        algorithms=[algorithm for algorithm, _ in methods],
+        hyperparameters=[hyperparameters for _, hyperparameters in methods],
+        chosen=[bool(row["chosen"]) and counts[row["algorithm"]] > 1 for row in first],
+        columns=list(columns.values()),
+        seeds=[int(group.loc["mean", "seeds"]) for group in groups.values()],
+        orders=list(groups),
+        remarks=remarks,
+    )
+
+
+def _cell(group: pd.DataFrame, quantity: str, metric: str) -> Cell | None:
+    if quantity not in group.index:
+        return None
+    mean, sd = float(group.loc[quantity, "mean"]), float(group.loc[quantity, "sd"])
+    scale, decimals = (100, 2) if is_fraction(metric) else (1, decimals_of(mean))
+    return Cell(scale * mean, None if math.isnan(sd) else scale * sd, decimals)
+
+
+def _ranked(cells: Sequence[Cell | None], higher_is_better: bool) -> list[Cell | None]:
+    """Return `cells` with the ranks of the best and the second, by the numbers as they are shown."""
+    shown = sorted({float(cell.number) for cell in cells if cell}, reverse=higher_is_better)
+    if len(shown) < 2:
+        return list(cells)
+    ranks = {number: rank for rank, number in enumerate(shown[:2], start=1)}
+    return [replace(cell, rank=ranks.get(float(cell.number), 0)) if cell else None for cell in cells]
+
+
+def decimals_of(mean: float) -> int:
+    """Return the decimals that give `mean` four significant digits, so that mean and sd have the same decimals."""
+    if not math.isfinite(mean) or mean == 0:
+        return 4
+    return min(6, max(0, 3 - math.floor(math.log10(abs(mean)))))
+
+
+def _number_key(name: str) -> list[tuple[bool, int, str]]:
+    """Return a key that sorts client_2 before client_10."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,111 @@
+"""The seed of a partition: it follows that of the run where the partition draws who holds what."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import rayfed
+from rayfed.core.errors import UsageError
+from rayfed.data.dataset import ClientRows
+from rayfed.data.loading import build_data, load
+from rayfed.data.partitions import PARTITIONS
+from rayfed.experiments.config import Config
+from rayfed.experiments.naming import trial_name
+from rayfed.experiments.plan import data_key
+from rayfed.experiments.space import read_space
+from rayfed.experiments.sweep import configurations, plan_sweep
+
+DATA = {"domains": ["plain", "font"], "per_domain": 60}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "follows"),
+    [
+        ("iid", {"clients": 3}, True),
+        ("dirichlet", {"clients": 3}, True),
+        ("classes", {}, True),
+        ("domain_mixes", {"clients_per_domain": 2}, True),
+        ("domains", {}, False),
+        (None, {}, False),
+    ],
+)
+def test_follows_the_run_unless_the_data_say_who_holds_what(name, options, follows):
+    hashes = [load("mini_digits", DATA, name, options, seed=seed).partition_hash for seed in (0, 1)]
+    pinned = [load("mini_digits", DATA, name, options | {"seed": seed}, seed=5).partition_hash for seed in (0, 1)]
+    assert hashes == (pinned if follows else [pinned[0], pinned[0]])
+    assert pinned[0] != pinned[1]
+
+
+def test_every_partition_has_the_seed_of_the_run_or_zero():
+    of_the_data = {"domains", "natural", "file"}
+    for name in PARTITIONS:
+        options = {"file": "x"} if name == "file" else {}
+        expected = 0 if name in of_the_data else 7
+        assert build_data("mini_digits", {}, name, options, 7)[1].seed == expected, name
+        assert build_data("mini_digits", {}, name, {**options, "seed": 3}, 7)[1].seed == 3
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A partition of one's own that draws nothing and has no seed."""
+
+    def split(self, dataset):
+        rows = dataset.rows(is_test=False)
+        none = np.empty(0, int)
+        return [ClientRows(k, "all", rows[k::2], none, none) for k in range(2)]
+
+
+def test_a_partition_without_a_seed_is_left_alone():
+    options = {"data": DATA, "partition.name": f"{__name__}:Halves", "seed": 3}
+    assert "seed" not in {field.name for field in dataclasses.fields(Halves)}
+    keys = [data_key(Config.read(options, {"seed": seed})) for seed in (0, 1)]
+    assert keys[0] == keys[1]
+
+
+def test_the_seed_that_was_used_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = {"data": DATA, "model.name": "mlp", "rounds": 1, "local.batch_size": 4}
+    iid = {"partition": {"name": "iid", "clients": 2}}
+    rows = [
+        rayfed.run({**common, **more, "seed": 2}, keep_state=False).trials.iloc[0]
+        for more in (iid, {"partition": {"name": "iid", "clients": 2, "seed": 4}}, {})
+    ]
+    assert [row["partition_seed"] for row in rows] == [2, 4, 0]
+    assert rows[0]["partition_hash"] == load("mini_digits", DATA, "iid", {"clients": 2, "seed": 2}).partition_hash
+    x = np.zeros((4, 3), np.float32), np.zeros(4, int)
+    own = rayfed.run({"model.name": "mlp", "rounds": 1, "local.batch_size": 2}, clients=[{"train": x, "test": x}])
+    assert own.trials["partition_seed"].isna().all()
+
+
+def test_trials_of_seed_zero_keep_their_names_and_others_do_not_pass_for_those_of_a_pinned_partition():
+    def name(**values):
+        return trial_name(Config.read({"partition.name": "iid", **values}))
+
+    assert name(seed=0) == name(seed=0, **{"partition.name": "iid"})
+    assert name(seed=1) != name(seed=1, **{"partition.seed": 0})
+    assert name(seed=0).startswith("fedavg-seed0-")
+    assert name(seed=1) == name(seed=1, **{"partition.seed": None})
+
+
+def test_a_sweep_plans_the_partitions_of_all_seeds(tmp_path, monkeypatch):
+    """With Dirichlet(0.1), the smallest client has 23 training examples at seed 0 and 18 at seed 3."""
+    monkeypatch.chdir(tmp_path)
+    space = {
+        "data": DATA,
+        "partition": {"name": "dirichlet", "clients": 3, "alpha": 0.1},
+        "model": {"name": "mlp", "hidden": [8]},
+        "rounds": 1,
+        "local.batch_size": 20,
+        "seeds": [0, 3],
+        "arms": [{"algorithm.name": "fedavg"}],
+    }
+
+    def plan(**changes):
+        made = read_space(space, changes)
+        return plan_sweep(made, configurations(made))
+
+    with pytest.raises(UsageError, match=r"^seed=3: local.batch_size=20: client 0 has 18 training examples"):
+        plan()
+    assert len(plan(**{"partition.seed": 0}).jobs) == 2

@@ -1,0 +1,292 @@
+"""The HTML page: what is in it, that it needs no network, that it can repeat trials, its server, and a real browser."""
+
+import html
+import http.client
+import json
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from small_results import add
+
+import rayfed
+from helpers.commands import command
+from rayfed.core.errors import UsageError
+from rayfed.experiments.config import Config
+from rayfed.experiments.naming import trial_name
+from rayfed.results.page.build import write_page
+from rayfed.results.page.content import configurations
+from rayfed.results.page.server import LivePage, make_server
+from rayfed.results.read import read
+from rayfed.results.trials import record_trial
+
+main = command("report")
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+MEANS = {("fedavg", None): 0.5, ("fedprox", 0.1): 0.6, ("fedprox", 1.0): 0.7}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("page")
+    for (algorithm, mu), mean in MEANS.items():
+        for seed in range(3):
+            values = {} if mu is None else {"algorithm.mu": mu}
+            add(home, f"{algorithm}{mu}{seed}", algorithm, seed, mean + seed / 50 + (mu or 0) * seed / 100, **values)
+    failed = {
+        "algorithm": "dbe",
+        "seed": 0,
+        "status": "failed",
+        "error": f"ValueError: {HOSTILE}",
+        "rounds": 2,
+        "traceback": "at x",
+    }
+    record_trial(home, "e", "dbe0", failed)
+    return home
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> str:
+    write_page(folder, None, folder / "page.html")
+    return (folder / "page.html").read_text(encoding="utf-8")
+
+
+def data_of(page: str) -> dict:
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(text)
+
+
+class TestContent:
+    def test_numbers_are_those_of_the_tables(self, folder: Path, page: str) -> None:
+        (experiment,) = data_of(page)["experiments"]
+        names = {method["order"]: method["hyperparameters"] for method in experiment["methods"]}
+        (value,) = [
+            line[7:]
+            for line in experiment["rows"]
+            if names[line[0]] == "mu=1" and line[3:7] == ["test", "accuracy", "final", "mean"]
+        ]
+        # 0.7 + 0, 0.03 and 0.06 by the seeds, and 0.02 by the round
+        assert value == pytest.approx([0.75, 0.03, 3])
+        assert experiment["repetitions"] == "mean ± sd over 3 seeds"
+        assert experiment["metrics"]["loss"] == {"percent": False, "higher": False}
+
+    def test_failures_and_pictures_and_pairs_are_there(self, page: str) -> None:
+        (experiment,) = data_of(page)["experiments"]
+        failed = [trial for trial in experiment["trials"] if trial["status"] == "failed"]
+        assert [(trial["error"], trial["traceback"]) for trial in failed] == [(f"ValueError: {HOSTILE}", "at x")]
+        assert {"sensitivity", "clients", "time"} <= {picture["kind"] for picture in experiment["pictures"]}
+        assert {(pair["metric"], pair["split"]) for pair in experiment["pairs"]} >= {
+            ("accuracy", "test"),
+            ("accuracy", "ood"),
+        }
+
+    def test_nothing_is_loaded_and_no_result_becomes_markup(self, page: str) -> None:
+        loaded = re.sub(r'<script type="application/json".*?</script>', "", page, flags=re.S)
+        assert not re.search(r"(?:src|href)=[\"'](?!data:)|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", loaded)
+        assert HOSTILE not in page
+        assert "connect-src 'none'" in page
+        assert "{{" not in loaded
+
+    def test_a_folder_without_results_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([str(tmp_path), "--html", str(tmp_path / "p.html")]) == 2
+        assert "no results in it" in capsys.readouterr().err
+
+
+class TestRepeating:
+    def test_a_configuration_names_the_same_trial(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Beside a trial with other keys, so that the table has gaps."""
+        monkeypatch.chdir(tmp_path)
+        common = {
+            "data": {"domains": ["plain", "font"], "per_domain": 40},
+            "model": {"name": "mlp", "hidden": [8]},
+            "rounds": 1,
+            "local": {"batch_size": 4, "lr": 1.0},
+            "evaluate.splits": ["val", "test"],
+            "metrics.ece": {"bins": 10},
+        }
+        iid = {"partition": {"name": "iid", "clients": 2}, "cohort": 1.0, "seed": 2}
+        trials = [
+            rayfed.run({**common, **more}, keep_state=False).trial
+            for more in ({"algorithm.name": "fedprox", "algorithm.mu": 0.5, "cohort": 1}, iid)
+        ]
+        texts = [one["yaml"] for one in configurations(read("results"))]
+        written = [yaml.safe_load(text) for text in texts]
+        assert {trial_name(Config.read(values)) for values in written} == set(trials)
+        assert "# rayfed run FILE.yaml seed=N; seeds of this table: 2." in texts[0]
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayfed.results.page.content.PICTURES", ())  # which take most of the time
+        server = make_server(folder, None, 0)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class TestServer:
+    def ask(self, server, path: str, **headers: str) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=300)
+        connection.request("GET", path, headers=headers)
+        return connection.getresponse()
+
+    def test_it_listens_on_this_machine_only_and_sends_data_once(self, server) -> None:
+        assert server.server_address[0] == "127.0.0.1"
+        first = self.ask(server, "/data.json?have=")
+        assert json.loads(first.read())["experiments"][0]["name"] == "e"
+        assert self.ask(server, f"/data.json?have={first.headers['X-Version']}").status == 204
+        page = self.ask(server, "/").read().decode()
+        assert "const LIVE = true" in page
+        assert "connect-src 'self'" in page
+        assert self.ask(server, "/etc/passwd").status == 404
+
+    def test_other_names_of_this_machine_are_refused(self, server) -> None:
+        """So that a web site that points its own name at this machine cannot read the results."""
+        assert self.ask(server, "/data.json", Host="evil.example").status == 403
+
+    def test_a_taken_port_is_refused(self, server, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([str(folder), "--serve", str(server.server_port)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"rayfed: --serve {server.server_port}: ")
+        assert error.count("\n") == 1
+        with pytest.raises(UsageError, match=r"^--serve 70000: no such port"):
+            make_server(folder, None, 70000)
+
+    def test_it_may_start_before_the_sweep_and_follows_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("rayfed.results.page.server._LEAST_SECONDS", 0)
+        page = LivePage(tmp_path, None)
+        text, version = page.data()
+        assert json.loads(text)["experiments"] == []
+        assert "no results in it" in json.loads(text)["waiting"]
+        assert page.data()[1] == version
+        record_trial(tmp_path, "e", "t", {"algorithm": "fedavg", "seed": 0})
+        text, later = page.data()
+        assert later != version
+        (experiment,) = json.loads(text)["experiments"]
+        assert [trial["status"] for trial in experiment["trials"]] == ["running"]
+
+
+_WATCH = """<script>window.report = { errors: [] };
+addEventListener("error", (event) => report.errors.push(event.message));
+addEventListener("securitypolicyviolation", (event) => report.errors.push(event.blockedURI));</script>"""
+_DRIVE = """<script>
+const texts = (list) => [...list].map((one) => one.textContent);
+const table = () => [...document.querySelector("table.results").rows].map((line) => texts(line.cells));
+const lines = () => document.querySelectorAll("polyline").length;
+const best = () => texts(document.querySelector("table.results").querySelectorAll("td.best"));
+const choose = (id, value) => { const field = document.getElementById(id);
+  field[field.type === "checkbox" ? "checked" : "value"] = value;
+  field.dispatchEvent(new Event(field.type === "search" ? "input" : "change")); };
+Object.assign(report, { title: document.title, first: table(), best: best(), pictures: document.images.length,
+  broken: [...document.images].filter((image) => !image.naturalWidth).length, lines: lines() });
+choose("find", "fedprox"); report.found = table(); report.foundLines = lines();
+choose("chosen", true); report.chosen = table(); choose("chosen", false); choose("find", "");
+choose("metric", "loss"); report.loss = table(); report.lossBest = best();
+choose("metric", "accuracy"); choose("split", "ood"); report.ood = table();
+choose("split", "test"); choose("rule", "final"); choose("x", "gigabytes");
+report.x = document.querySelector("svg.chart").textContent;
+document.querySelector("table.results th").click(); report.sorted = table().map((line) => line[0]);
+report.failures = texts(document.querySelectorAll(".failure"));
+report.yaml = document.querySelectorAll("#repeat pre").length;
+const told = Object.assign(document.createElement("pre"), { id: "report", textContent: JSON.stringify(report) });
+document.body.replaceChildren(told);
+</script>"""
+
+
+def browser() -> str:
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("needs Chromium, such as Debian's package chromium")
+    return found
+
+
+def browse(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
+    profile = f"--user-data-dir={path.parent / 'profile'}"
+    command = [browser(), *flags, profile, "--virtual-time-budget=5000", *arguments, path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+
+
+@pytest.fixture(scope="module")
+def seen(page: str, folder: Path) -> dict:
+    """What a browser shows, after each of several choices."""
+    path = folder / "driven.html"
+    path.write_text(page.replace("<head>", f"<head>{_WATCH}", 1).replace("</body>", f"{_DRIVE}</body>"), "utf-8")
+    done = browse(path, "--dump-dom")
+    assert "CONSOLE" not in done.stderr
+    (report,) = re.findall(r'<pre id="report">(.*?)</pre>', done.stdout, re.S)
+    return json.loads(html.unescape(report))
+
+
+@pytest.mark.slow
+class TestBrowser:
+    def test_it_renders_without_errors(self, seen: dict) -> None:
+        assert seen["errors"] == []
+        assert seen["title"] == "rayfed results"
+        assert seen["pictures"] >= 3
+        assert seen["broken"] == 0
+        assert seen["lines"] == 3
+        assert seen["yaml"] == 3
+
+    def test_the_table_is_that_of_the_report(self, seen: dict) -> None:
+        # worst repeats a, and is left out
+        assert seen["first"][0] == ["algorithm", "hyperparameters", "a", "b", "AVG"]
+        assert seen["first"][3] == ["fedprox", "mu=1 †", "65.00 ± 3.00", "85.00 ± 3.00", "75.00 ± 3.00"]
+        assert seen["best"] == ["65.00 ± 3.00", "85.00 ± 3.00", "75.00 ± 3.00"]
+
+    def test_filters(self, seen: dict) -> None:
+        assert [line[0] for line in seen["found"]] == ["algorithm", "fedprox", "fedprox"]
+        assert seen["foundLines"] == 2
+        assert [line[1] for line in seen["chosen"]] == ["hyperparameters", "mu=1 †"]
+        assert seen["lossBest"] == ["1.270 ± 0.030"] * len(seen["lossBest"])
+        assert seen["ood"][0] == ["algorithm", "hyperparameters", "c"]
+        assert seen["ood"][1][2] == "32.00 ± 2.00"
+        assert "GB sent so far" in seen["x"]
+        assert seen["sorted"] == ["algorithm", "fedavg", "fedprox", "fedprox"]
+
+    def test_failures_are_shown_as_text(self, seen: dict) -> None:
+        assert seen["failures"] == [f"dbe0 failed: ValueError: {HOSTILE}at x"]
+
+    def test_a_served_page_follows_the_results(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The browser opens the page before there are results, which come while it is open."""
+        monkeypatch.setattr("rayfed.results.page.server._LEAST_SECONDS", 0)
+        server = make_server(tmp_path, None, 0)
+        live = server.RequestHandlerClass.page
+        read_data, asked = live.data, []
+
+        def data() -> tuple[str, str]:
+            asked.append(read_data())
+            if len(asked) == 2:
+                add(tmp_path, "t", "fedavg", 0, 0.5)
+            return asked[-1]
+
+        monkeypatch.setattr(live, "data", data)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--dump-dom"]
+            profile = f"--user-data-dir={tmp_path / 'profile'}"
+            address = f"http://127.0.0.1:{server.server_port}/"
+            command = [browser(), *flags, profile, "--virtual-time-budget=20000", address]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        finally:
+            server.shutdown()
+            server.server_close()
+        assert json.loads(asked[0][0])["experiments"] == []
+        assert len(asked) >= 3
+        assert '<table class="results">' in done.stdout
+        assert "live, last asked" in done.stdout
+
+
+def test_trials_of_an_own_method_say_that_code_belongs_to_them(tmp_path: Path) -> None:
+    add(tmp_path, "t", "fedavg", 0, 0.5, code_hash="abc")
+    (configuration,) = configurations(read(tmp_path))
+    assert "names code of your own" in configuration["yaml"]
