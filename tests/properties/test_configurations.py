@@ -17,7 +17,7 @@ from rayfed.experiments.naming import trial_name
 from rayfed.experiments.sources import from_arguments
 from rayfed.experiments.space import read_space
 
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 MANY = settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 numbers = st.one_of(

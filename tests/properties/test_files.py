@@ -20,8 +20,8 @@ from rayfed.results.read import read, read_events
 from rayfed.results.report import render
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=CHECKS, derandomize=True)
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=CHECKS)
+FEW = settings(max_examples=6, deadline=None, suppress_health_check=CHECKS, derandomize=True)
+MANY = settings(max_examples=80, deadline=None, suppress_health_check=CHECKS)
 
 
 def _npz(folder):
