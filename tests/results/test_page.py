@@ -178,7 +178,7 @@ class TestServer:
 _WATCH = """<script>window.report = { errors: [] };
 addEventListener("error", (event) => report.errors.push(event.message));
 addEventListener("securitypolicyviolation", (event) => report.errors.push(event.blockedURI));</script>"""
-_DRIVE = """<script>
+_DRIVE = """<script>addEventListener("load", () => {
 const texts = (list) => [...list].map((one) => one.textContent);
 const table = () => [...document.querySelector("table.results").rows].map((line) => texts(line.cells));
 const lines = () => document.querySelectorAll("polyline").length;
@@ -199,7 +199,7 @@ report.failures = texts(document.querySelectorAll(".failure"));
 report.yaml = document.querySelectorAll("#repeat pre").length;
 const told = Object.assign(document.createElement("pre"), { id: "report", textContent: JSON.stringify(report) });
 document.body.replaceChildren(told);
-</script>"""
+});</script>"""
 
 
 def browser() -> str:
