@@ -5,12 +5,15 @@ partition share it.
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import pyarrow as pa
 
 from rayfed.results.files import read_parquet, replace_parquet
 from rayfed.results.storage import Storage
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = pa.schema(
     [
@@ -37,7 +40,7 @@ def write_holdings(home: Storage, digest: str, holdings: Iterable[Holding]) -> N
     replace_parquet(table, folder, name)
 
 
-def read_holdings(home: Storage, digest: str) -> pd.DataFrame | None:
+def read_holdings(home: Storage, digest: str) -> "pd.DataFrame | None":
     """Return the partition with the hash `digest`; None if it was not recorded."""
     try:
         return read_parquet(home.child(FOLDER), f"{digest}.parquet").to_pandas()
