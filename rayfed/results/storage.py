@@ -136,7 +136,12 @@ class LocalStorage(Storage):
     def files(self) -> dict[str, int]:
         if not self.path.is_dir():
             return {}
-        return {entry.name: entry.stat().st_size for entry in os.scandir(self.path) if entry.is_file()}
+        sizes = {}
+        for entry in os.scandir(self.path):
+            with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
+                if entry.is_file():
+                    sizes[entry.name] = entry.stat().st_size
+        return sizes
 
     def folders(self) -> list[str]:
         return sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir()) if self.path.is_dir() else []

@@ -14,7 +14,9 @@ from score_rows import row, write
 
 from rayfed.core.errors import UsageError
 from rayfed.core.records import Record
+from rayfed.results import storage
 from rayfed.results.read import read
+from rayfed.results.storage import LocalStorage
 from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.results.writer import TrialWriter
 
@@ -174,3 +176,12 @@ def test_tables_of_an_older_version_are_read_and_gone_on_with(tmp_path: Path) ->
             assert writer.last_round == 1
             one_round(writer, 2)
     assert read(tmp_path).rounds["round"].tolist() == [1, 2, 1]
+
+
+def test_a_file_that_is_renamed_while_a_folder_is_listed_is_no_error(tmp_path, monkeypatch):
+    for name in ("a.parquet", ".b.parquet.unfinished"):
+        (tmp_path / name).write_bytes(b"1234")
+    found = list(os.scandir(tmp_path))
+    (tmp_path / ".b.parquet.unfinished").rename(tmp_path / "b.parquet")
+    monkeypatch.setattr(storage.os, "scandir", lambda path: iter(found))
+    assert LocalStorage(tmp_path).files() == {"a.parquet": 4}
