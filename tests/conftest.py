@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch are imported; subprocesses inherit it
+os.environ.setdefault("RAY_worker_niceness", "0")  # otherwise Ray's processes wait for tests in the other processes
 
 import pytest
 import torch
