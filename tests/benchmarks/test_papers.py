@@ -143,7 +143,7 @@ def made(made_for_all, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("scale", ["full", "small"])
+@pytest.mark.parametrize("scale", [pytest.param("full", marks=pytest.mark.slow), "small"])
 def test_configurations_are_valid_and_differ(name, scale, papers, made, monkeypatch):
     table = papers.read_table(name)
     monkeypatch.setattr(papers, "_capped", lambda path, train, test: path)

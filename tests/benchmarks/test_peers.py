@@ -312,6 +312,7 @@ TINY = ["--clients", "4", "--images", "20", "--repeats", "1", "--rounds", "1"]
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_the_bare_loop_and_rayfed_are_compared(tmp_path, capsys):
     file = tmp_path / "seconds.json"
     options = ["--jobs", "many-clients", "--engines", "rayfed", "bare", "--cache", str(tmp_path), "--json", str(file)]
