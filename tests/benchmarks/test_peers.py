@@ -218,6 +218,7 @@ def test_engines_take_turns_and_one_that_fails_is_left_out(monkeypatch, capsys, 
     assert "pfl: failed" in capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_or_takes_too_long_ends_in_one_line(tmp_path):
     engine, unavailable = module("engines").ENGINES["bare"], module("environments").Unavailable
     job = tmp_path / "job.npz"
@@ -237,6 +238,7 @@ def test_an_engine_has_one_thread_and_joins_no_cluster(monkeypatch):
     assert variables["PYTHONPATH"].split(":") == [str(HOME), str(ROOT)]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_installed_ends_in_one_line(monkeypatch, tmp_path):
     environments = module("environments")
     monkeypatch.setattr(environments, "HERE", tmp_path)

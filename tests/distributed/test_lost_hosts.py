@@ -178,6 +178,7 @@ def test_clients_that_never_trained_have_no_state():
     fleet.close()
 
 
+@pytest.mark.slow
 def test_auto_starts_hosts_where_the_cluster_has_room():
     plan = blueprint(Slow(), PEOPLE, rounds=500)
     room = int(ray.cluster_resources()["CPU"] / 0.5)
