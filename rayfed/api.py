@@ -27,6 +27,7 @@ from rayfed.results.folder import make_experiment_folder
 from rayfed.results.recorder import Recorder
 from rayfed.results.report import render
 from rayfed.results.storage import open_storage
+from rayfed.results.tracking import check_trackers
 from rayfed.results.trials import claimed, read_trials
 
 
@@ -69,6 +70,7 @@ def run(
     elif overrides:
         config = Config.read(config.tree(), overrides)
     check_run(config.placement)
+    check_trackers(vars(config.tracking), config.results)
     plan = replace(make_plan(config, **vars(given)), keep_state=keep_state)
     make_experiment_folder(config.results, config.experiment)
     if not quiet:
@@ -123,6 +125,8 @@ def run_sweep(space: Space, given: Given | None = None, *, quiet: bool = False, 
         for values in space.trials():
             _refuse_data(values)
     check_sweep(config.placement for config in configs)
+    for tracking, results in dict.fromkeys((config.tracking, config.results) for config in configs):
+        check_trackers(vars(tracking), results)
     plan = plan_sweep(space, configs, given, keep_state=keep_state)
     make_experiment_folder(plan.results, plan.experiment)
     if not quiet:

@@ -12,7 +12,7 @@ from rayfed.core.records import Record
 from rayfed.core.status_line import StatusLine
 from rayfed.distributed.placement import Resources, run_here
 from rayfed.engine.device import device_for
-from rayfed.experiments.progress import Countdown, many_trials, span
+from rayfed.experiments.progress import Countdown, many_trials, note, span
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import Job, Populations, SweepPlan, failed_before_start, planned
 from rayfed.results.recorder import Recorder
@@ -27,7 +27,7 @@ def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:
         StorageError: The results could not be written.
         KeyboardInterrupt: The sweep was interrupted; the message says how to continue.
     """
-    recorder = Recorder(plan.results, plan.experiment)
+    recorder = Recorder(plan.results, plan.experiment, in_sweep=True)
     populations = Populations()
     began, failures, done = time.monotonic(), 0, 0
     names, countdown = [job["trial"] for job in plan.jobs], Countdown()
@@ -47,7 +47,8 @@ def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:
                 f"interrupted after {done} of {len(plan.jobs)} trials; the same command with resume=true continues"
             ) from None
         finally:
-            recorder.close()
+            for line in recorder.close():
+                note(line)
     if not quiet:
         elapsed = span(time.monotonic() - began)
         print(f"{counted(len(plan.jobs), 'trial')} in {elapsed}", file=sys.stderr, flush=True)

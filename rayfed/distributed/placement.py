@@ -139,7 +139,11 @@ def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> Outcome:
             if not quiet:
                 status.show(one_trial(recorder.progress()[0], countdown))
 
-        return run_here(plan, recorder, Resources(device_for(gpus), gpus), saved, report)
+        try:
+            return run_here(plan, recorder, Resources(device_for(gpus), gpus), saved, report)
+        finally:
+            for line in recorder.close():
+                note(line)
 
 
 def make_pool(placement: Placement, group: "PlacementGroup | None", *, keep: bool) -> "HostPool | None":

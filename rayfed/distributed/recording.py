@@ -25,6 +25,7 @@ from rayfed.results.checkpoints import Part
 from rayfed.results.holdings import Holding
 from rayfed.results.recorder import NotBegun, Progress, Recorder, Sign
 from rayfed.results.storage import is_url
+from rayfed.results.tracking.feed import CLOSE_SECONDS
 
 _GONE = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError)
 _RETRY_SECONDS = 0.2
@@ -163,17 +164,27 @@ class DriversRecorder:
 
     Args:
         folder, experiment: Where the recorder writes: on this machine, or in an object store.
+        in_sweep: Whether the trials belong to a sweep.
         restarts: How often the recorder is started again.
         patience: The seconds without an answer after which it counts as hanging.
         say: Called with a line when it was started again.
     """
 
-    def __init__(self, folder: str, experiment: str, *, restarts: int, patience: float, say: Callable[[str], None]):
+    def __init__(
+        self,
+        folder: str,
+        experiment: str,
+        *,
+        restarts: int,
+        patience: float,
+        say: Callable[[str], None],
+        in_sweep: bool = False,
+    ):
         this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "scheduling_strategy": this_node, "max_restarts": restarts}
         actor_class: Any = ray.remote(Recorder)
         self.actor = actor_class.options(**options).remote(
-            folder if is_url(folder) else str(Path(folder).resolve()), experiment
+            folder if is_url(folder) else str(Path(folder).resolve()), experiment, in_sweep=in_sweep, here=os.getcwd()
         )
         self._patience, self._say = patience, say
         self._lock = threading.RLock()
@@ -208,7 +219,8 @@ class DriversRecorder:
     def close(self) -> None:
         """End the recorder's process, when all trials have ended."""
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(self.actor.close.remote(), timeout=self._patience)
+            for line in ray.get(self.actor.close.remote(), timeout=max(self._patience, 2 * CLOSE_SECONDS)):
+                self._say(line)
         ray.kill(self.actor)
 
     def _call(self, method: str, *arguments: Any) -> Any:

@@ -20,7 +20,6 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 
 import ray
 from ray import tune
-from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 
 from rayfed.core.records import Event
@@ -66,6 +65,7 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
         restarts=max(one.restarts for one in faults),
         patience=max(one.patience for one in faults),
         say=say,
+        in_sweep=True,
     )
     for name in ("ray.tune", "ray.train", "ray.air"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
@@ -184,7 +184,7 @@ def _tuner(
             name="tune",
             storage_path=str(storage),
             verbose=0,
-            callbacks=[*callbacks, *_tensorboard()],
+            callbacks=callbacks,
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the recorder keeps the checkpoints
             failure_config=tune.FailureConfig(max_failures=max(config.faults.restarts for config in plan.configs)),
         ),
@@ -205,13 +205,6 @@ def _sent_data(configs: Sequence[Config]) -> dict[str, Any]:
         if not any(isinstance(part.x, LazyRows) for part in population.examples()):
             objects[key] = ray.put(population)
     return objects
-
-
-def _tensorboard() -> list[tune.Callback]:
-    try:
-        return [TBXLoggerCallback()]
-    except ImportError:  # tensorboardX is not installed
-        return []
 
 
 class _TrialsCallback(tune.Callback):

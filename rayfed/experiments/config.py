@@ -206,6 +206,23 @@ class StateMemory:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tracking:
+    """tracking.*: experiment trackers beside the tables. No result depends on them."""
+
+    tensorboard: bool | None = option(
+        None,
+        help="write TensorBoard files to RESULTS/EXPERIMENT/tensorboard; null: in sweeps, but not in single runs",
+    )
+    wandb: str | None = option(
+        None, help="project of Weights & Biases to log to; WANDB_MODE=offline logs to RESULTS/EXPERIMENT/wandb"
+    )
+    mlflow: str | None = option(
+        None, help="MLflow store to log to: a server such as http://localhost:5000, sqlite:///runs.db, or a folder"
+    )
+    folder: str | None = option(None, help="local folder for the trackers' files; null: RESULTS/EXPERIMENT")
+
+
 @dataclass(frozen=True)
 class Named:
     """A component chosen by name, with its options as given."""
@@ -231,6 +248,7 @@ class Config:
     checkpoint: Checkpoint
     faults: Faults
     state: StateMemory
+    tracking: Tracking
     metrics: "dict[str, Metric]"
     rounds: int = option(10, low=1, high=MOST_ROUNDS, help="communication rounds")
     cohort: int | float = option(1.0, help="clients per round: an integer, or a share of the participants up to 1.0")
@@ -342,6 +360,7 @@ GROUPS: dict[str, type] = {
     "checkpoint": Checkpoint,
     "faults": Faults,
     "state": StateMemory,
+    "tracking": Tracking,
 }
 COMPONENTS: dict[str, str | None] = {"data": "mini_digits", "partition": None, "model": "cnn", "augment": "none"}
 """The keys beside `algorithm` under which a component is chosen by name, with the default name."""
@@ -365,6 +384,9 @@ def _check_together(settings: Any) -> None:
         raise UsageError(f"cohort={cohort}: give an integer of at least 1, or a share above 0 and up to 1.0")
     if isinstance(settings.unseen_clients, float) and settings.unseen_clients >= 1:
         raise UsageError(f"unseen_clients={settings.unseen_clients}: give an integer, or a share below 1.0")
+    for key in ("wandb", "mlflow", "folder"):
+        if (value := getattr(settings.tracking, key)) is not None and not value.strip():
+            raise UsageError(f"tracking.{key}={value!r}: give a name, or null")
     if isinstance(settings.placement.hosts, str) and not settings.placement.grows:
         raise UsageError(f"placement.hosts={settings.placement.hosts}: give a number of hosts, or auto")
     if settings.placement.grows and not (settings.placement.cpus or settings.placement.gpus):

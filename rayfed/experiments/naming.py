@@ -21,7 +21,7 @@ def trial_name(config: Config, extra: str = "") -> str:
 def outcome_values(config: Config) -> str:
     """Return, as JSON, every value of the configuration that can change the outcome of a trial."""
     tree = config.tree()
-    for key in ("results", "experiment", "resume", "checkpoint", "faults", "state"):
+    for key in ("results", "experiment", "resume", "checkpoint", "faults", "state", "tracking"):
         tree.pop(key)
     if config.seed and tree["partition"].get("seed") is None:  # seed 0 is left out, so that its trials keep their names
         tree["partition"]["seed"] = config.seed

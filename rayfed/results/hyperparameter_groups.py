@@ -15,7 +15,7 @@ _NOT_HYPERPARAMETERS = (
     *("metrics", "evaluate.every", "evaluate.initial", "evaluate.points", "evaluate.splits"),
     *LOCATION_KEYS,
 )
-_NOT_HYPERPARAMETER_PREFIXES = ("placement.", "checkpoint.", "faults.", "state.", "metrics.")
+_NOT_HYPERPARAMETER_PREFIXES = ("placement.", "checkpoint.", "faults.", "state.", "tracking.", "metrics.")
 
 
 def group_trials(trials: pd.DataFrame) -> pd.DataFrame:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rayfed.core.errors import UsageError
@@ -20,6 +21,7 @@ from rayfed.results.holdings import Holding, write_holdings
 from rayfed.results.maps import write_map
 from rayfed.results.owners import Owner
 from rayfed.results.storage import open_storage, storage_errors
+from rayfed.results.tracking import Feed
 from rayfed.results.trials import record_trial
 from rayfed.results.writer import TrialWriter
 
@@ -73,9 +75,11 @@ class Recorder:
 
     Args:
         folder: A path or URL; see `rayfed.results.storage.open_storage`.
+        in_sweep: Whether the trials belong to a sweep, where TensorBoard's files are written unless declined.
+        here: The folder to which relative paths in `tracking.*` belong; None: the working directory.
     """
 
-    def __init__(self, folder: str, experiment: str):
+    def __init__(self, folder: str, experiment: str, *, in_sweep: bool = False, here: str | None = None):
         self.folder, self.experiment = folder, experiment
         self._home = open_storage(folder).child(experiment)
         self._checkpoints: dict[str, CheckpointStore] = {}
@@ -90,6 +94,7 @@ class Recorder:
         self._lost_at: dict[str, float] = {}  # trials whose process was lost, and that have not begun again
         self._work: dict[str, list[tuple[int, int, float]]] = {}  # by trial, each round with its clients and seconds
         self._owner: Owner | None = None
+        self._feed = Feed(self._home, experiment, Path(here or os.getcwd()), in_sweep=in_sweep)
 
     def begin(
         self,
@@ -113,6 +118,7 @@ class Recorder:
             self._begin(trial, values, rounds, keep_through_round)
             if holdings and values.get("partition_hash"):
                 write_holdings(self._home, values["partition_hash"], holdings)
+        self._feed.begin(trial, values, keep_through_round)
 
     def _begin(self, trial: str, values: Mapping[str, Any], rounds: int, keep_through_round: int | None) -> None:
         if self._owner is None:
@@ -171,6 +177,7 @@ class Recorder:
             writer.flush()
             for map in record.maps:
                 write_map(self._home.child("maps"), trial, record.round, map)
+        self._feed.record(trial, record)
         progress = self._progress[trial]
         progress.round = record.round
         progress.clients += record.cohort
@@ -265,6 +272,7 @@ class Recorder:
         self._signs.pop(trial, None)
         progress = self._progress.setdefault(trial, Progress(trial, 0))
         progress.status, progress.error = str(values["status"]), values.get("error")
+        self._feed.end(trial, progress.status, progress.error)
         measured: dict[str, Any] = {}
         if trial in self._began:
             measured = {"seconds": progress.seconds, "rounds_done": progress.round}
@@ -311,11 +319,13 @@ class Recorder:
             else:
                 own.lost = max(own.lost, progress.lost)
 
-    def close(self) -> None:
-        """Give up the claim to the trials, which have ended."""
+    def close(self) -> list[str]:
+        """Give up the claim to the trials, which have ended, and return a line on each tracker that failed."""
+        lines = self._feed.close()
         if self._owner is not None:
             self._owner.release()
             self._owner = None
+        return lines
 
     def pid(self) -> int:
         """Return the id of the recorder's process."""

@@ -159,7 +159,7 @@ class TestSweep:
     def test_plot_and_tensorboard(self, swept, here):
         home = here / "results" / "sweep"
         assert (home / "curves.png").stat().st_size > 1000
-        events = list(home.glob("tune/**/events.out.tfevents.*"))
+        events = list(home.glob("tensorboard/*/events.out.tfevents.*"))
         assert len(events) >= 4
 
     def test_resume_skips_what_is_done_and_hosts_change_no_bit(self, swept, capsys):
