@@ -14,6 +14,7 @@ from rayfed.experiments.progress import span
 from rayfed.experiments.run_summary import counted, run_summary, size_text
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import Populations, configurations, plan_sweep
+from rayfed.results.tracking import check_trackers
 
 _ROWS = 30  # of a table
 _AT_ONCE = 64  # the most trials that are counted as fitting at once
@@ -22,6 +23,7 @@ _AT_ONCE = 64  # the most trials that are counted as fitting at once
 def run_text(plan: Plan) -> str:
     """Return what `plan` is, what it needs, and how long it will take."""
     check_run(plan.config.placement)
+    check_trackers(vars(plan.config.tracking), plan.config.results)
     found = _estimate(plan, {})
     lines = {"needs": f"{_reserved(plan.config.placement)}; {_held(plan)}"}
     if isinstance(found, str):
@@ -36,6 +38,8 @@ def sweep_text(space: Space) -> str:
     """Return the configurations of `space`, what each needs, and how long all will take."""
     configs = configurations(space)
     check_sweep(config.placement for config in configs)
+    for config in configs:
+        check_trackers(vars(config.tracking), config.results)
     plan = plan_sweep(space, configs, Given())
     number = len(configs) // len(space.seeds)
     left = {job["trial"] for job in plan.jobs}

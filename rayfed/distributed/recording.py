@@ -19,11 +19,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.core.errors import HostLost
 from rayfed.core.records import Event, Record
+from rayfed.distributed.monitoring import RecorderWithGauges
 from rayfed.distributed.processes import cause_of_death, this_process
 from rayfed.engine.checkpoint import Saved
 from rayfed.results.checkpoints import Part
 from rayfed.results.holdings import Holding
-from rayfed.results.recorder import NotBegun, Progress, Recorder, Sign
+from rayfed.results.recorder import NotBegun, Progress, Sign
 from rayfed.results.storage import is_url
 from rayfed.results.tracking.feed import CLOSE_SECONDS
 
@@ -182,7 +183,7 @@ class DriversRecorder:
     ):
         this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "scheduling_strategy": this_node, "max_restarts": restarts}
-        actor_class: Any = ray.remote(Recorder)
+        actor_class: Any = ray.remote(RecorderWithGauges)
         self.actor = actor_class.options(**options).remote(
             folder if is_url(folder) else str(Path(folder).resolve()), experiment, in_sweep=in_sweep, here=os.getcwd()
         )
