@@ -40,6 +40,7 @@ def run(
     num_classes: int | None = None,
     quiet: bool | None = None,
     keep_state: bool = True,
+    profile: bool = False,
     **overrides: Any,
 ) -> Result:
     """Run one simulation to its end and return its tables and final state.
@@ -54,6 +55,8 @@ def run(
             terminal and in a notebook.
         keep_state: Write the final state to a checkpoint, from which `Result.server`, `Result.clients` and
             `Result.model` read. With checkpoint.every above 0 it is written in any case.
+        profile: Trace two rounds in every process, to `<results>/<experiment>/profile/<trial>`, as JSON for Chrome's
+            chrome://tracing and for Perfetto. The outcome is the same.
         overrides: Top-level keys of the configuration, such as rounds=5.
 
     Raises:
@@ -71,8 +74,10 @@ def run(
         config = Config.read(config.tree(), overrides)
     check_run(config.placement)
     check_trackers(vars(config.tracking), config.results)
-    plan = replace(make_plan(config, **vars(given)), keep_state=keep_state)
+    plan = replace(make_plan(config, **vars(given)), keep_state=keep_state, profile=profile)
     make_experiment_folder(config.results, config.experiment)
+    if profile:
+        open_storage(config.results).child(config.experiment, "profile", plan.trial).delete_all()
     if not quiet:
         print(run_summary(plan), file=sys.stderr, flush=True)
     with claimed(config.results, config.experiment, [plan.trial]):

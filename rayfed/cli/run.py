@@ -15,12 +15,15 @@ A summary of the plan and the progress are printed to stderr.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = f"{parser.prog} [--dry-run] [FILE.yaml ...] [KEY=VALUE ...]"
+    parser.usage = f"{parser.prog} [--dry-run] [--profile] [FILE.yaml ...] [KEY=VALUE ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
     add_values(parser, "FILE.yaml", "YAML files and single values of the configuration")
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would run, what it needs and how long it takes"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="also trace two rounds, and print where the time of a round went"
     )
 
 
@@ -40,10 +43,22 @@ def execute(options: argparse.Namespace) -> int:
     from rayfed.api import run  # imports torch, which takes seconds
     from rayfed.results.report import render
 
-    result = run(config, quiet=False, keep_state=False)
+    result = run(config, quiet=False, keep_state=False, profile=options.profile)
     try:
         print(render(config.results, config.experiment))
     except UsageError as error:  # the run is done, but nothing was scored that a table could show
         print(f"no table: {error}")
     print(f"weights {result.weights_hash}")
+    if options.profile:
+        print(_profile(config, result.trial))
     return 0
+
+
+def _profile(config: Config, trial: str) -> str:
+    from rayfed.experiments.profile import profile_text
+    from rayfed.results.read import read
+    from rayfed.results.storage import open_storage
+
+    rounds = read(config.results, config.experiment).rounds
+    home = open_storage(config.results).child(config.experiment)
+    return profile_text(home, trial, rounds[rounds["trial"] == trial].to_dict("records"))

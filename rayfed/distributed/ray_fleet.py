@@ -5,6 +5,7 @@ there, which the server's process owns. So a host that dies takes nothing with i
 hosts do again, with the same result.
 """
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -38,6 +39,7 @@ from rayfed.engine.training import steps_of
 from rayfed.experiments.config import Faults
 
 _LOOK_SECONDS = 1.0  # between looks at the clock, while hosts work
+_TRACE_SECONDS = 120.0  # for the start of a trace, and for sending one
 _GROW_SECONDS = 10.0  # between looks for new nodes
 _MOST_SMALL = 1024  # clients of a chunk, if their states are small
 
@@ -298,6 +300,19 @@ class RayFleet:
         self._number += 1
         for client, state in states:
             self._states.commit({client: _kept(pack(state))}, self._number)
+
+    def start_traces(self) -> None:
+        calls = [handle.actor.start_trace.remote() for handle in self._handles if handle.live]
+        ray.wait(calls, num_returns=len(calls), timeout=_TRACE_SECONDS)
+
+    def stop_traces(self) -> dict[str, bytes]:
+        calls = {handle.position: handle.actor.stop_trace.remote() for handle in self._handles if handle.live}
+        traces = {}
+        for position, call in calls.items():
+            with contextlib.suppress(ray.exceptions.RayError):  # a host that is lost takes its trace with it
+                if trace := ray.get(call, timeout=_TRACE_SECONDS):
+                    traces[f"host{position}"] = trace
+        return traces
 
     def close(self) -> None:
         self._handles = []

@@ -19,6 +19,7 @@ from rayfed.engine.host import Host
 from rayfed.engine.host_data import Scored
 from rayfed.engine.requests import ExchangeRequest, ScoreRequest
 from rayfed.engine.serialization import pack, packed_bytes, state_hash, unpack
+from rayfed.engine.tracing import Tracer
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
@@ -127,6 +128,16 @@ class RayHost:
         """Return the hash of each client's state."""
         cpu = torch.device("cpu")
         return {client: state_hash(unpack(state, cpu)) for client, state in zip(clients, states, strict=True)}
+
+    def start_trace(self) -> None:
+        """Begin to trace this process."""
+        self._tracer = Tracer()
+        self._tracer.start()
+
+    def stop_trace(self) -> bytes:
+        """End the trace and return it; b"" if this process took another's place meanwhile."""
+        tracer = self.__dict__.pop("_tracer", None)
+        return b"" if tracer is None else tracer.stop()
 
     def _unpacked(self, number: int, sent: Any) -> Any:
         """Return a payload that several calls share, unpacked once."""

@@ -74,6 +74,14 @@ class Fleet(Protocol):
         """Replace all states."""
         ...
 
+    def start_traces(self) -> None:
+        """Begin to trace the processes of the hosts."""
+        ...
+
+    def stop_traces(self) -> dict[str, bytes]:
+        """End the traces and return them by the name of the host; see `rayfed.engine.tracing`."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -135,6 +143,12 @@ class LocalFleet:
         self.states.clear()
         for client, state in states:
             self.states[client] = self.host.ctx.task.to_memory_format(state)
+
+    def start_traces(self) -> None:
+        """Trace nothing: the host computes in the server's process, which is traced."""
+
+    def stop_traces(self) -> dict[str, bytes]:
+        return {}
 
     def close(self) -> None:
         """Release nothing."""

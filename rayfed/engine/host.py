@@ -26,6 +26,7 @@ from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Sco
 from rayfed.engine.scoring import ScoredPart
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.streamed import room_for
+from rayfed.engine.tracing import span
 from rayfed.engine.training import Job, Rows, Trained, draw_rows, train
 from rayfed.metrics.base import Value
 
@@ -117,7 +118,7 @@ class Host:
         models_before = dict(request.models_before)
         for ctx, client, state, received, trained in self._trained(exchange, request, down, unicast, states):
             seed_torch(self.seed, "finish", request.moment, client=client)
-            with untouched(f"{type(exchange).__name__}.finish", client=state, down=received):
+            with span("finish"), untouched(f"{type(exchange).__name__}.finish", client=state, down=received):
                 next_state, up = exchange.finish(ctx, trained.work, state, received, ctx.data)
             next_states[client] = self.ctx.task.to_memory_format(next_state)
             if due.training and ctx.exchange == 0:
@@ -126,7 +127,8 @@ class Host:
                 self._synchronise()
                 since = time.perf_counter()
                 model = self.algorithm.trained_model(ctx, trained.work, next_states[client], received)
-                scored.append(self.data.score_client(ctx, client, model, "trained", request.score_splits, due))
+                with span("score a trained model"):
+                    scored.append(self.data.score_client(ctx, client, model, "trained", request.score_splits, due))
                 if due.training:
                     values = due.training_values(ctx, models_before.pop(client), model)
                     metrics += [self._training_part(client).score(value) for value in values]
@@ -244,7 +246,8 @@ class Host:
                 received.append(fields)
                 before.append(state)
             phases = exchange.phases(jobs[0].ctx)
-            with untouched(f"{type(exchange).__name__}.step", down=received[0], client=before[0]):
+            step = untouched(f"{type(exchange).__name__}.step", down=received[0], client=before[0])
+            with span(f"train clients {', '.join(map(str, block))}"), step:
                 results = train(
                     exchange,
                     jobs,

@@ -29,6 +29,7 @@ from rayfed.engine.purity import untouched
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult
 from rayfed.engine.scoring import ScoredPart
 from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, outcome_hash
+from rayfed.engine.tracing import span
 from rayfed.metrics.base import OfTraining, Value
 
 
@@ -118,7 +119,7 @@ class Server:
     def _exchange(self, exchange: Exchange, ctx: Context, record: Record, last: bool) -> None:
         """Broadcast, train, average, aggregate."""
         times = [time.perf_counter()]
-        with untouched(f"{type(exchange).__name__}.broadcast", server=self.state):
+        with span("broadcast"), untouched(f"{type(exchange).__name__}.broadcast", server=self.state):
             seed_torch(self.seed, "broadcast", ctx.moment, cohort=ctx.cohort)
             down, unicast = downloads(exchange, ctx, self.state)
         times.append(time.perf_counter())
@@ -133,7 +134,8 @@ class Server:
             metrics=self._due_metrics(ctx, last, due),
             models_before=self._models_before,
         )
-        exchanged = self.fleet.exchange(request, down, unicast)
+        with span("exchange with the hosts"):
+            exchanged = self.fleet.exchange(request, down, unicast)
         results = exchanged.results
         self._models_before = {i: model for result in results for i, model in result.models_before.items()}
         record.add_work(exchanged.busy, exchanged.predicted)
@@ -144,7 +146,7 @@ class Server:
         if exchange.server_side_weighting:
             values = exchange.weights(ctx, self.state, replies)
             sums = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, values, strict=True)})
-        with untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
+        with span("aggregate"), untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
             seed_torch(self.seed, "aggregate", ctx.moment, cohort=ctx.cohort)
             self.state = self._aggregated(exchange, ctx, Replies(self._mean(ctx, sums), replies))
         self._check_finite(ctx)
@@ -230,7 +232,8 @@ class Server:
     def _evaluated(self, record: Record, cohort: Sequence[ClientIndex], *, with_unseen_clients: bool = False) -> Record:
         """Add the scores of the present state to `record`."""
         began = time.perf_counter()
-        scores, maps = self.evaluator.evaluated(self.state, record.round, cohort)
+        with span("evaluate"):
+            scores, maps = self.evaluator.evaluated(self.state, record.round, cohort)
         record.scores += scores
         record.maps += maps
         if with_unseen_clients:

@@ -77,6 +77,7 @@ class Plan:
         model_label, loss_label: The names of a model and a loss given in Python, such as "own:Net-1a2b3c".
         code_hash: A hash of the user's own code in this trial, None without any; see `rayfed.experiments.user_code`.
         keep_state: Whether a checkpoint of the final state is written also with checkpoint.every=0.
+        profile: Whether some rounds are traced; see `rayfed.experiments.profile`.
     """
 
     config: Config
@@ -89,6 +90,7 @@ class Plan:
     loss_label: str | None = None
     code_hash: str | None = None
     keep_state: bool = False
+    profile: bool = False
 
     @property
     def data_hash(self) -> str | None:

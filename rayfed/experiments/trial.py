@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, Saved, newes
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.server import Server
 from rayfed.experiments.plan import Plan
+from rayfed.experiments.profile import Profile
 from rayfed.results.holdings import Holding
 
 
@@ -36,6 +38,7 @@ class Sink(CheckpointFiles, Protocol):
     def record(self, trial: str, record: Record) -> Any: ...
     def event(self, trial: str, event: Event) -> None: ...
     def end(self, trial: str, values: Mapping[str, Any]) -> None: ...
+    def save_profile(self, trial: str, name: str, content: bytes) -> None: ...
 
 
 def resume_message(plan: Plan, saved: Saved) -> str:
@@ -81,6 +84,7 @@ class TrialRun:
         self._server: Server | None = None
         self._checkpointer: Checkpointer | None = None
         self._rounds: Iterator[Record] = iter(())
+        self._profile: Profile | None = None
         self.begun, self._restarts = False, plan.config.faults.restarts
         self._since: list[Record] = []  # of the rounds that a restart would repeat
         self._going_back: Event | None = None
@@ -127,9 +131,12 @@ class TrialRun:
         while not self.done:
             try:
                 server = self._server or self._started()
+                if self._profile is not None:
+                    self._profile.before_round()
                 record = next(self._rounds, None)
                 if record is not None:
-                    self._recorded(server, record)
+                    with contextlib.nullcontext() if self._profile is None else self._profile.recorded(record):
+                        self._recorded(server, record)
                 if record is None or server.round >= _last_round(self.plan):
                     self._finish(server)
                 break
@@ -154,6 +161,9 @@ class TrialRun:
         if self._going_back is not None:
             detail = f"{self._going_back.detail}; continues after round {server.round}"
             self._sink.event(plan.trial, replace(self._going_back, detail=detail))
+        if plan.profile:
+            save = partial(self._sink.save_profile, plan.trial)
+            self._profile = Profile(self._fleet, save, plan.config.rounds - server.round)
         self.begun, self._server, self._rounds = True, server, server.run()
         self._since, self._going_back = [], None
         return server
@@ -168,6 +178,8 @@ class TrialRun:
     def _finish(self, server: Server) -> None:
         if self.plan.keep_state and self._checkpointer is not None and self._checkpointer.round != server.round:
             self._save()
+        if self._profile is not None:
+            self._profile.finish()
         self.outcome = server.state_hash()
         self._sink.end(self.plan.trial, {"status": "done", "weights_hash": self.outcome})
         self.done = True
