@@ -28,7 +28,7 @@ from rayfed.results.recorder import Recorder
 from rayfed.results.report import render
 from rayfed.results.storage import open_storage
 from rayfed.results.tracking import check_trackers
-from rayfed.results.trials import claimed, read_trials
+from rayfed.results.trials import claimed, read_trials, recorded_value
 
 
 def run(
@@ -82,6 +82,9 @@ def run(
         print(run_summary(plan), file=sys.stderr, flush=True)
     with claimed(config.results, config.experiment, [plan.trial]):
         digest = launch(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
+    if not quiet and plan.evaluation.stop_rule is not None:
+        reason = recorded_value(config.results, config.experiment, plan.trial, "stop_reason")
+        print(f"stopped early: {reason}" if reason else "early stopping: all rounds ran", file=sys.stderr, flush=True)
     return Result.of(plan, given, digest)
 
 

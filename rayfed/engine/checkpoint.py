@@ -94,6 +94,7 @@ class Checkpointer:
                 "configuration": self._configuration,
                 "rayfed": self._version,
                 "round": self._server.round,
+                "progress": self._server.progress(),
             }
             self._files.commit_checkpoint(self._trial, header, server, clients, blocks.size)
         except NoCheckpoint:
@@ -129,6 +130,7 @@ class Checkpointer:
                 faults.append(f"checkpoint {checkpoint['number']} of {self._trial} {error}")
                 continue
             server.state, server.round = server.ctx.task.to_memory_format(state), content["round"]
+            server.restore_progress(content.get("progress", {}))
             states = server.fleet.states
             self._base, self.round = checkpoint["number"], server.round
             self._versions = {client: states.version(client) for client in states}
@@ -332,7 +334,8 @@ def _checked(
     if not 1 <= content["round"] <= last:
         raise _Unusable(f"is damaged: its round is {content['round']}, expected 1 to {last}")
     found = {ClientIndex(int(name)) for name in content["clients"]}
-    expected = _with_state(blueprint, population, content["round"], last)
+    is_finished = content.get("progress", {}).get("finished", content["round"] == last)
+    expected = _with_state(blueprint, population, content["round"], is_finished=is_finished)
     if missing := sorted(expected - found):
         raise _Unusable(f"is damaged: the states of {len(missing)} clients are missing, such as client {missing[0]}")
     if extra := sorted(found - expected):
@@ -340,15 +343,21 @@ def _checked(
     return content
 
 
-def _with_state(blueprint: Blueprint, population: Population, round: int, last: int) -> set[ClientIndex]:
+def is_finished(saved: Saved) -> bool:
+    """Return whether the newest checkpoint whose manifest is readable is that of a trial with nothing left to run."""
+    content: Mapping[str, Any] = next((checkpoint["content"] for checkpoint in saved if "content" in checkpoint), {})
+    return bool(content.get("progress", {}).get("finished", False))
+
+
+def _with_state(blueprint: Blueprint, population: Population, round: int, *, is_finished: bool) -> set[ClientIndex]:
     """Return the clients that have a state after `round`: those that took part in an exchange.
 
-    Unseen clients go through the setup exchanges after the `last` round.
+    Unseen clients go through the setup exchanges when everything else is finished.
     """
     everybody = tuple(map(ClientIndex, range(len(population.clients))))
     participants = everybody[: len(population.participants)]
     if blueprint.algorithm.setup_exchanges:
-        return set(everybody if round == last else participants)
+        return set(everybody if is_finished else participants)
     if round > blueprint.rounds:
         return set(participants)
     clients: set[ClientIndex] = set()

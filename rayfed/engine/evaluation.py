@@ -12,6 +12,7 @@ from rayfed.core.moment import Moment
 from rayfed.core.records import RepresentationMap, Score
 from rayfed.core.rng import seed_torch, stream_seed
 from rayfed.data.population import Population
+from rayfed.engine.early_stopping import StopRule
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import NO_METRICS, DueMetrics, gradient_scores
@@ -31,6 +32,7 @@ class Evaluation:
         clients: "all", or "selected" for the cohort of the round.
         adapt_epochs: The epochs of local training before scoring at "adapted".
         metrics: Further metrics by name.
+        stop_rule: When training stops early; None: never.
     """
 
     every: int = 1
@@ -40,6 +42,7 @@ class Evaluation:
     clients: str = "all"
     adapt_epochs: int = 1
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    stop_rule: StopRule | None = None
 
     def due(self, round: int, rounds: int) -> bool:
         """Return whether to score after `round` of `rounds`."""
@@ -79,12 +82,15 @@ class Evaluator:
         self.population = population
         self._last_round = ctx.rounds + bool(algorithm.final_exchanges)  # the final stage is scored as a round, too
 
-    def evaluated(self, state: State, round: int, cohort: Sequence[ClientIndex]) -> Evaluated:
-        """Score the global model on the clients' data and the server's test sets, and what clients download."""
+    def evaluated(self, state: State, round: int, cohort: Sequence[ClientIndex], *, is_last: bool = False) -> Evaluated:
+        """Score the global model on the clients' data and the server's test sets, and what clients download.
+
+        With `is_last`, the metrics are taken that are due after the last round.
+        """
         clients = tuple(cohort) if self.evaluation.clients == "selected" else self.participants
         points, splits = self.evaluation.points, self.evaluation.splits
         # Metrics that are taken once look at the final models, after the final stage.
-        metrics = self.due_metrics(round, clients, self._last_round)
+        metrics = self.due_metrics(round, clients, round if is_last else self._last_round)
         request = ScoreRequest(
             moment=Moment("round", min(round, self.ctx.rounds)),  # the final stage ends no round of its own
             cohort=self.participants,

@@ -20,6 +20,7 @@ from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
 from rayfed.engine.availability import Responding
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.early_stopping import EarlyStopping
 from rayfed.engine.evaluation import Evaluation, Evaluator, downloads
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import Fleet
@@ -56,6 +57,7 @@ class Server:
         self.population, self.participants = population, self.evaluator.participants
         self.examples = blueprint.training_examples(population)
         self.round = 0  # the last finished round
+        self.early_stopping = EarlyStopping(evaluation.stop_rule)
         self._models_before: Mapping[ClientIndex, Any] = {}
         seed_torch(self.seed, "init")
         self.state: State = self.algorithm.init(self.ctx)
@@ -67,19 +69,44 @@ class Server:
             record = self._stage("setup", 0, self.participants)
             yield self._evaluated(record, self.participants) if self.evaluation.initial else record
         for number in range(self.round + 1, rounds + 1):
+            if self.early_stopping.reason is not None:
+                break
             sampled = self.sample(number)
             cohort, simulated = responding(self.blueprint, self.ctx, sampled, self.examples, number)
             record = self._stage("round", number, cohort)
             record.sampled, record.simulated_seconds = len(sampled), simulated
             if self.evaluation.due(number, rounds):
                 self._evaluated(record, cohort, with_unseen_clients=number == rounds and not final)
+                self.early_stopping.look(record)
+                if self.early_stopping.reason is not None and number < rounds and not final:
+                    self._complete(record, cohort)
             self.round = number
             yield record
-        if final and self.round == rounds:
+        if final and self.round <= rounds and self._rounds_are_over:
             record = self._stage("final", rounds + 1, self.participants)
             self._evaluated(record, self.participants, with_unseen_clients=True)
             self.round = rounds + 1
             yield record
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to run."""
+        if self.algorithm.final_exchanges:
+            return self.round > self.blueprint.rounds
+        return self._rounds_are_over
+
+    @property
+    def _rounds_are_over(self) -> bool:
+        return self.round >= self.blueprint.rounds or self.early_stopping.reason is not None
+
+    def progress(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps beside states and the round, as JSON takes it."""
+        return {"early_stopping": self.early_stopping.state(), "finished": self.finished}
+
+    def restore_progress(self, progress: Mapping[str, Any]) -> None:
+        """Go on from what `progress` returned."""
+        if "early_stopping" in progress:
+            self.early_stopping.restore(progress["early_stopping"])
 
     def sample(self, round: int) -> tuple[ClientIndex, ...]:
         """Return the cohort of a round; see `sampled_cohort`."""
@@ -242,6 +269,23 @@ class Server:
         record.seconds["evaluate"] += seconds
         record.seconds["total"] += seconds
         return record
+
+    def _complete(self, record: Record, cohort: Sequence[ClientIndex]) -> None:
+        """Add what is scored after the last round only, since this round turned out to be the last."""
+        began = time.perf_counter()
+        if any(not metric.due(record.round, self.blueprint.rounds) for metric in self.evaluation.metrics.values()):
+            scores, maps = self.evaluator.evaluated(self.state, record.round, cohort, is_last=True)
+            known = {_key(score) for score in record.scores}
+            record.scores += [score for score in scores if _key(score) not in known]
+            record.maps = [*record.maps, *(map for map in maps if map[:4] not in {other[:4] for other in record.maps})]
+        record.scores += self.evaluator.unseen_scores(self.state)
+        seconds = time.perf_counter() - began
+        record.seconds["evaluate"] += seconds
+        record.seconds["total"] += seconds
+
+
+def _key(score: Score) -> tuple[Any, ...]:
+    return score.point, score.client, score.split, score.domain, score.metric, score.unseen
 
 
 def responding(

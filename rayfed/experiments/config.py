@@ -117,6 +117,19 @@ class Evaluate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlyStoppingOptions:
+    """early_stopping.*: whether training ends when the validation score no longer improves. Test data play no part."""
+
+    patience: int | None = option(
+        None, low=1, help="stop after this many evaluations in a row without an improvement; null: run all rounds"
+    )
+    min_delta: float = option(0.0, low=0, help="an improvement must be larger than this")
+    metric: str = option(
+        "accuracy", choices=("accuracy", "loss"), help="the mean over the clients' validation data at the first point"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     """placement.*: where clients run.
 
@@ -244,6 +257,7 @@ class Config:
     local: Local
     availability: AvailabilityOptions
     evaluate: Evaluate
+    early_stopping: EarlyStoppingOptions
     placement: Placement
     checkpoint: Checkpoint
     faults: Faults
@@ -356,6 +370,7 @@ GROUPS: dict[str, type] = {
     "local": Local,
     "availability": AvailabilityOptions,
     "evaluate": Evaluate,
+    "early_stopping": EarlyStoppingOptions,
     "placement": Placement,
     "checkpoint": Checkpoint,
     "faults": Faults,
@@ -384,6 +399,13 @@ def _check_together(settings: Any) -> None:
         raise UsageError(f"cohort={cohort}: give an integer of at least 1, or a share above 0 and up to 1.0")
     if isinstance(settings.unseen_clients, float) and settings.unseen_clients >= 1:
         raise UsageError(f"unseen_clients={settings.unseen_clients}: give an integer, or a share below 1.0")
+    stopping = settings.early_stopping
+    if stopping.patience is not None and "val" not in settings.evaluate.splits:
+        raise UsageError(
+            f"early_stopping.patience={stopping.patience}: looks at validation scores, and evaluate.splits has no val"
+        )
+    if stopping.patience is None and stopping != EarlyStoppingOptions():
+        raise UsageError("early_stopping: has no effect without early_stopping.patience, such as 5")
     for key in ("wandb", "mlflow", "folder"):
         if (value := getattr(settings.tracking, key)) is not None and not value.strip():
             raise UsageError(f"tracking.{key}={value!r}: give a name, or null")

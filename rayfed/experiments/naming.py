@@ -3,7 +3,10 @@
 import hashlib
 import json
 
-from rayfed.experiments.config import Config
+from rayfed.experiments.config import Config, EarlyStoppingOptions
+
+NOT_YET = {"early_stopping": EarlyStoppingOptions()}
+"""Groups of later versions with their defaults, which are left out, so that earlier trials keep their names."""
 
 
 def trial_name(config: Config, extra: str = "") -> str:
@@ -23,6 +26,9 @@ def outcome_values(config: Config) -> str:
     tree = config.tree()
     for key in ("results", "experiment", "resume", "checkpoint", "faults", "state", "tracking"):
         tree.pop(key)
+    for key in NOT_YET:
+        if getattr(config, key) == NOT_YET[key]:
+            tree.pop(key)
     if config.seed and tree["partition"].get("seed") is None:  # seed 0 is left out, so that its trials keep their names
         tree["partition"]["seed"] = config.seed
     tree["placement"] = {key: tree["placement"][key] for key in ("vmap_clients", "threads", "gpus")}

@@ -26,6 +26,7 @@ from rayfed.data.user_clients import user_population
 from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
+from rayfed.engine.early_stopping import StopRule
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.metric_checks import check_metrics
 from rayfed.engine.serialization import state_hash
@@ -202,15 +203,19 @@ def make_plan(
     blueprint = _blueprint(config, population, augment, model, loss)
     blueprint.check(population)
     server_model, is_whole = blueprint.global_model(population)
+    points = _points(config, has_global=server_model is not None)
     evaluation = Evaluation(
         every=config.evaluate.every,
         initial=config.evaluate.initial,
-        points=_points(config, has_global=server_model is not None),
+        points=points,
         splits=tuple(config.evaluate.splits),
         clients=config.evaluate.clients,
         adapt_epochs=config.evaluate.adapt_epochs,
         metrics=config.metrics,
+        stop_rule=_stop_rule(config, points[0]),
     )
+    if evaluation.stop_rule is not None:
+        _check_stopping(evaluation.stop_rule, population, loss)
     check_metrics(blueprint, population, evaluation, whole=is_whole)
     name = config.model.name or ""
     if loss is None and (model is not None or ":" in name):
@@ -233,6 +238,24 @@ def make_plan(
         loss_label=loss_label,
         code_hash=checked_code_hash(config, trial, objects),
     )
+
+
+def _stop_rule(config: Config, point: str) -> StopRule | None:
+    options = config.early_stopping
+    if options.patience is None:
+        return None
+    return StopRule(patience=options.patience, min_delta=options.min_delta, metric=options.metric, point=point)
+
+
+def _check_stopping(rule: StopRule, population: Population, loss: Loss | None) -> None:
+    """Raise UsageError if the score by which training stops is not going to be there."""
+    if not any(len(client.val) for client in population.participants):
+        raise UsageError(
+            f"early_stopping.patience={rule.patience}: needs validation scores, but no client has validation data; "
+            "give partition.validation"
+        )
+    if loss is not None and rule.metric == "accuracy" and population.num_classes < 2:
+        raise UsageError("early_stopping.metric=accuracy: there are no classes; use early_stopping.metric=loss")
 
 
 def _check_no_other_data(config: Config) -> None:

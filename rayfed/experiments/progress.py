@@ -48,6 +48,8 @@ def one_trial(progress: Progress, countdown: Countdown | None = None) -> list[Ba
         parts.append(f"val {progress.val:.1%} (best {progress.best_val:.1%})")
     elif progress.test is not None:
         parts.append(f"test {progress.test:.1%}")
+    if progress.stop_reason is not None:
+        parts.append("stopped early")
     if progress.lost:
         parts.append(f"restarted {_times(progress.lost)}")
     return [Bar("round", progress.round, progress.rounds, " · ".join(parts))]

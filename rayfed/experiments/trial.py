@@ -16,7 +16,7 @@ from rayfed.algorithm import State
 from rayfed.core.errors import Diverged, HostLost, StatesLost, StorageError, UsageError
 from rayfed.core.records import Event, Record
 from rayfed.core.rng import torch_state_kept
-from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, Saved, newest_round
+from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, Saved, is_finished, newest_round
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.server import Server
 from rayfed.experiments.plan import Plan
@@ -47,7 +47,8 @@ def resume_message(plan: Plan, saved: Saved) -> str:
         return "nothing saved: starts at round 1"
     if (done := newest_round(saved)) is None:
         return "the checkpoint cannot be read"
-    return "already finished: nothing to do" if done >= _last_round(plan) else f"continues after round {done}"
+    finished = done >= _last_round(plan) or is_finished(saved)
+    return "already finished: nothing to do" if finished else f"continues after round {done}"
 
 
 class TrialRun:
@@ -137,7 +138,7 @@ class TrialRun:
                 if record is not None:
                     with contextlib.nullcontext() if self._profile is None else self._profile.recorded(record):
                         self._recorded(server, record)
-                if record is None or server.round >= _last_round(self.plan):
+                if record is None or server.finished:
                     self._finish(server)
                 break
             except StatesLost as error:
@@ -172,7 +173,7 @@ class TrialRun:
         self._sink.record(self.plan.trial, record)
         self._since.append(record)
         every, round = self.plan.config.checkpoint.every, server.round
-        if every and round and (round % every == 0 or round >= self.plan.config.rounds):
+        if every and round and (round % every == 0 or round >= self.plan.config.rounds or server.finished):
             self._save()
 
     def _finish(self, server: Server) -> None:
@@ -181,7 +182,8 @@ class TrialRun:
         if self._profile is not None:
             self._profile.finish()
         self.outcome = server.state_hash()
-        self._sink.end(self.plan.trial, {"status": "done", "weights_hash": self.outcome})
+        values = {"status": "done", "weights_hash": self.outcome, "stop_reason": server.early_stopping.reason}
+        self._sink.end(self.plan.trial, values)
         self.done = True
 
     def _save(self) -> None:

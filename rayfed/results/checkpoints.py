@@ -98,7 +98,7 @@ class CheckpointStore:
         """Finish the checkpoint; it then replaces the one before `base`.
 
         Args:
-            header: The values of `trial`, `configuration`, `rayfed` and `round`.
+            header: The values of `trial`, `configuration`, `rayfed` and `round`, and a mapping `progress` or none.
             server: Where the server's state is in the new segment.
             clients: Where the states of clients are that were appended, by client.
             size: The bytes that were appended.
@@ -117,6 +117,7 @@ class CheckpointStore:
             used = sorted({part.segment for part in parts.values()} | {self._number})
             content = {
                 **{key: header[key] for key in _HEADER},
+                "progress": header.get("progress", {}),
                 "number": self._number,
                 "server": list(server),
                 "clients": {client: list(part) for client, part in parts.items()},
@@ -289,6 +290,8 @@ def _decoded(text: bytes, number: int) -> dict[str, Any]:
     for key, kind in (*_HEADER.items(), ("number", int), ("server", list), ("clients", dict), ("segments", dict)):
         if type(content.get(key)) is not kind:
             raise ValueError(f"is damaged: {key} in its manifest is not {_ARTICLES[kind]}")
+    if type(content.get("progress", {})) is not dict:  # manifests of earlier versions have none
+        raise ValueError("is damaged: progress in its manifest is not a mapping")
     if content["number"] != number:
         raise ValueError(f"is damaged: its manifest is that of checkpoint {content['number']}")
     for name, size in content["segments"].items():

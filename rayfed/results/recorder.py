@@ -32,7 +32,7 @@ class Progress:
 
     `left` are the seconds that its rounds will still take, None while that is unknown. `val` and `test` are the last
     accuracies at `default_eval_point` (means over clients), or None. `lost` is how often the process of the trial was
-    lost, so that it went back to its last checkpoint.
+    lost, so that it went back to its last checkpoint. `stop_reason` says why it stopped early, if it did.
     """
 
     trial: str
@@ -48,6 +48,7 @@ class Progress:
     best_val: float | None = None
     error: str | None = None
     lost: int = 0
+    stop_reason: str | None = None
 
 
 class NotBegun(RuntimeError):
@@ -277,6 +278,7 @@ class Recorder:
         self._signs.pop(trial, None)
         progress = self._progress.setdefault(trial, Progress(trial, 0))
         progress.status, progress.error = str(values["status"]), values.get("error")
+        progress.stop_reason = values.get("stop_reason")
         self._feed.end(trial, progress.status, progress.error)
         measured: dict[str, Any] = {}
         if trial in self._began:

@@ -12,6 +12,7 @@ from rayfed.results.read import Tables
 from rayfed.results.selection import CRITERIA, TRIAL, aggregate_clients, criterion_rows, pick_rounds
 from rayfed.results.trials import STATUSES
 
+_MOST_REASONS = 5  # for early stops that a report gives one by one
 SCORE = ["unseen", "point", "split", "metric", "higher_is_better", "rule", "quantity"]
 
 
@@ -89,6 +90,7 @@ def countable_trials(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
     if any(unfinished.values()):
         words = ", ".join(f"{count} {status}" for status, count in unfinished.items() if count)
         notes.append(f"{sum(unfinished.values())} of {len(trials)} trials are not done and do not count: {words}.")
+    notes += _early_stops(tables.trials)
     done = trials[trials["status"] == "done"].sort_values(["started", "trial"])
     once = done.drop_duplicates(["experiment", "order", "seed", LEFT_OUT], keep="last")
     if repeated := len(done) - len(once):
@@ -106,6 +108,21 @@ def countable_trials(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
         words = "1 trial in metrics has" if count == 1 else f"{count} trials in metrics have"
         notes.append(f"{words} no row in trials and {'does' if count == 1 else 'do'} not count.")
     return once, notes
+
+
+def _early_stops(trials: pd.DataFrame) -> list[str]:
+    """Return a note on the trials that stopped early, on each with its reason if there are few."""
+    if "stop_reason" not in trials or not (stopped := trials[trials["stop_reason"].notna()]).size:
+        return []
+    lines = [
+        f"{row['trial']} stopped early, after round {int(row['rounds_done'])} of {int(row['rounds'])}: "
+        f"{row['stop_reason']}."
+        for row in stopped.head(_MOST_REASONS).to_dict("records")
+    ]
+    if len(stopped) > _MOST_REASONS:
+        more = len(stopped) - _MOST_REASONS
+        lines.append(f"{more} more trials stopped early; trials.stop_reason says why.")
+    return lines
 
 
 def seed_values(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd.DataFrame:

@@ -39,6 +39,7 @@ FIXED: dict[str, pa.DataType] = {
     "algorithm": pa.string(),
     "seed": pa.int64(),
     "status": pa.string(),
+    "stop_reason": pa.string(),
     "error": pa.string(),
     "traceback": pa.string(),
     "owner": pa.string(),
@@ -60,7 +61,8 @@ FIXED: dict[str, pa.DataType] = {
 }
 """The columns that every table `trials` has, first and in this order.
 
-`owner` names the process that records the trial; see `rayfed.results.owners`.
+`stop_reason` says why a trial that is done stopped before its last round; null if it did not. `owner` names the process
+that records the trial; see `rayfed.results.owners`.
 `default_eval_point` is the point at which the algorithm's paper evaluates. `partition_hash` identifies which client
 holds which rows of the dataset, or the contents of a user's own clients; `partition_seed` is the seed with which the
 partition drew, null where there was none. `code_hash` covers the user's own classes that

@@ -303,7 +303,8 @@ def test_one_client_at_a_time_is_in_memory(recorder, monkeypatch, clients, float
     """In the second case, a state is larger than a block."""
     monkeypatch.setattr(checkpoint, "BLOCK_BYTES", block)
     states, sent, received = Many(clients, floats), [], []
-    server = SimpleNamespace(state={"w": torch.zeros(3)}, round=1, fleet=SimpleNamespace(states=states, events=[]))
+    fleet = SimpleNamespace(states=states, events=[])
+    server = SimpleNamespace(state={"w": torch.zeros(3)}, round=1, fleet=fleet, progress=dict)
     append, saved_bytes = recorder.append_to_checkpoint, recorder.saved_bytes
     monkeypatch.setattr(recorder, "append_to_checkpoint", lambda t, b: (sent.append(len(b)), append(t, b)))
     checkpointer(server, recorder).save()
@@ -381,7 +382,8 @@ def test_a_recorder_that_is_started_again_gets_the_whole_checkpoint(tmp_path, mo
 def test_a_view_is_saved_without_what_it_is_a_view_of(recorder):
     large = torch.zeros(1_000_000)
     state = {"row": large[:3], "turned": torch.arange(6.0).reshape(2, 3).t(), "one": torch.ones(()).expand(4)}
-    server = SimpleNamespace(state=state, round=1, fleet=SimpleNamespace(states=Many(0, 0), events=[]))
+    fleet = SimpleNamespace(states=Many(0, 0), events=[])
+    server = SimpleNamespace(state=state, round=1, fleet=fleet, progress=dict)
     checkpointer(server, recorder).save()
     content = recorder.saved("t")[0]["content"]
     assert content["server"][2] < 10_000

@@ -1,0 +1,197 @@
+"""Early stopping: the rule by hand, what ends with it, resuming, and what is said about it."""
+
+import pytest
+
+import rayfed
+from helpers.commands import command
+from rayfed.core.errors import UsageError
+from rayfed.core.records import SERVER, Record, Score
+from rayfed.engine.early_stopping import EarlyStopping, StopRule
+from rayfed.engine.fleet import LocalFleet
+from rayfed.experiments.config import Config
+from rayfed.experiments.naming import outcome_values, trial_name
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.trial import TrialRun, resume_message
+from rayfed.results.recorder import Recorder
+
+QUICK = {
+    "data": {"domains": ["plain", "font"], "per_domain": 60},
+    "model": {"name": "mlp", "hidden": [8]},
+    "local": {"batch_size": 8, "lr": 0.1},
+    "rounds": 12,
+}
+
+
+def record(round, value, metric="accuracy", **more):
+    given = {"split": "val", "point": "global", "n": 1} | more
+    scores = [Score(client=0, domain="a", metric=metric, value=v, **given) for v in ([] if value is None else [value])]
+    return Record(stage="round", round=round, cohort=1, scores=scores)
+
+
+def stopped_after(rule, values):
+    """Return the position of the value at which the rule stops, counted from 1; None if it does not."""
+    stopping = EarlyStopping(rule)
+    for round, value in enumerate(values, 1):
+        stopping.look(record(round, value, rule.metric))
+        if stopping.reason is not None:
+            return round
+    return None
+
+
+class TestRule:
+    @pytest.mark.parametrize(
+        ("patience", "min_delta", "values", "stop"),
+        [
+            (1, 0.0, [0.5, 0.6, 0.6], 3),  # a tie is no improvement
+            (2, 0.0, [0.5, 0.4, 0.6, 0.5, 0.5], 5),  # 0.6 starts the count anew
+            (2, 0.0, [0.5, 0.4, 0.6, 0.5], None),
+            (2, 0.1, [0.5, 0.55, 0.59, 0.9], 3),  # small gains do not count, and the best stays 0.5
+            (2, 0.1, [0.5, 0.55, 0.65, 0.7, 0.7], 5),  # 0.65 is better than 0.5 by more than 0.1
+            (3, 0.0, [0.5, None, 0.4, None, 0.4, None, 0.4], 7),  # rounds without scores do not count
+            (1, 0.0, [0.9], None),
+        ],
+    )
+    def test_accuracy(self, patience, min_delta, values, stop):
+        assert stopped_after(StopRule(patience=patience, min_delta=min_delta), values) == stop
+
+    def test_loss_falls(self):
+        rule = StopRule(patience=2, metric="loss")
+        assert stopped_after(rule, [2.0, 1.0, 1.5, 1.0]) == 4
+        assert stopped_after(rule, [2.0, 1.9, 1.8, 1.7]) is None
+
+    def test_the_reason(self):
+        stopping = EarlyStopping(StopRule(patience=2, min_delta=0.01))
+        for round, value in ((3, 0.5), (6, 0.4), (9, 0.3)):
+            stopping.look(record(round, value))
+        assert stopping.reason == (
+            "validation accuracy (global) has not improved on 0.5 of round 3 by more than 0.01 for 2 evaluations"
+        )
+
+    @pytest.mark.parametrize("of_others", [{"split": "test"}, {"point": "trained"}, {"unseen": True}])
+    def test_other_scores_play_no_part(self, of_others):
+        assert StopRule(patience=1).score(record(1, 0.5, **of_others)) is None
+
+    def test_the_score_is_the_mean_over_participants(self):
+        scores = [
+            Score(client=k, domain="a", split="val", point="global", metric="accuracy", value=v, n=n)
+            for k, v, n in ((0, 0.2, 90), (1, 0.8, 10), (SERVER, 0.0, 5))
+        ]
+        given = Record(stage="round", round=1, cohort=2, scores=scores)
+        assert StopRule(patience=1).score(given) == pytest.approx(0.5)
+
+    def test_going_on_from_a_saved_state(self):
+        values = [0.5, 0.4, 0.6, 0.5, 0.55]
+        for cut in range(len(values)):
+            first, second = (EarlyStopping(StopRule(patience=2)) for _ in range(2))
+            for round, value in enumerate(values[:cut], 1):
+                first.look(record(round, value))
+            second.restore(first.state())
+            for round, value in enumerate(values[cut:], cut + 1):
+                second.look(record(round, value))
+            assert second.reason is not None
+            assert "0.6 of round 3" in second.reason
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """The score of round r is the r-th of these: the best is round 3, so that patience 2 stops after round 5."""
+    values = dict(enumerate([0.1, 0.2, 0.5, 0.3, 0.3, 0.9], 1))
+    monkeypatch.setattr(StopRule, "score", lambda rule, record: values.get(record.round))
+
+
+STOPPING = QUICK | {"early_stopping.patience": 2}
+
+
+@pytest.mark.usefixtures("scripted")
+class TestTrial:
+    def test_it_is_done_and_says_why(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        result = rayfed.run(STOPPING, quiet=False)
+        assert "stopped early: validation accuracy (global) has not improved on 0.5" in capsys.readouterr().err
+        assert result.rounds["round"].tolist() == [1, 2, 3, 4, 5]
+        (row,) = rayfed.read_results("results").trials.to_dict("records")
+        assert (row["status"], row["rounds_done"]) == ("done", 5)
+        assert row["stop_reason"].endswith("not improved on 0.5 of round 3 by more than 0 for 2 evaluations")
+        command("report")(["results"])
+        assert f"{result.trial} stopped early, after round 5 of 12: validation accuracy" in capsys.readouterr().out
+
+    def test_the_rounds_before_are_those_of_a_run_to_its_end(self, tmp_path):
+        stopped = rayfed.run(STOPPING | {"results": str(tmp_path / "a")}).metrics
+        whole = rayfed.run(QUICK | {"results": str(tmp_path / "b")}).metrics.query("round <= 5")
+        assert stopped["value"].tolist() == whole["value"].tolist()
+
+    def test_a_resumed_trial_stops_where_it_would_have(self, tmp_path):
+        whole = rayfed.run(STOPPING | {"results": str(tmp_path / "whole")})
+        values = STOPPING | {"results": str(tmp_path), "checkpoint.every": 1}
+        plan = make_plan(Config.read(values))
+        recorder = Recorder(str(tmp_path), "run")
+        run = TrialRun(plan, recorder, lambda: LocalFleet(plan.blueprint, plan.population), "cpu")
+        for _ in range(4):  # one of the two evaluations without an improvement
+            run.step()
+        run.close()
+        recorder.close()
+        assert resume_message(plan, Recorder(str(tmp_path), "run").saved(plan.trial)) == "continues after round 4"
+        again = rayfed.run(values | {"resume": True})
+        assert again.rounds["round"].max() == 5
+        assert again.weights_hash == whole.weights_hash
+        saved = Recorder(str(tmp_path), "run").saved(plan.trial)
+        assert resume_message(plan, saved) == "already finished: nothing to do"
+        assert rayfed.run(values | {"resume": True}).weights_hash == whole.weights_hash
+
+    def test_what_is_scored_at_the_end_is_scored(self, tmp_path):
+        more = {"unseen_clients": 1, "partition": {"name": "iid", "clients": 3}, "metrics.ece": {"every": None}}
+        given = STOPPING | more | {"results": str(tmp_path), "checkpoint.every": 1}
+        result = rayfed.run(given)
+        metrics = result.metrics
+        assert set(metrics.query("unseen")["round"]) == {5}
+        assert set(metrics.query("metric == 'ece' and not unseen")["round"]) == {5}
+        keys = ["round", "client", "split", "point", "metric"]
+        assert not metrics.duplicated(keys).any()
+        assert rayfed.run(given | {"resume": True}).weights_hash == result.weights_hash
+
+    def test_the_final_stage_follows(self, tmp_path):
+        result = rayfed.run(STOPPING | {"results": str(tmp_path), "algorithm.name": "fedbabu", "checkpoint.every": 1})
+        assert result.rounds["round"].tolist() == [1, 2, 3, 4, 5, 13]
+        assert result.rounds["stage"].tolist()[-1] == "final"
+        again = rayfed.run(
+            STOPPING | {"results": str(tmp_path), "algorithm.name": "fedbabu", "checkpoint.every": 1, "resume": True}
+        )
+        assert again.weights_hash == result.weights_hash
+
+    def test_in_a_sweep_it_counts_as_done(self, tmp_path, monkeypatch):
+        given = STOPPING | {"results": str(tmp_path), "seeds": [0, 1], "search": {"max_concurrent": 1}}
+        swept = rayfed.sweep(given)
+        assert swept.failed == 0
+        assert swept.trials["rounds_done"].tolist() == [5, 5]
+        monkeypatch.setattr(StopRule, "score", lambda rule, record: 1 / 0)
+        assert rayfed.sweep(given | {"resume": True}).failed == 0  # nothing runs again
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ({"early_stopping.patience": 0}, "early_stopping.patience=0: must be at least 1"),
+            ({"early_stopping.min_delta": 0.1}, "early_stopping: has no effect without early_stopping.patience"),
+            (
+                {"early_stopping.patience": 2, "evaluate.splits": ["test"]},
+                "early_stopping.patience=2: looks at validation scores, and evaluate.splits has no val",
+            ),
+            (
+                {"early_stopping.patience": 2, "partition.validation": 0.0},
+                "early_stopping.patience=2: needs validation scores, but no client has validation data",
+            ),
+            ({"early_stopping": {"patience": 2, "metric": "test"}}, "early_stopping.metric='test': known: accuracy"),
+        ],
+    )
+    def test_one_line(self, values, message):
+        with pytest.raises(UsageError) as error:
+            make_plan(Config.read(QUICK | values))
+        assert str(error.value).startswith(message)
+
+
+def test_trials_keep_their_names_and_the_rule_changes_them():
+    plain, *others = (Config.read(QUICK | more) for more in ({}, STOPPING, {"early_stopping.patience": 3}))
+    assert "early_stopping" in plain.tree()
+    assert "early_stopping" not in outcome_values(plain)
+    assert len({trial_name(config) for config in (plain, *others)}) == 3
