@@ -139,9 +139,9 @@ def run_sweep(space: Space, given: Given | None = None, *, quiet: bool = False, 
     make_experiment_folder(plan.results, plan.experiment)
     if not quiet:
         print(plan.summary(), file=sys.stderr, flush=True)
-    if not plan.jobs:
+    if not plan.jobs and plan.study is None:
         return 0
-    with claimed(plan.results, plan.experiment, [job["trial"] for job in plan.jobs]):
+    with claimed(plan.results, plan.experiment, plan.names):
         return launch_sweep(plan, quiet=quiet)
 
 

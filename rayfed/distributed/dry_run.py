@@ -51,24 +51,31 @@ def sweep_text(space: Space) -> str:
         planned = populations.plan(configs[position])
         found = _estimate(planned, probes)
         still = sum(trial_name(config) in left for config in configs[position::number])
-        seconds += [0.0 if isinstance(found, str) else found.total] * still
+        repeats = 1 if plan.study is not None else still
+        seconds += [0.0 if isinstance(found, str) else found.total] * repeats
         unknown += isinstance(found, str)
         rows.append(
             [
                 planned.config.algorithm_name,
                 _shown(trees[position], varied),
-                str(still),
+                "corner" if plan.study is not None else str(still),
                 _reserved(planned.config.placement),
                 _held(planned),
                 found if isinstance(found, str) else span(found.total),
             ]
         )
+    if plan.study is not None:  # the rows are the corners of the space
+        to_run = plan.study.total - plan.study.finished_before
+        each = [one for one in seconds if one] or [0.0]
+        seconds = [sum(each) / len(each)] * to_run
+    else:
+        to_run = len(plan.jobs)
     at_once = _at_once(space, configs[:number])
     total = max(sum(seconds) / at_once, max(seconds, default=0.0))
     more = f"; without {counted(unknown, 'configuration')} of unknown length" if unknown else ""
     shown = [*rows[:_ROWS], *([["…", f"{len(rows) - _ROWS} more", *[""] * 4]] if len(rows) > _ROWS else [])]
     head = ["algorithm", "varies", "trials", "needs", "holds", "each"]
-    end = f"{counted(len(plan.jobs), 'trial')} to run, {at_once} at once: about {span(total)}{more}"
+    end = f"{counted(to_run, 'trial')} to run, {at_once} at once: about {span(total)}{more}"
     return "\n".join([plan.summary(), "", _table([head, *shown]), "", end])
 
 

@@ -3,7 +3,7 @@
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -12,9 +12,10 @@ from rayfed.core.records import Record
 from rayfed.core.status_line import StatusLine
 from rayfed.distributed.placement import Resources, run_here
 from rayfed.engine.device import device_for
+from rayfed.experiments.jobs import Job
 from rayfed.experiments.progress import Countdown, many_trials, note, span
 from rayfed.experiments.run_summary import counted
-from rayfed.experiments.sweep import Job, Populations, SweepPlan, failed_before_start, planned
+from rayfed.experiments.sweep import Populations, SweepPlan, failed_before_start, planned
 from rayfed.results.recorder import Recorder
 
 
@@ -30,7 +31,7 @@ def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:
     recorder = Recorder(plan.results, plan.experiment, in_sweep=True)
     populations = Populations()
     began, failures, done = time.monotonic(), 0, 0
-    names, countdown = [job["trial"] for job in plan.jobs], Countdown()
+    names, countdown = expected_names(plan), Countdown()
     with StatusLine() as status:
 
         def show(record: Record | None = None) -> None:
@@ -38,21 +39,46 @@ def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:
                 status.show(many_trials(recorder.progress(), names, time.monotonic() - began, countdown))
 
         try:
-            for job in plan.jobs:
+            for job in _jobs(plan, names):
                 failures += not _run(plan, job, recorder, populations, show)
+                if plan.study is not None:
+                    plan.study.ended(job["trial"])
                 done += 1
                 show()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"interrupted after {done} of {len(plan.jobs)} trials; the same command with resume=true continues"
+                f"interrupted after {done} of {len(names)} trials; the same command with resume=true continues"
             ) from None
         finally:
             for line in recorder.close():
                 note(line)
     if not quiet:
         elapsed = span(time.monotonic() - began)
-        print(f"{counted(len(plan.jobs), 'trial')} in {elapsed}", file=sys.stderr, flush=True)
+        print(f"{counted(done, 'trial')} in {elapsed}", file=sys.stderr, flush=True)
     return failures
+
+
+def _jobs(plan: SweepPlan, names: list[str]) -> Iterator[Job]:
+    """Yield the jobs of `plan`; those that a study chooses take their places in `names`."""
+    if plan.study is None:
+        yield from plan.jobs
+        return
+    while (job := plan.study.next_job()) is not None:
+        name_next(names, job["trial"])
+        yield job
+
+
+def expected_names(plan: SweepPlan) -> list[str]:
+    """Return the names of the trials that are going to run; those that a study is going to choose have none yet."""
+    if plan.study is None:
+        return [job["trial"] for job in plan.jobs]
+    return [""] * (plan.study.total - plan.study.finished_before)
+
+
+def name_next(names: list[str], name: str) -> None:
+    """Replace the first name that is not known yet."""
+    if "" in names:
+        names[names.index("")] = name
 
 
 def _run(

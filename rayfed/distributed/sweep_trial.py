@@ -20,8 +20,9 @@ from rayfed.distributed.private_session import is_private
 from rayfed.distributed.recording import RemoteRecorder
 from rayfed.distributed.user_modules import install, register_user_modules
 from rayfed.experiments.config import Config, Placement
+from rayfed.experiments.jobs import Job
 from rayfed.experiments.plan import Given, Plan
-from rayfed.experiments.sweep import Job, Populations, failed_before_start, planned
+from rayfed.experiments.sweep import Populations, failed_before_start, planned
 from rayfed.experiments.trial import TrialRun
 from rayfed.experiments.user_code import ModuleSource
 

@@ -25,17 +25,20 @@ from ray.tune.schedulers import ASHAScheduler
 from rayfed.core.records import Event
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.distributed import cluster
+from rayfed.distributed.local_sweep import expected_names, name_next
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import Process, cause_of_death, kill_process
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder
+from rayfed.distributed.searcher import StudySearcher
 from rayfed.distributed.sweep_trial import ENDED, SweepTrial
 from rayfed.distributed.user_modules import register_user_modules, without_caches
 from rayfed.experiments.config import Config, Faults
+from rayfed.experiments.jobs import Job
 from rayfed.experiments.plan import data_key, load_data
 from rayfed.experiments.progress import Countdown, many_trials, note, span, watch_trials
 from rayfed.experiments.run_summary import counted
-from rayfed.experiments.sweep import Job, SweepPlan
+from rayfed.experiments.sweep import SweepPlan
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
 from rayfed.results.folder import join
 from rayfed.results.storage import is_url
@@ -71,15 +74,15 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
     data = _sent_data(plan.configs)
     interrupts: list[int] = []
-    faults_of = {job["trial"]: Config.read(job["values"]).faults for job in plan.jobs}
+    run = _Jobs(plan)
     ended, began = threading.Event(), time.monotonic()
-    names, countdown = [job["trial"] for job in plan.jobs], Countdown()
+    countdown = Countdown()
     watcher = threading.Thread(
         target=watch_trials,
         args=(
             recorder.progress,
             ended.wait,
-            lambda trials: many_trials(trials, names, time.monotonic() - began, countdown),
+            lambda trials: many_trials(trials, run.names, time.monotonic() - began, countdown),
         ),
         daemon=True,
     )
@@ -87,8 +90,8 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
         watcher.start()
     try:
         jobs, tries = list(plan.jobs), max(one.restarts for one in faults)
-        while jobs and not interrupts:
-            jobs = _fit(plan, jobs, data, recorder, faults_of, interrupts, say, last=tries <= 0)
+        while (jobs or run.has_more(jobs)) and not interrupts:
+            jobs = _fit(plan, run, jobs, data, recorder, interrupts, say, last=tries <= 0)
             tries -= 1
     except KeyboardInterrupt:  # a second one, while Tune was ending its trials
         interrupts.append(signal.SIGINT)
@@ -96,51 +99,84 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
         ended.set()
         if not quiet:
             watcher.join()
-        failures = _close(recorder, plan.jobs, interrupted=bool(interrupts))
+        failures = _close(recorder, run.begun, interrupted=bool(interrupts))
         done = sum(progress.status == "done" for progress in recorder.progress())
         recorder.close()
     if interrupts:
         raise KeyboardInterrupt(
-            f"interrupted after {done} of {len(plan.jobs)} trials; the same command with resume=true continues"
+            f"interrupted after {done} of {len(run.names)} trials; the same command with resume=true continues"
         )
     if not quiet:
         elapsed = span(time.monotonic() - began)
-        print(f"{counted(len(plan.jobs), 'trial')} in {elapsed}", file=sys.stderr, flush=True)
+        print(f"{counted(len(run.begun), 'trial')} in {elapsed}", file=sys.stderr, flush=True)
     return failures
+
+
+class _Jobs:
+    """The trials of a sweep, of which a study chooses one after the other.
+
+    Attributes:
+        begun: Those that Tune was given.
+        faults: What happens when their processes die, by name.
+        names: The names of all; "" stands for one that is not chosen yet.
+    """
+
+    def __init__(self, plan: SweepPlan):
+        self._study = plan.study
+        self.begun: list[Job] = []
+        self.faults: dict[str, Faults] = {}
+        self.names = expected_names(plan)
+        for job in plan.jobs:
+            self.begin(job)
+
+    def begin(self, job: Job) -> None:
+        """Note a trial that Tune is given."""
+        if job["trial"] not in self.faults:
+            self.begun.append(job)
+            self.faults[job["trial"]] = Config.read(job["values"]).faults
+            name_next(self.names, job["trial"])
+
+    def has_more(self, jobs: list[Job]) -> bool:
+        """Return whether the study has another trial, which is then put into `jobs`."""
+        if self._study is None or (job := self._study.next_job()) is None:
+            return False
+        jobs.append(job)
+        return True
 
 
 def _fit(
     plan: SweepPlan,
+    run: _Jobs,
     jobs: Sequence[Job],
     data: Mapping[str, Any],
     recorder: DriversRecorder,
-    faults: Mapping[str, Faults],
     interrupts: list[int],
     say: Callable[[str], None],
     *,
     last: bool,
 ) -> list[Job]:
-    """Run `jobs` with Tune, and return those that have to be run once more.
+    """Run `jobs` with Tune, and those that a study chooses after them, and return those that have to be run once more.
 
     Tune itself starts a lost trial again, unless the process died while it changed from one trial to the next.
 
     Args:
         last: Whether no trial may be run once more.
     """
-    trials = _TrialsCallback(recorder, faults, say, last=last)
+    trials = _TrialsCallback(recorder, run.faults, say, last=last)
     try:
-        _tuner(plan, jobs, data, recorder, [_InterruptCallback(interrupts), trials]).fit()
+        _tuner(plan, run, jobs, data, recorder, [_InterruptCallback(interrupts), trials]).fit()
     except Exception as error:
         if last:
             raise
         say(f"Ray Tune failed ({type(error).__name__}); it is started again for the trials that are left")
         ended = {progress.trial for progress in recorder.progress() if progress.status != "running"}
-        return [job for job in jobs if job["trial"] not in ended]
-    return [job for job in jobs if job["trial"] in trials.again]
+        return [job for job in run.begun if job["trial"] not in ended]
+    return [job for job in run.begun if job["trial"] in trials.again]
 
 
 def _tuner(
     plan: SweepPlan,
+    run: _Jobs,
     jobs: Sequence[Job],
     data: Mapping[str, Any],
     recorder: DriversRecorder,
@@ -170,8 +206,10 @@ def _tuner(
     trainable.__qualname__ = SweepTrial.__name__  # as Ray calls the process, in its dashboard too
     return tune.Tuner(
         trainable,
-        param_space={"job": tune.grid_search(list(jobs))},
+        param_space={} if plan.study else {"job": tune.grid_search(list(jobs))},
         tune_config=tune.TuneConfig(
+            search_alg=StudySearcher(plan.study, jobs, run.begin) if plan.study else None,
+            num_samples=len(jobs) + plan.study.total if plan.study else 1,
             metric="val" if scheduler else None,
             mode="max" if scheduler else None,
             scheduler=scheduler,

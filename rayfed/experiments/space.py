@@ -33,10 +33,15 @@ class Search:
     """search.*: how configurations are drawn, and whether trials may be stopped early."""
 
     kind: str = option(
-        "grid", choices=("grid", "random"), help="grid: all combinations of the grids; random: random draws"
+        "grid",
+        choices=("grid", "random", "optuna"),
+        help="grid: all combinations of the grids; random: random draws; optuna: draws that follow from the validation "
+        "scores of earlier ones",
     )
     samples: int | None = option(
-        None, low=1, help="configurations per arm; required for random; with grid, a random subset of that size"
+        None,
+        low=1,
+        help="configurations per arm; required for random and optuna; with grid, a random subset of that size",
     )
     seed: int = option(0, low=0, help="seed of the random draws")
     scheduler: str = option(
@@ -48,18 +53,44 @@ class Search:
 
 
 @dataclass(frozen=True)
+class AdaptiveArm:
+    """An arm whose configurations are chosen one after the other.
+
+    Attributes:
+        tree: The configuration, with spaces in place of some values.
+        spaces: By dotted key, the kind of each space with its bounds or values.
+    """
+
+    tree: dict[str, Any]
+    spaces: Mapping[str, tuple[str, Sequence[Any]]]
+
+    def filled(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration with `values` in place of the spaces."""
+        return _filled(self.tree, values)
+
+    def corners(self) -> Iterator[dict[str, Any]]:
+        """Yield configurations that have every bound and every listed value, to be checked before the start."""
+        lists = {key: list(bounds) for key, (_, bounds) in self.spaces.items()}
+        longest = max((len(values) for values in lists.values()), default=1)
+        for position in range(longest):
+            yield self.filled({key: values[min(position, len(values) - 1)] for key, values in lists.items()})
+
+
+@dataclass(frozen=True)
 class Space:
     """The configurations of a sweep, drawn.
 
     Attributes:
         search: How they were drawn.
         seeds: The seeds with which each configuration runs.
-        arms: For each arm, its configurations as nested values.
+        arms: For each arm, its configurations as nested values; of an adaptive one, its corners.
+        adaptive: The arms of a search with `search.kind=optuna`, whose configurations are not known before.
     """
 
     search: Search
     seeds: tuple[int, ...]
     arms: tuple[tuple[dict[str, Any], ...], ...]
+    adaptive: tuple[AdaptiveArm, ...] = ()
 
     def trials(self) -> Iterator[dict[str, Any]]:
         """Yield every configuration with every seed, seed by seed, so that early results compare all arms."""
@@ -85,13 +116,31 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     if not isinstance(arms, list) or not arms or not all(isinstance(arm, Mapping) for arm in arms):
         raise UsageError("arms: expected a list of mappings, one per arm, such as - algorithm.name: fedavg")
     trees = [merged(common, arm, *overrides) for arm in arms]
-    drawn = tuple(tuple(_draw(tree, search, number)) for number, tree in enumerate(trees))
+    adaptive = tuple(_adaptive(tree, search) for tree in trees) if search.kind == "optuna" else ()
+    if adaptive:
+        drawn = tuple(tuple(arm.corners()) for arm in adaptive)
+    else:
+        drawn = tuple(tuple(_draw(tree, search, number)) for number, tree in enumerate(trees))
     seeds = sweep.get("seeds", [trees[0].get("seed", 0)])
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise UsageError(f"seeds={seeds!r}: expected a list of non-negative integers, such as [0, 1, 2]")
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"seeds={seeds!r}: each seed may occur once")
-    return Space(search, tuple(seeds), drawn)
+    return Space(search, tuple(seeds), drawn, adaptive)
+
+
+def _adaptive(tree: dict[str, Any], search: Search) -> AdaptiveArm:
+    if search.samples is None:
+        raise UsageError("search.samples: required for search.kind=optuna; give the number of configurations per arm")
+    spaces = dict(_spaces(tree, ""))
+    for key in spaces:
+        if key in ("seed", "results", "experiment", "resume") or key.split(".")[0] in _FIXED_IN_A_STUDY:
+            raise UsageError(f"{key}: search.kind=optuna cannot choose it; give one value, or separate arms")
+    return AdaptiveArm(tree, spaces)
+
+
+_FIXED_IN_A_STUDY = ("data", "partition", "evaluate", "placement", "metrics", "leave_out", "unseen_clients")
+"""Groups that change what a validation score means, or what a trial reserves."""
 
 
 def _draw(tree: dict[str, Any], search: Search, arm: int) -> Iterator[dict[str, Any]]:

@@ -2,31 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any
 
 from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
+from rayfed.experiments.jobs import Job
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import Given, Plan, data_key, make_plan
 from rayfed.experiments.run_summary import counted, notes
 from rayfed.experiments.space import Space
+from rayfed.experiments.study import LOG_FILE, Study, check_search
 from rayfed.results.storage import open_storage
 from rayfed.results.trials import read_trials
 
 MAX_NOTES = 8  # that are printed before a sweep
-
-
-class Job(TypedDict):
-    """One trial to run: its name, and the nested values of its configuration.
-
-    `identity` has the fields of its `Plan` that name what was given in Python. They are computed once, because another
-    process has no source of functions that were written in a notebook.
-    """
-
-    trial: str
-    values: dict[str, Any]
-    identity: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,6 +30,8 @@ class SweepPlan:
         notes: The notes on the trials, as lines to print.
         given: What was given in Python, for all trials.
         keep_state: Whether the final states are kept also with checkpoint.every=0.
+        study: What chooses the jobs one by one, with search.kind=optuna; `jobs` is then empty, and `configs` are the
+            corners of the space.
     """
 
     space: Space
@@ -48,6 +40,7 @@ class SweepPlan:
     notes: tuple[str, ...]
     given: Given
     keep_state: bool = False
+    study: Study | None = None
 
     @property
     def results(self) -> str:
@@ -57,8 +50,15 @@ class SweepPlan:
     def experiment(self) -> str:
         return self.configs[0].experiment
 
+    @property
+    def names(self) -> list[str]:
+        """What another command may not run meanwhile: the trials, or the search, whose trials are not known before."""
+        return [LOG_FILE] if self.study is not None else [job["trial"] for job in self.jobs]
+
     def summary(self) -> str:
         """Return what to print before the start: the numbers of trials by algorithm, and the notes."""
+        if self.study is not None:
+            return "\n".join([self._study_summary(self.study), *_shortened(self.notes)])
         counts: dict[str, int] = {}
         for arm in self.space.arms:
             name = str(arm[0].get("algorithm", {}).get("name", "fedavg"))
@@ -68,6 +68,13 @@ class SweepPlan:
         skipped = f"; {finished} already done" if finished else ""
         trials, seeds = counted(len(self.configs), "trial"), counted(len(self.space.seeds), "seed")
         return "\n".join([f"{trials}: configurations {budget}; each with {seeds}{skipped}", *_shortened(self.notes)])
+
+    def _study_summary(self, study: Study) -> str:
+        trials, seeds = counted(study.total, "trial"), counted(len(self.space.seeds), "seed")
+        skipped = f"; {study.finished_before} already done" if study.finished_before else ""
+        arms, samples = counted(len(self.space.adaptive), "arm"), self.space.search.samples or 1
+        chosen = counted(samples, "configuration")
+        return f"{trials}: Optuna chooses {chosen} of each of {arms}; each with {seeds}{skipped}"
 
 
 def configurations(space: Space) -> tuple[Config, ...]:
@@ -91,6 +98,7 @@ def plan_sweep(
     Raises:
         UsageError: A configuration cannot work.
     """
+    check_search(space)
     first, given = configs[0], given or Given()
     names = [trial_name(config) for config in configs]
     if len(set(names)) < len(names):
@@ -98,6 +106,8 @@ def plan_sweep(
     if any((config.results, config.experiment) != (first.results, first.experiment) for config in configs):
         raise UsageError("results and experiment: all arms of a sweep share them; give them outside the arms")
     notes_of_plans, identities = _check_plans(space, configs, given)
+    if space.adaptive:
+        return SweepPlan(space, tuple(configs), (), notes_of_plans, given, keep_state, _study(space, first, given))
     names = [str(identity.get("trial", name)) for name, identity in zip(names, identities, strict=True)]
     done = _done_trials(first) if first.resume else set()
     jobs = tuple(
@@ -106,6 +116,21 @@ def plan_sweep(
         if name not in done
     )
     return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state)
+
+
+def _study(space: Space, config: Config, given: Given) -> Study:
+    """Return what chooses the configurations, with the suggestions of an earlier command if the sweep is resumed."""
+    home = open_storage(config.results).child(config.experiment)
+    populations = Populations(keep_all=True)
+
+    def identify(config: Config) -> Mapping[str, Any]:
+        return _identity(_planned_first(config, given, populations, names_seed=True)) if given else {}
+
+    return Study(space, home, resume=config.resume, identify=identify)
+
+
+def _identity(plan: Plan) -> Mapping[str, Any]:
+    return {name: getattr(plan, name) for name in ("trial", "clients_hash", "model_label", "loss_label", "code_hash")}
 
 
 class Populations:
@@ -176,14 +201,23 @@ def _check_plans(
                 identities.append({})
                 continue
             plan = _planned_first(config, given, populations, names_seed=bool(first))
-            names = ("trial", "clients_hash", "model_label", "loss_label", "code_hash") if given else ()
-            identities.append({name: getattr(plan, name) for name in names})
+            identities.append(_identity(plan) if given else {})
             if first:
                 continue
-            if space.search.scheduler == "asha" and not any(len(client.val) for client in plan.population.participants):
-                raise UsageError("search.scheduler=asha: needs validation accuracies, but partition.validation is 0")
+            _check_criterion(space, plan)
             lines |= {f"note: {config.algorithm_name}: {note}": None for note in notes(plan)}
     return tuple(lines), identities
+
+
+def _check_criterion(space: Space, plan: Plan) -> None:
+    """Raise UsageError if the search needs validation scores that a plan does not have."""
+    for key, value in (("scheduler", "asha"), ("kind", "optuna")):
+        if getattr(space.search, key) != value:
+            continue
+        if not any(len(client.val) for client in plan.population.participants):
+            raise UsageError(f"search.{key}={value}: needs validation accuracies, but partition.validation is 0")
+        if "val" not in plan.evaluation.splits:
+            raise UsageError(f"search.{key}={value}: needs validation accuracies, but evaluate.splits has no val")
 
 
 def _planned_first(config: Config, given: Given, populations: Populations, *, names_seed: bool) -> Plan:

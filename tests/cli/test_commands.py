@@ -99,7 +99,7 @@ class TestHelp:
         (["--report"], "--report: a command is written without dashes: rayfed report"),
         (["local.lr=1"], "local.lr=1: expected a command first, such as rayfed run local.lr=1"),
         (["a.yaml"], "a.yaml: expected a command first, such as rayfed run a.yaml"),
-        (["run", "--quite"], "--quite: no such option of rayfed run; known: --dry-run, --help, -h"),
+        (["run", "--quite"], "--quite: no such option of rayfed run; known: --dry-run, --help, --profile, -h"),
         (["run", "--rounds=3"], "--rounds=3: a key is written without dashes: rounds=3"),
         (["run", "local.lrr=3"], "local.lrr: no such key; did you mean local.lr?"),
         (["partition", "--sav", "p", "--plt", "x"], "--plt: no such option of rayfed partition; did you mean --plot?"),

@@ -157,7 +157,7 @@ class TestSeeds:
             {"search.kind": "random", "search.samples": 1, "a": {"randint": [0.5, 2]}},
             "a: randint needs two integers",
         ),
-        ({"search": {"kind": "bayes"}}, "search.kind='bayes': known: grid, random"),
+        ({"search": {"kind": "bayes"}}, "search.kind='bayes': known: grid, optuna, random"),
         ({"search": {"sampels": 3}}, "search.sampels: no such key; did you mean search.samples?"),
         ({"search": {"samples": 0}}, "search.samples=0: must be at least 1"),
         ({"search": "grid"}, "search='grid': expected a mapping"),
