@@ -30,6 +30,7 @@ class FedDyn(FedAvg):
 
     name: ClassVar[str] = "feddyn"
     reference: ClassVar[str] = "Acar et al. 2021, Alg. 1"
+    assumes_uniform_sampling: ClassVar[bool] = True
 
     alpha: float = option(
         0.01, above=0, help="α, strength of the dynamic regulariser", elsewhere={"authors": "0.01", "PFLlib": "1"}

@@ -27,6 +27,7 @@ from rayfed.core.trees import Weights, add, only, scale, sub, without, zeros_lik
 class Scaffold(FedAvg):
     name: ClassVar[str] = "scaffold"
     reference: ClassVar[str] = "Karimireddy et al. 2020, Alg. 1, option II"
+    assumes_uniform_sampling: ClassVar[bool] = True
     averaged: ClassVar[tuple[str, ...]] = ("delta", "delta_c", "buffers")
 
     server_lr: float = option(1.0, above=0, help="η_s, server learning rate", elsewhere={"PFLlib": "1"})

@@ -28,6 +28,7 @@ _MEANINGS = {
     "partition": "division of the data among clients; null: by domain, or as the dataset prescribes",
     "model": "model",
     "augment": "augmentation of the training data",
+    "sampling": "rule by which clients are sampled for a round",
 }
 
 

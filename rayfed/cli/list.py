@@ -12,6 +12,7 @@ from rayfed.experiments.catalogue import KINDS
 
 _PLURALS = {"algorithms": "algorithm", "partitions": "partition", "models": "model", "augments": "augment"}
 _PLURALS |= {"datasets": "data", "augmentations": "augment", "metric": "metrics", "space": "spaces"}
+_PLURALS |= {"samplers": "sampling", "sampler": "sampling"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

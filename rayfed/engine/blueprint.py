@@ -25,6 +25,7 @@ from rayfed.models.single_example_batchnorm import (
     leaves_single_example,
     trains_on_single_examples,
 )
+from rayfed.sampling.base import UNIFORM, Sampler, Uniform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class Blueprint:
         training_loss: The loss that models are trained by, where it is not the one that scores them.
         schedule: The schedule of learning rates over the rounds.
         availability: Which of the sampled clients reply, and how much of the local work they do.
+        sampler: Which clients are sampled for a round.
         local: The local training of a round.
         cohort: The number of clients in a round.
         vmap_clients: The number of clients that a host trains at once. Values above 1 change rounding.
@@ -64,6 +66,7 @@ class Blueprint:
     training_loss: Callable[[Tensor, Tensor], Tensor] | None = None
     schedule: LrSchedule = CONSTANT
     availability: Availability = ALWAYS
+    sampler: Sampler = UNIFORM
 
     def context(self, population: Population, device: str | torch.device) -> Context:
         """Return the context of all hooks on `device`, with a copy of the model there."""
@@ -127,6 +130,7 @@ class Blueprint:
         problem = self.problem(population, ctx.task)
         self.algorithm.check(problem)
         self._refuse_lost_clients(problem)
+        self._check_sampling(ctx)
         self._refuse_single_examples(ctx, problem)
 
     def _refuse_lost_clients(self, problem: ProblemSpec) -> None:
@@ -141,6 +145,37 @@ class Blueprint:
             self.algorithm.check(replace(problem, full_participation=False))
         except UsageError:
             raise UsageError(f"{where} needs every client in every round; leave the key out") from None
+
+    def _check_sampling(self, ctx: Context) -> None:
+        """Raise UsageError if the algorithm cannot do with the way in which clients are sampled."""
+        sampler, algorithm = self.sampler, self.algorithm
+        if type(sampler) is Uniform:
+            return
+        where, clients = f"sampling.name: {type(sampler).__name__}", ctx.task.num_clients
+        if self.cohort == clients:
+            raise UsageError(f"{where} has no effect, since all {clients} clients take part in every round; set cohort")
+        sampler.check(self.cohort, clients)
+        named = f"algorithm.name={algorithm.name}"
+        if algorithm.sample_without_replacement or algorithm.assumes_uniform_sampling:
+            raise UsageError(f"{where}: {named} assumes that clients are sampled uniformly; use sampling.name=uniform")
+        if not sampler.reweights:
+            return
+        if self.availability.loses_clients:
+            raise UsageError(
+                f"{where} weights the clients that it draws, and availability.* makes some of them drop out"
+            )
+        for exchange in algorithm.round_exchanges:
+            if exchange.server_side_weighting:
+                raise UsageError(f"{where} weights clients, and so does {named}; use sampling.name=uniform")
+        if not any(exchange.averaged for exchange in algorithm.round_exchanges):
+            raise UsageError(
+                f"{where} weights clients in the mean, and {named} averages nothing; use sampling.name=uniform"
+            )
+        sent = algorithm.broadcast(ctx.at(cohort=tuple(range(self.cohort))), algorithm.init(ctx))
+        if missing := [field for field in algorithm.averaged if field not in sent]:
+            raise UsageError(
+                f"{where}: {named} averages {missing[0]}, which clients do not receive; use sampling.name=uniform"
+            )
 
     def _refuse_single_examples(self, ctx: Context, problem: ProblemSpec) -> None:
         """Raise UsageError if a client has a training batch of one example and the network cannot train on it."""

@@ -20,8 +20,9 @@ from rayfed.core.ids import ClientIndex
 from rayfed.core.records import Event
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.cohorts import sampled_cohort
 from rayfed.engine.serialization import serialised
-from rayfed.engine.server import Server, responding, sampled_cohort
+from rayfed.engine.server import Server, responding
 from rayfed.results.checkpoints import BLOCK_BYTES, NoCheckpoint, Part, checksum
 from rayfed.results.storage import one_line
 
@@ -336,6 +337,9 @@ def _checked(
     found = {ClientIndex(int(name)) for name in content["clients"]}
     is_finished = content.get("progress", {}).get("finished", content["round"] == last)
     expected = _with_state(blueprint, population, content["round"], is_finished=is_finished)
+    sampling = content.get("progress", {}).get("sampling")
+    if sampling is not None and not blueprint.algorithm.setup_exchanges and content["round"] <= blueprint.rounds:
+        expected = {ClientIndex(i) for i in sampling["participated"]}
     if missing := sorted(expected - found):
         raise _Unusable(f"is damaged: the states of {len(missing)} clients are missing, such as client {missing[0]}")
     if extra := sorted(found - expected):

@@ -17,6 +17,7 @@ from rayfed.engine.fleet import Fleet
 from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import NO_METRICS, DueMetrics, gradient_scores
 from rayfed.engine.requests import ExchangeRequest, ScoreRequest
+from rayfed.engine.serialization import bytes_by_field
 from rayfed.metrics.base import Metric, OfPredictions
 
 
@@ -136,6 +137,21 @@ class Evaluator:
         classes, device = self.population.num_classes, self.ctx.task.device
         scores, maps = metrics.representation_scores(scored.collected, classes, seed, device)
         return Evaluated([*scored.scores, *scores], maps)
+
+    def training_losses(
+        self, state: State, round: int, clients: tuple[ClientIndex, ...]
+    ) -> tuple[dict[ClientIndex, float], dict[str, int]]:
+        """Return the loss of each client on its training data with what it would download, and the bytes of that."""
+        request = ScoreRequest(
+            moment=Moment("round", round), cohort=clients, clients=clients, splits=("train",), points=("downloaded",)
+        )
+        seed_torch(self.seed, "ask for losses", round=round)
+        exchange = self.algorithm.round_exchanges[0]
+        down, unicast = downloads(exchange, self.ctx.at(request.moment, cohort=clients), state)
+        scored = self.fleet.score_downloads(request, down, unicast)
+        index = {self.population.clients[i].id: i for i in clients}
+        losses = {index[score.client]: score.value for score in scored.scores if score.metric == "loss"}
+        return {i: losses.get(i, 0.0) for i in clients}, bytes_by_field(down)  # without training data, nothing to learn
 
     def unseen_scores(self, state: State) -> list[Score]:
         """Score the unseen clients after they caught up on the setup, as they download the model and adapted.

@@ -15,11 +15,12 @@ from rayfed.core.errors import BadHook, Diverged
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment, Stage
 from rayfed.core.records import Record, Score
-from rayfed.core.rng import generator, seed_torch
+from rayfed.core.rng import seed_torch
 from rayfed.core.trees import named_tensors
 from rayfed.data.population import Population
 from rayfed.engine.availability import Responding
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.cohorts import Cohorts, completed_mean, normalised_weights
 from rayfed.engine.early_stopping import EarlyStopping
 from rayfed.engine.evaluation import Evaluation, Evaluator, downloads
 from rayfed.engine.exact_sum import ExactSum
@@ -58,6 +59,7 @@ class Server:
         self.examples = blueprint.training_examples(population)
         self.round = 0  # the last finished round
         self.early_stopping = EarlyStopping(evaluation.stop_rule)
+        self.cohorts = Cohorts(blueprint, population, self.examples, self._losses_of)
         self._models_before: Mapping[ClientIndex, Any] = {}
         seed_torch(self.seed, "init")
         self.state: State = self.algorithm.init(self.ctx)
@@ -75,6 +77,7 @@ class Server:
             cohort, simulated = responding(self.blueprint, self.ctx, sampled, self.examples, number)
             record = self._stage("round", number, cohort)
             record.sampled, record.simulated_seconds = len(sampled), simulated
+            self.cohorts.look(record, cohort)
             if self.evaluation.due(number, rounds):
                 self._evaluated(record, cohort, with_unseen_clients=number == rounds and not final)
                 self.early_stopping.look(record)
@@ -101,16 +104,25 @@ class Server:
 
     def progress(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside states and the round, as JSON takes it."""
-        return {"early_stopping": self.early_stopping.state(), "finished": self.finished}
+        sampling = {} if (state := self.cohorts.state()) is None else {"sampling": state}
+        return {"early_stopping": self.early_stopping.state(), "finished": self.finished, **sampling}
 
     def restore_progress(self, progress: Mapping[str, Any]) -> None:
         """Go on from what `progress` returned."""
         if "early_stopping" in progress:
             self.early_stopping.restore(progress["early_stopping"])
+        if "sampling" in progress:
+            self.cohorts.restore(progress["sampling"])
 
     def sample(self, round: int) -> tuple[ClientIndex, ...]:
-        """Return the cohort of a round; see `sampled_cohort`."""
-        return sampled_cohort(self.blueprint, self.participants, round)
+        """Return the cohort of a round; see `Cohorts.draw`."""
+        return self.cohorts.draw(round)
+
+    def _losses_of(
+        self, round: int, clients: Sequence[ClientIndex]
+    ) -> tuple[Mapping[ClientIndex, float], Mapping[str, int]]:
+        with span("ask for losses"):
+            return self.evaluator.training_losses(self.state, round, tuple(clients))
 
     def state_hash(self) -> str:
         """Return a hash of the server's state and of every client's, equal for bit-identical outcomes.
@@ -156,7 +168,7 @@ class Server:
             moment=ctx.moment,
             cohort=ctx.cohort,
             clients=ctx.cohort,
-            weights=self._weights(exchange, ctx),
+            weights=(weights := self._weights(exchange, ctx)),
             score_splits=self.evaluation.splits if due and "trained" in self.evaluation.points else (),
             metrics=self._due_metrics(ctx, last, due),
             models_before=self._models_before,
@@ -175,7 +187,7 @@ class Server:
             sums = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, values, strict=True)})
         with span("aggregate"), untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
             seed_torch(self.seed, "aggregate", ctx.moment, cohort=ctx.cohort)
-            self.state = self._aggregated(exchange, ctx, Replies(self._mean(ctx, sums), replies))
+            self.state = self._aggregated(exchange, ctx, Replies(self._mean(ctx, sums, down, weights), replies))
         self._check_finite(ctx)
         times.append(time.perf_counter())
 
@@ -188,9 +200,11 @@ class Server:
 
     def _weights(self, exchange: Exchange, ctx: Context) -> dict[ClientIndex, float]:
         """Return the weights of the clients in the mean; all are 0 where they sum to 0."""
-        weights = {i: exchange.weight(ctx.at(client=i), self.examples[i]) for i in ctx.cohort}
-        total = math.fsum(weights.values())
-        return {i: weight / total for i, weight in weights.items()} if total else weights
+
+        def own(client: ClientIndex) -> float:
+            return exchange.weight(ctx.at(client=client), self.examples[client])
+
+        return self.cohorts.weights(own, ctx.cohort) if ctx.stage == "round" else normalised_weights(own, ctx.cohort)
 
     def _aggregated(self, exchange: Exchange, ctx: Context, replies: Replies) -> State:
         name = type(exchange).__name__
@@ -212,10 +226,12 @@ class Server:
         due = self.evaluator.due_metrics(ctx.round, ctx.cohort, ctx.rounds)  # nobody trains for scores in a final stage
         return due if scored and last else replace(due.only(OfTraining), last=last)
 
-    def _mean(self, ctx: Context, sums: Sequence[ExactSum]) -> Any:
+    def _mean(self, ctx: Context, sums: Sequence[ExactSum], down: State, weights: Mapping[ClientIndex, float]) -> Any:
         total = ExactSum()
         for part in sums:
             total.merge(part)
+        if ctx.stage == "round" and self.cohorts.has_factors and total.value is not None:
+            total = completed_mean(total, down, math.fsum(weights.values()), frozenset(ctx.task.model.buffers))
         return {} if total.value is None else ctx.task.to_memory_format(total.result())
 
     def _check_finite(self, ctx: Context) -> None:
@@ -300,21 +316,3 @@ def responding(
         seed=blueprint.seed,
         drop_last=blueprint.drop_last,
     )
-
-
-def sampled_cohort(blueprint: Blueprint, participants: tuple[ClientIndex, ...], round: int) -> tuple[ClientIndex, ...]:
-    """Return the cohort of a round: `cohort` clients drawn uniformly without replacement, in ascending order.
-
-    With `sample_without_replacement` no client takes part twice in ⌊N / cohort⌋ rounds; the N mod cohort clients
-    that are left over sit out.
-    """
-    size, clients, seed = blueprint.cohort, len(participants), blueprint.seed
-    if size == clients:
-        return participants
-    if blueprint.algorithm.sample_without_replacement:
-        cycle, turn = divmod(round - 1, clients // size)
-        order = generator(seed, "cohorts", cycle=cycle).permutation(clients)
-        chosen = order[turn * size : (turn + 1) * size]
-    else:
-        chosen = generator(seed, "cohort", round=round).choice(clients, size, replace=False)
-    return tuple(sorted(ClientIndex(i) for i in chosen.tolist()))

@@ -32,6 +32,7 @@ from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
 from rayfed.metrics import METRICS, chosen_metrics
 from rayfed.models import MODELS
+from rayfed.sampling import SAMPLERS
 
 KINDS: Mapping[str, Mapping[str, str]] = {
     "algorithm": ALGORITHMS,
@@ -39,6 +40,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "partition": PARTITIONS,
     "model": MODELS,
     "augment": AUGMENTS,
+    "sampling": SAMPLERS,
     "metrics": METRICS,
 }
 """The keys under which something is chosen by name, each with its registry."""
@@ -154,7 +156,12 @@ def _check(kind: str, name: str, options: Mapping[str, Any], *, where: str, name
     if any(key not in options for key in needed):
         return
     try:
-        build(stored.declaration, options, where=where, also=("name",) if kind in ("algorithm", "augment") else ())
+        build(
+            stored.declaration,
+            options,
+            where=where,
+            also=("name",) if kind in ("algorithm", "augment", "sampling") else (),
+        )
     except UsageError:
         if stored.is_current:
             raise

@@ -254,6 +254,7 @@ class Config:
     partition: Named
     model: Named
     augment: Named
+    sampling: Named
     local: Local
     availability: AvailabilityOptions
     evaluate: Evaluate
@@ -377,7 +378,13 @@ GROUPS: dict[str, type] = {
     "state": StateMemory,
     "tracking": Tracking,
 }
-COMPONENTS: dict[str, str | None] = {"data": "mini_digits", "partition": None, "model": "cnn", "augment": "none"}
+COMPONENTS: dict[str, str | None] = {
+    "data": "mini_digits",
+    "partition": None,
+    "model": "cnn",
+    "augment": "none",
+    "sampling": "uniform",
+}
 """The keys beside `algorithm` under which a component is chosen by name, with the default name."""
 
 

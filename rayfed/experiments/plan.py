@@ -46,6 +46,7 @@ from rayfed.models.build import build_model, check_model
 from rayfed.models.split_model import ensure_split
 from rayfed.results.holdings import Holding
 from rayfed.results.storage import LocalStorage, open_storage
+from rayfed.sampling.base import build_sampler
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 ModelFactory = Callable[[], nn.Module]
@@ -293,6 +294,7 @@ def _blueprint(
         training_loss=_training_loss(config, loss),
         schedule=_schedule(config.local),
         availability=Availability(**dataclasses.asdict(config.availability)),
+        sampler=build_sampler(config.sampling.name or "uniform", config.sampling.options),
     )
 
 

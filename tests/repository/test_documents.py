@@ -65,6 +65,17 @@ def test_own_pieces_work_as_they_stand_there(tmp_path, monkeypatch, capsys):
     assert "augmented by own:Dropped" in capsys.readouterr().err
 
 
+def test_the_sampler_works_as_it_stands_there(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n# stale.py\n(.*?)```", EXTENDING.read_text(), re.S)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stale.py").write_text(code)
+    quick = ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "local.batch_size=4"]
+    clients = ["partition.name=iid", "partition.clients=4", "cohort=2", "rounds=2"]
+    assert main([*quick, *clients, "sampling.name=stale:NewcomersFirst", "sampling.share=1"]) == 0
+    metrics = pd.read_parquet("results/run/metrics").query("point == 'trained'")
+    assert set(metrics["client"]) == {0, 1, 2, 3}
+
+
 EVALUATION = Path(__file__).parents[2] / "docs" / "evaluation.md"
 
 

@@ -17,6 +17,7 @@ from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import read_space
 from rayfed.metrics import METRICS
 from rayfed.results.report import render
+from rayfed.sampling import SAMPLERS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -38,7 +39,7 @@ def test_opens_with_the_two_commands():
     assert first == ["make demo", "make test"]
 
 
-@pytest.mark.parametrize("parts", [ALGORITHMS, DATASETS, PARTITIONS, METRICS, AUGMENTS])
+@pytest.mark.parametrize("parts", [ALGORITHMS, DATASETS, PARTITIONS, METRICS, AUGMENTS, SAMPLERS])
 def test_names_everything_there_is(parts):
     assert [name for name in parts if f"`{name}`" not in README and name != "none"] == []
 

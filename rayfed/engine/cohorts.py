@@ -1,0 +1,208 @@
+"""The cohorts of rounds: what a sampler gets to know, and the weights of the clients that it draws."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfed.core.errors import BadHook
+from rayfed.core.ids import ClientIndex
+from rayfed.core.records import Record
+from rayfed.core.rng import generator
+from rayfed.data.population import Population
+from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.exact_sum import ExactSum
+from rayfed.sampling.base import Cohort, Drawing, Uniform
+
+_LOSS_BYTES = 4  # of a reported loss, a float32
+
+Losses = Callable[[int, Sequence[ClientIndex]], tuple[Mapping[ClientIndex, float], Mapping[str, int]]]
+"""losses(round, clients): each client's loss of what it would download, and the bytes of one download by field."""
+
+
+@dataclass
+class Poll:
+    """What a round's sampling has cost.
+
+    Attributes:
+        clients: The clients that evaluated the model, each once.
+        sizes: The bytes of one download by field.
+        seconds: The wall-clock seconds that this took.
+    """
+
+    clients: set[int] = field(default_factory=set)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def add_to(self, record: Record, cohort: Sequence[int]) -> None:
+        """Add the cost to the record of the round. The clients of the cohort download what they evaluated only once."""
+        if not self.clients:
+            return
+        more = len(self.clients - set(cohort))
+        for name, size in self.sizes.items():
+            record.bytes_down[name] = record.bytes_down.get(name, 0) + size * more
+        record.bytes_up["sampling loss"] = _LOSS_BYTES * len(self.clients)
+        record.seconds["evaluate"] += self.seconds
+        record.seconds["total"] += self.seconds
+
+
+class Cohorts:
+    """Draws the cohorts of a simulation.
+
+    Args:
+        examples: The training examples of each client.
+        losses: Asks clients for their losses.
+    """
+
+    def __init__(self, blueprint: Blueprint, population: Population, examples: Sequence[int], losses: Losses):
+        self._blueprint, self._losses = blueprint, losses
+        self.participants = tuple(ClientIndex(i) for i in range(len(population.participants)))
+        self.is_uniform = type(blueprint.sampler) is Uniform
+        sizes = np.maximum(np.array([examples[i] for i in self.participants], float), 1.0)
+        self._shares = sizes / sizes.sum()
+        self._index = {population.clients[i].id: i for i in self.participants}
+        self._last_losses = np.full(len(self.participants), np.nan)
+        self._participated: set[int] = set()
+        self._cohort: Cohort | None = None
+        self.poll = Poll()
+
+    def draw(self, round: int) -> tuple[ClientIndex, ...]:
+        """Return the clients of a round, in ascending order."""
+        self.poll, self._cohort = Poll(), None
+        size = self._blueprint.cohort
+        if self.is_uniform or size == len(self.participants):
+            return sampled_cohort(self._blueprint, self.participants, round)
+        drawing = Drawing(
+            round=round,
+            size=size,
+            shares=self._shares.copy(),
+            last_losses=self._last_losses.copy(),
+            rng=generator(self._blueprint.seed, "cohort", round=round),
+            losses=lambda clients: self._asked(round, clients),
+        )
+        cohort = self._blueprint.sampler.draw(drawing)
+        self._cohort = self._checked(cohort, size)
+        return tuple(ClientIndex(i) for i in self._cohort.clients)
+
+    def weights(self, own: Callable[[ClientIndex], float], cohort: Sequence[ClientIndex]) -> dict[ClientIndex, float]:
+        """Return the weights of a cohort in the aggregate, given the method's `own` weights before normalisation."""
+        drawn = self._cohort
+        if drawn is not None and drawn.equal:
+            return dict.fromkeys(cohort, 1 / len(cohort))
+        if drawn is not None and drawn.factors is not None:
+            total = math.fsum(own(i) for i in self.participants)
+            factors = dict(zip(drawn.clients, drawn.factors, strict=True))
+            return {i: factors[i] * own(i) / total if total else 0.0 for i in cohort}
+        return normalised_weights(own, cohort)
+
+    @property
+    def has_factors(self) -> bool:
+        """Whether the weights of this round need not sum to 1."""
+        return self._cohort is not None and self._cohort.factors is not None
+
+    def look(self, record: Record, cohort: Sequence[ClientIndex]) -> None:
+        """Take in what the clients of a round have reported."""
+        if self.is_uniform:
+            return
+        self._participated.update(cohort)
+        for score in record.scores:
+            if (score.metric, score.split, score.point) == ("loss", "train", "trained") and not score.unseen:
+                self._last_losses[self._index[score.client]] = score.value
+        self.poll.add_to(record, cohort)
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what a checkpoint keeps, as JSON takes it; None for uniform sampling, which keeps nothing."""
+        if self.is_uniform:
+            return None
+        losses = {str(i): float(loss) for i, loss in enumerate(self._last_losses) if np.isfinite(loss)}
+        return {"participated": sorted(self._participated), "last_losses": losses}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._participated = set(state["participated"])
+        self._last_losses[:] = np.nan
+        for i, loss in state["last_losses"].items():
+            self._last_losses[int(i)] = loss
+
+    def _asked(self, round: int, clients: Sequence[int]) -> np.ndarray:
+        began = time.perf_counter()
+        asked = tuple(sorted({ClientIndex(i) for i in clients}))
+        losses, self.poll.sizes = self._losses(round, asked)
+        self.poll.clients.update(asked)
+        self.poll.seconds += time.perf_counter() - began
+        return np.array([losses[ClientIndex(i)] for i in clients])
+
+    def _checked(self, cohort: Cohort, size: int) -> Cohort:
+        """Return a cohort with its clients in ascending order; raise BadHook if it is none."""
+        name = f"{type(self._blueprint.sampler).__name__}.draw"
+        if not isinstance(cohort, Cohort):
+            raise BadHook(f"{name} returned {type(cohort).__name__}, not a Cohort")
+        clients = [int(i) for i in cohort.clients]
+        if not 1 <= len(clients) <= size or len(set(clients)) < len(clients):
+            raise BadHook(f"{name} returned {len(clients)} clients, expected 1 to {size} different ones")
+        if not all(0 <= i < len(self.participants) for i in clients):
+            raise BadHook(f"{name} returned client {max(clients)}, expected positions below {len(self.participants)}")
+        order = sorted(range(len(clients)), key=clients.__getitem__)
+        factors = cohort.factors
+        if factors is not None:
+            if len(factors) != len(clients) or not all(math.isfinite(f) and f >= 0 for f in factors):
+                raise BadHook(f"{name}: factors must be one finite non-negative number per client")
+            factors = [float(factors[position]) for position in order]
+        if (factors is not None or cohort.equal) and not self._blueprint.sampler.reweights:
+            raise BadHook(f"{name} returned weights; the class must declare reweights = True")
+        return Cohort([clients[position] for position in order], factors, cohort.equal)
+
+
+def normalised_weights(own: Callable[[ClientIndex], float], cohort: Sequence[ClientIndex]) -> dict[ClientIndex, float]:
+    """Return the `own` weights of a cohort, divided by their sum; all are 0 where they sum to 0."""
+    weights = {i: own(i) for i in cohort}
+    total = math.fsum(weights.values())
+    return {i: weight / total for i, weight in weights.items()} if total else weights
+
+
+def sampled_cohort(blueprint: Blueprint, participants: tuple[ClientIndex, ...], round: int) -> tuple[ClientIndex, ...]:
+    """Return the cohort of a round: `cohort` clients drawn uniformly without replacement, in ascending order.
+
+    With `sample_without_replacement` no client takes part twice in ⌊N / cohort⌋ rounds; the N mod cohort clients
+    that are left over sit out.
+    """
+    size, clients, seed = blueprint.cohort, len(participants), blueprint.seed
+    if size == clients:
+        return participants
+    if blueprint.algorithm.sample_without_replacement:
+        cycle, turn = divmod(round - 1, clients // size)
+        order = generator(seed, "cohorts", cycle=cycle).permutation(clients)
+        chosen = order[turn * size : (turn + 1) * size]
+    else:
+        chosen = generator(seed, "cohort", round=round).choice(clients, size, replace=False)
+    return tuple(sorted(ClientIndex(i) for i in chosen.tolist()))
+
+
+def completed_mean(total: ExactSum, down: Any, weight: float, buffers: frozenset[str]) -> Any:
+    """Return a sum with weights that sum to `weight`, with the rest of 1 given to what the server has sent.
+
+    Args:
+        total: Σ a_i x_i over the averaged fields; each is a mapping of tensors, which may be nested.
+        down: What all clients have received.
+        weight: Σ a_i.
+        buffers: The names of running statistics, which are divided by Σ a_i instead.
+    """
+
+    def completed(value: Any, sent: Any, name: str) -> Any:
+        if isinstance(value, Mapping):
+            sent = sent if isinstance(sent, Mapping) else {}
+            return {key: completed(one, sent.get(key), key) for key, one in value.items()}
+        if not value.is_floating_point():
+            return value
+        if name in buffers:
+            return value / weight
+        if not isinstance(sent, Tensor) or sent.shape != value.shape:
+            raise BadHook(f"sampling: {name!r} is averaged and was not sent to the clients; use sampling.name=uniform")
+        return value + (1 - weight) * sent.to(device=value.device, dtype=torch.float64)
+
+    return ExactSum(completed(total.value, down, ""), total.dtypes)

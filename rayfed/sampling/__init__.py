@@ -1,0 +1,8 @@
+"""Client sampling: which clients take part in a round. `SAMPLERS` lists the rules by name."""
+
+SAMPLERS = {
+    "uniform": "rayfed.sampling.base:Uniform",
+    "by_size": "rayfed.sampling.by_size:BySize",
+    "power_of_choice": "rayfed.sampling.power_of_choice:PowerOfChoice",
+    "importance": "rayfed.sampling.importance:Importance",
+}

@@ -1,0 +1,101 @@
+"""Interface of client sampling: which clients take part in a round, and with which weights.
+
+With full participation, the server would aggregate Σ_i w_i x_i over all N clients, where w_i is the method's own weight
+(by default the client's share of the examples) and x_i what the client sends. A sampler draws a cohort S and may give
+each client a factor f_i. Then the server aggregates
+
+    Σ_{i∈S} f_i w_i x_i + (1 − Σ_{i∈S} f_i w_i) x,
+
+where x is what it has sent to the clients under the same name, so that a model is moved and not rescaled. If
+E[f_i 1{i∈S}] = 1 for all i, the expectation is that of full participation. Running statistics are averaged with weights
+proportional to f_i w_i, since extrapolated variances could be negative.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import build
+from rayfed.core.registry import resolve
+from rayfed.sampling import SAMPLERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """What a sampler may look at in a round. Arrays have one entry per participant, in their order.
+
+    Attributes:
+        round: The number of the round, from 1.
+        size: How many clients to draw, less than N.
+        shares: Each client's share of all training examples [N]; they sum to 1.
+        last_losses: The mean training loss of each client in the last round in which it took part [N]; NaN if it never
+            has. Clients report it with their update.
+        rng: The random numbers of this round.
+        losses: losses(clients): the mean loss of what each of these clients would download now, on its training data,
+            in the order of `clients`. The clients download it for that, which is counted as communication.
+    """
+
+    round: int
+    size: int
+    shares: np.ndarray
+    last_losses: np.ndarray
+    rng: np.random.Generator
+    losses: Callable[[Sequence[int]], np.ndarray]
+
+
+class Cohort(NamedTuple):
+    """The clients of a round.
+
+    Attributes:
+        clients: Their positions among the participants, each once.
+        factors: For each of them its f_i; None: the method's own weights, normalised over the cohort.
+        equal: Whether all have the same weight instead.
+    """
+
+    clients: Sequence[int]
+    factors: Sequence[float] | None = None
+    equal: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """Base class of all samplers. A user's own one derives from it and declares its options as fields."""
+
+    reweights: ClassVar[bool] = False
+    """Whether cohorts have `factors` or equal weights, which only methods that average can do with."""
+
+    def check(self, size: int, clients: int) -> None:
+        """Raise a `UsageError` if cohorts of `size` cannot be drawn from that many `clients`."""
+
+    def draw(self, at: Drawing) -> Cohort:
+        """Return the cohort of a round: at least one client, and at most `at.size`.
+
+        It must depend on nothing but `at`. Draw random numbers from `at.rng` alone.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Sampler):
+    """Every client with the same probability, without replacement (McMahan et al. 2017, Alg. 1)."""
+
+    def draw(self, at: Drawing) -> Cohort:
+        return Cohort(sorted(at.rng.choice(len(at.shares), at.size, replace=False).tolist()))
+
+
+UNIFORM = Uniform()
+
+
+def build_sampler(name: str, options: dict[str, Any]) -> Sampler:
+    """Create the sampler called `name`.
+
+    Raises:
+        UsageError: The name or an option is unknown, or an option has the wrong type or is out of range.
+    """
+    cls = resolve(name, SAMPLERS, where="sampling.name")
+    if not (isinstance(cls, type) and issubclass(cls, Sampler)):
+        raise UsageError(f"sampling.name={name}: must be a dataclass that derives from rayfed.sampling.base.Sampler")
+    return build(cls, options, where="sampling", also=("name",))

@@ -1,0 +1,375 @@
+"""Client sampling: each rule by hand, unbiased aggregates, what losses cost, resuming, and refusals."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import rayfed
+from helpers.commands import command
+from helpers.federations import blobs, blueprint
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.algorithms.feddyn import FedDyn
+from rayfed.algorithms.fedfomo import FedFomo
+from rayfed.algorithms.scaffold import Scaffold
+from rayfed.core.errors import BadHook, UsageError
+from rayfed.engine.availability import Availability
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.server import Evaluation, Server
+from rayfed.experiments.config import Config
+from rayfed.experiments.naming import outcome_values, trial_name
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.trial import TrialRun
+from rayfed.results.recorder import Recorder
+from rayfed.sampling.base import Cohort, Drawing, Sampler, Uniform
+from rayfed.sampling.by_size import BySize
+from rayfed.sampling.importance import Importance, inclusion_probabilities, systematic_sample
+from rayfed.sampling.power_of_choice import PowerOfChoice
+
+SHARES = np.array([0.4, 0.3, 0.2, 0.1])
+LOSSES = np.array([1.0, 4.0, 2.0, 3.0])
+
+
+def drawing(seed=0, size=2, shares=SHARES, last_losses=LOSSES, losses=None):
+    ask = losses or (lambda clients: LOSSES[list(clients)])
+    rng = np.random.default_rng(seed)
+    return Drawing(round=1, size=size, shares=shares, last_losses=last_losses, rng=rng, losses=ask)
+
+
+class TestImportance:
+    def test_probabilities_by_hand(self):
+        """u = 6, 2, 1, 1 and two clients: the first is certain, and one in 4 of the rest goes by u."""
+        assert inclusion_probabilities(np.array([1.0, 6.0, 2.0, 1.0]), 2) == pytest.approx([0.25, 1, 0.5, 0.25])
+        assert inclusion_probabilities(np.array([3.0, 2.0, 2.0, 1.0]), 2) == pytest.approx([0.75, 0.5, 0.5, 0.25])
+        assert inclusion_probabilities(np.array([9.0, 8.0, 1.0, 1.0]), 3) == pytest.approx([1, 1, 0.5, 0.5])
+        assert inclusion_probabilities(np.array([5.0, 1.0]), 2) == pytest.approx([1, 1])
+
+    @pytest.mark.parametrize("size", [1, 2, 5, 9])
+    def test_probabilities_sum_to_the_cohort_and_keep_the_order(self, size):
+        importance = np.random.default_rng(size).lognormal(0, 2, 10)
+        found = inclusion_probabilities(importance, size)
+        assert found.sum() == pytest.approx(size)
+        assert found.max() <= 1
+        below = found < 1
+        assert np.ptp(found[below] / importance[below]) == pytest.approx(0, abs=1e-9)  # proportional where uncertain
+        assert below.all() or importance[~below].min() >= importance[below].max()
+
+    def test_samples_have_their_probabilities_and_one_size(self):
+        probabilities = inclusion_probabilities(np.array([1.0, 6.0, 2.0, 1.0, 3.0]), 3)
+        rng, counts = np.random.default_rng(0), np.zeros(5)
+        for _ in range(4000):
+            chosen = systematic_sample(probabilities, 3, rng)
+            assert len(set(chosen.tolist())) == 3
+            counts[chosen] += 1
+        assert counts / 4000 == pytest.approx(probabilities, abs=0.03)
+
+    @pytest.mark.parametrize("by", ["size", "loss", "last_loss"])
+    def test_factors_are_inverse_probabilities(self, by):
+        sampler = Importance(by=by, explore=0.2)
+        importance = SHARES * (np.ones(4) if by == "size" else LOSSES)
+        probabilities = inclusion_probabilities(0.8 * importance / importance.sum() + 0.2 / 4, 2)
+        cohort = sampler.draw(drawing())
+        assert cohort.factors == pytest.approx(1 / probabilities[list(cohort.clients)])
+
+    def test_clients_without_a_loss_count_as_typical(self):
+        last = np.array([np.nan, 4.0, 2.0, np.nan])
+        cohort = Importance().draw(drawing(last_losses=last))
+        filled = Importance().draw(drawing(last_losses=np.array([3.0, 4.0, 2.0, 3.0])))
+        assert cohort == filled
+        Importance().draw(drawing(last_losses=np.full(4, np.nan)))
+        Importance().draw(drawing(last_losses=np.zeros(4)))
+
+
+@pytest.mark.parametrize("sampler", [BySize(), Importance(by="size"), Importance(by="loss", explore=0.01)])
+def test_factors_are_1_in_expectation(sampler):
+    """So that the expected aggregate is that of full participation, whatever the weights of the method."""
+    total, draws = np.zeros(4), 6000
+    for seed in range(draws):
+        cohort = sampler.draw(drawing(seed))
+        total[list(cohort.clients)] += cohort.factors
+    assert total / draws == pytest.approx(np.ones(4), abs=0.08)
+
+
+class TestBySize:
+    def test_who_is_drawn_several_times_counts_several_times(self):
+        counts = np.random.default_rng(3).multinomial(5, SHARES)
+        cohort = BySize().draw(drawing(3, size=5))
+        assert list(cohort.clients) == np.flatnonzero(counts).tolist()
+        weights = SHARES[list(cohort.clients)] * cohort.factors
+        assert weights == pytest.approx(counts[counts > 0] / 5)  # the plain mean over the draws
+
+
+class TestPowerOfChoice:
+    def test_the_highest_losses_among_all(self):
+        assert PowerOfChoice(candidates=4).draw(drawing()) == Cohort([1, 3], equal=True)
+        assert PowerOfChoice(candidates=4).draw(drawing(size=3)) == Cohort([1, 2, 3], equal=True)
+
+    def test_only_candidates_are_asked_and_chosen(self):
+        asked = []
+
+        def losses(clients):
+            asked.append(list(clients))
+            return LOSSES[list(clients)]
+
+        for seed in range(20):
+            cohort = PowerOfChoice(candidates=3).draw(drawing(seed, losses=losses))
+            assert len(asked[-1]) == 3
+            best = sorted(asked[-1], key=lambda i: -LOSSES[i])[:2]
+            assert list(cohort.clients) == sorted(best)
+
+    def test_candidates_are_drawn_by_size(self):
+        """With as many candidates as clients in the cohort, they are the cohort."""
+        sampler, counts = PowerOfChoice(candidates=1), Counter()
+        for seed in range(4000):
+            counts.update(sampler.draw(drawing(seed, size=1)).clients)
+        assert [counts[i] / 4000 for i in range(4)] == pytest.approx(SHARES, abs=0.03)
+
+    def test_those_that_never_took_part_come_first(self):
+        last = np.array([9.0, np.nan, 8.0, np.nan])
+        sampler = PowerOfChoice(candidates=4, losses="last")
+        assert sampler.draw(drawing(last_losses=last, losses=lambda clients: 1 / 0)).clients == [1, 3]
+
+    def test_ties_are_broken_at_random(self):
+        sampler = PowerOfChoice(candidates=4)
+        drawn = {tuple(sampler.draw(drawing(seed, losses=lambda c: np.ones(len(c)))).clients) for seed in range(60)}
+        assert len(drawn) == 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed(Sampler):
+    """Clients 0 and 2, with factors of its own."""
+
+    reweights = True
+    cohort = Cohort([2, 0], (1.5, 3.0))  # in any order
+
+    def draw(self, at):
+        return self.cohort
+
+
+def server(sampler, algorithm=None, population=None, **changes):
+    population = population or blobs(4)
+    plan = blueprint(algorithm or FedAvg(), population, **{"cohort": 2, "sampler": sampler} | changes)
+    plan.check(population)
+    return Server(plan, population, LocalFleet(plan, population), Evaluation(points=("global",)))
+
+
+def trained_alone(client):
+    """The model of a client after its training in round 1 from the initial weights."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Only(Fixed):
+        cohort = Cohort([client], equal=True)
+
+    one = server(Only())
+    next(one.run())
+    return one.state["weights"]
+
+
+class TestAggregate:
+    def test_factors_move_the_model_and_average_running_statistics(self):
+        """w_0 = 20/120 and w_2 = 33/120 of the examples: a = 3 · 20/120 and 1.5 · 33/120."""
+        tested = server(Fixed())
+        start = {name: value.clone() for name, value in tested.state["weights"].items()}
+        record = next(tested.run())
+        zero, two = trained_alone(0), trained_alone(2)
+        a, b = 3.0 * 20 / 120, 1.5 * 33 / 120
+        buffers = tested.ctx.task.model.buffers
+        for name, value in tested.state["weights"].items():
+            if not value.is_floating_point():
+                continue
+            if name in buffers:
+                expected = (a * zero[name] + b * two[name]) / (a + b)
+            else:
+                expected = start[name] + a * (zero[name] - start[name]) + b * (two[name] - start[name])
+            assert torch.allclose(value, expected, atol=1e-5), name
+        assert (record.cohort, record.sampled) == (2, 2)
+
+    def test_equal_weights(self):
+        @dataclass(frozen=True, kw_only=True)
+        class Equal(Fixed):
+            cohort = Cohort([0, 2], equal=True)
+
+        tested = server(Equal())
+        next(tested.run())
+        zero, two = trained_alone(0), trained_alone(2)
+        for name, value in tested.state["weights"].items():
+            if value.is_floating_point():
+                assert torch.allclose(value, (zero[name] + two[name]) / 2, atol=1e-6), name
+
+    def test_a_sampler_without_weights_uses_those_of_the_method(self):
+        @dataclass(frozen=True, kw_only=True)
+        class Plain(Fixed):
+            reweights = False
+            cohort = Cohort([0, 2])
+
+        tested = server(Plain())
+        next(tested.run())
+        zero, two = trained_alone(0), trained_alone(2)
+        name = "fc.weight"
+        expected = (20 * zero[name] + 33 * two[name]) / 53
+        assert torch.allclose(tested.state["weights"][name], expected, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("cohort", "message"),
+        [
+            (Cohort([0, 0]), "different ones"),
+            (Cohort([]), "returned 0 clients, expected 1 to 2"),
+            (Cohort([0, 1, 2]), "returned 3 clients"),
+            (Cohort([4]), "returned client 4, expected positions below 4"),
+            (Cohort([0, 1], [1.0]), "one finite non-negative number per client"),
+            (Cohort([0, 1], [1.0, float("nan")]), "one finite non-negative number per client"),
+            ([0, 1], "returned list, not a Cohort"),
+        ],
+    )
+    def test_what_is_no_cohort(self, cohort, message):
+        wrong = type("Wrong", (Fixed,), {"cohort": cohort})
+        with pytest.raises(BadHook, match=message):
+            next(server(wrong()).run())
+
+
+class TestLosses:
+    def test_they_are_those_of_the_model_on_training_data_and_are_counted(self):
+        tested = server(PowerOfChoice(candidates=4))
+        losses, _ = tested.evaluator.training_losses(tested.state, 1, (0, 1, 2, 3))
+        task, population = tested.ctx.task, tested.population
+        for i in range(4):
+            part = population.clients[i].train
+            x, y = torch.from_numpy(part.x), torch.from_numpy(part.y)
+            with torch.no_grad():
+                expected = task.scoring_loss(task.predict(tested.state["weights"], x), y)
+            assert losses[i] == pytest.approx(float(expected), abs=1e-5)
+        record = next(tested.run())
+        highest = sorted(losses, key=losses.get)[-2:]
+        assert {score.client for score in record.scores if score.point == "trained"} == set(highest)
+        plain = next(server(Uniform()).run())
+        assert record.bytes_down["weights"] == 2 * plain.bytes_down["weights"]  # four candidates, two of them chosen
+        assert record.bytes_up == plain.bytes_up | {"sampling loss": 16}
+
+    def test_last_losses_are_what_clients_report(self):
+        tested = server(PowerOfChoice(candidates=4, losses="last"))
+        first, second = list(tested.run())
+        reported = {s.client: s.value for s in first.scores if (s.metric, s.point) == ("loss", "trained")}
+        later = {s.client: s.value for s in second.scores if (s.metric, s.point) == ("loss", "trained")}
+        assert len(reported | later) == 4  # the others came first
+        assert tested.cohorts.state()["last_losses"] == {str(i): v for i, v in sorted((reported | later).items())}
+        assert "sampling loss" not in first.bytes_up
+
+
+QUICK = {
+    "data": {"domains": ["plain", "font"], "per_domain": 80},
+    "partition": {"name": "dirichlet", "clients": 5},
+    "model": {"name": "mlp", "hidden": [8]},
+    "local": {"batch_size": 4, "lr": 0.1},
+    "rounds": 4,
+    "cohort": 2,
+}
+
+
+class TestRuns:
+    @pytest.mark.parametrize("name", ["by_size", "power_of_choice", "importance"])
+    def test_a_resumed_run_ends_as_without_the_interruption(self, tmp_path, name):
+        given = QUICK | {"sampling.name": name, "checkpoint.every": 1, "algorithm.name": "ditto"}
+        if name == "power_of_choice":
+            given["sampling.losses"] = "last"
+        whole = rayfed.run(given | {"results": str(tmp_path / "whole")})
+        plan = make_plan(Config.read(given, {"results": str(tmp_path)}))
+        recorder = Recorder(str(tmp_path), "run")
+        run = TrialRun(plan, recorder, lambda: LocalFleet(plan.blueprint, plan.population), "cpu")
+        for _ in range(2):
+            run.step()
+        run.close()
+        recorder.close()
+        again = rayfed.run(given | {"results": str(tmp_path), "resume": True})
+        assert again.weights_hash == whole.weights_hash
+
+    def test_one_of_your_own(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "own_sampling.py").write_text(OWN)
+        result = rayfed.run(QUICK | {"sampling.name": "own_sampling:Largest", "sampling.last": 1})
+        trained = result.metrics.query("point == 'trained'")
+        sizes = {client: len(client_data.train) for client, client_data in enumerate(_clients())}
+        largest = sorted(sizes, key=sizes.get)[-2:]
+        assert set(trained["client"]) == set(largest)
+        (row,) = rayfed.read_results("results").trials.to_dict("records")
+        assert (row["sampling.name"], row["sampling.last"]) == ("own_sampling:Largest", 1)
+        assert row["code_hash"]
+
+    def test_they_are_listed(self, capsys):
+        assert command("list")(["sampling"]) == 0
+        assert "power_of_choice" in capsys.readouterr().out
+        assert command("list")(["importance"]) == 0
+        assert "Eq. 7" in capsys.readouterr().out
+
+    def test_uniform_trials_keep_their_names(self):
+        plain, named, other = (
+            Config.read(QUICK, more) for more in ({}, {"sampling.name": "uniform"}, {"sampling": {"name": "by_size"}})
+        )
+        assert "sampling" not in outcome_values(plain)
+        assert trial_name(plain) == trial_name(named) != trial_name(other)
+
+
+OWN = """
+from dataclasses import dataclass
+import numpy as np
+from rayfed import option
+from rayfed.sampling.base import Cohort, Sampler
+
+@dataclass(frozen=True, kw_only=True)
+class Largest(Sampler):
+    last: int = option(0, help="an option")
+
+    def draw(self, at):
+        return Cohort(np.argsort(at.shares, kind="stable")[-at.size :].tolist())
+"""
+
+
+def _clients():
+    return make_plan(Config.read(QUICK)).population.clients
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("sampler", "changes", "message"),
+        [
+            (BySize(), {"cohort": 4}, "BySize has no effect, since all 4 clients take part in every round; set cohort"),
+            (BySize(), {"algorithm": Scaffold()}, "algorithm.name=scaffold assumes that clients are sampled uniformly"),
+            (BySize(), {"algorithm": FedDyn()}, "algorithm.name=feddyn assumes that clients are sampled uniformly"),
+            (BySize(), {"algorithm": FedFomo()}, "algorithm.name=fedfomo averages nothing"),
+            (Importance(), {"availability": Availability(dropout=0.1)}, "availability.* makes some"),
+            (PowerOfChoice(candidates=1), {}, "sampling.candidates=1: give at least the cohort (2)"),
+            (PowerOfChoice(candidates=5), {}, "at most the number of clients (4)"),
+        ],
+    )
+    def test_one_line(self, sampler, changes, message):
+        with pytest.raises(UsageError) as error:
+            server(sampler, **changes)
+        assert message in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ({"sampling.name": "by_sise"}, "sampling.name=by_sise: did you mean by_size?"),
+            ({"sampling": {"name": "importance", "explore": 0}}, "sampling.explore=0.0: must be more than 0"),
+            ({"sampling": {"name": "importance", "by": "norm"}}, "sampling.by='norm': known: last_loss, loss, size"),
+            ({"sampling.candidates": 3}, "sampling.candidates: no such key"),
+        ],
+    )
+    def test_options(self, values, message):
+        with pytest.raises(UsageError) as error:
+            Config.read(values)
+        assert str(error.value).startswith(message)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("name", ["power_of_choice", "importance"])
+def test_hosts_change_no_bit(tmp_path, name):
+    from helpers.ray_session import start_ray
+
+    start_ray()
+    given = QUICK | {"sampling.name": name}
+    here = rayfed.run(given | {"results": str(tmp_path / "here")})
+    there = rayfed.run(given | {"results": str(tmp_path / "there"), "placement": {"hosts": 2, "cpus": 0.5}})
+    assert there.weights_hash == here.weights_hash
