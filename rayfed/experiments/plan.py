@@ -73,6 +73,8 @@ class Plan:
 
     Attributes:
         trial: The name of the trial: equal configurations have equal names, wherever they are placed.
+        partition_seed: The seed with which the partition draws; None if it has none. It is found where the plan is made,
+            since the server may run on a machine that cannot import a user's own partition.
         clients_hash: A hash of the contents of clients given in Python.
         model_label, loss_label: The names of a model and a loss given in Python, such as "own:Net-1a2b3c".
         code_hash: A hash of the user's own code in this trial, None without any; see `rayfed.experiments.user_code`.
@@ -84,6 +86,7 @@ class Plan:
     blueprint: Blueprint
     evaluation: Evaluation
     trial: str
+    partition_seed: int | None = None
     clients_hash: str | None = None
     model_label: str | None = None
     loss_label: str | None = None
@@ -123,7 +126,7 @@ class Plan:
             "default_eval_point": self.evaluation.points[0],
             **self.cost._asdict(),
             "partition_hash": self.data_hash,
-            "partition_seed": None if self.clients_hash else partition_seed(self.config),
+            "partition_seed": self.partition_seed,
             "code_hash": self.code_hash,
         }
 
@@ -226,6 +229,7 @@ def make_plan(
         blueprint=blueprint,
         evaluation=evaluation,
         trial=trial,
+        partition_seed=partition_seed(config) if clients is None else None,
         clients_hash=contents[:12] or None,
         model_label=model_label,
         loss_label=loss_label,
