@@ -12,6 +12,7 @@ from rayfed.core.least_recent import LeastRecent
 from rayfed.core.trees import nbytes
 from rayfed.data.population import Population
 from rayfed.distributed.processes import Process, this_process
+from rayfed.distributed.user_modules import install
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for
 from rayfed.engine.exact_sum import ExactSum
@@ -19,6 +20,7 @@ from rayfed.engine.host import Host
 from rayfed.engine.host_data import Scored
 from rayfed.engine.requests import ExchangeRequest, ScoreRequest
 from rayfed.engine.serialization import pack, packed_bytes, state_hash, unpack
+from rayfed.experiments.user_code import ModuleSource
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
@@ -34,6 +36,9 @@ class RayHost:
     """
 
     host: Host
+
+    def __init__(self, sources: Sequence[ModuleSource] = ()) -> None:
+        install(sources)
 
     def take_up(self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0) -> Process:
         """Become a host of a simulation in place of the one before, and return the process.

@@ -61,6 +61,7 @@ class SweepTrial(tune.Trainable):
             data: The data of trials by `data_key`, as objects; others are loaded from files on this machine.
         """
         install(sources)
+        self._sources = sources
         gc.freeze()  # what was imported, so that it need not be searched after every trial
         self._sink, sent = RemoteRecorder(actor), data or {}
         self._given, self._keep_state = given or Given(), keep_state
@@ -131,7 +132,7 @@ class SweepTrial(tune.Trainable):
         if self._pool is not None and self._pool[0] != key:
             self._pool[1].close()
             self._pool = None
-        if self._pool is None and (made := make_pool(placement, group, keep=True)) is not None:
+        if self._pool is None and (made := make_pool(placement, group, keep=True, sources=self._sources)) is not None:
             self._pool = key, made
         return None if self._pool is None else self._pool[1]
 

@@ -69,7 +69,7 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     )
     for name in ("ray.tune", "ray.train", "ray.air"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
-    data = _sent_data(plan.configs)
+    data = _sent_data(plan.configs) if plan.given.clients is None else {}
     interrupts: list[int] = []
     faults_of = {job["trial"]: Config.read(job["values"]).faults for job in plan.jobs}
     ended, began = threading.Event(), time.monotonic()

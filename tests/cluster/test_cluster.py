@@ -1,6 +1,7 @@
 """The project's cluster.yaml on hosts with file systems of their own: `ray up`, a sweep, a lost node, and the end."""
 
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -93,6 +94,7 @@ def write_own(folder):
         path = folder / "rayfed" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    (folder / "rayfed/space.yaml").write_text("seeds: [0]\n")
     random = np.random.default_rng(0)
     (folder / "data").mkdir(exist_ok=True)
     x, y = random.normal(size=(200, 6)).astype(np.float32), random.integers(0, 3, 200)
@@ -126,7 +128,8 @@ def alive(lab):
     join = "import ray; ray.init(address='auto', logging_level='ERROR')"
     code = f"{join}; print('nodes', sum(node['Alive'] for node in ray.nodes()))"
     done = lab.run("head", f"cd /tmp; python -c {json.dumps(code)}", check=False)
-    return int(done.stdout.rpartition("nodes ")[2] or 0) if done.returncode == 0 else 0
+    found = re.search(r"^nodes (\d+)$", done.stdout, re.MULTILINE)  # Ray may print lines of its own before and after
+    return int(found[1]) if found else 0
 
 
 @pytest.fixture(scope="module")
@@ -187,13 +190,10 @@ class TestSecurity:
 
 
 class TestTrials:
-    SPACE = "seeds: [0]\n"
-
     def values(self, values):
         return " ".join(f"'{key}={json.dumps(value)}'".replace('"', "") for key, value in values.items())
 
     def test_own_code_and_data_are_needed_on_the_head_only(self, up, expected):
-        up.path("head", "rayfed/space.yaml").write_text(self.SPACE)
         for name in ("run", "sweep space.yaml"):
             command = f"rayfed {name} {self.values(OWN)} placement.hosts=2 experiment={name.split()[0]}"
             done = on_head(up, command)
