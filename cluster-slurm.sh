@@ -22,7 +22,7 @@ umask 077
 [[ -e ~/.ray/auth_token ]] || ray get-auth-token --generate > /dev/null
 chmod 600 ~/.ray/auth_token
 
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p) # which reads all names: head would end scontrol early
 port=$((20000 + SLURM_JOB_ID % 20000)) # two jobs may share a node
 srun ray symmetric-run --address "$head:$port" --min-nodes "$SLURM_NNODES" \
   --num-cpus "${SLURM_CPUS_PER_TASK:-1}" --num-gpus "${SLURM_GPUS_ON_NODE:-0}" -- "$@"

@@ -23,12 +23,11 @@ from rayfed.distributed.private_session import start_here
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
-from rayfed.distributed.user_modules import install, register_user_modules, without_caches
+from rayfed.distributed.user_modules import SentModule, install, register_user_modules, to_send
 from rayfed.engine.checkpoint import Saved
 from rayfed.experiments.config import Faults, Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import interrupted
-from rayfed.experiments.user_code import ModuleSource
 from rayfed.results.recorder import Progress
 
 CONNECT_SECONDS = 10
@@ -131,7 +130,7 @@ def _keep_raylet_messages_in_the_log() -> None:
 class _ServerActor:
     """The server of one trial outside a sweep."""
 
-    def __init__(self, sources: Sequence[ModuleSource]) -> None:
+    def __init__(self, sources: Sequence[SentModule]) -> None:
         install(sources)
 
     def run(self, plan: Plan, actor: Any, pool: HostPool | None, saved: Saved) -> Outcome:
@@ -146,7 +145,7 @@ class _ServerProcess:
     def __init__(self, plan: Plan, recorder: DriversRecorder, group: PlacementGroup, say: Callable[[str], None]):
         self._plan = dataclasses.replace(plan, population=sendable(plan.population), sources=())
         self._recorder, self._group, self._say = recorder, group, say
-        self._sources = without_caches(plan.sources)
+        self._sources = to_send(plan.sources)
         self._pool = make_pool(plan.config.placement, group, keep=True, sources=self._sources)
         if self._pool is not None:
             for position in range(plan.config.placement.least_hosts):

@@ -8,7 +8,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.distributed.ray_host import RayHost
-from rayfed.experiments.user_code import ModuleSource
+from rayfed.distributed.user_modules import SentModule
 
 
 class HostPool:
@@ -30,7 +30,7 @@ class HostPool:
         group: PlacementGroup | None,
         first_bundle: int = 0,
         keep: bool = False,
-        sources: Sequence[ModuleSource] = (),
+        sources: Sequence[SentModule] = (),
     ):
         self._sources = sources
         self.cpus, self.gpus, self.group, self.first_bundle, self._keep = cpus, gpus, group, first_bundle, keep

@@ -22,13 +22,13 @@ from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import Countdown, note, one_trial, watch_trials
 from rayfed.experiments.sweep import SweepPlan
 from rayfed.experiments.trial import Sink, TrialRun, run_trial
-from rayfed.experiments.user_code import ModuleSource
 from rayfed.results.recorder import Progress, Recorder
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
     from rayfed.distributed.host_pool import HostPool
+    from rayfed.distributed.user_modules import SentModule
 
 Outcome = str
 """What `run_trial` returns: the hash of the final state."""
@@ -144,7 +144,7 @@ def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> Outcome:
 
 
 def make_pool(
-    placement: Placement, group: "PlacementGroup | None", *, keep: bool, sources: Sequence[ModuleSource] = ()
+    placement: Placement, group: "PlacementGroup | None", *, keep: bool, sources: "Sequence[SentModule]" = ()
 ) -> "HostPool | None":
     """Return the processes of the hosts, in the bundles of `group`; None without hosts. See `HostPool`."""
     if not placement.hosts:

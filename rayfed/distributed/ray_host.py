@@ -12,7 +12,7 @@ from rayfed.core.least_recent import LeastRecent
 from rayfed.core.trees import nbytes
 from rayfed.data.population import Population
 from rayfed.distributed.processes import Process, this_process
-from rayfed.distributed.user_modules import install
+from rayfed.distributed.user_modules import SentModule, install
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for
 from rayfed.engine.exact_sum import ExactSum
@@ -20,7 +20,6 @@ from rayfed.engine.host import Host
 from rayfed.engine.host_data import Scored
 from rayfed.engine.requests import ExchangeRequest, ScoreRequest
 from rayfed.engine.serialization import pack, packed_bytes, state_hash, unpack
-from rayfed.experiments.user_code import ModuleSource
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
@@ -37,7 +36,7 @@ class RayHost:
 
     host: Host
 
-    def __init__(self, sources: Sequence[ModuleSource] = ()) -> None:
+    def __init__(self, sources: Sequence[SentModule] = ()) -> None:
         install(sources)
 
     def take_up(self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0) -> Process:

@@ -18,12 +18,11 @@ from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.placement import bundles, make_pool, steps_reserved
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.recording import RemoteRecorder
-from rayfed.distributed.user_modules import install, register_user_modules
+from rayfed.distributed.user_modules import SentModule, install, register_user_modules
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.sweep import Job, Populations, failed_before_start, planned
 from rayfed.experiments.trial import TrialRun
-from rayfed.experiments.user_code import ModuleSource
 
 ENDED = "ended"
 """The entry of a result that says whether the trial has ended by itself, and was not stopped by a scheduler."""
@@ -45,7 +44,7 @@ class SweepTrial(tune.Trainable):
         self,
         config: dict[str, Any],
         actor: Any = None,
-        sources: Sequence[ModuleSource] = (),
+        sources: Sequence[SentModule] = (),
         given: Given | None = None,
         keep_state: bool = False,
         data: Mapping[str, Any] | None = None,
