@@ -46,11 +46,12 @@ class Importance(Sampler):
         if self.by == "size":
             return np.ones(len(at.shares))
         if self.by == "loss":
-            return np.maximum(at.losses(range(len(at.shares))), 0.0)
-        known = np.isfinite(at.last_losses)
-        typical = at.last_losses[known].mean() if known.any() else 1.0
-        losses: np.ndarray = np.maximum(np.where(known, at.last_losses, typical), 0.0)
-        return losses
+            losses = at.losses(range(len(at.shares)))
+        else:
+            known = np.isfinite(at.last_losses)
+            typical = at.last_losses[known].mean() if known.any() else 1.0
+            losses = np.where(known, at.last_losses, typical)
+        return losses.clip(min=0.0)
 
 
 def inclusion_probabilities(importance: np.ndarray, size: int) -> np.ndarray:
