@@ -17,7 +17,7 @@ PEERS_ARGS ?=
 .DEFAULT_GOAL := help
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help venv install demo test test-all record-weights lint lint-all format docs bench bench-peers clean
+.PHONY: help venv install demo test test-all record-weights lint lint-all format docs site bench bench-peers clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(PIP) torch
 	$(PIP) --no-deps torchvision
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev,docs]'
 	@touch $@
 
 demo: $(STAMP) ## run the sweep of the README on the embedded data
@@ -68,7 +68,10 @@ format: $(STAMP) ## fix style and format
 docs: $(STAMP) ## regenerate docs/algorithms.md and the catalogue of options, then check the pages' links and snippets
 	$(BIN)/rayfed docs --generate catalogue
 	$(BIN)/rayfed docs --generate algorithms
-	$(BIN)/python -m pytest -k "test_pages or test_documents or test_readme"
+	$(BIN)/python -m pytest -k "test_pages or test_documents or test_readme or test_snippets"
+
+site: $(STAMP) ## build the documentation as a site in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet --strict
 
 bench: $(STAMP) ## run every script in benchmarks/
 	@set -e; for script in benchmarks/[a-z]*.py; do \

@@ -82,16 +82,3 @@ def test_every_status_is_documented():
     section = RESULTS.read_text().split("## Columns of `trials`\n")[1]
     (line,) = (line for line in section.splitlines() if line.startswith("| `status`"))
     assert set(re.findall(r"`([a-z]+)`", line)) - {"status"} == set(STATUSES)
-
-
-def test_the_recipe_in_pandas_runs(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(import pandas.*?)```", RESULTS.read_text(), re.S)
-    monkeypatch.chdir(tmp_path)
-    quick = ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=2"]
-    for seed in (0, 1):
-        assert main([*quick, "experiment=scanners", f"seed={seed}"]) == 0
-    found = {}
-    exec(code, found)
-    assert list(found["table"].columns) == ["mean", "std", "count"]
-    assert found["table"]["count"].tolist() == [2]
-    assert found["curve"].index.tolist() == [1, 2]

@@ -59,8 +59,14 @@ def test_readme_names_only_targets_that_exist():
 def test_no_package_index_is_written_down():
     for name in ("constraints.txt", "Makefile", "pyproject.toml", ".ci/run"):
         text = (ROOT / name).read_text()
+        for url in PROJECT["urls"].values():
+            text = text.replace(url, "")
         assert "index-url" not in text
         assert "://" not in text
+
+
+def test_the_site_names_the_projects_url():
+    assert f"repo_url: {PROJECT['urls']['Repository']} " in (ROOT / "mkdocs.yml").read_text()
 
 
 def test_the_wheel_has_the_spaces_and_the_documents(tmp_path):
