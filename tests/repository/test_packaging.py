@@ -130,7 +130,7 @@ def test_links_and_images_of_the_readme_work_on_a_package_index(wheel):
     outside = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
     targets = re.findall(r"\]\(([^)\s]+)\)", outside)
     assert f"{repository}/raw/main/docs/images/mini_digits.png" in targets
-    assert f"{repository}/blob/main/docs/running.md" in targets
+    assert f"{repository}/blob/main/docs/tour.md" in targets
     assert [target for target in targets if not re.match(r"https://|#", target)] == []
 
 
