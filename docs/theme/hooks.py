@@ -107,8 +107,8 @@ def keys_page() -> str:
         lines += [f"## `{name}`", "", *table(group, f"{name}.")]
     lines += ["## `search`, in a search space", "", *table(Search, "search.")]
     titles = {"data": "Datasets", "partition": "Partitions", "model": "Models", "augment": "Augmentations"}
-    for kind, heading in [*titles.items(), ("metrics", "Metrics")]:
-        lines += [f"## {heading}", ""]
+    for kind in (kind for kind in KINDS if kind != "algorithm"):
+        lines += [f"## {titles.get(kind, kind.capitalize())}", ""]
         for name in KINDS[kind]:
             prefix = f"metrics.{name}." if kind == "metrics" else f"{kind}."
             chosen = f"metrics.{name}=true" if kind == "metrics" else f"{kind}.name={name}"
