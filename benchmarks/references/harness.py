@@ -10,6 +10,7 @@ import copy
 import tempfile
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -68,16 +69,19 @@ class Setting:
         return self.cohort not in (None, len(self.sizes))
 
     def model(self) -> SplitModel:
-        """Return the network with the initial weights that both sides copy."""
+        """Return the network with the initial weights that both sides copy.
+
+        Features end without ReLU: where all are near 0, MOON's cosine similarity would magnify rounding.
+        """
         with torch_state_kept():
             torch.manual_seed(7)
             if self.network == "cnn":
                 layers: dict[str, nn.Module] = {"conv": nn.Conv2d(1, 4, 3), "relu": nn.ReLU(), "flat": nn.Flatten()}
-                layers |= {"fc": nn.Linear(4 * 36, FEATURES), "relu2": nn.ReLU()}
+                layers |= {"fc": nn.Linear(4 * 36, FEATURES)}
                 return SplitModel(nn.Sequential(OrderedDict(layers)), nn.Linear(FEATURES, CLASSES), (1, 8, 8))
             norm: dict[str, nn.Module] = {"bn1": nn.BatchNorm1d(12)} if self.network == "mlp_bn" else {}
             layers = {"fc1": nn.Linear(INPUTS, 12), **norm, "relu": nn.ReLU(), "fc2": nn.Linear(12, FEATURES)}
-            body = nn.Sequential(OrderedDict(layers | {"relu2": nn.ReLU()}))
+            body = nn.Sequential(OrderedDict(layers))
             return SplitModel(body, nn.Linear(FEATURES, CLASSES), (INPUTS,))
 
     def clients(self) -> list[dict[str, Any]]:
@@ -121,7 +125,8 @@ class Trace:
         parts: The training part (x, y) of each client, without examples that the algorithm holds out.
         held_out: What it holds out.
         server: The final state of the server.
-        clients: The final states of the clients.
+        clients: The final states of the clients that took part.
+        extra: What `Case.watch` noted.
     """
 
     setting: Setting
@@ -131,6 +136,7 @@ class Trace:
     held_out: list[tuple[Tensor, Tensor]]
     server: dict[str, Any]
     clients: dict[int, dict[str, Any]]
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def cohort(self, round: int) -> list[int]:
         """Return the clients of a round, in ascending order."""
@@ -140,8 +146,13 @@ class Trace:
         return len(self.parts[client][1])
 
 
-def record(setting: Setting) -> Trace:
+Watch = Callable[[dict[str, Any]], AbstractContextManager[Any]]
+"""Makes a context in which rayfed runs, and which notes in the given dictionary what else the other side needs."""
+
+
+def record(setting: Setting, watch: Watch | None = None) -> Trace:
     """Run `setting` in rayfed and return its trace."""
+    extra: dict[str, Any] = {}
     draws: dict[tuple[str, int], dict[int, list[Draw]]] = defaultdict(lambda: defaultdict(list))
     draw_rows = training.draw_rows
 
@@ -155,6 +166,7 @@ def record(setting: Setting) -> Trace:
         tempfile.TemporaryDirectory(prefix="rayfed-references-") as folder,
         mock.patch.object(training, "draw_rows", recording),
         mock.patch.object(host, "draw_rows", recording),
+        watch(extra) if watch else nullcontext(),
     ):
         result = rayfed.run(setting.config(folder), clients=clients, model=copy.deepcopy(model), quiet=True)
         server, states = result.server, {i: result.clients[i] for i in result.clients}
@@ -166,7 +178,7 @@ def record(setting: Setting) -> Trace:
         parts = [getattr(client, name) for client in divided]
         return [(torch.from_numpy(np.asarray(part.x)), torch.from_numpy(part.y)) for part in parts]
 
-    return Trace(setting, model, draws, tensors("train"), tensors("held_out"), server, states)
+    return Trace(setting, model, draws, tensors("train"), tensors("held_out"), server, states, extra)
 
 
 class Feed:
@@ -261,6 +273,7 @@ class Case:
         source: The key of the other project.
         theirs: Runs the other code: (checkout, trace) -> models.
         ours: Takes the same models from the trace.
+        watch: Notes what else the other side needs, such as random numbers.
         variant: What is special about this case, such as a change to the other code; empty if nothing is.
         differs: Why the two differ, where they are known to: who is right, and which line or equation decides. Empty
             if they must agree.
@@ -271,6 +284,7 @@ class Case:
     setting: Setting
     theirs: Callable[[Any, Trace], Models]
     ours: Callable[[Trace], Models]
+    watch: Watch | None = None
     variant: str = ""
     differs: str = ""
 
@@ -309,7 +323,7 @@ def compare(case: Case, checkout: Any) -> Comparison:
         OutOfStep: They did not take the same steps, or do not hold the same weights.
         Unavailable: Code of the other side is missing.
     """
-    trace = record(case.setting)
+    trace = record(case.setting, case.watch)
     ours, theirs = case.ours(trace), case.theirs(checkout, trace)
     difference, where = largest_difference(ours, theirs)
     initial = trace.initial.state_dict()
@@ -365,7 +379,9 @@ def client_weights(trace: Trace, *path: str, label: str = "") -> Models:
     return models
 
 
-def plain(module: nn.Module, rename: Mapping[str, str] | None = None, keep: Callable[[str], bool] | None = None) -> Weights:
+def plain(
+    module: nn.Module, rename: Mapping[str, str] | None = None, keep: Callable[[str], bool] | None = None
+) -> Weights:
     """Return copies of a module's weights under rayfed's names.
 
     Args:
@@ -381,5 +397,3 @@ def plain(module: nn.Module, rename: Mapping[str, str] | None = None, keep: Call
         if keep is None or keep(name):
             weights[name] = value.detach().clone()
     return weights
-
-
