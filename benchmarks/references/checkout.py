@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rayfed.core import torchvision_cpu
 from rayfed.core.rng import torch_state_kept
 
 
@@ -61,6 +62,7 @@ class Checkout:
         folder = self.path / root
         if not folder.is_dir():
             raise self.changed(f"the folder {root} is missing")
+        torchvision_cpu.prepare()  # some of them import torchvision
         mine = {entry.stem for entry in folder.iterdir() if entry.suffix == ".py" or entry.is_dir()}
         before = dict(sys.modules)
         here, path = os.getcwd(), list(sys.path)
@@ -116,6 +118,33 @@ class Importer:
                 raise self.checkout.changed(f"{module} has no {name}")
         values = [getattr(loaded, name) for name in names]
         return loaded if not names else values[0] if len(values) == 1 else values
+
+
+class Anything(ModuleType):
+    """A stand-in for a module of which nothing is used: each of its names is a class that takes any arguments."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unused
+
+
+class Unused:
+    """What a name of `Anything` is."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unused
+
+
+def anything(*names: str) -> dict[str, ModuleType]:
+    """Return stand-ins for the modules called `names`, and for the packages above them."""
+    whole = {".".join(name.split(".")[: n + 1]) for name in names for n in range(name.count(".") + 1)}
+    return {name: Anything(name) for name in sorted(whole)}
 
 
 def _as_module(name: str, stand_in: Any) -> ModuleType:

@@ -34,6 +34,9 @@ TOLERANCE = 1e-5
 Models = dict[str, Weights]
 """Weights to compare, by what they are: "server", "client 0", "client 0 personal"."""
 
+PARTIAL = {"cohort": 2, "rounds": 3}
+"""Two of four clients in a round; after three rounds at least two clients have taken part twice."""
+
 CLASSES, INPUTS, FEATURES = 3, 6, 8
 
 
@@ -250,6 +253,11 @@ class Loader:
 
     def __len__(self) -> int:
         return self.feed.trace.examples(self.client) // self.batch_size
+
+    def ahead(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of the next epoch without using them up."""
+        x, y = self.feed.trace.parts[self.client]
+        return ((x[rows], y[rows]) for rows in self.feed._left[self.client][: len(self)])
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         x, y = self.feed.trace.parts[self.client]

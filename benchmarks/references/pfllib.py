@@ -18,7 +18,7 @@ from torch import Tensor
 from rayfed.algorithms import fedgen
 from rayfed.core.trees import Weights, without
 from references.checkout import Checkout, Importer
-from references.harness import CLASSES, Case, Feed, Models, Setting, Trace, client_weights, plain, server_weights
+from references.harness import CLASSES, PARTIAL, Case, Feed, Models, Setting, Trace, client_weights, plain, server_weights
 
 SOURCE = "pfllib"
 TRIED = "d832e76"
@@ -460,10 +460,6 @@ def our_generator(trace: Trace) -> Models:
 
 IDLE = "layers.0.bias"
 """Batch norm removes this bias again, so its gradient is rounding noise, which Adam brings to the size of a step."""
-
-
-PARTIAL = {"cohort": 2, "rounds": 3}
-"""Two of four clients in a round; after three rounds at least two clients have taken part twice."""
 
 
 def cases() -> list[Case]:
