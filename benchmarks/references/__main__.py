@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from references import feddyn, fedreg, flbench, pfllib
+from references import apple, feddyn, fedreg, flbench, pfllib
 from references.checkout import Checkout, Unavailable
 from references.harness import Comparison, OutOfStep, compare
 
-SOURCES = {module.SOURCE: module for module in (pfllib, flbench, feddyn, fedreg)}
+SOURCES = {module.SOURCE: module for module in (pfllib, flbench, feddyn, fedreg, apple)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,24 +5,24 @@ pass over the data of its own, before training; here it meets the batches in the
 """
 
 import copy
-from types import SimpleNamespace
+from functools import partial as partial_function
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from references.checkout import Checkout, Importer, anything
+from references.checkout import Checkout, Importer, Unused, anything
 from references.harness import CLASSES, PARTIAL, Case, Feed, Models, Setting, Trace, plain, server_weights
 
 SOURCE = "fedreg"
 TRIED = "34b081f"
 
-STAND_INS = anything("loguru", "thop", "h5py")
+STAND_INS = anything("thop", "h5py") | {"loguru": {"logger": Unused()}}
 
 
-def theirs(checkout: Checkout, trace: Trace) -> Models:
-    """Return the server's model after training with `FedReg`."""
+def theirs(checkout: Checkout, trace: Trace, shown: int = 1) -> Models:
+    """Return the server's model after training with `FedReg`, which sees the batches of `shown` epochs in advance."""
     with checkout.importing(".", STAND_INS) as load:
         sharing = torch.multiprocessing.get_sharing_strategy()
         feed = Feed(trace)
@@ -35,7 +35,7 @@ def theirs(checkout: Checkout, trace: Trace) -> Models:
                 feed.start(seed + 1)
                 cohort = trace.cohort(seed + 1)
                 self.clients_per_round = len(cohort)
-                return cohort, [_client(client, self, feed, i) for i in cohort]
+                return cohort, [_client(client, self, feed, i, shown) for i in cohort]
 
             def test(self) -> tuple[Any, ...]:
                 return ()
@@ -77,34 +77,34 @@ def _model(load: Importer, trace: Trace) -> Any:
     return Model
 
 
-def _client(kind: Any, server: Any, feed: Feed, number: int) -> Any:
+def _client(kind: Any, server: Any, feed: Feed, number: int, shown: int) -> Any:
     nothing = {"x": [0], "y": [0]}
     client = kind(number, None, nothing, [], server.cmodel, server.batch_size, None, None, None, None)
-    client.train_data = TwoPasses(feed, number)
+    client.train_data = TwoPasses(feed, number, shown)
     return client
 
 
 class TwoPasses:
-    """A loader whose first pass shows the batches of the first epoch, which the second pass uses up."""
+    """A loader whose first pass shows the batches of the next epochs, which the following passes use up."""
 
-    def __init__(self, feed: Feed, client: int):
-        self.loader, self.passes = feed.loader(client), 0
+    def __init__(self, feed: Feed, client: int, shown: int):
+        self.loader, self.shown, self.passes = feed.loader(client), shown, 0
 
     def __iter__(self) -> Any:
         self.passes += 1
-        return iter(self.loader if self.passes > 1 else self.loader.ahead())
+        return iter(self.loader if self.passes > 1 else self.loader.ahead(self.shown))
 
 
 ORDER = "x"
-_ = SimpleNamespace
 
 
 def cases() -> list[Case]:
     """Return all comparisons with the authors' FedReg."""
     found = []
     for partial in ({}, PARTIAL):
-        for epochs, differs in (1, ""), (2, ORDER):
-            setting = Setting({"name": "fedreg", "eta_s": 0.1, "gamma": 0.5}, epochs=epochs, **partial)
-            variant = "" if differs else "one epoch"
-            found.append(Case("fedreg", SOURCE, setting, theirs, server_weights, variant=variant, differs=differs))
+        setting = Setting({"name": "fedreg", "eta_s": 0.1, "gamma": 0.5}, **partial)
+        found.append(Case("fedreg", SOURCE, setting, theirs, server_weights, differs=ORDER))
+        every = partial_function(theirs, shown=setting.epochs)
+        variant = "with pseudo-data of its own for every batch of both epochs"
+        found.append(Case("fedreg", SOURCE, setting, every, server_weights, variant=variant))
     return found

@@ -254,10 +254,10 @@ class Loader:
     def __len__(self) -> int:
         return self.feed.trace.examples(self.client) // self.batch_size
 
-    def ahead(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of the next epoch without using them up."""
+    def ahead(self, epochs: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the batches of the next epochs without using them up."""
         x, y = self.feed.trace.parts[self.client]
-        return ((x[rows], y[rows]) for rows in self.feed._left[self.client][: len(self)])
+        return ((x[rows], y[rows]) for rows in self.feed._left[self.client][: epochs * len(self)])
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         x, y = self.feed.trace.parts[self.client]
