@@ -4,7 +4,6 @@ Their networks are classes of fixed shape, so the mixture `ClientNet` is subclas
 rayfed's shape, whose layers have the names that their code uses. PySyft, which only moves models, is replaced.
 """
 
-import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -29,11 +28,11 @@ LAYERS = {"conv1": "features.fc1", "conv2": "features.fc2", "fc2": "head"}
 """Their names of layers, and rayfed's."""
 
 
-def run(momentum: bool) -> Callable[[Checkout, Trace], Models]:
+def run(having: str) -> Callable[[Checkout, Trace], Models]:
     """Return a function that trains with `train_one_round` and returns core models and relations.
 
     Args:
-        momentum: Whether their optimiser keeps its momentum of 0.9.
+        having: What has momentum, 0.9, in their optimiser: "all", as it is; "weights", not the relations; "nothing".
     """
 
     def theirs(checkout: Checkout, trace: Trace) -> Models:
@@ -46,18 +45,33 @@ def run(momentum: bool) -> Callable[[Checkout, Trace], Models]:
             cores = [net() for _ in sizes]
             clients = [mixture(len(sizes), p) for p in relations]
             feed = Feed(trace)
-            optimizer = training.optim.SGD
-            plain_sgd = SimpleNamespace(SGD=lambda groups, lr, momentum: optimizer(groups, lr=lr))
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(mock.patch.object(models, "Net", net))
-                if not momentum:
-                    stack.enter_context(mock.patch.object(training, "optim", plain_sgd))
+            sgd = training.optim.SGD
+
+            def optimizer(groups: list[dict[str, Any]], lr: float, momentum: float) -> Any:
+                *weights, coefficients = groups
+                if having != "all":
+                    coefficients = coefficients | {"momentum": 0.0}
+                return sgd([*weights, coefficients], lr=lr, momentum=0.0 if having == "nothing" else momentum)
+
+            with (
+                mock.patch.object(models, "Net", net),
+                mock.patch.object(training, "optim", SimpleNamespace(SGD=optimizer)),
+            ):
                 for round in range(trace.setting.rounds):
                     feed.start(round + 1)
                     loaders = [(None, feed.loader(i)) for i in range(len(sizes))]
                     cores, relations, clients = training.train_one_round(
-                        _arguments(trace), cores, clients, relations, sizes, None, round,
-                        nn.CrossEntropyLoss(), torch.device("cpu"), None, loaders,
+                        _arguments(trace),
+                        cores,
+                        clients,
+                        relations,
+                        sizes,
+                        None,
+                        round,
+                        nn.CrossEntropyLoss(),
+                        torch.device("cpu"),
+                        None,
+                        loaders,
                     )
             feed.finish()
             mixed = {f"client {i} p": {"p": torch.tensor(p)} for i, p in enumerate(relations)}
@@ -134,14 +148,13 @@ MOMENTUM = "x"
 def cases() -> list[Case]:
     """Return all comparisons with the authors' APPLE."""
     found = []
+    own = {"name": "apple", "relation_lr": 0.01, "mu": 0.5, "pull_rounds": 1.0}
     for schedule in ("exponential", "cosine"):
-        own = {"name": "apple", "relation_lr": 0.01, "mu": 0.5, "pull_schedule": schedule, "pull_rounds": 1.0}
-        setting = Setting(own, rounds=3)
-        variant = f"{schedule} pull, their optimiser without momentum"
-        found.append(Case("apple", SOURCE, setting, run(momentum=False), ours, variant=variant))
-    more = {"local.momentum": 0.9}
-    setting = Setting(own, more=more)
-    found.append(
-        Case("apple", SOURCE, setting, run(momentum=True), ours, variant="local.momentum=0.9", differs=MOMENTUM)
-    )
+        setting = Setting(own | {"pull_schedule": schedule}, rounds=3)
+        variant = f"{schedule} pull, no momentum"
+        found.append(Case("apple", SOURCE, setting, run("nothing"), ours, variant=variant))
+    setting = Setting(own | {"pull_schedule": "exponential"}, rounds=3, more={"local.momentum": 0.9})
+    variant = "momentum, in theirs for the weights only"
+    found.append(Case("apple", SOURCE, setting, run("weights"), ours, variant=variant))
+    found.append(Case("apple", SOURCE, setting, run("all"), ours, variant="momentum", differs=MOMENTUM))
     return found

@@ -15,7 +15,6 @@ SOURCE = "feddyn"
 TRIED = "48a19fa"
 
 
-
 def theirs(checkout: Checkout, trace: Trace) -> Models:
     """Return the cloud model and the mean of the clients' models after training with `train_FedDyn`."""
     setting, feed = trace.setting, Feed(trace)
@@ -27,7 +26,9 @@ def theirs(checkout: Checkout, trace: Trace) -> Models:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
         os.makedirs("Output/lockstep")
         xs, ys = zip(*((x.numpy(), y.numpy()) for x, y in trace.parts), strict=True)
-        data = SimpleNamespace(n_client=len(xs), clnt_x=xs, clnt_y=ys, tst_x=xs[0], tst_y=ys[0], name="lockstep", dataset="")
+        data = SimpleNamespace(
+            n_client=len(xs), clnt_x=xs, clnt_y=ys, tst_x=xs[0], tst_y=ys[0], name="lockstep", dataset=""
+        )
         rounds = iter(range(1, setting.rounds + 1))
 
         def draw(size: int) -> np.ndarray:

@@ -21,7 +21,9 @@ TRIED = "06e658b"
 STAND_INS = anything("hydra.core.hydra_config", "omegaconf", "pynvml") | {"src.utils.trainer": Anything("trainer")}
 
 
-def run(file: str, server: str, options: dict[str, Any], first_moment: float = 0.0) -> Callable[[Checkout, Trace], Models]:
+def run(
+    file: str, server: str, options: dict[str, Any], first_moment: float = 0.0
+) -> Callable[[Checkout, Trace], Models]:
     """Return a function that trains with FL-bench's `server` class and returns the server's model.
 
     Args:

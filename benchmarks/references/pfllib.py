@@ -18,7 +18,18 @@ from torch import Tensor
 from rayfed.algorithms import fedgen
 from rayfed.core.trees import Weights, without
 from references.checkout import Checkout, Importer
-from references.harness import CLASSES, PARTIAL, Case, Feed, Models, Setting, Trace, client_weights, plain, server_weights
+from references.harness import (
+    CLASSES,
+    PARTIAL,
+    Case,
+    Feed,
+    Models,
+    Setting,
+    Trace,
+    client_weights,
+    plain,
+    server_weights,
+)
 
 SOURCE = "pfllib"
 TRIED = "d832e76"
