@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from references import apple, feddyn, fedreg, flbench, pfllib
+from references import afl, apple, feddyn, fedreg, flbench, harmofl, pfllib, vhl
 from references.checkout import Checkout, Unavailable
 from references.harness import Comparison, OutOfStep, compare
 
-SOURCES = {module.SOURCE: module for module in (pfllib, flbench, feddyn, fedreg, apple)}
+SOURCES = {module.SOURCE: module for module in (pfllib, flbench, feddyn, fedreg, apple, harmofl, vhl, afl)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

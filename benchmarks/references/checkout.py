@@ -69,7 +69,12 @@ class Checkout:
         states = random.getstate(), np.random.get_state()
         for name in [name for name in sys.modules if name.split(".")[0] in mine]:
             del sys.modules[name]
-        for name, stand_in in (stand_ins or {}).items():
+        stand_ins = {
+            name: stand_in
+            for name, stand_in in (stand_ins or {}).items()
+            if not folder.joinpath(*name.split(".")).is_dir()  # packages above a module that `anything` stands for
+        }
+        for name, stand_in in stand_ins.items():
             sys.modules[name] = _as_module(name, stand_in)
         sys.path.insert(0, str(folder))
         sys.dont_write_bytecode, bytecode = True, sys.dont_write_bytecode
@@ -87,7 +92,7 @@ class Checkout:
         finally:
             sys.dont_write_bytecode = bytecode
             sys.path[:] = path
-            for name in [name for name in sys.modules if name.split(".")[0] in mine or name in (stand_ins or {})]:
+            for name in [name for name in sys.modules if name.split(".")[0] in mine or name in stand_ins]:
                 del sys.modules[name]
             sys.modules.update({name: module for name, module in before.items() if name not in sys.modules})
             random.setstate(states[0])
@@ -107,7 +112,7 @@ class Importer:
             Unavailable: The file or a name is not where it was, or the file needs a package that is not installed.
         """
         file = self.folder.joinpath(*module.split("."))
-        if not file.with_suffix(".py").is_file() and not (file / "__init__.py").is_file():
+        if module not in sys.modules and not file.with_suffix(".py").is_file() and not (file / "__init__.py").is_file():
             raise self.checkout.changed(f"{file.relative_to(self.checkout.path)}.py is missing")
         try:
             loaded = importlib.import_module(module)
