@@ -1,7 +1,7 @@
 """APPLE's authors (Luo and Wu 2022): one round of their training, their mixture of core models and their penalty.
 
-Their networks are classes of fixed shape, so the mixture `ClientNet` is subclassed and `Net` is replaced by a network of
-rayfed's shape, whose layers have the names that their code uses. PySyft, which only moves models, is replaced.
+Their networks are classes of fixed shape, so the mixture `ClientNet` is subclassed, and `Net` is replaced by a network
+of rayfed's shape, whose layers have the names that their code uses. PySyft, which only moves models, is replaced.
 """
 
 from collections.abc import Callable
@@ -142,7 +142,11 @@ def ours(trace: Trace) -> Models:
     return models | client_weights(trace, "p", label="p")
 
 
-MOMENTUM = "x"
+MOMENTUM = (
+    "rayfed's local.momentum concerns the core model only; the step of the relations is plain, as in Alg. 1 of the "
+    "paper. `train_APPLE.py`, line 52, gives both the momentum 0.9. Without it, or with it for the weights only, they "
+    "agree."
+)
 
 
 def cases() -> list[Case]:

@@ -42,11 +42,16 @@ def theirs(checkout: Checkout, trace: Trace, shown: int = 1) -> Models:
 
         config = {
             **dict.fromkeys(("model_param", "eval_train"), ()),
-            **{"inner_opt": None, "clients_per_round": 0, "num_rounds": trace.setting.rounds, "eval_every": 100},
-            **{"batch_size": trace.setting.batch_size, "drop_percent": 0.0, "num_epochs": trace.setting.epochs},
+            "inner_opt": None,
+            "clients_per_round": 0,
+            "num_rounds": trace.setting.rounds,
+            "eval_every": 100,
+            "batch_size": trace.setting.batch_size,
+            "drop_percent": 0.0,
+            "num_epochs": trace.setting.epochs,
             "gamma": trace.setting.algorithm["gamma"],
         }
-        with mock.patch.object(module, "decode_stat", lambda stats: None):
+        with mock.patch.object(module, "decode_stat", return_value=None):
             server = Quiet(config, model, ([], [], {}, []))
             server.train()
         feed.finish()
@@ -56,8 +61,8 @@ def theirs(checkout: Checkout, trace: Trace, shown: int = 1) -> Models:
 def _model(load: Importer, trace: Trace) -> Any:
     """Return their model class with rayfed's network and separate copies of a batch for the two sets of pseudo-data.
 
-    `generate_fake` starts both from `x.detach()`. On a GPU they are copies, since the batch comes from the CPU; on a CPU
-    both, and the batch, would be one tensor.
+    `generate_fake` starts both from `x.detach()`. On a GPU they are copies, since the batch comes from the CPU; on a
+    CPU both, and the batch, would be one tensor.
     """
     module = load("FedUtils.models.mnist.cnn")
     step = module.FSGM
@@ -95,7 +100,12 @@ class TwoPasses:
         return iter(self.loader if self.passes > 1 else self.loader.ahead(self.shown))
 
 
-ORDER = "x"
+ORDER = (
+    "`fedreg.py`, line 40, gives the k-th batch of each epoch the pseudo-data of the k-th batch of one pass before "
+    "training, which shuffling makes another batch. (Here they are the same in the first epoch, and not in the "
+    "second.) rayfed computes pseudo-data from the batch itself, so that the projection concerns the same examples; no "
+    "option gives the other pairing. With pseudo-data for the batches of all epochs, theirs agrees."
+)
 
 
 def cases() -> list[Case]:

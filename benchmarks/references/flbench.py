@@ -103,7 +103,10 @@ def _arguments(trace: Trace, group: str, options: dict[str, Any]) -> SimpleNames
     return SimpleNamespace(common=common, **{group: SimpleNamespace(**options)})
 
 
-STARTS_FROM_ZERO = "x"
+STARTS_FROM_ZERO = (
+    "rayfed follows the paper: Alg. 2 asks for an initial v of at least τ². `fedopt.py`, line 81, starts from 0. From "
+    "τ² on, they agree."
+)
 
 
 def cases() -> list[Case]:

@@ -7,8 +7,7 @@ The latter is written in Cython. Its source is translated to Python when it is i
 import copy
 import re
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -27,9 +26,9 @@ def run(published: bool) -> Callable[[Checkout, Trace], Models]:
     """Return a function that trains with `train_perturbation` and `communication`.
 
     Args:
-        published: Whether amplitudes are normalised as the code does it: only the lowest frequency, by an amplitude that
-            each client takes from its first batch. Otherwise its functions replace all frequencies, as Eq. 3 of the
-            paper does, with a running mean that is complete before the first round.
+        published: Whether amplitudes are normalised as the code does it: only the lowest frequency, by an amplitude
+            that each client takes from its first batch. Otherwise its functions replace all frequencies, as the paper
+            does, with a running mean that is complete before the first round.
     """
 
     def theirs(checkout: Checkout, trace: Trace) -> Models:
@@ -113,8 +112,12 @@ def ours(trace: Trace) -> Models:
     return {"server": trace.server["weights"], "amplitude": {"amplitude": trace.server["amplitude"]}}
 
 
-_ = SimpleNamespace
-LOWEST_FREQUENCY = "x"
+LOWEST_FREQUENCY = (
+    "rayfed follows the paper, which puts the mean amplitude in the place of the image's at all frequencies. "
+    "`amp_utils.pyx`, line 59, calls `normalize` with L=0, which replaces the lowest frequency only; `process` "
+    "declares `int momentum`, so that 0.1 is 0 and the first batch decides; and the amplitude is computed while round "
+    "1 trains with it. With L=0.5, a momentum that counts and the amplitude complete before round 1, they agree."
+)
 
 
 def cases() -> list[Case]:

@@ -31,6 +31,9 @@ from rayfed.models.split_model import SplitModel
 TOLERANCE = 1e-5
 """The largest absolute difference of a weight that counts as agreement: float32 rounding over some dozen steps."""
 
+LEAST_MOVE = 1e-3
+"""The change of a weight that training must exceed somewhere; agreement means little below."""
+
 Models = dict[str, Weights]
 """Weights to compare, by what they are: "server", "client 0", "client 0 personal"."""
 
@@ -297,6 +300,28 @@ class Case:
     differs: str = ""
 
 
+def pair(
+    method: str,
+    source: str,
+    algorithm: Mapping[str, Any],
+    theirs: Callable[[Any, Trace], Models],
+    ours: Callable[[Trace], Models],
+    *,
+    watch: Watch | None = None,
+    variant: str = "",
+    differs: str = "",
+    **setting: Any,
+) -> list[Case]:
+    """Return a case with all clients in every round, and one with two of four.
+
+    Args:
+        algorithm: The options of the method in rayfed.
+        setting: Other fields of `Setting`.
+    """
+    settings = [Setting({"name": method, **algorithm}, **(setting | cohort)) for cohort in ({}, PARTIAL)]
+    return [Case(method, source, each, theirs, ours, watch, variant, differs) for each in settings]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The outcome of a case.
@@ -341,6 +366,8 @@ def compare(case: Case, checkout: Any) -> Comparison:
         for name, value in weights.items()
         if name in initial and value.is_floating_point()
     ]
+    if moved and max(moved) < LEAST_MOVE:
+        raise OutOfStep(f"rayfed moved no weight by more than {max(moved):.1g}, so that agreement would mean nothing")
     return Comparison(case, difference, where, max(moved, default=0.0), len(ours))
 
 
