@@ -17,7 +17,7 @@ PEERS_ARGS ?=
 .DEFAULT_GOAL := help
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help venv install demo test test-all record-weights lint lint-all format docs bench bench-peers clean
+.PHONY: help venv install demo test test-all record-weights lint lint-all format docs bench bench-peers references clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ bench: $(STAMP) ## run every script in benchmarks/
 
 bench-peers: $(STAMP) ## time a round beside a bare loop, Flower and pfl-research, which it installs into build/peers
 	PYTHONPATH=benchmarks:. $(BIN)/python -m peers $(PEERS_ARGS)
+
+references: $(STAMP) ## train side by side with other projects' code; REFERENCES_ARGS names checkouts of it
+	PYTHONPATH=benchmarks:. $(BIN)/python -m references $(REFERENCES_ARGS)
 
 clean: ## remove .venv, builds and caches, but not results/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
