@@ -3,11 +3,13 @@
 import contextlib
 import importlib
 import io
+import logging
 import os
 import random
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -82,8 +84,11 @@ class Checkout:
             with (
                 tempfile.TemporaryDirectory(prefix="rayfed-references-") as scratch,
                 contextlib.redirect_stdout(io.StringIO()),
+                _without_logging(),
+                warnings.catch_warnings(),
                 torch_state_kept(),
             ):
+                warnings.simplefilter("ignore")
                 os.chdir(scratch)
                 try:
                     yield Importer(self, folder)
@@ -97,6 +102,20 @@ class Checkout:
             sys.modules.update({name: module for name, module in before.items() if name not in sys.modules})
             random.setstate(states[0])
             np.random.set_state(states[1])
+
+
+@contextlib.contextmanager
+def _without_logging() -> Iterator[None]:
+    """Drop what is logged, and undo what importing modules change about the root logger."""
+    root = logging.getLogger()
+    level, handlers, disabled = root.level, list(root.handlers), root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        root.setLevel(level)
+        root.handlers[:] = handlers
 
 
 class Importer:

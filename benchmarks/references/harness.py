@@ -132,7 +132,7 @@ class Trace:
         held_out: What it holds out.
         server: The final state of the server.
         clients: The final states of the clients that took part.
-        extra: What `Case.watch` noted.
+        extra: What `Case.watch` noted; "initial" are the initial weights where the algorithm adds some.
     """
 
     setting: Setting
@@ -359,7 +359,7 @@ def compare(case: Case, checkout: Any) -> Comparison:
     trace = record(case.setting, case.watch)
     ours, theirs = case.ours(trace), case.theirs(checkout, trace)
     difference, where = largest_difference(ours, theirs)
-    initial = trace.initial.state_dict()
+    initial = trace.extra.get("initial") or trace.initial.state_dict()
     moved = [
         float((value - initial[name]).abs().max())
         for weights in ours.values()
@@ -412,6 +412,14 @@ def client_weights(trace: Trace, *path: str, label: str = "") -> Models:
             value = value[key]
         models[f"client {client}{label and ' ' + label}"] = value if isinstance(value, dict) else {path[-1]: value}
     return models
+
+
+def mean(trained: Mapping[int, Weights], trace: Trace) -> Weights:
+    """Return the mean of the clients' weights by their training examples, where the other side's own is not at hand."""
+    total = sum(trace.examples(i) for i in trained)
+    shares = {i: trace.examples(i) / total for i in trained}
+    names = next(iter(trained.values()))
+    return {name: torch.stack([shares[i] * trained[i][name] for i in trained]).sum(0) for name in names}
 
 
 def plain(

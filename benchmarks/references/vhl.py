@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.algorithms import vhl
-from rayfed.core.trees import Weights
 from references.checkout import Checkout, anything
-from references.harness import PARTIAL, Case, Feed, Models, Setting, Trace, plain, server_weights
+from references.harness import PARTIAL, Case, Feed, Models, Setting, Trace, mean, plain, server_weights
 
 SOURCE = "vhl"
 TRIED = "c5aa7a1"
@@ -74,7 +73,7 @@ def theirs(checkout: Checkout, trace: Trace) -> Models:
                     train = trainer.VHL_train_one_epoch
                     train(state, feed.loader(i), torch.device("cpu"), None, epoch, state, state, make_summary=False)
                 trained[i] = plain(model.net)
-            weights = _mean(trained, trace)
+            weights = mean(trained, trace)
         feed.finish()
         return {"server": weights}
 
@@ -133,13 +132,6 @@ class Returning(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         features = self.net.features(x)
         return self.net.head(features), features
-
-
-def _mean(trained: dict[int, Weights], trace: Trace) -> Weights:
-    total = sum(trace.examples(i) for i in trained)
-    shares = {i: trace.examples(i) / total for i in trained}
-    names = next(iter(trained.values()))
-    return {name: sum(shares[i] * weights[name] for i, weights in trained.items()) for name in names}
 
 
 def cases() -> list[Case]:

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 
 ROOT = Path(__file__).parents[2]
 
-METHODS = (
-    "fedavg fedprox scaffold moon feddyn fedbn fedper fedrep fedrod fedbabu ditto apfl pfedme per_fedavg fedfomo apple "
-    "fedproto fedgen dbe fedavgm fedadam fedyogi fedadagrad harmofl fedreg vhl afl"
-).split()
+METHODS = {
+    *("fedavg", "fedprox", "scaffold", "moon", "feddyn", "fedbn", "fedper", "fedrep", "fedrod", "fedbabu", "ditto"),
+    *("apfl", "pfedme", "per_fedavg", "fedfomo", "apple", "fedproto", "fedgen", "dbe", "fedavgm", "fedadam", "fedyogi"),
+    *("fedadagrad", "harmofl", "fedreg", "vhl", "afl"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def fedavg(*, share=None, lr=None, epochs=None, momentum=0.0):
         weights = {name: value.clone() for name, value in trace.initial.state_dict().items()}
         for round in range(1, setting.rounds + 1):
             feed.start(round)
-            cohort, summed = trace.cohort(round), {name: 0.0 for name in weights}
+            cohort, summed = trace.cohort(round), dict.fromkeys(weights, 0.0)
             total = sum(trace.examples(i) for i in cohort)
             for i in cohort:
                 model = copy.deepcopy(trace.initial)
@@ -205,9 +206,11 @@ def test_what_is_missing_is_one_line(checkout, wanted, message):
 
 def test_a_missing_name_and_a_missing_folder_are_one_line(checkout):
     names = module("checkout")
-    with checkout.importing(".", names.anything("missing_package.deep")) as load:
-        with pytest.raises(names.Unavailable, match=r"flcore\.server has no Client; this was written"):
-            load("flcore.server", "Server", "Client")
+    with (
+        checkout.importing(".", names.anything("missing_package.deep")) as load,
+        pytest.raises(names.Unavailable, match=r"flcore\.server has no Client; this was written"),
+    ):
+        load("flcore.server", "Server", "Client")
     with pytest.raises(names.Unavailable, match="the folder system is missing"), checkout.importing("system"):
         pass
 
@@ -244,7 +247,8 @@ def test_the_program_says_what_is_missing(tmp_path, capsys):
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 5  # the heading, and four comparisons
     assert all("the folder system is missing; this was written for commit" in line for line in out[1:])
-    for arguments, message in ([], "name a checkout"), (["--vhl", ".", "--method", "scaffold"], "no comparison of scaff"):
+    wrong = ([], "name a checkout"), (["--vhl", ".", "--method", "scaffold"], "no comparison of scaffold")
+    for arguments, message in wrong:
         with pytest.raises(SystemExit):
             main(arguments)
         assert message in capsys.readouterr().err
@@ -254,7 +258,7 @@ def test_every_method_has_a_comparison_in_which_it_agrees():
     program = module("__main__")
     cases = [case for source in program.SOURCES.values() for case in source.cases()]
     assert program.NAMES.keys() == program.SOURCES.keys()
-    assert {case.method for case in cases if not case.differs} == set(METHODS)
+    assert {case.method for case in cases if not case.differs} == METHODS
     assert all(case.setting.algorithm["name"] == case.method for case in cases)
     assert all(len(case.differs) > 40 for case in cases if case.differs)
 
