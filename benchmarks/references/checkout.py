@@ -57,6 +57,8 @@ class Checkout:
     def importing(self, root: str = ".", stand_ins: Mapping[str, Any] | None = None) -> Iterator["Importer"]:
         """Provide an importer of the modules below `root`, with `stand_ins` for packages that they import.
 
+        A stand-in is a module, or the names that matter of one.
+
         Other projects call their top-level modules `utils` and `models`. Within the context these names mean the
         modules of this checkout; afterwards they mean again what they meant before. The current folder is a temporary
         one, what the other code prints is dropped, and the state of random generators is restored at the end.
@@ -174,6 +176,6 @@ def anything(*names: str) -> dict[str, ModuleType]:
 def _as_module(name: str, stand_in: Any) -> ModuleType:
     if isinstance(stand_in, ModuleType):
         return stand_in
-    module = ModuleType(name)
+    module = Anything(name)
     vars(module).update(stand_in)
     return module

@@ -55,7 +55,7 @@ class Setting:
         algorithm: The options `algorithm.*` of rayfed, with the name.
         sizes: The number of training examples of each client.
         cohort: The number of clients in a round; None: all of them.
-        network: "mlp", "mlp_bn" (with batch norm) or "cnn" (for images of 8x8 pixels).
+        network: "mlp", "mlp_bn" (with batch norm), "linear", or "cnn" (for images of 8x8 pixels).
         more: Other keys of rayfed's configuration, such as {"batch_norm": "local"}.
     """
 
@@ -85,6 +85,8 @@ class Setting:
                 layers: dict[str, nn.Module] = {"conv": nn.Conv2d(1, 4, 3), "relu": nn.ReLU(), "flat": nn.Flatten()}
                 layers |= {"fc": nn.Linear(4 * 36, FEATURES)}
                 return SplitModel(nn.Sequential(OrderedDict(layers)), nn.Linear(FEATURES, CLASSES), (1, 8, 8))
+            if self.network == "linear":
+                return SplitModel(nn.Identity(), nn.Linear(INPUTS, CLASSES), (INPUTS,))
             norm: dict[str, nn.Module] = {"bn1": nn.BatchNorm1d(12)} if self.network == "mlp_bn" else {}
             layers = {"fc1": nn.Linear(INPUTS, 12), **norm, "relu": nn.ReLU(), "fc2": nn.Linear(12, FEATURES)}
             body = nn.Sequential(OrderedDict(layers))
