@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from references import afl, apfl, apple, feddyn, fedreg, flbench, harmofl, moon, pfllib_methods, vhl
+from references import afl, apfl, apple, feddyn, fedproto, fedreg, flbench, harmofl, moon, pfllib_methods, vhl
 from references.checkout import Checkout, Unavailable
 from references.harness import Comparison, OutOfStep, compare
 from references.report import line, markdown, reasons
 
 SOURCES: dict[str, Any] = {
-    module.SOURCE: module for module in (pfllib_methods, flbench, moon, feddyn, apfl, apple, fedreg, harmofl, vhl, afl)
+    module.SOURCE: module
+    for module in (pfllib_methods, flbench, moon, feddyn, apfl, fedproto, apple, fedreg, harmofl, vhl, afl)
 }
 
 NAMES = {
@@ -25,6 +26,7 @@ NAMES = {
     "moon": "authors",
     "feddyn": "authors",
     "fedtorch": "authors",
+    "fedproto": "authors",
     "apple": "authors",
     "fedreg": "authors",
     "harmofl": "authors",

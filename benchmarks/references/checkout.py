@@ -76,7 +76,7 @@ class Checkout:
         stand_ins = {
             name: stand_in
             for name, stand_in in (stand_ins or {}).items()
-            if not folder.joinpath(*name.split(".")).is_dir()  # packages above a module that `anything` stands for
+            if not (isinstance(stand_in, Package) and folder.joinpath(*name.split(".")).is_dir())
         }
         for name, stand_in in stand_ins.items():
             sys.modules[name] = _as_module(name, stand_in)
@@ -155,6 +155,10 @@ class Anything(ModuleType):
         return Unused
 
 
+class Package(Anything):
+    """A stand-in for a package above another stand-in, which is not needed where the checkout has the package."""
+
+
 class Unused:
     """What a name of `Anything` is."""
 
@@ -168,9 +172,12 @@ class Unused:
 
 
 def anything(*names: str) -> dict[str, ModuleType]:
-    """Return stand-ins for the modules called `names`, and for the packages above them."""
-    whole = {".".join(name.split(".")[: n + 1]) for name in names for n in range(name.count(".") + 1)}
-    return {name: Anything(name) for name in sorted(whole)}
+    """Return stand-ins for the modules called `names`, and for the packages above them that do not exist."""
+    packages = {".".join(name.split(".")[:n]) for name in names for n in range(1, name.count(".") + 1)}
+    stand_ins: dict[str, ModuleType] = {name: Anything(name) for name in names}
+    for name in packages - stand_ins.keys():
+        stand_ins[name] = Package(name)
+    return stand_ins
 
 
 def _as_module(name: str, stand_in: Any) -> ModuleType:
