@@ -14,10 +14,12 @@ TEST_WORKERS ?= 3
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 
+SOAK := benchmarks/faults.py benchmarks/soak.py
+
 .DEFAULT_GOAL := help
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help venv install demo test test-all record-weights lint lint-all format docs bench bench-peers references clean
+.PHONY: help venv install demo test test-all record-weights lint lint-all format docs bench bench-peers references soak clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,9 +72,13 @@ docs: $(STAMP) ## regenerate docs/algorithms.md and the catalogue of options, th
 	$(BIN)/rayfed docs --generate algorithms
 	$(BIN)/python -m pytest -k "test_pages or test_documents or test_readme"
 
-bench: $(STAMP) ## run every script in benchmarks/
-	@set -e; for script in benchmarks/[a-z]*.py; do \
+bench: $(STAMP) ## run every script in benchmarks/, except those of `make soak`
+	@set -e; for script in $(filter-out $(SOAK),$(wildcard benchmarks/[a-z]*.py)); do \
 	  echo "== $$script"; $(BIN)/python "$$script" $(BENCH_ARGS); done
+
+soak: $(STAMP) ## hours of random faults, and of a run whose memory is watched
+	@set -e; for script in $(SOAK); do \
+	  echo "== $$script"; $(BIN)/python "$$script"; done
 
 bench-peers: $(STAMP) ## time a round beside a bare loop, Flower and pfl-research, which it installs into build/peers
 	PYTHONPATH=benchmarks:. $(BIN)/python -m peers $(PEERS_ARGS)

@@ -122,6 +122,7 @@ class Context:
         schedule: The schedule of learning rates over the rounds.
         lr_factor: What it multiplies learning rates with in this round; 1 in the setup, in the final stage and in the
             adaptation before a model is scored.
+        configured_lr: The learning rate of `optimizer` before the schedule, once it has had an effect.
     """
 
     task: Task
@@ -140,6 +141,7 @@ class Context:
     cohort: tuple[ClientIndex, ...] = ()
     schedule: LrSchedule = CONSTANT
     lr_factor: float = 1.0
+    configured_lr: float | None = None
 
     @property
     def unseen(self) -> bool:
@@ -158,8 +160,9 @@ class Context:
         ctx = replace(self, **changes)
         if not ctx.schedule.is_constant:
             factor = ctx.schedule.factor(ctx.round, ctx.rounds) if ctx.stage == "round" else 1.0
-            if factor != ctx.lr_factor:
-                ctx.optimizer = replace(ctx.optimizer, lr=ctx.optimizer.lr / ctx.lr_factor * factor)
+            if factor != ctx.lr_factor:  # always from the rate of the configuration, whichever rounds came before
+                ctx.configured_lr = ctx.optimizer.lr if ctx.configured_lr is None else ctx.configured_lr
+                ctx.optimizer = replace(ctx.optimizer, lr=ctx.configured_lr * factor)
                 ctx.lr_factor = factor
         return ctx
 

@@ -1,6 +1,5 @@
 """The Python API: `run`, `sweep`, `report` and `load`. The command line uses it, too."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from rayfed.core.status_line import is_watched
 from rayfed.data.population import Client
 from rayfed.distributed.placement import check_run, check_sweep, launch, launch_sweep
 from rayfed.engine.checkpoint import Saved, verified
-from rayfed.experiments.config import COMPONENTS, GROUPS, Config
+from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Given, Loss, ModelFactory, Plan, make_plan
 from rayfed.experiments.result import Report, Result, SweepResult
 from rayfed.experiments.run_summary import run_summary
@@ -27,7 +26,7 @@ from rayfed.results.folder import make_experiment_folder
 from rayfed.results.recorder import Recorder
 from rayfed.results.report import render
 from rayfed.results.storage import open_storage
-from rayfed.results.trials import claimed, read_trials
+from rayfed.results.trials import claimed, read_trials, recorded_configuration
 
 
 def run(
@@ -222,23 +221,7 @@ def _recorded_configuration(row: Mapping[str, Any], given: Given) -> dict[str, A
         *(("data", "partition") if given.clients is not None else ()),
         *(("model",) if given.model is not None else ()),
     }
-    groups = {"algorithm", "metrics", *COMPONENTS, *GROUPS} - replaced
-    scalars = {"rounds", "cohort", "unseen_clients", "leave_out", "batch_norm", "seed"}
-    return {
-        key: _from_column(value)
-        for key, value in row.items()
-        if value is not None and (key in scalars or ("." in key and key.partition(".")[0] in groups))
-    }
-
-
-def _from_column(value: Any) -> Any:
-    """Return a value of the table `trials`, in which lists, and numbers beside texts, are JSON."""
-    if isinstance(value, str) and value[:1] in '[{-"0123456789':
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value
-    return value
+    return {key: value for key, value in recorded_configuration(row).items() if key.partition(".")[0] not in replaced}
 
 
 def _read_config(*sources: Mapping[str, Any], has_clients: bool) -> Config:

@@ -141,8 +141,8 @@ def _server(trace: Trace) -> SimpleNamespace:
 OUTPUTS = (
     "rayfed's `variant=paper` follows Alg. 1. Line 102 of `centered/apfl.py` and line 36 of `eval.py` mix the outputs "
     "of v and w, not their weights as Eq. 7 does, and w has taken its step by then. With a linear model, where the "
-    "first makes no difference, and with both steps at once, they agree. Its servers also average without weights, and "
-    "α moves on the first batch of a round."
+    "first makes no difference, and with both steps at once, they agree. (Its server averages without weights, and "
+    "rayfed's by examples, so clients have equal sizes here.)"
 )
 
 

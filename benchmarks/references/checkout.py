@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 
 from rayfed.core import torchvision_cpu
 from rayfed.core.rng import torch_state_kept
@@ -61,7 +62,7 @@ class Checkout:
 
         Other projects call their top-level modules `utils` and `models`. Within the context these names mean the
         modules of this checkout; afterwards they mean again what they meant before. The current folder is a temporary
-        one, what the other code prints is dropped, and the state of random generators is restored at the end.
+        one, what the other code prints is dropped, and random generators start from 0 and are restored at the end.
         """
         folder = self.path / root
         if not folder.is_dir():
@@ -91,6 +92,9 @@ class Checkout:
                 torch_state_kept(),
             ):
                 warnings.simplefilter("ignore")
+                random.seed(0)
+                np.random.seed(0)
+                torch.manual_seed(0)
                 os.chdir(scratch)
                 try:
                     yield Importer(self, folder)

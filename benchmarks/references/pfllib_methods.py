@@ -488,7 +488,8 @@ NO_DOWNLOAD = (
 OVERWRITTEN = (
     "rayfed keeps v_i, as Alg. 1 of the paper does. In PFLlib `personalized_params` are the parameters of the model "
     "themselves (`fedoptimizer.py`, line 47, returns `group['params']`), which `clientpFedMe.py`, line 68, overwrites "
-    "with w_i at the end of training. What it scores as personal is w_i. The servers agree."
+    "with w_i at the end of training. What it scores as personal is w_i. (The authors' `userpFedMe.py` reads the "
+    "same.) The servers agree."
 )
 UNTRAINED = (
     "rayfed follows the authors, whose `serverpFedGen.py`, line 89, has `regularization= glob_iter > 0`: clients use "

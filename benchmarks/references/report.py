@@ -26,12 +26,12 @@ def verdict(result: Comparison) -> str:
 
 
 def reasons(results: Sequence[Comparison]) -> list[str]:
-    """Return why methods differ that are known to, one entry per method and project."""
-    texts: dict[str, str] = {}
+    """Return why methods differ that are known to, one entry per reason, with the methods and projects it concerns."""
+    titles: dict[str, dict[str, None]] = {}
     for result in results:
         if result.case.differs:
-            texts.setdefault(f"{result.case.method} / {result.case.source}", result.case.differs)
-    return [f"{title}: {text}" for title, text in texts.items()]
+            titles.setdefault(result.case.differs, {})[f"{result.case.method} / {result.case.source}"] = None
+    return [f"{', '.join(names)}: {text}" for text, names in titles.items()]
 
 
 def markdown(results: Sequence[Comparison], names: dict[str, str]) -> str:

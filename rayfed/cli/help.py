@@ -95,8 +95,7 @@ def chosen_keys(sources: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for kind, name in pairs:
         try:
-            declaration = entry(kind, name).declaration
-            keys = list(_entries(declaration, f"metrics.{name}." if kind == "metrics" else f"{kind}."))
+            keys = _keys_of(kind, name)
         except (UsageError, TypeError):  # an unknown name, or an object of the user's without declared options
             continue
         lines += [f"keys of {kind}.name={name}:" if kind != "metrics" else f"keys of metrics.{name}:"]

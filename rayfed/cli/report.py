@@ -88,6 +88,7 @@ def execute(options: argparse.Namespace) -> int:
             width=width,
             format=options.format,
             stars=stars,
+            tables=tables,
             **scored,
         )
     ]

@@ -91,8 +91,8 @@ def _results(config: Config) -> str:
     from rayfed.results.report import render
     from rayfed.results.storage import open_storage
 
-    text = render(config.results, config.experiment)
     tables = read(config.results, config.experiment)
+    text = render(config.results, config.experiment, tables=tables)
     if not (tables.trials["status"] == "done").any():
         return text
     home = open_storage(config.results).child(config.experiment)

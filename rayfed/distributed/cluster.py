@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from rayfed.distributed.private_session import start_here
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
-from rayfed.distributed.user_modules import register_user_modules
+from rayfed.distributed.user_modules import SentModule, install, register_user_modules, to_send
 from rayfed.engine.checkpoint import Saved
 from rayfed.experiments.config import Faults, Placement
 from rayfed.experiments.plan import Plan
@@ -130,6 +130,9 @@ def _keep_raylet_messages_in_the_log() -> None:
 class _ServerActor:
     """The server of one trial outside a sweep."""
 
+    def __init__(self, sources: Sequence[SentModule]) -> None:
+        install(sources)
+
     def run(self, plan: Plan, actor: Any, pool: HostPool | None, saved: Saved) -> Outcome:
         sink = RemoteRecorder(actor)
         with sink.signs_of_life(plan.trial):
@@ -140,8 +143,10 @@ class _ServerProcess:
     """The process of a trial's server, which is started again from the last checkpoint when it dies or hangs."""
 
     def __init__(self, plan: Plan, recorder: DriversRecorder, group: PlacementGroup, say: Callable[[str], None]):
-        self._plan, self._recorder, self._group, self._say = plan, recorder, group, say
-        self._pool = make_pool(plan.config.placement, group, keep=True)
+        self._plan = dataclasses.replace(plan, population=sendable(plan.population), sources=())
+        self._recorder, self._group, self._say = recorder, group, say
+        self._sources = to_send(plan.sources)
+        self._pool = make_pool(plan.config.placement, group, keep=True, sources=self._sources)
         if self._pool is not None:
             for position in range(plan.config.placement.least_hosts):
                 self._pool.actor(position)  # starts while the server does
@@ -159,7 +164,7 @@ class _ServerProcess:
         there = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
         options = {"num_cpus": place.server_cpus, "num_gpus": place.server_gpus, "scheduling_strategy": there}
         actor_class: Any = ray.remote(_ServerActor)
-        self._actor = actor_class.options(**options).remote()
+        self._actor = actor_class.options(**options).remote(self._sources)
         self._call = self._actor.run.remote(self._plan, self._recorder.actor, self._pool, saved)
         self._started, self._process = time.monotonic(), None
         self._saved = saved
@@ -249,7 +254,7 @@ def run_on_ray(plan: Plan, saved: Saved, watch: Watch, say: Callable[[str], None
     try:
         if not ray.wait([group.ready()], timeout=seconds)[0]:
             raise HostLost(f"the cluster did not free {needed} within {seconds} s; see `ray status` for what is in use")
-        server = _ServerProcess(dataclasses.replace(plan, population=sendable(plan.population)), recorder, group, say)
+        server = _ServerProcess(plan, recorder, group, say)
         server.start(saved)
         watch(recorder.progress, server.wait)
         assert server.outcome is not None

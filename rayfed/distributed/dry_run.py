@@ -1,5 +1,6 @@
 """The texts of `--dry-run`: what would run, what each trial needs, and about how long it takes."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from rayfed.experiments.progress import span
 from rayfed.experiments.run_summary import counted, run_summary, size_text
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import Populations, configurations, plan_sweep
+from rayfed.results.text_table import plain_table
+from rayfed.results.trials import flattened
 
 _ROWS = 30  # of a table
 _AT_ONCE = 64  # the most trials that are counted as fitting at once
@@ -41,10 +44,10 @@ def sweep_text(space: Space) -> str:
     left = {job["trial"] for job in plan.jobs}
     populations, probes = Populations(keep_all=True), dict[str, Probe | str]()
     rows, seconds, unknown = [], [], 0
-    trees = [_flat(config.tree()) for config in configs[:number]]
+    trees = [dict(flattened(config.tree())) for config in configs[:number]]
     varied = _varied(trees)
     for position in range(number):
-        planned = populations.plan(configs[position])
+        planned = populations.plan(configs[position], Given())
         found = _estimate(planned, probes)
         still = sum(trial_name(config) in left for config in configs[position::number])
         seconds += [0.0 if isinstance(found, str) else found.total] * still
@@ -64,8 +67,10 @@ def sweep_text(space: Space) -> str:
     more = f"; without {counted(unknown, 'configuration')} of unknown length" if unknown else ""
     shown = [*rows[:_ROWS], *([["…", f"{len(rows) - _ROWS} more", *[""] * 4]] if len(rows) > _ROWS else [])]
     head = ["algorithm", "varies", "trials", "needs", "holds", "each"]
+    columns = dict(zip(head, zip(*shown, strict=True), strict=True))
+    table = plain_table(columns, left=head, width=shutil.get_terminal_size((100, 24)).columns)
     end = f"{counted(len(plan.jobs), 'trial')} to run, {at_once} at once: about {span(total)}{more}"
-    return "\n".join([plan.summary(), "", _table([head, *shown]), "", end])
+    return "\n".join([plan.summary(), "", table, "", end])
 
 
 def _estimate(plan: Plan, probes: dict[str, Probe | str]) -> Estimate | str:
@@ -111,20 +116,8 @@ def _shown(values: Mapping[str, Any], varied: Sequence[str]) -> str:
     return " ".join(f"{key.removeprefix('algorithm.')}={values[key]}" for key in varied if key in values)
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
 def _varied(trees: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys whose values differ between configurations that have them."""
     keys = dict.fromkeys(key for tree in trees for key in tree)
     values = {key: {repr(tree[key]) for tree in trees if key in tree} for key in keys}
     return [key for key, found in values.items() if len(found) > 1 and key not in ("seed", "algorithm.name")]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

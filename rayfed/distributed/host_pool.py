@@ -1,5 +1,6 @@
 """The processes of hosts, which start before there is a simulation and stay for the next one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -7,6 +8,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.distributed.ray_host import RayHost
+from rayfed.distributed.user_modules import SentModule
 
 
 class HostPool:
@@ -17,11 +19,20 @@ class HostPool:
         group: The placement group of the trial. Host h uses its bundle `first_bundle` + h; hosts beyond its last
             bundle, and all without a group, use whatever the cluster has.
         keep: Whether the processes stay when a trial ends. Whoever made the pool then calls `close`.
+        sources: The user's modules, which the processes may import on machines without their files.
     """
 
     def __init__(
-        self, *, cpus: float, gpus: float, group: PlacementGroup | None, first_bundle: int = 0, keep: bool = False
+        self,
+        *,
+        cpus: float,
+        gpus: float,
+        group: PlacementGroup | None,
+        first_bundle: int = 0,
+        keep: bool = False,
+        sources: Sequence[SentModule] = (),
     ):
+        self._sources = sources
         self.cpus, self.gpus, self.group, self.first_bundle, self._keep = cpus, gpus, group, first_bundle, keep
         self._actors: dict[int, Any] = {}
 
@@ -35,7 +46,7 @@ class HostPool:
                     self.group, placement_group_bundle_index=bundle
                 )
             made: Any = ray.remote(RayHost)
-            self._actors[position] = made.options(**options).remote()
+            self._actors[position] = made.options(**options).remote(self._sources)
         return self._actors[position]
 
     def drop(self, position: int) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
     from rayfed.distributed.host_pool import HostPool
+    from rayfed.distributed.user_modules import SentModule
 
 Outcome = str
 """What `run_trial` returns: the hash of the final state."""
@@ -142,14 +143,18 @@ def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> Outcome:
         return run_here(plan, recorder, Resources(device_for(gpus), gpus), saved, report)
 
 
-def make_pool(placement: Placement, group: "PlacementGroup | None", *, keep: bool) -> "HostPool | None":
-    """Return the processes of the hosts, in the bundles of `group`; None without hosts."""
+def make_pool(
+    placement: Placement, group: "PlacementGroup | None", *, keep: bool, sources: "Sequence[SentModule]" = ()
+) -> "HostPool | None":
+    """Return the processes of the hosts, in the bundles of `group`; None without hosts. See `HostPool`."""
     if not placement.hosts:
         return None
     from rayfed.distributed.host_pool import HostPool
 
     first = 1 if bundles(placement)[0] else 0  # an empty server bundle is not part of the group
-    return HostPool(cpus=placement.cpus, gpus=placement.gpus, group=group, first_bundle=first, keep=keep)
+    return HostPool(
+        cpus=placement.cpus, gpus=placement.gpus, group=group, first_bundle=first, keep=keep, sources=sources
+    )
 
 
 def run_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) -> Outcome:

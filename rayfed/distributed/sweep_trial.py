@@ -18,12 +18,11 @@ from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.placement import bundles, make_pool, steps_reserved
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.recording import RemoteRecorder
-from rayfed.distributed.user_modules import install, register_user_modules
+from rayfed.distributed.user_modules import SentModule, install, register_user_modules
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.sweep import Job, Populations, failed_before_start, planned
 from rayfed.experiments.trial import TrialRun
-from rayfed.experiments.user_code import ModuleSource
 
 ENDED = "ended"
 """The entry of a result that says whether the trial has ended by itself, and was not stopped by a scheduler."""
@@ -45,7 +44,7 @@ class SweepTrial(tune.Trainable):
         self,
         config: dict[str, Any],
         actor: Any = None,
-        sources: Sequence[ModuleSource] = (),
+        sources: Sequence[SentModule] = (),
         given: Given | None = None,
         keep_state: bool = False,
         data: Mapping[str, Any] | None = None,
@@ -61,6 +60,7 @@ class SweepTrial(tune.Trainable):
             data: The data of trials by `data_key`, as objects; others are loaded from files on this machine.
         """
         install(sources)
+        self._sources = sources
         gc.freeze()  # what was imported, so that it need not be searched after every trial
         self._sink, sent = RemoteRecorder(actor), data or {}
         self._given, self._keep_state = given or Given(), keep_state
@@ -131,7 +131,7 @@ class SweepTrial(tune.Trainable):
         if self._pool is not None and self._pool[0] != key:
             self._pool[1].close()
             self._pool = None
-        if self._pool is None and (made := make_pool(placement, group, keep=True)) is not None:
+        if self._pool is None and (made := make_pool(placement, group, keep=True, sources=self._sources)) is not None:
             self._pool = key, made
         return None if self._pool is None else self._pool[1]
 

@@ -31,7 +31,7 @@ from rayfed.distributed.processes import Process, cause_of_death, kill_process
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder
 from rayfed.distributed.sweep_trial import ENDED, SweepTrial
-from rayfed.distributed.user_modules import register_user_modules, without_caches
+from rayfed.distributed.user_modules import register_user_modules, to_send
 from rayfed.experiments.config import Config, Faults
 from rayfed.experiments.plan import data_key, load_data
 from rayfed.experiments.progress import Countdown, many_trials, note, span, watch_trials
@@ -69,7 +69,7 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     )
     for name in ("ray.tune", "ray.train", "ray.air"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are recorded, and shown with the table
-    data = _sent_data(plan.configs)
+    data = _sent_data(plan.configs) if plan.given.clients is None else {}
     interrupts: list[int] = []
     faults_of = {job["trial"]: Config.read(job["values"]).faults for job in plan.jobs}
     ended, began = threading.Event(), time.monotonic()
@@ -159,7 +159,7 @@ def _tuner(
     os.environ["TUNE_RESULT_BUFFER_MIN_TIME_S"] = "0" if scheduler else str(_BUFFERED_SECONDS)
     objects = {name: thing for config in plan.configs for name, thing in named_objects(config).items()}
     objects |= given_objects(plan.given.model, plan.given.loss, plan.given.clients)
-    sources = without_caches(module_sources(objects))
+    sources = to_send(module_sources(objects))
     home = join(plan.results, plan.experiment)
     storage = home if is_url(home) else Path(home).resolve()
     if plan.given:

@@ -19,6 +19,7 @@ from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import InputSpec, Task
 from rayfed.data.population import Population
 from rayfed.engine.availability import ALWAYS, Availability
+from rayfed.engine.device_data import client_data
 from rayfed.engine.held_out import held_out_count
 from rayfed.models.single_example_batchnorm import (
     batch_size_advice,
@@ -88,16 +89,26 @@ class Blueprint:
         ctx = self.algorithm.adapt(ctx)
         return ctx.at(task=ctx.task.with_modules(self.algorithm.modules(ctx.task)))
 
+    def client_context(self, ctx: Context, population: Population, client: int) -> Context:
+        """Return `ctx` for a hook of one client, with its data, without a host."""
+        share = self.algorithm.held_out_share
+        data = client_data(population, client, ctx.task, held_out_share=share, seed=self.seed)
+        return ctx.at(client=client, examples=len(data.train), data=data)
+
     def training_examples(self, population: Population) -> list[int]:
         """Return how many examples each client trains on."""
         sizes = [len(client.train) for client in population.clients]
         return [n - held_out_count(n, self.algorithm.held_out_share) for n in sizes]
 
+    def _examples_by_id(self, population: Population) -> dict[ClientId, int]:
+        ids = (ClientId(client.id) for client in population.clients)
+        return dict(zip(ids, self.training_examples(population), strict=True))
+
     def check(self, population: Population) -> None:
         """Raise UsageError for what cannot work, before anything starts."""
         if self.augment is not None:
             self.augment.check(population.shape, population.clients[0].train.x.dtype)
-        sizes = dict(zip([c.id for c in population.clients], self.training_examples(population), strict=True))
+        sizes = self._examples_by_id(population)
         if population.unseen_clients and self.algorithm.refuses_unseen_clients:
             name, why = self.algorithm.name, self.algorithm.refuses_unseen_clients
             raise UsageError(
@@ -193,10 +204,7 @@ class Blueprint:
             full_participation=self.cohort == len(population.participants),
             cohort=self.cohort,
             rounds=self.rounds,
-            examples={
-                ClientId(client.id): n
-                for client, n in zip(population.clients, self.training_examples(population), strict=True)
-            },
+            examples=self._examples_by_id(population),
             validation={ClientId(client.id): len(client.val) for client in population.clients},
             batch_size=self.batch_size,
             drop_last=self.drop_last,

@@ -150,7 +150,9 @@ def _to_tensor(array: np.ndarray | LazyRows | Tensor, *, shared: bool = False) -
         array = array[:]
     if not _is_usable(array, shared=shared):
         array = array.copy()
-    with warnings.catch_warnings():
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    with warnings.catch_warnings():  # where it is needed only, since entering it is neither cheap nor safe in threads
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
 

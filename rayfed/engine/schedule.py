@@ -22,9 +22,7 @@ IN_FLIGHT = 2
 MOST_CLIENTS = 64
 """Clients of a chunk, by default."""
 _LEAST_SHARE = 0.06  # of the mean work of a host, for a chunk
-_LEAST_SECONDS = (
-    0.3  # of a chunk, if it is not the last one: where work is this short, calls cost more than corrections gain
-)
+_LEAST_SECONDS = 0.3  # of a chunk but the last: where work is this short, calls cost more than corrections gain
 _WORTH_A_COPY = 0.5  # seconds to be gained, since a copy that comes too late keeps its host from the next round
 _HANGING = 10.0  # times the predicted seconds
 _UNKNOWN = 10.0  # times the patience, where nothing has been measured

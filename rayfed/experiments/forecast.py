@@ -16,7 +16,6 @@ from rayfed.core.records import Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import nbytes
 from rayfed.data.population import Client, Examples, Population
-from rayfed.engine.device_data import client_data
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
@@ -80,8 +79,7 @@ def needs_of(plan: Plan) -> Needs:
     data = sum(math.prod(part.x.shape) * part.x.dtype.itemsize + part.y.nbytes for part in population.examples())
     with torch_state_kept():
         server = nbytes(algorithm.init(ctx))
-        examples = len(population.clients[0].train)
-        joined = algorithm.join(ctx.at(client=0, examples=examples, data=client_data(population, 0, ctx.task)))
+        joined = algorithm.join(plan.blueprint.client_context(ctx, population, 0))
     return Needs(data, server, nbytes(joined) * len(population.participants))
 
 

@@ -33,10 +33,12 @@ from rayfed.experiments.config import Config, Local
 from rayfed.experiments.naming import outcome_values, trial_name
 from rayfed.experiments.unseen_clients import with_unseen_clients
 from rayfed.experiments.user_code import (
+    ModuleSource,
     checked_code_hash,
     display_name,
     given_objects,
     model_hash,
+    module_sources,
     named_objects,
     object_hash,
 )
@@ -73,9 +75,12 @@ class Plan:
 
     Attributes:
         trial: The name of the trial: equal configurations have equal names, wherever they are placed.
+        partition_seed: The seed with which the partition draws; None if it has none. It is found here, since the server
+            may run on a machine that cannot import a user's own partition.
         clients_hash: A hash of the contents of clients given in Python.
         model_label, loss_label: The names of a model and a loss given in Python, such as "own:Net-1a2b3c".
         code_hash: A hash of the user's own code in this trial, None without any; see `rayfed.experiments.user_code`.
+        sources: The user's modules in which that code is, for machines without their files.
         keep_state: Whether a checkpoint of the final state is written also with checkpoint.every=0.
     """
 
@@ -84,10 +89,12 @@ class Plan:
     blueprint: Blueprint
     evaluation: Evaluation
     trial: str
+    partition_seed: int | None = None
     clients_hash: str | None = None
     model_label: str | None = None
     loss_label: str | None = None
     code_hash: str | None = None
+    sources: tuple[ModuleSource, ...] = ()
     keep_state: bool = False
 
     @property
@@ -123,7 +130,7 @@ class Plan:
             "default_eval_point": self.evaluation.points[0],
             **self.cost._asdict(),
             "partition_hash": self.data_hash,
-            "partition_seed": None if self.clients_hash else partition_seed(self.config),
+            "partition_seed": self.partition_seed,
             "code_hash": self.code_hash,
         }
 
@@ -220,16 +227,19 @@ def make_plan(
     weights_hash = "" if model is None else state_hash(weights_of(blueprint.model))
     trial = trial_name(config, f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}")
     objects = named_objects(config) | given_objects(model, loss, clients)
+    code_hash = checked_code_hash(config, trial, objects)
     return Plan(
         config=config,
         population=population,
         blueprint=blueprint,
         evaluation=evaluation,
         trial=trial,
+        partition_seed=partition_seed(config) if clients is None else None,
         clients_hash=contents[:12] or None,
         model_label=model_label,
         loss_label=loss_label,
-        code_hash=checked_code_hash(config, trial, objects),
+        code_hash=code_hash,
+        sources=() if code_hash is None else tuple(module_sources(objects)),
     )
 
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from rayfed.core.batch_norm import batch_norm_names
 from rayfed.core.trees import nbytes
-from rayfed.engine.device_data import client_data
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.experiments.config import AvailabilityOptions, Local
 from rayfed.experiments.plan import Plan
@@ -29,8 +28,7 @@ def run_summary(plan: Plan) -> str:
     policy = _POLICIES[blueprint.batch_norm]
     down = bytes_by_field(algorithm.broadcast(ctx.at(cohort=tuple(range(blueprint.cohort))), algorithm.init(ctx)))
     sent = ", ".join(f"{field} {size_text(size)}" for field, size in down.items()) or "nothing"
-    data = client_data(population, 0, task, held_out_share=algorithm.held_out_share, seed=blueprint.seed)
-    state = size_text(nbytes(algorithm.join(ctx.at(client=0, examples=sizes[0], data=data))))
+    state = size_text(nbytes(algorithm.join(blueprint.client_context(ctx, population, 0))))
     epochs, steps = blueprint.local.epochs, blueprint.local.steps
     local = counted(epochs, "epoch") if epochs else counted(steps or 0, "step")
     unseen = f"; {counted(population.unseen_clients, 'unseen')} after training" if population.unseen_clients else ""

@@ -8,7 +8,7 @@ from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
-from rayfed.experiments.plan import Given, Plan, data_key, make_plan
+from rayfed.experiments.plan import Given, Plan, data_key, load_data, make_plan
 from rayfed.experiments.run_summary import counted, notes
 from rayfed.experiments.space import Space
 from rayfed.results.storage import open_storage
@@ -120,14 +120,16 @@ class Populations:
         self._keep_all, self._elsewhere = keep_all, elsewhere or (lambda key: None)
         self._known: dict[str, Population] = {}
 
-    def plan(self, config: Config) -> Plan:
-        """Return the plan of a configuration."""
+    def plan(self, config: Config, given: Given) -> Plan:
+        """Return the plan of a configuration, with what was given in Python."""
+        if given.clients is not None:
+            return make_plan(config, **vars(given))
         key = data_key(config)
-        if key not in self._known and not self._keep_all:
-            self._known.clear()  # before the others are loaded
-        plan = make_plan(config, population=self._known.get(key) or self._elsewhere(key))
-        self._known[key] = plan.population
-        return plan
+        if key not in self._known:
+            if not self._keep_all:
+                self._known.clear()  # before the others are loaded
+            self._known[key] = self._elsewhere(key) or load_data(config)
+        return make_plan(config, **vars(given), population=self._known[key])
 
 
 def planned(job: Job, given: Given, populations: Populations, *, keep_state: bool) -> Plan:
@@ -137,12 +139,9 @@ def planned(job: Job, given: Given, populations: Populations, *, keep_state: boo
         UsageError: The trial cannot work here, for example because a file of the data is missing on this machine.
     """
     config = Config.read(job["values"])
-    if given:
-        plan = make_plan(replace(config, resume=False), **vars(given))  # the code was compared where it was given
-        plan = replace(plan, config=config, **job["identity"])
-    else:
-        plan = populations.plan(config)
-    return replace(plan, keep_state=keep_state)
+    # The code of what was given in Python was compared with that of the trial to resume where it was given.
+    plan = populations.plan(replace(config, resume=False) if given else config, given)
+    return replace(plan, config=config, keep_state=keep_state, **job["identity"])
 
 
 def failed_before_start(job: Job, error: Exception, where: str = "") -> dict[str, Any]:
@@ -175,7 +174,12 @@ def _check_plans(
             if first and not given and data_key(config) in known:
                 identities.append({})
                 continue
-            plan = _planned_first(config, given, populations, names_seed=bool(first))
+            try:
+                plan = populations.plan(config, given)
+            except UsageError as error:
+                if not first:
+                    raise
+                raise UsageError(f"seed={config.seed}: {error}") from error
             names = ("trial", "clients_hash", "model_label", "loss_label", "code_hash") if given else ()
             identities.append({name: getattr(plan, name) for name in names})
             if first:
@@ -184,16 +188,6 @@ def _check_plans(
                 raise UsageError("search.scheduler=asha: needs validation accuracies, but partition.validation is 0")
             lines |= {f"note: {config.algorithm_name}: {note}": None for note in notes(plan)}
     return tuple(lines), identities
-
-
-def _planned_first(config: Config, given: Given, populations: Populations, *, names_seed: bool) -> Plan:
-    """Plan a configuration before the sweep starts; with `names_seed`, errors begin with its seed."""
-    try:
-        return make_plan(config, **vars(given)) if given else populations.plan(config)
-    except UsageError as error:
-        if not names_seed:
-            raise
-        raise UsageError(f"seed={config.seed}: {error}") from error
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:

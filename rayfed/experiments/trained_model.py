@@ -67,8 +67,7 @@ def _of_client(plan: Plan, ctx: Context, state: SavedState, client: int) -> Any:
         known = f"0 to {max(indices)}" if len(indices) > 6 else ", ".join(map(str, sorted(indices)))
         raise UsageError(f"Result.model(client={client}): there is no such client; known: {known}")
     index, algorithm = indices[client], plan.blueprint.algorithm
-    examples = len(plan.population.clients[index].train)
-    ctx = ctx.at(client=index, examples=examples)
+    ctx = plan.blueprint.client_context(ctx, plan.population, index)
     if client in state.clients:
         own = state.clients[client]
     else:

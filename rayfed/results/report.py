@@ -66,6 +66,7 @@ def render(
     width: int | None = None,
     format: str = "text",
     stars: Mapping[str, Stars] | None = None,
+    tables: Tables | None = None,
 ) -> str:
     """Return the report on `experiment`, or on every experiment in `folder`.
 
@@ -78,11 +79,12 @@ def render(
         width: the width of the text in characters; None is the terminal's.
         format: one of `FORMATS`.
         stars: by experiment, stars of significance.
+        tables: what `read(folder, experiment)` returned, if the caller has read them already.
 
     Raises:
         UsageError: no results, or none of that metric, point, split or rule.
     """
-    tables = read(folder, experiment)
+    tables = read(folder, experiment) if tables is None else tables
     width = width or shutil.get_terminal_size((100, 24)).columns
     summary = summarise(tables)
     failures, location = failure_notes(tables.trials), _parquet_location(folder, tables)
@@ -136,8 +138,9 @@ class _Experiment:
         self._criterion = selection_criterion(self._rows)
         done = countable_trials(tables)[0]
         done = done[done["experiment"] == name]
-        hashes = [column for column in ("partition_hash",) if column in tables.trials]
-        self._done = done[[*TRIAL, "order", "seed", "leave_out"]].merge(tables.trials[[*TRIAL, *hashes]], on=TRIAL)
+        self._done = done[[*TRIAL, "order", "seed", "leave_out"]].merge(
+            tables.trials[[*TRIAL, "partition_hash"]], on=TRIAL
+        )
 
     def section(self, rows: pd.DataFrame, rule: str | None, stars: Stars | None = None) -> Section:
         """Return the section of `rows` of one split, for the participants."""

@@ -30,10 +30,18 @@ def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.D
     enough = means[(means["value"] >= target).where(means["higher_is_better"], means["value"] <= target)]
     first = enough.groupby(TRIAL)["round"].min().reset_index()
     trials = means[TRIAL].drop_duplicates().merge(first, on=TRIAL, how="left")
-    sent = tables.rounds[[*TRIAL, "round", "bytes_down", "bytes_up"]].merge(first, on=TRIAL, suffixes=("", "_reached"))
-    sent = sent[sent["round"] <= sent["round_reached"]]
-    total = (sent["bytes_down"] + sent["bytes_up"]).groupby([sent[name] for name in TRIAL]).sum() / GIGABYTE
-    return trials.merge(total.rename("gigabytes").reset_index(), on=TRIAL, how="left")
+    rounds = tables.rounds.sort_values("round")
+    sent = rounds[[*TRIAL, "round"]].assign(gigabytes=gigabytes_sent(rounds))
+    return trials.merge(sent, on=[*TRIAL, "round"], how="left")
+
+
+def gigabytes_sent(rounds: pd.DataFrame) -> pd.Series:
+    """Return the gigabytes (10⁹ bytes) that were sent down and up until the end of each round, with the setup.
+
+    Args:
+        rounds: the table `rounds`, in the order of its rounds.
+    """
+    return (rounds["bytes_down"] + rounds["bytes_up"]).groupby([rounds[name] for name in TRIAL]).cumsum() / GIGABYTE
 
 
 def target_table(reached: pd.DataFrame, trials: pd.DataFrame, *, width: int) -> str:

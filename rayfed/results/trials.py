@@ -68,6 +68,8 @@ the configuration names; null without any. `parameters` and `macs` (multiply-acc
 are the model's."""
 COUNTS_OR_SHARES = ("cohort", "unseen_clients")
 """Columns in which 1 and 1.0 differ: one client, and all of them."""
+_NOT_CONFIGURATION = ("results", "experiment", "resume", "loss")
+_JSON_BEGINS = tuple("[{-0123456789")
 
 
 def record_trial(folder: str | Path, experiment: str, trial: str, values: Mapping[str, Any]) -> None:
@@ -90,7 +92,7 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
     check_name(trial, "trial")
     if (status := values.get("status", "running")) not in STATUSES:
         raise ValueError(f"status {status!r}: known are {', '.join(STATUSES)}")
-    new = dict(_flat(values))
+    new = dict(flattened(values))
     if "algorithm" not in new and "algorithm.name" in new:  # a configuration tree has only the latter
         new["algorithm"] = new["algorithm.name"]
     if new.get("error") is not None:
@@ -163,6 +165,20 @@ def read_trials(folder: Storage) -> list[dict[str, Any]]:
     return rows
 
 
+def recorded_configuration(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration in a row of the table, with dotted keys, as it may be given to a run again.
+
+    The folder of the results and the name of the experiment are left out, and so are values that are null. `row` may
+    come from pandas, where null is NaN and whole numbers beside nulls are floats.
+    """
+    plain = {str(key): _plain(value) for key, value in row.items()}
+    return {
+        key: _decoded(key, value)
+        for key, value in plain.items()
+        if value is not None and key not in _NOT_CONFIGURATION and (key not in FIXED or key == "seed")
+    }
+
+
 def versions() -> dict[str, str | None]:
     """Return the columns `version_*`; None for a package that is not installed."""
     packages = {"rayfed": "rayfed-sim", "torch": "torch", "ray": "ray", "numpy": "numpy"}
@@ -187,10 +203,11 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a nested mapping with their dotted keys."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -216,6 +233,18 @@ def _one_type(values: list[Any], name: str) -> pa.Array:
         return pa.array([None if value is None else float(value) for value in values], pa.float64())
     texts = [value if value is None or isinstance(value, str) else json.dumps(value, default=str) for value in values]
     return pa.array(texts, pa.string())
+
+
+def _decoded(key: str, value: Any) -> Any:
+    """Return the value of an option from its column, in which lists, and numbers beside texts, are JSON."""
+    if isinstance(value, str) and (value[:1] in _JSON_BEGINS or value in ("true", "false")):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    if isinstance(value, float) and value.is_integer() and key not in COUNTS_OR_SHARES:
+        return int(value)
+    return value
 
 
 def _plain(value: Any) -> Any:

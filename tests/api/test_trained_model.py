@@ -111,6 +111,10 @@ def test_what_is_more_than_one_network_is_refused_in_a_line(run):
         rayfed.UsageError, match=r"the model of fedproto is more than one network \(weights, prototypes"
     ):
         run("fedproto").model(client=0)
+    result = run("fedrod", cohort=1, rounds=1)
+    (trained,) = result.clients
+    with pytest.raises(rayfed.UsageError, match=r"the model of fedrod is more than one network"):
+        result.model(client=1 - min(trained, 1))  # which never trained, and whose first state counts its labels
 
 
 def test_no_such_client(run):

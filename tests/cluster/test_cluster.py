@@ -1,6 +1,7 @@
 """The project's cluster.yaml on hosts with file systems of their own: `ray up`, a sweep, a lost node, and the end."""
 
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -93,6 +94,7 @@ def write_own(folder):
         path = folder / "rayfed" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    (folder / "rayfed/space.yaml").write_text("seeds: [0]\n")
     random = np.random.default_rng(0)
     (folder / "data").mkdir(exist_ok=True)
     x, y = random.normal(size=(200, 6)).astype(np.float32), random.integers(0, 3, 200)
@@ -114,19 +116,31 @@ def lab():
 @pytest.fixture(scope="module")
 def up(lab):
     """The cluster, with the user's own code and data on its head only."""
-    lab.path("laptop", "cluster.yaml").write_text(yaml.safe_dump(cluster_file(lab), sort_keys=False, width=1000))
     lab.run("laptop", "ray get-auth-token --generate && chmod 600 .ray/auth_token")
-    lab.run("laptop", "RAY_UP_enable_autoscaler_v2=0 ray up -y cluster.yaml", seconds=900)
+    bring_up(lab)
     write_own(lab.path("head", "."))
     wait_until(lambda: alive(lab) == 3, 600)
     return lab
+
+
+def bring_up(lab, **choices):
+    content = cluster_file(lab, **choices)
+    lab.path("laptop", "cluster.yaml").write_text(yaml.safe_dump(content, sort_keys=False, width=1000))
+    lab.run("laptop", "RAY_UP_enable_autoscaler_v2=0 ray up -y cluster.yaml", seconds=900)
+
+
+def take_down(lab):
+    lab.run("laptop", "ray down -y cluster.yaml", seconds=300)
+    for host in ("head", "worker1", "worker2"):
+        lab.run(host, "ray stop --force", check=False)
 
 
 def alive(lab):
     join = "import ray; ray.init(address='auto', logging_level='ERROR')"
     code = f"{join}; print('nodes', sum(node['Alive'] for node in ray.nodes()))"
     done = lab.run("head", f"cd /tmp; python -c {json.dumps(code)}", check=False)
-    return int(done.stdout.rpartition("nodes ")[2] or 0) if done.returncode == 0 else 0
+    found = re.search(r"^nodes (\d+)$", done.stdout, re.MULTILINE)  # Ray may print lines of its own before and after
+    return int(found[1]) if found else 0
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +166,10 @@ def fetched(lab, experiment):
     """The results of an experiment, copied to the laptop."""
     lab.run("laptop", "mkdir -p got && ray rsync-down cluster.yaml '~/rayfed/results/' got/")
     return read(lab.path("laptop", "got"), experiment)
+
+
+def values_of(values):
+    return " ".join(f"'{key}={json.dumps(value)}'".replace('"', "") for key, value in values.items())
 
 
 class TestSecurity:
@@ -187,15 +205,9 @@ class TestSecurity:
 
 
 class TestTrials:
-    SPACE = "seeds: [0]\n"
-
-    def values(self, values):
-        return " ".join(f"'{key}={json.dumps(value)}'".replace('"', "") for key, value in values.items())
-
     def test_own_code_and_data_are_needed_on_the_head_only(self, up, expected):
-        up.path("head", "rayfed/space.yaml").write_text(self.SPACE)
         for name in ("run", "sweep space.yaml"):
-            command = f"rayfed {name} {self.values(OWN)} placement.hosts=2 experiment={name.split()[0]}"
+            command = f"rayfed {name} {values_of(OWN)} placement.hosts=2 experiment={name.split()[0]}"
             done = on_head(up, command)
             assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
             tables = fetched(up, name.split()[0])
@@ -207,7 +219,7 @@ class TestTrials:
 
     def test_a_lost_node_costs_time_only(self, up):
         values = {**OWN, "rounds": 60, "checkpoint.every": 5, "seeds": [0, 1]}
-        command = f"rayfed sweep space.yaml {self.values(values)} experiment=lost"
+        command = f"rayfed sweep space.yaml {values_of(values)} experiment=lost"
         sweep = up.start_command("head", f"cd rayfed && {command}")
         rounds = up.path("head", "rayfed/results/lost/rounds")
         begun = lambda: len(list(rounds.glob("*.parquet"))) == 2  # noqa: E731
@@ -222,13 +234,38 @@ class TestTrials:
         events = read_events(up.path("laptop", "got"), "lost")["event"].tolist()
         assert events == ["trial lost", "trial restarted"]
 
+    def test_a_node_that_joins_in_the_middle_takes_part(self, up):
+        up.run("worker2", "pkill -9 -x raylet", check=False)
+        wait_until(lambda: alive(up) == 2, 120)
+        auto = "placement.hosts=auto placement.cpus=1 placement.server_cpus=0"
+        values = {**OWN, "rounds": 150}
+        run = up.start_command("head", f"cd rayfed && rayfed run {values_of(values)} {auto} experiment=joined")
+        wait_until(lambda: list(up.path("head", "rayfed/results/joined/rounds").glob("*.parquet")), 120)
+        join = f"ray start --address={ADDRESSES['head']}:6379 --num-cpus=1 --object-store-memory=200000000"
+        up.run("worker2", f"export RAY_AUTH_MODE=token; {join}", check=False)  # unless `ray up`'s monitor was faster
+        out, err = run.communicate(timeout=300)
+        assert run.returncode == 0, out[-3000:] + err[-3000:]
+        hosts = fetched(up, "joined").rounds.sort_values("round")["busy_seconds"].map(len)
+        assert (hosts.iloc[0], hosts.iloc[-1]) == (1, 2)
+
+
+class TestGrowth:
+    def test_nodes_are_started_for_a_trial_that_waits_for_them(self, up, expected):
+        take_down(up)
+        bring_up(up, min_workers=0, head_cpus=1)
+        assert alive(up) == 1
+        done = on_head(up, f"rayfed run {values_of(OWN)} placement.hosts=2 placement.autoscale=true experiment=grown")
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        tables = fetched(up, "grown")
+        assert tables.trials["weights_hash"].tolist() == [expected]
+        assert tables.rounds["busy_seconds"].map(lambda busy: len([s for s in busy if s])).max() == 2
+        assert alive(up) > 1
+
 
 class TestSlurm:
     def test_two_nodes_become_a_cluster_for_one_command(self, up, expected):
         """After `ray down`; programs on the nodes play SLURM's."""
-        up.run("laptop", "ray down -y cluster.yaml", seconds=300)
-        for host in ("head", "worker1", "worker2"):
-            up.run(host, "ray stop --force", check=False)
+        take_down(up)
         shutil.copy(ROOT / "cluster-slurm.sh", up.path("head", "rayfed"))
         fakes = up.path("head", "rayfed/.fakes")
         fakes.mkdir()
@@ -236,7 +273,7 @@ class TestSlurm:
             (fakes / name).write_text(f"#!/bin/bash\n{text}\n")
             (fakes / name).chmod(0o755)
         slurm = "SLURM_JOB_NODELIST=head,worker1 SLURM_JOB_ID=7 SLURM_NNODES=2 SLURM_CPUS_PER_TASK=1"
-        command = f"rayfed run {TestTrials().values(OWN)} placement.hosts=2 experiment=slurm"
+        command = f"rayfed run {values_of(OWN)} placement.hosts=2 experiment=slurm"
         up.run("head", f"cd rayfed; PATH=$PWD/.fakes:$PATH {slurm} ./cluster-slurm.sh {command}")
         started = up.path("head", "srun").read_text()
         other = up.start_command("worker1", f"cd rayfed; export RAY_AUTH_MODE=token; {started}")

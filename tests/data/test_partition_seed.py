@@ -1,6 +1,7 @@
 """The seed of a partition: it follows that of the run where the partition draws who holds what."""
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from rayfed.data.loading import build_data, load
 from rayfed.data.partitions import PARTITIONS
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
-from rayfed.experiments.plan import data_key
+from rayfed.experiments.plan import data_key, make_plan
 from rayfed.experiments.space import read_space
 from rayfed.experiments.sweep import configurations, plan_sweep
 
@@ -77,6 +78,17 @@ def test_the_seed_that_was_used_is_recorded(tmp_path, monkeypatch):
     x = np.zeros((4, 3), np.float32), np.zeros(4, int)
     own = rayfed.run({"model.name": "mlp", "rounds": 1, "local.batch_size": 2}, clients=[{"train": x, "test": x}])
     assert own.trials["partition_seed"].isna().all()
+
+
+def test_the_server_needs_no_source_of_a_partition_of_ones_own(tmp_path, monkeypatch):
+    """It may run on another machine than the command, and names the partition in its first row."""
+    (tmp_path / "own_partition.py").write_text("from rayfed.data.partitions.iid import Iid as Own\n")
+    values = {"data": DATA, "partition": {"name": "own_partition:Own", "clients": 2}, "seed": 3}
+    with monkeypatch.context() as here:
+        here.syspath_prepend(str(tmp_path))
+        plan = make_plan(Config.read(values))
+    del sys.modules["own_partition"]
+    assert plan.values()["partition_seed"] == 3
 
 
 def test_trials_of_seed_zero_keep_their_names_and_others_do_not_pass_for_those_of_a_pinned_partition():

@@ -200,8 +200,8 @@ class TestSlurm:
         subprocess.run([str(self.SCRIPT), *given], check=True, cwd=tmp_path, env=environment)
         command, mode, auth = (tmp_path / "ran").read_text().splitlines()
         assert command == (
-            "ray symmetric-run --address node7:25003 --min-nodes 2 --num-cpus 1 --num-gpus 0 --include-dashboard=false "
-            "--disable-usage-stats -- rayfed sweep my space.yaml seeds=[0, 1]"
+            "ray symmetric-run --address node7:25003 --min-nodes 2 --num-cpus 1 --num-gpus 0 "
+            "-- rayfed sweep my space.yaml seeds=[0, 1]"
         )
         assert (mode, auth) == ("600", "token")
 

@@ -14,22 +14,12 @@ import ray
 import rayfed
 from helpers.commands import command
 from helpers.ray_processes import processes, send, wait_until
+from helpers.sleeping import write_sleeping
 from rayfed.distributed.private_session import start_here
 from rayfed.results.read import read, read_events
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-SLEEPING = """
-import time
-from dataclasses import dataclass
-from rayfed.algorithms.scaffold import Scaffold
-
-@dataclass(frozen=True, kw_only=True)
-class Sleeping(Scaffold):
-    def aggregate(self, ctx, server, replies):
-        time.sleep(0.15)
-        return super().aggregate(ctx, server, replies)
-"""
 COMMON = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},
     "model": {"name": "mlp", "hidden": [8]},
@@ -43,7 +33,7 @@ COMMON = {
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
-    (folder / "sleeping_scaffold.py").write_text(SLEEPING)
+    write_sleeping(folder, "sleeping_scaffold")
     arguments = "\n".join(f"{key}: {value}" for key, value in COMMON.items())
     (folder / "space.yaml").write_text(f"seeds: [0]\n{arguments}\n".replace("'", ""))
     with pytest.MonkeyPatch.context() as patch:

@@ -18,23 +18,13 @@ from ray._private.authentication.authentication_token_setup import enable_token_
 import rayfed
 from helpers.commands import command
 from helpers.ray_processes import wait_until
+from helpers.sleeping import write_sleeping
 from rayfed.distributed.cluster import _patient_start
 from rayfed.distributed.private_session import protect_token
 from rayfed.results.read import read, read_events
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-SLEEPING = """
-import time
-from dataclasses import dataclass
-from rayfed.algorithms.scaffold import Scaffold
-
-@dataclass(frozen=True, kw_only=True)
-class Sleeping(Scaffold):
-    def aggregate(self, ctx, server, replies):
-        time.sleep(0.15)
-        return super().aggregate(ctx, server, replies)
-"""
 COMMON = {
     "data": {"domains": ["plain", "font", "blurred", "street"], "per_domain": 60},
     "model": {"name": "mlp", "hidden": [200]},  # states of more than 100 KB stay on the node that computed them
@@ -53,7 +43,7 @@ VALUES = [f"{key}={value}".replace("'", "") for key, value in COMMON.items()]
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nodes")
-    (folder / "sleeping_on_nodes.py").write_text(SLEEPING)
+    write_sleeping(folder, "sleeping_on_nodes")
     (folder / "space.yaml").write_text("seeds: [0, 1]\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

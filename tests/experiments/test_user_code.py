@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import rayfed
+from rayfed.distributed.user_modules import to_send
 from rayfed.experiments import user_code
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments
@@ -224,10 +225,9 @@ class TestUserModules:
         names = ["uc_helper", "uc_lazy", "uc_package", "uc_package.deeper", "uc_package.factors", "uc_pieces"]
         assert [source.name for source in sources] == names
         code = f"""
-            from rayfed.distributed.user_modules import install
+            from rayfed.distributed.user_modules import SentModule, install
             from rayfed.experiments import user_code
-            from rayfed.experiments.user_code import ModuleSource
-            install([ModuleSource(*fields) for fields in {[(s.name, s.file, s.is_package, s.text) for s in sources]!r}])
+            install({to_send(sources)!r})
             import uc_pieces
             print(user_code.code_hash({{"uc_pieces:Twice": uc_pieces.Twice}}))
             assert uc_pieces.Twice()(21, 0) == (42, 0)

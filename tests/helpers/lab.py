@@ -179,10 +179,10 @@ def _address(text: str) -> str:
     return f"{'.'.join(parts)}:{int(port, 16)}"
 
 
-def cluster_file(lab: Lab) -> dict[str, Any]:
+def cluster_file(lab: Lab, *, min_workers: int = 2, head_cpus: int = 0) -> dict[str, Any]:
     """Return cluster.yaml for the hosts of the lab: other machines and fewer installations, but the same cluster.
 
-    The head has no CPUs, and each worker one, so that two hosts of a trial are on two machines.
+    Each worker has one CPU, and the head none unless `head_cpus` says so: two hosts of a trial are on two machines.
     """
     content: dict[str, Any] = yaml.safe_load((ROOT / "cluster.yaml").read_text())
     content["provider"] = {
@@ -193,7 +193,7 @@ def cluster_file(lab: Lab) -> dict[str, Any]:
     content["auth"] = {"ssh_user": "root", "ssh_private_key": "~/.ssh/key"}
     for key in ("available_node_types", "head_node_type", "docker"):
         content.pop(key)
-    content["min_workers"] = content["max_workers"] = 2
+    content["min_workers"], content["max_workers"] = min_workers, 2
     content["file_mounts"] = {
         remote: str(ROOT / local[2:]) if local.startswith("./") else local
         for remote, local in content["file_mounts"].items()
@@ -202,7 +202,7 @@ def cluster_file(lab: Lab) -> dict[str, Any]:
     modules = "grep -q PYTHONPATH ~/.bashrc || echo 'export PYTHONPATH=$HOME/rayfed' >> ~/.bashrc"  # not the tests' own
     content["setup_commands"] = [f"ln -sfn {shlex.quote(sys.prefix)} ~/rayfed/.venv", modules, *kept]
     content["head_setup_commands"] = []
-    for key, cpus in (("head_start_ray_commands", 0), ("worker_start_ray_commands", 1)):
+    for key, cpus in (("head_start_ray_commands", head_cpus), ("worker_start_ray_commands", 1)):
         content[key] = [
             command.replace("--object-store-memory=4000000000", "--object-store-memory=200000000")
             + (f" --num-cpus={cpus}" if "ray start" in command else "")

@@ -19,7 +19,7 @@ from rayfed.results.figures.style import (
 )
 from rayfed.results.metric_names import is_fraction
 from rayfed.results.selection import TRIAL
-from rayfed.results.target import GIGABYTE
+from rayfed.results.target import gigabytes_sent
 
 _AXES = {"round": "round", "gigabytes": "GB sent so far, by and to all clients", "epsilon": "ε spent so far"}
 _LOG_RATIO = 20  # of the bytes that two methods send in all, beyond which their axis is logarithmic
@@ -33,8 +33,7 @@ def draw_curves(data: FigureData) -> Figure:
 def draw_against_bytes(data: FigureData) -> Figure:
     """Return the curves over the gigabytes (10⁹ bytes) that were sent until the end of a round, with the setup."""
     rounds = data.tables.rounds.sort_values("round")
-    sent = (rounds["bytes_down"] + rounds["bytes_up"]).groupby([rounds[name] for name in TRIAL]).cumsum() / GIGABYTE
-    return _draw(_at_rounds(data, rounds.assign(x=sent)), data, "gigabytes")
+    return _draw(_at_rounds(data, rounds.assign(x=gigabytes_sent(rounds))), data, "gigabytes")
 
 
 def draw_against_epsilon(data: FigureData) -> Figure:

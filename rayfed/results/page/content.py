@@ -29,13 +29,12 @@ from rayfed.results.summary import (
     selection_criterion,
     summarise,
 )
-from rayfed.results.target import GIGABYTE
-from rayfed.results.trials import COUNTS_OR_SHARES, FIXED
+from rayfed.results.target import gigabytes_sent
+from rayfed.results.trials import FIXED, recorded_configuration
 
 PICTURES = ("sensitivity", "clients", "partition", "epsilon", "tsne", "time")
 """The kinds of plots that are pictures; curves are drawn by the page itself, so that its filters apply to them."""
 _COMPARED_METRICS = ("accuracy", "loss")
-_NOT_CONFIGURATION = ("results", "experiment", "resume", "loss")
 _VERSIONS = tuple(name for name in FIXED if name.startswith("version_"))
 
 
@@ -61,15 +60,12 @@ def configuration(trial: pd.Series) -> dict[str, Any]:
     The folder of the results and the name of the experiment are left out, and so are values that are null.
     """
     tree: dict[str, Any] = {}
-    for name, value in trial.items():
-        key = str(name)
-        if (key in FIXED and key != "seed") or key in _NOT_CONFIGURATION or _is_null(value):
-            continue
+    for key, value in recorded_configuration(trial.to_dict()).items():
         *parents, last = key.split(".")
         branch = tree
         for parent in parents:
             branch = branch.setdefault(parent, {})
-        branch[last] = _plain(key, value)
+        branch[last] = value
     return {key: value for key, value in tree.items() if value != {}}
 
 
@@ -138,8 +134,7 @@ def _axes(tables: Tables) -> list[list[Any]]:
     """Return order, round, and the means over trials of the gigabytes sent and the epsilon spent until its end."""
     done = countable_trials(tables)[0]
     rounds = tables.rounds.sort_values("round").merge(done[[*TRIAL, "order"]], on=TRIAL)
-    sent = (rounds["bytes_down"] + rounds["bytes_up"]).groupby(rounds["trial"]).cumsum() / GIGABYTE
-    rounds = rounds.assign(gigabytes=sent, epsilon=rounds["epsilon"].astype(float))
+    rounds = rounds.assign(gigabytes=gigabytes_sent(rounds), epsilon=rounds["epsilon"].astype(float))
     means = rounds.groupby(["order", "round"])[["gigabytes", "epsilon"]].mean().reset_index()
     return [
         [int(order), int(number), _number(gigabytes), _number(epsilon)]
@@ -151,8 +146,7 @@ def _repetitions(tables: Tables) -> str:
     done = countable_trials(tables)[0]
     if done.empty:
         return ""
-    hashes = [name for name in ("partition_hash",) if name in tables.trials]
-    return mean_caption(done.merge(tables.trials[[*TRIAL, *hashes]], on=TRIAL))
+    return mean_caption(done.merge(tables.trials[[*TRIAL, "partition_hash"]], on=TRIAL))
 
 
 def _notes(tables: Tables, summary: Summary) -> list[str]:
@@ -227,20 +221,6 @@ def _text(value: Any) -> str | None:
 
 def _is_null(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NA or value is pd.NaT
-
-
-def _plain(key: str, value: Any) -> Any:
-    """Return a cell of the table as YAML would give it; lists are JSON there, and integers with gaps are floats."""
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, str):
-        try:
-            decoded = json.loads(value)
-        except ValueError:
-            return value
-        return value if isinstance(decoded, str) else decoded
-    if isinstance(value, float) and value.is_integer() and key not in COUNTS_OR_SHARES:
-        return int(value)
-    return value
 
 
 def as_json(content: Mapping[str, Any]) -> str:
