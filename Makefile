@@ -19,7 +19,8 @@ SOAK := benchmarks/faults.py benchmarks/soak.py
 .DEFAULT_GOAL := help
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help venv install demo test test-all record-weights lint lint-all format docs site bench bench-peers soak clean
+.PHONY: help venv install demo test test-all record-weights lint lint-all format docs site bench bench-peers references soak \
+        clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +86,9 @@ soak: $(STAMP) ## hours of random faults, and of a run whose memory is watched
 
 bench-peers: $(STAMP) ## time a round beside a bare loop, Flower and pfl-research, which it installs into build/peers
 	PYTHONPATH=benchmarks:. $(BIN)/python -m peers $(PEERS_ARGS)
+
+references: $(STAMP) ## train side by side with other projects' code; REFERENCES_ARGS names checkouts of it
+	PYTHONPATH=benchmarks:. $(BIN)/python -m references $(REFERENCES_ARGS)
 
 clean: ## remove .venv, builds and caches, but not results/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
