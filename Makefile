@@ -19,7 +19,8 @@ SOAK := benchmarks/faults.py benchmarks/soak.py
 .DEFAULT_GOAL := help
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help venv install demo test test-all record-weights lint lint-all format docs bench bench-peers soak clean
+.PHONY: help venv install demo test test-all record-weights lint lint-all format docs site bench bench-peers references soak \
+        clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,7 +39,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(PIP) torch
 	$(PIP) --no-deps torchvision
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev,docs]'
 	@touch $@
 
 demo: $(STAMP) ## run the sweep of the README on the embedded data
@@ -70,7 +71,10 @@ format: $(STAMP) ## fix style and format
 docs: $(STAMP) ## regenerate docs/algorithms.md and the catalogue of options, then check the pages' links and snippets
 	$(BIN)/rayfed docs --generate catalogue
 	$(BIN)/rayfed docs --generate algorithms
-	$(BIN)/python -m pytest -k "test_pages or test_documents or test_readme"
+	$(BIN)/python -m pytest -k "test_pages or test_documents or test_readme or test_snippets"
+
+site: $(STAMP) ## build the documentation as a site in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet --strict
 
 bench: $(STAMP) ## run every script in benchmarks/, except those of `make soak`
 	@set -e; for script in $(filter-out $(SOAK),$(wildcard benchmarks/[a-z]*.py)); do \
@@ -82,6 +86,9 @@ soak: $(STAMP) ## hours of random faults, and of a run whose memory is watched
 
 bench-peers: $(STAMP) ## time a round beside a bare loop, Flower and pfl-research, which it installs into build/peers
 	PYTHONPATH=benchmarks:. $(BIN)/python -m peers $(PEERS_ARGS)
+
+references: $(STAMP) ## train side by side with other projects' code; REFERENCES_ARGS names checkouts of it
+	PYTHONPATH=benchmarks:. $(BIN)/python -m references $(REFERENCES_ARGS)
 
 clean: ## remove .venv, builds and caches, but not results/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -103,7 +103,11 @@ def sweep(
     Args:
         space: A mapping or the path of a YAML file, with the keys `seeds`, `arms` and `search`; see
             `rayfed.experiments.space`. Wherever a value may stand, {"grid": [...]} may stand as well.
-        clients, model, loss, num_classes, quiet: As for `rayfed.run`, for all trials.
+        clients: As for `rayfed.run`, for all trials.
+        model: As for `rayfed.run`, for all trials.
+        loss: As for `rayfed.run`, for all trials.
+        num_classes: As for `rayfed.run`, for all trials.
+        quiet: As for `rayfed.run`.
         keep_state: Keep the final state of every trial, from which `rayfed.load` reads.
         overrides: Top-level keys, such as rounds=5 or seeds=[0, 1]; they count for all arms.
 
@@ -187,7 +191,10 @@ def load(
         folder: The folder of the results, a path or a URL.
         experiment: The experiment; None: the only one.
         trial: The name of the trial; None: the only one.
-        clients, model, loss, num_classes: What was given to `rayfed.run`, again. They are not saved.
+        clients: What was given to `rayfed.run`, again, since it is not saved.
+        model: The same, if a model was given.
+        loss: The same, if a loss was given.
+        num_classes: The same, if it was given.
 
     Raises:
         UsageError: There is no such trial, or it cannot be made again from what is given.

@@ -7,6 +7,7 @@ in Federated Learning with Data Augmentation", Alg. 1 and Prop. 1.
 
 The papers update λ after aggregation, with the losses of the new model, which takes a second exchange. These are the
 losses that clients compute when they receive that model in the next round, so here they come with that round's reply.
+In the code of q-FFL's authors λ follows the losses of the model before, and is one round late.
 """
 
 from collections.abc import Sequence

@@ -5,9 +5,10 @@
     server:  C̄_c = mean of C_ic over the clients that have class c; a class that no client had this round keeps its C̄_c
     predict: the class whose C̄_c is nearest to f(x)
 
-The squared distance is a mean over the width of f, so a suitable λ grows with the width. The paper's formula weighs a
-class by the clients' counts; FRAug's description of the baseline does not (`count_weighted`). Every client keeps its
-whole model. With `share_model`, models are averaged as in FedAvg, which the digits of FRAug's table 2 suggest.
+The steps of a round are those of all local epochs, as in PFLlib; in the authors' code the last epoch counts. The
+squared distance is a mean over the width of f, so a suitable λ grows with the width. The paper's formula weighs a class
+by the clients' counts; FRAug's description of the baseline does not (`count_weighted`). Every client keeps its whole
+model. With `share_model`, models are averaged as in FedAvg, which the digits of FRAug's table 2 suggest.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@
 
 The configured optimiser takes the steps of w_i, with η = local.lr; the steps of v_i are plain SGD. Batch-norm
 statistics are those of v_i, the only model that processes data; they are averaged whatever β is. `decay` is in the
-authors' code only.
+authors' code only. That code and PFLlib overwrite v_i with w_i at the end of local training, and so score w_i.
 """
 
 from dataclasses import dataclass, replace

@@ -1,6 +1,7 @@
 """The page docs/algorithms.md, which `rayfed docs --generate algorithms` makes from the code."""
 
 import dataclasses
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -49,7 +50,7 @@ def _section(name: str) -> str:
     text = (sys.modules[kind.__module__].__doc__ or "").strip()
     down, kept = after_a_round(algorithm)
     doc = kind.__doc__ or ""
-    class_text = "" if doc.startswith(f"{kind.__name__}(") else doc.strip()  # dataclass writes the signature
+    class_text = "" if doc.startswith(f"{kind.__name__}(") else inspect.cleandoc(doc)  # dataclass writes the signature
     facts = {
         "source": algorithm.reference,
         "down": _fields(down),

@@ -56,8 +56,10 @@ def option(
     Args:
         default: Default value; without one the option is required.
         help: Help text, printed by `--help`.
-        low, high: Inclusive bounds.
-        above, below: Exclusive bounds.
+        low: Lower bound, inclusive.
+        above: Lower bound, exclusive.
+        high: Upper bound, inclusive.
+        below: Upper bound, exclusive.
         choices: The allowed values.
         formerly: Earlier names of the option. A configuration that uses one is refused with the current name.
         elsewhere: Values of other implementations by their name, such as {"authors": "0.1"}, for the documentation.

@@ -100,5 +100,7 @@ def _format_table(columns: list[_Column], width: int) -> str:
     for cells in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*cells)
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None, markup=False, highlight=False, emoji=False).print(table)
+    console = Console(file=out, width=width, color_system=None, markup=False, highlight=False, emoji=False)
+    console.is_jupyter = False  # in a notebook, it would display the table at once and write nothing to `out`
+    console.print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().replace(_BLANK, " ").rstrip().splitlines())

@@ -76,7 +76,7 @@ def test_the_sampler_works_as_it_stands_there(tmp_path, monkeypatch):
     assert set(metrics["client"]) == {0, 1, 2, 3}
 
 
-EVALUATION = Path(__file__).parents[2] / "docs" / "evaluation.md"
+RESULTS = Path(__file__).parents[2] / "docs" / "results.md"
 
 
 @pytest.mark.parametrize(
@@ -84,25 +84,12 @@ EVALUATION = Path(__file__).parents[2] / "docs" / "evaluation.md"
     [("metrics", METRICS_SCHEMA.names), ("rounds", ROUNDS_SCHEMA.names), ("trials", list(FIXED))],
 )
 def test_every_column_is_documented(table, columns):
-    section = EVALUATION.read_text().split(f"## Columns of `{table}`\n")[1].split("\n## ")[0]
+    section = RESULTS.read_text().split(f"## Columns of `{table}`\n")[1].split("\n## ")[0]
     first = " ".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
     assert set(re.findall(r"`([a-z_]+)`", first)) == set(columns)
 
 
 def test_every_status_is_documented():
-    section = EVALUATION.read_text().split("## Columns of `trials`\n")[1]
+    section = RESULTS.read_text().split("## Columns of `trials`\n")[1]
     (line,) = (line for line in section.splitlines() if line.startswith("| `status`"))
     assert set(re.findall(r"`([a-z]+)`", line)) - {"status"} == set(STATUSES)
-
-
-def test_the_recipe_in_pandas_runs(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(import pandas.*?)```", EVALUATION.read_text(), re.S)
-    monkeypatch.chdir(tmp_path)
-    quick = ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=2"]
-    for seed in (0, 1):
-        assert main([*quick, "experiment=scanners", f"seed={seed}"]) == 0
-    found = {}
-    exec(code, found)
-    assert list(found["table"].columns) == ["mean", "std", "count"]
-    assert found["table"]["count"].tolist() == [2]
-    assert found["curve"].index.tolist() == [1, 2]

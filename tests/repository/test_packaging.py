@@ -4,8 +4,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
+from email import message_from_string
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -59,34 +61,92 @@ def test_readme_names_only_targets_that_exist():
 def test_no_package_index_is_written_down():
     for name in ("constraints.txt", "Makefile", "pyproject.toml", ".ci/run"):
         text = (ROOT / name).read_text()
+        for url in PROJECT["urls"].values():
+            text = text.replace(url, "")
         assert "index-url" not in text
         assert "://" not in text
 
 
-def test_the_wheel_has_the_spaces_and_the_documents(tmp_path):
+def test_the_site_names_the_projects_url():
+    assert f"repo_url: {PROJECT['urls']['Repository']} " in (ROOT / "mkdocs.yml").read_text()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A copy of the repository, in which a build leaves its files."""
     pytest.importorskip("setuptools")
-    source = tmp_path / "source"
-    source.mkdir()
+    copy = tmp_path_factory.mktemp("source")
     for name in ("rayfed", "tune_spaces", "docs"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md"):
-        shutil.copy(ROOT / name, source / name)
-    build = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, capture_output=True, text=True)
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def built(kind: str, source: Path, folder: Path) -> Path:
+    code = f"import sys; from setuptools.build_meta import build_{kind}; build_{kind}(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
+    (file,) = folder.iterdir()
+    return file
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+    return zipfile.ZipFile(built("wheel", source, tmp_path_factory.mktemp("wheel")))
+
+
+def file_of(wheel: zipfile.ZipFile, name: str) -> str:
+    (path,) = (path for path in wheel.namelist() if path.endswith(f".dist-info/{name}"))
+    return wheel.read(path).decode()
+
+
+def test_the_wheel_has_the_spaces_and_the_documents(wheel):
+    names = set(wheel.namelist())
     spaces = {f"rayfed/tune_spaces/{path.name}" for path in (ROOT / "tune_spaces").glob("*.yaml")}
-    pages = {f"rayfed/docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if "fidelity" not in path.name}
+    pages = {f"rayfed/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     images = {f"rayfed/docs/images/{path.name}" for path in (ROOT / "docs" / "images").iterdir()}
-    assert {
-        "rayfed/py.typed",
-        "rayfed/__main__.py",
-        "rayfed/experiments/catalogue.json",
-        *spaces,
-        *pages,
-        *images,
-    } <= names
-    assert not [name for name in names if "fidelity" in name]
-    entry_points = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("entry_points.txt")))
-    assert b"rayfed = rayfed.cli.main:main" in entry_points
+    own = {"rayfed/py.typed", "rayfed/__main__.py", "rayfed/experiments/catalogue.json"}
+    assert {*own, *spaces, *pages, *images} <= names
+    assert {name for name in names if name.startswith("rayfed/docs/")} == pages | images
+    code = {str(path.relative_to(ROOT)) for path in (ROOT / "rayfed").rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == code
+    assert "rayfed = rayfed.cli.main:main" in file_of(wheel, "entry_points.txt")
+    assert file_of(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
+
+
+def test_the_wheel_says_what_it_is(wheel):
+    described = message_from_string(file_of(wheel, "METADATA"))
+    assert (described["License-Expression"], described["Author"]) == ("Apache-2.0", "The rayfed developers")
+    assert set(described.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
+    urls = dict(line.split(", ") for line in described.get_all("Project-URL"))
+    assert urls == PROJECT["urls"]
+    assert all(url.startswith(urls["Repository"]) for url in urls.values())
+
+
+def test_links_and_images_of_the_readme_work_on_a_package_index(wheel):
+    text = message_from_string(file_of(wheel, "METADATA")).get_payload()
+    repository = PROJECT["urls"]["Repository"]
+    outside = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", outside)
+    assert f"{repository}/raw/main/docs/images/mini_digits.png" in targets
+    assert f"{repository}/blob/main/docs/tour.md" in targets
+    assert [target for target in targets if not re.match(r"https://|#", target)] == []
+
+
+def test_the_source_distribution_builds_and_tests(source, tmp_path):
+    with tarfile.open(built("sdist", source, tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    code = {str(path.relative_to(ROOT)) for path in (ROOT / "rayfed").rglob("*.py")}
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
+    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", *code, *pages} <= names
+    kept = (ROOT / "MANIFEST.in").read_text()
+    assert all(f"graft {folder}\n" in kept for folder in ("benchmarks", "docs", "tests", "tune_spaces"))
+
+
+def test_the_oldest_torchvision_is_of_the_oldest_torch():
+    """Up to 2.13, torchvision 0.(N + 15) needs torch 2.N: a torch within its range has a torchvision within its own."""
+    declared = dict(re.fullmatch(r"(\S+?)>=(\S+)", requirement).groups() for requirement in PROJECT["dependencies"])
+    torch, torchvision = (declared[name].split(".") for name in ("torch", "torchvision"))
+    assert (torch[0], torchvision[0]) == ("2", "0")
+    assert int(torchvision[1]) == int(torch[1]) + 15

@@ -1,4 +1,4 @@
-"""The pages of the documentation: links resolve, commands and search spaces are valid, snippets run."""
+"""The pages of the documentation: links resolve, commands are valid, and what is named exists."""
 
 import hashlib
 import re
@@ -12,7 +12,6 @@ import yaml
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments
-from rayfed.experiments.space import read_space
 
 ROOT = Path(__file__).resolve().parents[2]
 while not (ROOT / "pyproject.toml").exists():
@@ -74,26 +73,6 @@ def test_commands_are_valid(line, monkeypatch):
         pytest.fail(f"{line}: {error}")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/running.md"])
-def test_search_spaces_are_valid(page):
-    spaces = [
-        code for code in re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL) if "arms:" in code
-    ]
-    assert spaces
-    for code in spaces:
-        space = read_space(yaml.safe_load(code))
-        assert [Config.read(values) for values in space.trials()]
-
-
-def test_the_python_example_runs(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(# hospitals.py\n.*?)```", (DOCS / "python.md").read_text(), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    namespace = {}
-    exec(code, namespace)
-    assert set(namespace["result"].metrics["domain"]) == {"0", "1", "3"}
-    assert set(namespace["tables"].trials["trial"]) == {namespace["result"].trial}
-
-
 def test_the_algorithm_with_a_setup_exchange_runs(tmp_path, monkeypatch):
     import rayfed
 
@@ -141,6 +120,7 @@ def test_fidelity_commands_name_tables_that_exist(page):
 def test_source_files_named_in_a_page_exist(page):
     names = re.findall(r"`((?:\w+/)+\w+\.py|(?:\w+/)+)`", page.read_text())
     folders = [ROOT, ROOT / "rayfed", ROOT / "rayfed" / "algorithms"]
+    names = [name for name in names if not name.startswith("build/")]  # what make writes
     ours = [name for name in names if any((folder / name.split("/")[0]).exists() for folder in folders)]
     assert [name for name in ours if not any((folder / name).exists() for folder in folders)] == []
 

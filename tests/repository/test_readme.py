@@ -1,6 +1,7 @@
 """The README's own method is run as it stands there, and its commands exist."""
 
 import re
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,23 @@ def test_names_everything_there_is(parts):
     assert [name for name in parts if f"`{name}`" not in README and name != "none"] == []
 
 
+def demo_table() -> list[list[str]]:
+    """Return the rows of the README's table of the demo, the header and the line below it first."""
+    lines = README.splitlines()
+    start = next(i for i, line in enumerate(lines) if "| AVG | worst |" in line and "blended" in line)
+    return [line.split(" | ") for line in takewhile(lambda line: line[:1] == "|", lines[start:])]
+
+
+def test_the_table_has_the_demos_rows_in_the_reports_order():
+    trials = list(read_space(from_file(DEMO)).trials())
+    settings = [(trial["algorithm"]["name"], trial["algorithm"].get("mu")) for trial in trials]
+    expected = [name if mu is None else f"{name} mu={mu:g}" for name, mu in sorted(set(settings), key=str)]
+    rows = [line[0].removeprefix("| ").removesuffix(" †") for line in demo_table()[2:]]
+    assert rows == expected
+    assert {trial["seed"] for trial in trials} == {0, 1, 2}  # "over three seeds"
+    assert "Another type of CPU changes the last bits" in " ".join(README.split())
+
+
 @pytest.mark.slow
 def test_the_demo_prints_the_table(tmp_path, monkeypatch):
     """The same rows and columns in the same order; another type of CPU may change decimals."""
@@ -53,8 +71,7 @@ def test_the_demo_prints_the_table(tmp_path, monkeypatch):
     printed = [
         line.split(" | ") for line in render("results", "demo", format="markdown").splitlines() if line[:1] == "|"
     ]
-    (start,) = [i for i, line in enumerate(README.splitlines()) if "| AVG | worst |" in line and "blended" in line][:1]
-    shown = [line.split(" | ") for line in README.splitlines()[start : start + len(printed)]]
+    shown = demo_table()
     assert [line[0] for line in shown] == [line[0] for line in printed]
     assert shown[:2] == printed[:2]
     average = shown[0].index("AVG")

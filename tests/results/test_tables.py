@@ -105,6 +105,12 @@ class TestMarks:
         assert fedavg.index("60.00 ± 5.00") == dbe.index("70.00 ± 2.00")  # numbers stay aligned
 
 
+def test_a_table_is_the_same_text_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = text_table(make_table(rows(TWO), "accuracy"), width=90)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert text_table(make_table(rows(TWO), "accuracy"), width=90) == elsewhere
+
+
 class TestWrapping:
     def test_long_headers_are_parted_at_underscores(self) -> None:
         north = {f"domain:hospital_of_the_north_{i}": (mean, 0.1) for i, mean in enumerate((0.5, 0.6))}

@@ -1,0 +1,56 @@
+"""How comparisons are printed: a line each, and tables for `docs/fidelity/lockstep.md`."""
+
+from collections.abc import Sequence
+
+from references.harness import Case, Comparison
+
+
+def line(result: Comparison) -> str:
+    """Return the outcome in one line."""
+    case = result.case
+    what = f"{case.method} / {case.source}"
+    size = f"{result.difference:.1e} where weights moved by up to {result.moved:.2g}"
+    variant = f" [{case.variant}]" if case.variant else ""
+    unexpected = "" if result.as_expected else "; NOT EXPECTED"
+    return f"{what:<24} {participants(case):<7} {verdict(result)} {size}{variant} (at {result.where}{unexpected})"
+
+
+def participants(case: Case) -> str:
+    """Return who takes part in a round: "4 of 4"."""
+    clients = len(case.setting.sizes)
+    return f"{case.setting.cohort or clients} of {clients}"
+
+
+def verdict(result: Comparison) -> str:
+    return "agrees " if result.agrees else "differs"
+
+
+def reasons(results: Sequence[Comparison]) -> list[str]:
+    """Return why methods differ that are known to, one entry per reason, with the methods and projects it concerns."""
+    titles: dict[str, dict[str, None]] = {}
+    for result in results:
+        if result.case.differs:
+            titles.setdefault(result.case.differs, {})[f"{result.case.method} / {result.case.source}"] = None
+    return [f"{', '.join(names)}: {text}" for text, names in titles.items()]
+
+
+def markdown(results: Sequence[Comparison], names: dict[str, str]) -> str:
+    """Return a table with a row per method, project and variant, in the order of `results`.
+
+    Args:
+        names: What to call each project in the table.
+    """
+    rows: dict[tuple[str, str, str], dict[bool, Comparison]] = {}
+    for result in results:
+        case = result.case
+        rows.setdefault((case.method, case.source, case.variant), {})[case.setting.is_partial] = result
+    titles = ("method", "code", "variant", "all clients", "2 of 4", "moved", "")
+    lines = [f"| {' | '.join(titles)} |", f"| {' | '.join(['---'] * len(titles))} |"]
+    for (method, source, variant), row in rows.items():
+        every, some = (f"{row[key].difference:.0e}" if key in row else "" for key in (False, True))
+        moved = max(result.moved for result in row.values())
+        agrees = all(result.agrees for result in row.values())
+        word = "agrees" if agrees else "**differs**"
+        cells = [f"`{method}`", names[source], variant, every, some, f"{moved:.2g}", word]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,274 @@
+"""The harness of `python -m references`: it finds agreement and difference, with no checkout of another project."""
+
+import copy
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+ROOT = Path(__file__).parents[2]
+
+METHODS = {
+    *("fedavg", "fedprox", "scaffold", "moon", "feddyn", "fedbn", "fedper", "fedrep", "fedrod", "fedbabu", "ditto"),
+    *("apfl", "pfedme", "per_fedavg", "fedfomo", "apple", "fedproto", "fedgen", "dbe", "fedavgm", "fedadam", "fedyogi"),
+    *("fedadagrad", "harmofl", "fedreg", "vhl", "afl"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_scripts(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+
+
+def module(name):
+    return importlib.import_module(f"references.{name}")
+
+
+def fedavg(*, share=None, lr=None, epochs=None, momentum=0.0):
+    """A plain FedAvg loop on the harness's batches; every argument makes it wrong.
+
+    Args:
+        share: The weight of a client with n of `total` examples in the mean.
+        lr: Another learning rate.
+        epochs: Another number of local epochs.
+    """
+    share = share or (lambda n, total, clients: n / total)
+
+    def theirs(checkout, trace):
+        setting, feed = trace.setting, module("harness").Feed(trace)
+        weights = {name: value.clone() for name, value in trace.initial.state_dict().items()}
+        for round in range(1, setting.rounds + 1):
+            feed.start(round)
+            cohort, summed = trace.cohort(round), dict.fromkeys(weights, 0.0)
+            total = sum(trace.examples(i) for i in cohort)
+            for i in cohort:
+                model = copy.deepcopy(trace.initial)
+                model.load_state_dict(weights)
+                sgd = torch.optim.SGD(model.parameters(), lr=lr or setting.lr, momentum=momentum)
+                for _ in range(epochs or setting.epochs):
+                    for x, y in feed.loader(i):
+                        sgd.zero_grad()
+                        F.cross_entropy(model(x), y).backward()
+                        sgd.step()
+                for name, value in model.state_dict().items():
+                    summed[name] = summed[name] + share(trace.examples(i), total, len(cohort)) * value
+            weights = summed
+        feed.finish()
+        return {"server": weights}
+
+    return theirs
+
+
+def case(theirs, differs="", **setting):
+    harness = module("harness")
+    chosen = harness.Setting({"name": "fedavg"}, **setting)
+    return harness.Case("fedavg", "own", chosen, theirs, harness.server_weights, differs=differs)
+
+
+@pytest.mark.parametrize("setting", [{}, {"cohort": 2, "rounds": 3}, {"network": "cnn", "sizes": (10, 15)}])
+def test_an_equal_loop_agrees(setting):
+    result = module("harness").compare(case(fedavg(), **setting), None)
+    assert result.agrees
+    assert result.as_expected
+    assert result.difference < 1e-6 < 1e-2 < result.moved
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"share": lambda n, total, clients: 1 / clients}, {"lr": 0.1001}, {"momentum": 0.1}],
+    ids=["unweighted mean", "learning rate", "momentum"],
+)
+def test_a_wrong_loop_is_reported(change):
+    result = module("harness").compare(case(fedavg(**change)), None)
+    assert not result.agrees
+    assert not result.as_expected
+    assert result.where.startswith("server: ")
+    text = module("report").line(result)
+    assert "differs" in text
+    assert "NOT EXPECTED" in text
+
+
+def test_a_known_difference_must_be_there():
+    harness = module("harness")
+    known = harness.compare(case(fedavg(lr=0.2), differs="they use another learning rate"), None)
+    assert known.as_expected
+    assert module("report").reasons([known]) == ["fedavg / own: they use another learning rate"]
+    assert not harness.compare(case(fedavg(), differs="they use another learning rate"), None).as_expected
+
+
+@pytest.mark.parametrize(("epochs", "message"), [(1, "left 2 batches of client 0 unused"), (3, "wants more batches")])
+def test_other_numbers_of_steps_are_reported(epochs, message):
+    with pytest.raises(module("harness").OutOfStep, match=message):
+        module("harness").compare(case(fedavg(epochs=epochs)), None)
+
+
+def test_agreement_without_training_is_refused():
+    with pytest.raises(module("harness").OutOfStep, match="moved no weight"):
+        module("harness").compare(case(fedavg(), lr=1e-7), None)
+
+
+def test_batches_are_those_of_training_in_their_order():
+    """Every epoch of a client is a permutation of its examples, another one each time."""
+    harness = module("harness")
+    trace = harness.record(harness.Setting({"name": "fedavg"}, sizes=(20, 10)))
+    feed = harness.Feed(trace)
+    orders = []
+    for round in (1, 2):
+        feed.start(round)
+        for _ in range(2):
+            x = torch.cat([batch for batch, _ in feed.loader(0)])
+            orders.append([int((trace.parts[0][0] == row).all(1).nonzero()) for row in x])
+            list(feed.loader(1))
+    feed.finish()
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_phases_and_stages_are_recorded():
+    harness = module("harness")
+    trace = harness.record(harness.Setting({"name": "fedbabu", "finetune_epochs": 1}, sizes=(10, 10)))
+    assert [stage for stage, _ in trace.draws] == ["round", "round", "final"]
+    trace = harness.record(harness.Setting({"name": "fedrep", "head_epochs": 1}, sizes=(10, 10), cohort=1))
+    assert [name for name, _ in next(iter(trace.draws["round", 1].values()))] == ["head", "body"]
+    assert len(trace.cohort(1)) == 1
+
+
+def test_examples_that_are_held_out_are_not_among_the_batches():
+    harness = module("harness")
+    trace = harness.record(harness.Setting({"name": "fedfomo"}, sizes=(25, 25)))
+    assert [trace.examples(i) for i in range(2)] == [20, 20]
+    (train, _), (held_out, _) = trace.parts[0], trace.held_out[0]
+    assert len(held_out) == 5
+    assert not (train[:, None] == held_out[None]).all(2).any()
+
+
+def test_differences_are_found():
+    harness = module("harness")
+    one = {"server": {"w": torch.tensor([1.0, 2.0])}}
+    assert harness.largest_difference(one, {"server": {"w": torch.tensor([1.0, 2.5])}}) == (0.5, "server: w")
+    assert harness.largest_difference(one, {"server": {"w": torch.tensor([1.0, float("nan")])}})[0] == float("inf")
+    for other in ({"client": one["server"]}, {"server": {"v": one["server"]["w"]}}, {"server": {"w": torch.zeros(3)}}):
+        with pytest.raises(harness.OutOfStep):
+            harness.largest_difference(one, other)
+    with pytest.raises(harness.OutOfStep):
+        harness.largest_difference({}, {})
+
+
+# Checkouts
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout of a project with a module `utils` and a package `flcore`, which imports what is not installed."""
+    (tmp_path / "utils.py").write_text("import missing_package\nfrom missing_package.deep import tool\nVALUE = 7\n")
+    (tmp_path / "flcore").mkdir()
+    (tmp_path / "flcore" / "server.py").write_text("from utils import VALUE\n\nclass Server:\n    value = VALUE\n")
+    return module("checkout").Checkout("pfllib", tmp_path, "abc1234")
+
+
+def test_modules_of_a_checkout_are_imported_and_forgotten(checkout, monkeypatch):
+    names = module("checkout")
+    own = SimpleNamespace(VALUE=1)
+    monkeypatch.setitem(sys.modules, "utils", own)
+    before, here = set(sys.modules), os.getcwd()
+    state = torch.get_rng_state()
+    with checkout.importing(".", names.anything("missing_package.deep")) as load:
+        assert load("flcore.server", "Server").value == 7
+        torch.rand(3)
+    assert sys.modules["utils"] is own
+    assert set(sys.modules) == before
+    assert os.getcwd() == here
+    assert str(checkout.path) not in sys.path
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not list(checkout.path.rglob("__pycache__"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (("flcore.client",), "flcore/client.py is missing"),
+        (("flcore.server",), "flcore.server cannot be imported (No module named 'missing_package')"),
+    ],
+)
+def test_what_is_missing_is_one_line(checkout, wanted, message):
+    with (
+        checkout.importing() as load,
+        pytest.raises(module("checkout").Unavailable) as error,
+    ):
+        load(*wanted)
+    assert str(error.value) == f"--pfllib {checkout.path}: {message}; this was written for commit abc1234"
+
+
+def test_a_missing_name_and_a_missing_folder_are_one_line(checkout):
+    names = module("checkout")
+    with (
+        checkout.importing(".", names.anything("missing_package.deep")) as load,
+        pytest.raises(names.Unavailable, match=r"flcore\.server has no Client; this was written"),
+    ):
+        load("flcore.server", "Server", "Client")
+    with pytest.raises(names.Unavailable, match="the folder system is missing"), checkout.importing("system"):
+        pass
+
+
+# The program
+
+
+def test_the_program_compares_and_fails_on_a_difference(checkout, monkeypatch, capsys):
+    program = module("__main__")
+
+    def offer(*cases):
+        source = SimpleNamespace(SOURCE="own", TRIED="abc1234", cases=lambda: list(cases), __doc__="Own: loops.")
+        monkeypatch.setattr(program, "SOURCES", {"own": source})
+        monkeypatch.setattr(program, "NAMES", {"own": "own code"})
+
+    offer(case(fedavg()), case(fedavg(), cohort=2))
+    assert program.main(["--own", str(checkout.path), "--markdown"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("agrees") == 3
+    assert out.splitlines()[-1].startswith("| `fedavg` | own code |  |")
+    offer(case(fedavg()), case(fedavg(lr=0.2)))
+    assert program.main(["--own", str(checkout.path)]) == 1
+    assert capsys.readouterr().out.count("NOT EXPECTED") == 1
+    offer(case(fedavg(epochs=1)))
+    assert program.main(["--own", str(checkout.path)]) == 1
+    assert "fedavg / own: round 1: the other side left 2 batches of client 0 unused" in capsys.readouterr().out
+
+
+def test_the_program_says_what_is_missing(tmp_path, capsys):
+    main = module("__main__").main
+    assert main(["--pfllib", str(tmp_path / "nowhere")]) == 1
+    assert capsys.readouterr().out.startswith(f"--pfllib {tmp_path}/nowhere: there is no such folder; give a checkout")
+    assert main(["--pfllib", str(tmp_path), "--method", "fedavg"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 5  # the heading, and four comparisons
+    assert all("the folder system is missing; this was written for commit" in line for line in out[1:])
+    wrong = ([], "name a checkout"), (["--vhl", ".", "--method", "scaffold"], "no comparison of scaffold")
+    for arguments, message in wrong:
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert message in capsys.readouterr().err
+
+
+def test_every_method_has_a_comparison_in_which_it_agrees():
+    program = module("__main__")
+    cases = [case for source in program.SOURCES.values() for case in source.cases()]
+    assert program.NAMES.keys() == program.SOURCES.keys()
+    assert {case.method for case in cases if not case.differs} == METHODS
+    assert all(case.setting.algorithm["name"] == case.method for case in cases)
+    assert all(len(case.differs) > 40 for case in cases if case.differs)
+
+
+def test_the_page_has_a_row_for_every_comparison():
+    rows = (ROOT / "docs" / "fidelity" / "lockstep.md").read_text().splitlines()
+    program = module("__main__")
+    for source in program.SOURCES.values():
+        for each in source.cases():
+            start = f"| `{each.method}` | {program.NAMES[each.source]} | {each.variant} |"
+            found = [row for row in rows if row.startswith(start)]
+            assert len(found) == 1, start
+            assert ("**differs**" in found[0]) == bool(each.differs)

@@ -1,0 +1,213 @@
+"""The snippets of the documentation are run page by page and in order, as a reader would run them.
+
+A Python block whose first line is `# name.py`, and a YAML block whose first line is `# name.yaml`, are also written to
+that file. Commands are run in `test_commands_run`, with fewer rounds where a page's own are many.
+"""
+
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+import rayfed
+from helpers.commands import command
+from rayfed.experiments.config import Config
+from rayfed.experiments.space import read_space
+from rayfed.results.report import render
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PART = re.compile(
+    r"^```(?P<language>\w*)\n(?P<code>.*?)^```$|^    (?P<command>rayfed [^\n]*)$", re.DOTALL | re.MULTILINE
+)
+NAME = re.compile(r"# (\w+\.(?:py|yaml))\b")
+IN_ONE_PROCESS = ["placement.hosts=0", "search.max_concurrent=1"]
+
+
+class Snippet(NamedTuple):
+    language: str  # "python", "yaml" or "command"
+    text: str
+
+
+def snippets(page: str) -> list[Snippet]:
+    found = []
+    for match in PART.finditer((ROOT / page).read_text()):
+        language, code, line = match.group("language", "code", "command")
+        if line is not None:
+            found.append(Snippet("command", re.sub(r"\s+#.*$", "", line)))
+        elif language in ("python", "yaml"):
+            found.append(Snippet(language, code))
+    return found
+
+
+def of_language(language: str) -> list[str]:
+    return [page for page in PAGES if any(snippet.language == language for snippet in snippets(page))]
+
+
+def write_named(snippet: Snippet) -> None:
+    name = NAME.match(snippet.text)
+    if name:
+        Path(name[1]).write_text(snippet.text)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for path in tmp_path.glob("*.py"):  # so that another page's module of this name is imported anew
+        sys.modules.pop(path.stem, None)
+
+
+def scanners() -> None:
+    """Write the results that recipes begin with."""
+    quick = ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=3"]
+    for seed in (0, 1):
+        assert command("run")([*quick, "experiment=scanners", f"seed={seed}"]) == 0
+
+
+def question() -> None:
+    quick = ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=6"]
+    assert command("run")([*quick, "experiment=question"]) == 0
+
+
+def skew() -> None:
+    values = ["partition={name: dirichlet, clients: 2, min_size: 20, alpha: 1}", "data={per_domain: 60}"]
+    quick = ["model={name: mlp, hidden: [8]}", "rounds=2"]
+    assert command("run")([*values, *quick, "experiment=skew", "algorithm={name: fedprox, mu: 0.1}"]) == 0
+
+
+BEFORE = {"README.md": scanners, "docs/results.md": scanners, "docs/tour.md": question, "docs/sweep.md": skew}
+
+
+def executed(page: str) -> dict[str, Any]:
+    """Run the Python blocks of a page in one namespace, and return it."""
+    if page in BEFORE:
+        BEFORE[page]()
+    namespace: dict[str, Any] = {}
+    for snippet in snippets(page):
+        if snippet.language == "python":
+            write_named(snippet)
+            exec(compile(snippet.text, page, "exec"), namespace)
+    return namespace
+
+
+SEEN = {"docs/python.md", "docs/results.md", "docs/migrating.md"}  # run below, where their outcome is looked at
+WITH_COMMANDS = {"docs/own-data.md", "docs/debug-a-number.md"}  # run below, between their commands
+
+
+@pytest.mark.parametrize("page", sorted(set(of_language("python")) - SEEN - WITH_COMMANDS))
+def test_python_blocks_run(page):
+    executed(page)
+
+
+@pytest.mark.parametrize("page", of_language("yaml"))
+def test_search_spaces_are_valid(page):
+    spaces = [snippet.text for snippet in snippets(page) if snippet.language == "yaml"]
+    for code in spaces:
+        space = read_space(yaml.safe_load(code))
+        assert [Config.read(values) for values in space.trials()]
+
+
+def test_the_python_page_does_what_it_says():
+    found = executed("docs/python.md")
+    assert set(found["result"].metrics["domain"]) == {"0", "1", "3"}
+    assert set(found["tables"].trials["trial"]) == {found["result"].trial}
+    assert len(found["swept"].trials) == 8
+    assert isinstance(found["trained"], torch.nn.Sequential)
+
+
+def test_the_recipes_agree_with_the_report():
+    found = executed("docs/results.md")
+    assert list(found["table"].columns) == ["mean", "std", "count"]
+    assert found["table"]["count"].tolist() == [2]
+    assert found["curve"].index.tolist() == [1, 2, 3]
+    report = pd.read_csv(io.StringIO(render("results", "scanners", format="csv")))
+    (average,) = report.query("column == 'AVG'").to_dict("records")
+    assert found["selected"]["mean"].tolist() == [pytest.approx(average["mean"] / 100)]
+    assert found["selected"]["std"].tolist() == [pytest.approx(average["sd"] / 100)]
+    assert found["failed"].empty
+
+
+class TestFedNova:
+    """The method that docs/migrating.md carries over, beside the rule computed from the clients' own weights."""
+
+    @pytest.fixture
+    def weights(self):
+        """Return the final weights by a method of one round; the clients take 1, 2 and 4 steps."""
+        executed("docs/migrating.md")
+        generator = torch.Generator().manual_seed(0)
+        clients = []
+        for size in (10, 20, 40):
+            x = torch.randn(size, 4, generator=generator)
+            clients.append({"train": (x, (x[:, 0] > 0).long()), "test": (x, (x[:, 0] > 0).long())})
+
+        def run(name: str) -> Any:
+            config = {"algorithm.name": name, "experiment": name.replace(":", "_"), "rounds": 1, "local.batch_size": 10}
+            return rayfed.run(config, clients=clients, model=lambda: torch.nn.Linear(4, 2), quiet=True).server
+
+        return run
+
+    def test_the_update_is_the_papers(self, weights, own_folder):
+        (own_folder / "spy.py").write_text(
+            "import torch\n"
+            "from dataclasses import dataclass\n"
+            "from rayfed.algorithms.fedavg import FedAvg\n\n\n"
+            "@dataclass(frozen=True, kw_only=True)\n"
+            "class Spy(FedAvg):\n"
+            "    averaged = ()\n\n"
+            "    def aggregate(self, ctx, server, replies):\n"
+            "        each = {str(i): reply.up['weights'] for i, reply in enumerate(replies.each)}\n"
+            "        return server | {'each': each, 'first': server['weights']}\n"
+        )
+        spied, nova = weights("spy:Spy"), weights("fednova:FedNova")
+        shares, steps = torch.tensor([10, 20, 40]) / 70, torch.tensor([1.0, 2.0, 4.0])
+        for name, first in spied["first"].items():
+            changes = torch.stack([(spied["each"][str(i)][name] - first) / steps[i] for i in range(3)])
+            mean = torch.tensordot(shares, changes, dims=1)
+            torch.testing.assert_close(nova["weights"][name], first + (shares * steps).sum() * mean)
+
+    def test_momentum_is_refused(self, weights):
+        with pytest.raises(rayfed.UsageError, match=r"needs plain SGD \(local.momentum=0\)"):
+            rayfed.run({"algorithm.name": "fednova:FedNova", "local.momentum": 0.9, "rounds": 1})
+
+
+# Pages whose commands are run, with values that are appended to each `rayfed run` and `rayfed sweep`
+RUN = {
+    "README.md": ["rounds=1", "data.per_domain=60", "seeds=[0,1]"],
+    "docs/tour.md": [],
+    "docs/sweep.md": ["rounds=2", "seeds=[0,1]"],
+    "docs/own-data.md": [],
+    "docs/choose-a-partition.md": [],
+    "docs/compare-fairly.md": ["rounds=2"],
+    "docs/debug-a-number.md": [],
+    "docs/migrating.md": ["data.per_domain=60"],
+}
+LONG = {"README.md", "docs/tour.md", "docs/sweep.md", "docs/compare-fairly.md"}
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in RUN])
+def test_commands_run(page):
+    """Every command of a page, in order, after the files and among the blocks that precede it."""
+    namespace: dict[str, Any] = {}
+    for snippet in snippets(page):
+        if snippet.language != "command":
+            write_named(snippet)
+            if snippet.language == "python":
+                exec(compile(snippet.text, page, "exec"), namespace)
+            continue
+        _, name, *arguments = shlex.split(snippet.text)
+        if name not in ("run", "sweep", "partition", "report") or {"--serve", "--help"} & set(arguments):
+            continue
+        if name in ("run", "sweep"):
+            extra = [value for value in RUN[page] if name == "sweep" or not value.startswith("seeds")]
+            arguments += extra + (IN_ONE_PROCESS if name == "sweep" else [])
+        assert command(name)(arguments) == 0, snippet.text
+    assert list(Path("results").iterdir())
