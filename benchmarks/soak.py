@@ -59,12 +59,15 @@ def undisturbed(seconds: float) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"}
         with open(Path(folder) / "log.txt", "w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "rayfed", "run", *values], stdout=log, stderr=log, env=environment
+                [sys.executable, "-m", "rayfed", "run", *values],
+                stdout=log,
+                stderr=log,
+                env=environment,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # jobs may ignore it
             )
-        samples = sampled(process, folder, seconds)
+        print(memory_table(sampled(process, folder, seconds)).to_string(), flush=True)
         process.send_signal(signal.SIGINT)
         process.wait(timeout=120)
-        print(memory_table(samples).to_string(), flush=True)
         rounds = read(folder, "soak").rounds
         numbers = rounds.loc[rounds["stage"] == "round", "round"].tolist()
         assert numbers == list(range(1, len(numbers) + 1)), "rounds are missing"
