@@ -1,6 +1,7 @@
 """Progress that is updated in place on a terminal and in a notebook, and printed now and then anywhere else."""
 
 import html
+import importlib
 import sys
 import time
 from collections.abc import Sequence
@@ -126,7 +127,7 @@ class _Notebook:
             self._display("")
 
     def _display(self, content: str) -> None:
-        from IPython import display
+        display: Any = importlib.import_module("IPython.display")  # which has no types
 
         output = display.HTML(content)
         if self._handle is None:

@@ -125,7 +125,7 @@ def test_scaffold_counts_the_steps_that_a_client_took():
 def test_a_checkpoint_expects_the_states_of_those_that_replied():
     how = plan(dropout=0.6, rounds=2)
     server, _ = simulate(how, CURVES)
-    assert _with_state(how, CURVES, 2, 2) == set(server.fleet.states)
+    assert _with_state(how, CURVES, 2, is_finished=True) == set(server.fleet.states)
     assert len(server.fleet.states) < 4
 
 

@@ -135,6 +135,7 @@ class TestSweep:
         assert "12 already done" in capsys.readouterr().err
         assert len(pd.read_parquet(tmp_path / "s" / "trials")) == 12
 
+    @pytest.mark.slow
     def test_an_interrupted_sweep_is_completed(self, tmp_path, monkeypatch):
         pytest.importorskip("optuna")
         from rayfed.distributed import local_sweep
