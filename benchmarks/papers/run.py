@@ -19,7 +19,7 @@ import pandas as pd
 from _columns import in_points
 from _tables import Claim, PaperTable, measure, names, read_table
 
-from rayfed.api import sweep
+from rayfed.api import run_sweep
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     table, scale = read_table(args.table), "small" if args.small else "full"
     overrides = from_arguments(args.values)
-    failed = sweep(table.space(scale, overrides, args.rows or ["*"]))
+    failed = run_sweep(table.space(scale, overrides, args.rows or ["*"]))
     space = table.space(scale, overrides)  # all rows, also those that earlier calls measured
     first = Config.read(next(space.trials()))
     tables = read(first.results, first.experiment)

@@ -20,7 +20,7 @@ from rayfed.distributed.capacity import cluster_address, cluster_is_running, kno
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.placement import Outcome, bundles, check_fits, make_pool, run_reserved
 from rayfed.distributed.private_session import start_here
-from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder
+from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder, lost_its_node
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.user_modules import SentModule, install, register_user_modules, to_send
@@ -135,8 +135,13 @@ class _ServerActor:
 
     def run(self, plan: Plan, actor: Any, pool: HostPool | None, saved: Saved) -> Outcome:
         sink = RemoteRecorder(actor)
-        with sink.signs_of_life(plan.trial):
-            return run_reserved(plan, sink, pool, saved)
+        try:
+            with sink.signs_of_life(plan.trial):
+                return run_reserved(plan, sink, pool, saved)
+        except OSError as error:
+            if lost_its_node(error):
+                os._exit(1)  # so that the trial goes on elsewhere, and has not failed
+            raise
 
 
 class _ServerProcess:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import traceback
 from typing import Any
 
 import ray
@@ -27,6 +28,12 @@ def kill_process(process: Process) -> None:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         task: Any = ray.remote(_kill)
         ray.get(task.options(num_cpus=0, scheduling_strategy=there).remote(pid))
+
+
+def lost_its_node(error: BaseException) -> bool:
+    """Return whether Ray's core raised `error` in this process because its node is gone: Ray ends the process soon."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return isinstance(error, OSError) and bool(frames) and frames[-1][0].f_code.co_filename.endswith((".pyx", ".pxi"))
 
 
 def log_folder() -> str:

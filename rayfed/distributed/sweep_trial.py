@@ -6,6 +6,7 @@ a trial may therefore outlive it: its random numbers come from streams of its ow
 
 import contextlib
 import gc
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from ray import tune
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.placement import bundles, make_pool, steps_reserved
 from rayfed.distributed.private_session import is_private
+from rayfed.distributed.processes import lost_its_node
 from rayfed.distributed.recording import RemoteRecorder
 from rayfed.distributed.user_modules import SentModule, install, register_user_modules
 from rayfed.experiments.config import Config, Placement
@@ -86,6 +88,8 @@ class SweepTrial(tune.Trainable):
         try:
             ended = self._scored_round()
         except Exception as error:
+            if lost_its_node(error):
+                os._exit(1)  # so that Tune starts the trial again elsewhere
             if self._run is None or not self._run.begun:
                 self._not_begun(error)
             ended = True

@@ -8,7 +8,7 @@ from ray._private import services
 
 from rayfed.core.errors import HostLost
 from rayfed.distributed import cluster
-from rayfed.distributed.processes import cause_of_death
+from rayfed.distributed.processes import cause_of_death, lost_its_node
 from rayfed.experiments.config import Placement
 
 
@@ -75,3 +75,20 @@ class TestClusterThatDoesNotAnswer:
 )
 def test_the_cause_of_death_is_a_few_words(text, cause):
     assert cause_of_death(RuntimeError(text)) == cause
+
+
+class TestLostNode:
+    """A process whose node dies may meet an error of Ray's core before Ray ends it."""
+
+    def raised(self, file, error):
+        try:
+            exec(compile("raise error", file, "exec"), {"error": error})
+        except Exception as caught:
+            return caught
+
+    def test_is_told_from_errors_of_the_disk_and_of_the_user(self):
+        core = "python/ray/includes/common.pxi"
+        assert lost_its_node(self.raised(core, OSError("Connection reset by peer")))
+        assert not lost_its_node(self.raised(core, ValueError("no such actor")))
+        assert not lost_its_node(self.raised("mine.py", OSError("Connection reset by peer")))
+        assert not lost_its_node(OSError("never raised"))
