@@ -32,6 +32,7 @@ def test_orders_of_a_table(table, tmp_path):
         capture_output=True,
         text=True,
         check=False,
+        env=os.environ | {"RAY_ADDRESS": "local"},  # not a cluster of another test, whose nodes may die
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.removeprefix("- ") for line in done.stdout.splitlines() if "(difference " in line]
