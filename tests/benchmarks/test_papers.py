@@ -614,7 +614,7 @@ def test_unknown_tables_are_refused_and_known_ones_listed(command, capsys):
 
 
 def test_a_table_is_measured_and_printed(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "sweep", run_trials)
+    monkeypatch.setattr(command, "run_sweep", run_trials)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environ, "RAYFED_DATA", str(tmp_path))
     tiny = ["rounds=1", "seeds=[0]", "data.per_domain=60", "model.width=0.1", "local.epochs=1"]
