@@ -136,8 +136,6 @@ def run_sweep(space: Space, given: Given | None = None, *, quiet: bool = False, 
         for values in space.trials():
             _refuse_data(values)
     check_sweep(config.placement for config in configs)
-    for tracking, results in dict.fromkeys((config.tracking, config.results) for config in configs):
-        check_trackers(vars(tracking), results)
     plan = plan_sweep(space, configs, given, keep_state=keep_state)
     make_experiment_folder(plan.results, plan.experiment)
     if not quiet:

@@ -146,6 +146,12 @@ class Record:
         """The mean over hosts of the seconds that they worked, as a share of the busiest host's; None without work."""
         return sum(self.busy) / len(self.busy) / max(self.busy) if any(self.busy) else None
 
+    @property
+    def clients_per_second(self) -> float | None:
+        """The clients of the round by its seconds; None where it took none."""
+        total = self.seconds["total"]
+        return self.cohort / total if total > 0 else None
+
     def add_work(self, busy: Sequence[float], predicted: Sequence[float] | None) -> None:
         """Add the seconds of one exchange, by host. Hosts that join later have a later position."""
         self.busy = _added(self.busy, busy)

@@ -41,8 +41,6 @@ def sweep_text(space: Space) -> str:
     """Return the configurations of `space`, what each needs, and how long all will take."""
     configs = configurations(space)
     check_sweep(config.placement for config in configs)
-    for config in configs:
-        check_trackers(vars(config.tracking), config.results)
     plan = plan_sweep(space, configs, Given())
     number = len(configs) // len(space.seeds)
     left = {job["trial"] for job in plan.jobs}

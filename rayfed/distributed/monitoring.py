@@ -60,8 +60,8 @@ class RecorderWithGauges(Recorder):
         self._set(trial, "round", record.round)
         for split, value in record.accuracy(self._point_of[trial]).items():
             self._set(trial, "accuracy", value, split=split)
-        if total := record.seconds["total"]:
-            self._set(trial, "clients_per_second", record.cohort / total)
+        if (pace := record.clients_per_second) is not None:
+            self._set(trial, "clients_per_second", pace)
         for direction, fields in (("down", record.bytes_down), ("up", record.bytes_up)):
             self._set(trial, "round_bytes", sum(fields.values()), direction=direction)
         for part, seconds in record.seconds.items():

@@ -100,7 +100,7 @@ class Study:
         """Learn from a trial that has ended, and of which `best` is the best validation score that is known here."""
         if name in self._scores:
             return
-        recorded = self._recorded(name)
+        recorded = self._recorded(self._rows().get(name))
         known = [score for score in (best, recorded) if score is not None]
         self._take(name, max(known) if known else None)
 
@@ -163,11 +163,12 @@ class Study:
         for number, params in self._logged():
             if self._counts[number] < self._samples(self._space.adaptive[number]):
                 self._suggest(number, params)
-        done = {row["trial"] for row in read_trials(self._home.child("trials")) if row["status"] == "done"}
+        rows = self._rows()
         queued, self._queue = self._queue, deque()
         for job in queued:
-            if job["trial"] in done:
-                self._take(job["trial"], self._recorded(job["trial"]))
+            row = rows.get(job["trial"])
+            if row is not None and row["status"] == "done":
+                self._take(job["trial"], self._recorded(row))
             else:
                 self._queue.append(job)
 
@@ -182,12 +183,15 @@ class Study:
             if entry["arm"] in self._keys:  # otherwise the space has changed
                 yield self._keys.index(entry["arm"]), entry["params"]
 
-    def _recorded(self, name: str) -> float | None:
-        rows = {row["trial"]: row for row in read_trials(self._home.child("trials"))}
-        row = rows.get(name)
+    def _rows(self) -> dict[str, dict[str, Any]]:
+        """Return the rows of the table `trials` by trial."""
+        return {row["trial"]: row for row in read_trials(self._home.child("trials"))}
+
+    def _recorded(self, row: Mapping[str, Any] | None) -> float | None:
+        """Return the validation score of a trial that has ended, from its row."""
         if row is None or row["status"] not in ("done", "stopped"):
             return None
-        return best_validation(self._home, name, row["default_eval_point"])
+        return best_validation(self._home, row["trial"], row["default_eval_point"])
 
 
 def _note_score(suggestion: _Suggestion, score: float | None) -> None:

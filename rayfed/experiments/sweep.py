@@ -14,6 +14,7 @@ from rayfed.experiments.run_summary import counted, notes
 from rayfed.experiments.space import Space
 from rayfed.experiments.study import LOG_FILE, Study, check_search
 from rayfed.results.storage import open_storage
+from rayfed.results.tracking import check_trackers
 from rayfed.results.trials import read_trials
 
 MAX_NOTES = 8  # that are printed before a sweep
@@ -105,6 +106,8 @@ def plan_sweep(
         raise UsageError(f"arms: two trials have the same configuration ({_repeated(names)}); each must differ")
     if any((config.results, config.experiment) != (first.results, first.experiment) for config in configs):
         raise UsageError("results and experiment: all arms of a sweep share them; give them outside the arms")
+    for tracking in dict.fromkeys(config.tracking for config in configs):  # once each, since a server may be asked
+        check_trackers(vars(tracking), first.results)
     notes_of_plans, identities = _check_plans(space, configs, given)
     if space.adaptive:
         return SweepPlan(space, tuple(configs), (), notes_of_plans, given, keep_state, _study(space, first, given))

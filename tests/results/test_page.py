@@ -163,6 +163,7 @@ class TestServer:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("rayfed.results.page.server._LEAST_SECONDS", 0)
+        monkeypatch.setattr("rayfed.results.page.server._SHARE", float("inf"))
         page = LivePage(tmp_path, None)
         text, version = page.data()
         assert json.loads(text)["experiments"] == []
@@ -259,6 +260,7 @@ class TestBrowser:
     def test_a_served_page_follows_the_results(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The browser opens the page before there are results, which come while it is open."""
         monkeypatch.setattr("rayfed.results.page.server._LEAST_SECONDS", 0)
+        monkeypatch.setattr("rayfed.results.page.server._SHARE", float("inf"))
         server = make_server(tmp_path, None, 0)
         live = server.RequestHandlerClass.page
         read_data, asked = live.data, []

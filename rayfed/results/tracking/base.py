@@ -72,10 +72,9 @@ def round_values(record: Record) -> dict[str, float]:
 
 
 def _costs(record: Record) -> dict[str, float]:
-    total = record.seconds["total"]
     costs: dict[str, float | None] = {
         "clients": float(record.cohort),
-        "clients_per_second": record.cohort / total if total > 0 else None,
+        "clients_per_second": record.clients_per_second,
         "bytes_down": float(sum(record.bytes_down.values())),
         "bytes_up": float(sum(record.bytes_up.values())),
         "epsilon": record.epsilon,
@@ -84,17 +83,6 @@ def _costs(record: Record) -> dict[str, float]:
         **{f"seconds/{part}": seconds for part, seconds in record.seconds.items()},
     }
     return {f"round/{name}": value for name, value in costs.items() if value is not None}
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values with dotted keys."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
 
 
 def plain_name(name: str) -> str:

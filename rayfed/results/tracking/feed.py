@@ -11,10 +11,11 @@ from typing import Any
 
 from rayfed.core.records import Record
 from rayfed.results.storage import LocalStorage, Storage
-from rayfed.results.tracking.base import About, Tracker, flat, round_values
+from rayfed.results.tracking.base import About, Tracker, round_values
 from rayfed.results.tracking.mlflow_runs import MLflow
 from rayfed.results.tracking.tensorboard import TensorBoard
 from rayfed.results.tracking.weights_and_biases import WeightsAndBiases
+from rayfed.results.trials import flattened
 
 CLOSE_SECONDS = 30.0
 """How long `Feed.close` waits for trackers that lag behind, such as one that uploads."""
@@ -49,7 +50,7 @@ class Feed:
         trackers = dict(self._make(values))
         if trackers:
             folder = (values.get("tracking") or {}).get("folder")
-            config = {key: value for key, value in flat(values).items() if not key.startswith("tracking.")}
+            config = {key: value for key, value in flattened(values) if not key.startswith("tracking.")}
             self._put(lambda: self._begin(trial, trackers, config, folder, continues))
 
     def record(self, trial: str, record: Record) -> None:
