@@ -40,8 +40,7 @@ from rayfed.experiments.progress import Countdown, many_trials, note, span, watc
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import SweepPlan
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
-from rayfed.results.folder import join
-from rayfed.results.storage import is_url
+from rayfed.results.storage import ArrowStorage, open_storage
 
 _LOOK_SECONDS = 1.0  # between looks at whether the trials' processes are alive
 _BUFFERED_SECONDS = 0.5  # during which results of short rounds are collected, if no scheduler waits for each
@@ -196,8 +195,8 @@ def _tuner(
     objects = {name: thing for config in plan.configs for name, thing in named_objects(config).items()}
     objects |= given_objects(plan.given.model, plan.given.loss, plan.given.clients)
     sources = to_send(module_sources(objects))
-    home = join(plan.results, plan.experiment)
-    storage = home if is_url(home) else Path(home).resolve()
+    home = open_storage(plan.results).child(plan.experiment)
+    in_store = home if isinstance(home, ArrowStorage) else None
     if plan.given:
         register_user_modules()
     trainable = tune.with_parameters(
@@ -220,7 +219,8 @@ def _tuner(
         ),
         run_config=tune.RunConfig(
             name="tune",
-            storage_path=str(storage),
+            storage_path=in_store.path if in_store else str(Path(home.location).resolve()),
+            storage_filesystem=in_store.filesystem if in_store else None,
             verbose=0,
             callbacks=callbacks,
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the recorder keeps the checkpoints
