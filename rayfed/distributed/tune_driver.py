@@ -31,6 +31,7 @@ from rayfed.distributed.processes import Process, cause_of_death, kill_process
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder
 from rayfed.distributed.searcher import StudySearcher
+from rayfed.distributed.session_watch import watching_session
 from rayfed.distributed.sweep_trial import ENDED, SweepTrial
 from rayfed.distributed.user_modules import register_user_modules, to_send
 from rayfed.experiments.config import Config, Faults
@@ -51,16 +52,26 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
 
     Raises:
         UsageError: The cluster that was joined lacks the resources.
-        HostLost: The recorder died too often.
+        HostLost: The recorder died too often, or the cluster ended.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
-    faults = [config.faults for config in plan.configs]
     placements = dict.fromkeys(config.placement for config in plan.configs)
-    start_seconds = max(one.start_seconds for one in faults)
+    start_seconds = max(config.faults.start_seconds for config in plan.configs)
     url, *_ = [cluster.connect(placement, dashboard=True, start_seconds=start_seconds) for placement in placements]
     if not quiet and url:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
-    say: Callable[[str], None] = (lambda line: None) if quiet else note
+    with watching_session("the same command with resume=true runs the trials that are left") as session_is_gone:
+
+        def say(line: str) -> None:
+            if not quiet and not session_is_gone():
+                note(line)
+
+        return _run_connected(plan, say, quiet=quiet)
+
+
+def _run_connected(plan: SweepPlan, say: Callable[[str], None], *, quiet: bool) -> int:
+    """See `run_trials`; `say` prints a line on what happened to a process."""
+    faults = [config.faults for config in plan.configs]
     recorder = DriversRecorder(
         plan.results,
         plan.experiment,
