@@ -613,6 +613,17 @@ def test_unknown_tables_are_refused_and_known_ones_listed(command, capsys):
     assert "adcol_table1" in capsys.readouterr().err
 
 
+def test_settings_can_be_measured_alone(papers):
+    table = papers.read_table("dbe_table5").within("full", ["pat F*", "FMNIST"])
+    assert list(table.columns_of("full")) == ["pat FMNIST", "FMNIST"]
+    assert {setting for _, setting in table.cells("full")} == {"pat FMNIST", "FMNIST"}
+    assert ("FedAvg", "Cifar100") in papers.read_table("dbe_table5").cells("full")
+    with pytest.raises(UsageError, match=r"^--settings: no setting matches MNIST; there are pat FMNIST, pat Cifar100, "):
+        papers.read_table("dbe_table5").within("full", ["MNIST"])
+    with pytest.raises(UsageError, match=r"there are none in adcol_table1$"):
+        papers.read_table("adcol_table1").within("small", ["MNIST"])
+
+
 def test_a_table_is_measured_and_printed(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "run_sweep", run_trials)
     monkeypatch.chdir(tmp_path)
