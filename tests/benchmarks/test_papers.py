@@ -618,9 +618,8 @@ def test_settings_can_be_measured_alone(papers):
     assert list(table.columns_of("full")) == ["pat FMNIST", "FMNIST"]
     assert {setting for _, setting in table.cells("full")} == {"pat FMNIST", "FMNIST"}
     assert ("FedAvg", "Cifar100") in papers.read_table("dbe_table5").cells("full")
-    with pytest.raises(
-        UsageError, match=r"^--settings: no setting matches MNIST; there are pat FMNIST, pat Cifar100, "
-    ):
+    refused = r"^--settings: no setting matches MNIST; there are pat FMNIST, pat Cifar100, "
+    with pytest.raises(UsageError, match=refused):
         papers.read_table("dbe_table5").within("full", ["MNIST"])
     with pytest.raises(UsageError, match=r"there are none in adcol_table1$"):
         papers.read_table("adcol_table1").within("small", ["MNIST"])
