@@ -130,7 +130,10 @@ class PaperTable:
         """Return the sweep that measures the table at `scale`, with one arm per cell."""
         arms, cells = self.arms(scale), self.cells(scale, patterns)
         content = self.content[scale]
-        common = merged({"partition.seed": 0}, _without(content, *TABLE_KEYS))  # one partition, as in the papers
+        defaults: dict[str, Any] = {"partition.seed": 0}  # one partition, as in the papers
+        if scale == "full":  # hours or days
+            defaults["checkpoint.every"] = 20
+        common = merged(defaults, _without(content, *TABLE_KEYS))
         trees = []
         for row, name in cells:
             setting = dict(content["settings"][name]) if name else {}
