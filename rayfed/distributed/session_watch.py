@@ -94,7 +94,7 @@ def watching_session(continues: str) -> Iterator[Callable[[], bool]]:
         HostLost: In place of an exception that the session's end has caused in this thread.
     """
     node = worker.global_worker.node
-    if node is None:  # a client of a cluster's proxy (ray://)
+    if node is None or not node.node_manager_port:  # a client of a cluster's proxy (ray://)
         yield lambda: False
         return
     host, _, port = node.gcs_address.rpartition(":")

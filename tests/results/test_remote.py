@@ -281,18 +281,14 @@ class TestRefusals:
 
     def test_google_without_an_answer_a_bucket_or_credentials(self, capsys, gs_endpoint, monkeypatch, tmp_path):
         monkeypatch.setattr(storage, "_RETRY_SECONDS", 1)
-        silent = f"127.0.0.1:{free_port()}"
-        for location in (
-            "gs://bucket/results",
-            f"gs://anonymous@bucket/results?scheme=http&endpoint_override={silent}",
-        ):
-            line = self.one_line(capsys, {"STORAGE_EMULATOR_HOST": silent}, location)
-            assert "connect" in line
-            assert len(line) < 300
+        silent = f"gs://anonymous@bucket/results?scheme=http&endpoint_override=127.0.0.1:{free_port()}"
+        line = self.one_line(capsys, {}, silent)
+        assert "Could not connect to server" in line
+        assert len(line) < 300
         line = self.one_line(capsys, {"STORAGE_EMULATOR_HOST": gs_endpoint}, "gs://nobodys/results")
         assert len(line) < 300
-        nowhere = {"HOME": str(tmp_path), "GCE_METADATA_HOST": "metadata.invalid"}
-        line = self.one_line(capsys, nowhere, "gs://bucket/results")
+        nobody = {"HOME": str(tmp_path), "GCE_METADATA_HOST": "metadata.invalid", "GOOGLE_APPLICATION_CREDENTIALS": ""}
+        line = self.one_line(capsys, {**nobody, "STORAGE_EMULATOR_HOST": ""}, "gs://bucket/results")
         assert "cannot be reached (no credentials: " in line
 
     def test_reading_what_is_not_there(self, results):
