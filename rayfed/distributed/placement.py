@@ -80,13 +80,14 @@ def launch(plan: Plan, saved: Saved, *, quiet: bool) -> Outcome:
 
     Raises:
         UsageError: The cluster that was joined lacks the resources.
-        HostLost: A Ray actor died.
+        HostLost: A Ray actor died, or the cluster ended.
         Diverged: A value became infinite or NaN.
     """
     place = plan.config.placement
     if not place.hosts:
         return _run_in_process(plan, saved, quiet)
     from rayfed.distributed import cluster
+    from rayfed.distributed.session_watch import watching_session
 
     cluster.connect(place, dashboard=False, start_seconds=plan.config.faults.start_seconds)
 
@@ -98,7 +99,16 @@ def launch(plan: Plan, saved: Saved, *, quiet: bool) -> Outcome:
         else:
             watch_trials(progress, wait, lambda trials: one_trial(trials[0], countdown))
 
-    return cluster.run_on_ray(plan, saved, watch, (lambda line: None) if quiet else note)
+    continues = "the same command with resume=true continues after the last checkpoint"
+    if not plan.config.checkpoint.every:
+        continues = "the same command starts again, since nothing was saved; checkpoint.every=1 saves every round"
+    with watching_session(continues) as session_is_gone:
+
+        def say(line: str) -> None:
+            if not quiet and not session_is_gone():
+                note(line)
+
+        return cluster.run_on_ray(plan, saved, watch, say)
 
 
 def launch_sweep(plan: SweepPlan, *, quiet: bool) -> int:
