@@ -12,7 +12,8 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.status_line import is_watched
 from rayfed.data.population import Client
-from rayfed.distributed.placement import check_run, check_sweep, launch, launch_sweep
+from rayfed.distributed.capacity import check_run, check_sweep
+from rayfed.distributed.placement import launch, launch_sweep
 from rayfed.engine.checkpoint import Saved, verified
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import Finding, findings

@@ -15,11 +15,12 @@ import ray
 import torch
 from ray import tune
 
+from rayfed.distributed.capacity import bundles
 from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.placement import bundles, make_pool, steps_reserved
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import lost_its_node
 from rayfed.distributed.recording import RemoteRecorder
+from rayfed.distributed.server_process import make_pool, steps_reserved
 from rayfed.distributed.user_modules import SentModule, install, register_user_modules
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.jobs import Job

@@ -84,7 +84,7 @@ def findings(plan: Plan, launch: Launch | None = None) -> Iterator[Finding]:
     """
     trial = _Trial(plan, launch)
     trial.blueprint().check(trial.population)
-    on_ray = {"hosts": _hosts} if launch is not None and plan.config.placement.hosts else {}
+    on_ray = {"hosts": _hosts} if launch is not None and plan.config.placement.least_hosts else {}
     for subject, check in (CHECKS | on_ray).items():
         with torch_state_kept():
             yield _finding(subject, check, trial)
