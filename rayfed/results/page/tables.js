@@ -22,7 +22,7 @@ function resultTable(experiment, methods, rows, metric) {
   let columns = [...domains, "mean", "worst"];
   const same = (one, other) => shown.every((method) => text(method, one) === text(method, other));
   if (domains.some((name) => same("worst", name)) || same("worst", "mean")) columns = columns.filter((c) => c !== "worst");
-  if (domains.some((name) => same("mean", name))) columns = columns.filter((c) => c !== "mean");
+  if (domains.length === 1 && same("mean", domains[0])) columns = columns.filter((c) => c !== "mean");
   const seeds = unique(shown.map((method) => byMethod.get(method.order).get("mean").seeds));
   const several = new Map();
   for (const method of experiment.methods) several.set(method.algorithm, (several.get(method.algorithm) || 0) + 1);
