@@ -9,7 +9,7 @@ from rayfed.core.errors import UsageError
 from rayfed.results.captions import RULE_CAPTIONS
 from rayfed.results.chart_data import client_scores, most_partitions
 from rayfed.results.figures.data import FigureData
-from rayfed.results.figures.style import method_label, new_figure, shown_methods
+from rayfed.results.figures.style import method_label, new_figure, row_labels, shown_methods
 from rayfed.results.metric_names import is_fraction
 from rayfed.results.row_filter import filter_rows
 from rayfed.results.summary import selection_criterion
@@ -41,13 +41,14 @@ def draw_clients(data: FigureData) -> Figure:
     table = table * (100 if is_fraction(data.metric) else 1)
 
     width = min(14.0, max(6.0, 2.5 + 0.42 * len(holders)))
-    figure = new_figure(width, 1.6 + 0.36 * len(table) + (0.5 if len(set(domains)) > 1 else 0))
+    names, height = row_labels(labels[order] for order in table.index)
+    figure = new_figure(width, 1.6 + height * len(table) + (0.5 if len(set(domains)) > 1 else 0))
     axes = figure.add_subplot()
     better = bool(rows["higher_is_better"].iloc[0])
     image = axes.imshow(table.to_numpy(), aspect="auto", cmap="viridis" if better else "viridis_r")
     unit = " (%)" if is_fraction(data.metric) else ""
     figure.colorbar(image, ax=axes, label=f"{data.split} {data.metric}{unit}")
-    axes.set_yticks(range(len(table)), [labels[order] for order in table.index], fontsize=8)
+    axes.set_yticks(range(len(table)), names, fontsize=8)
     if len(holders) <= _MOST_NUMBERS:
         axes.set_xticks(
             range(len(holders)),

@@ -12,6 +12,7 @@ from rayfed.results.figures.style import (
     method_label,
     new_figure,
     plain_axes,
+    row_labels,
     shown_methods,
     title,
 )
@@ -33,8 +34,8 @@ def draw_time(data: FigureData) -> Figure:
     means = round_seconds(data.tables.rounds, data.trials)
     first = rounds.drop_duplicates("order").set_index("order")
     means = means[means.index.isin(first.index)]
-    labels = [method_label(first.loc[order]) for order in means.index]
-    figure = new_figure(7.2, 1.6 + 0.36 * len(labels))
+    labels, height = row_labels(method_label(first.loc[order]) for order in means.index)
+    figure = new_figure(7.2, 1.6 + height * len(labels))
     axes = figure.add_subplot()
     left = np.zeros(len(labels))
     for index, part in enumerate(ROUND_PARTS):

@@ -10,6 +10,7 @@ const LOG_RATIO = 20; // of the largest value to the smallest, from which an axi
 const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 const greatest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 const short = (value) => String(+value.toPrecision(4));
+const rowLabel = (method) => { const text = label(method); return text.length > 44 ? `${text.slice(0, 43)}…` : text; };
 const note = (text) => element("p", { class: "note" }, text);
 
 // A method keeps its colour and its dashes whatever the filters show.
@@ -204,7 +205,7 @@ function clientsFigure(experiment, methods) {
   const known = lines.flatMap((line) => line.values).filter((value) => value !== null);
   const [low, high] = [least(known), greatest(known)];
   const share = (value) => high === low ? 0.5 : higher ? (value - low) / (high - low) : (high - value) / (high - low);
-  const left = Math.min(300, 14 + 6.6 * greatest(lines.map((line) => label(line.method).length)));
+  const left = Math.min(300, 14 + 6.6 * greatest(lines.map((line) => rowLabel(line.method).length)));
   const [row, right, top] = [24, 62, 4];
   const cell = (WIDTH - left - right) / ids.length;
   const named = ids.length <= 25;
@@ -215,7 +216,7 @@ function clientsFigure(experiment, methods) {
     "aria-label": `${scoreLabel(experiment)} of ${ids.length} clients and ${lines.length} methods` });
   lines.forEach(({ method, values }, i) => {
     const y = top + i * row;
-    svg.append(drawn("text", { x: left - 6, y: y + 16, "text-anchor": "end" }, label(method)));
+    svg.append(drawn("text", { x: left - 6, y: y + 16, "text-anchor": "end" }, rowLabel(method)));
     values.forEach((value, j) => {
       if (value === null) return;
       const { colour, ink } = heatColour(share(value));
@@ -347,7 +348,7 @@ function timeFigure(experiment, methods) {
   const shown = methods.filter((method) => seconds.has(method.order));
   if (!shown.length) return null;
   const total = (method) => seconds.get(method.order).reduce((a, b) => a + b, 0);
-  const left = Math.min(300, 14 + 6.6 * greatest(shown.map((method) => label(method).length)));
+  const left = Math.min(300, 14 + 6.6 * greatest(shown.map((method) => rowLabel(method).length)));
   const [row, right, top, bottom] = [26, 70, 4, 40];
   const height = top + row * shown.length + bottom;
   const most = greatest(shown.map(total)) || 1;
@@ -361,7 +362,7 @@ function timeFigure(experiment, methods) {
   shown.forEach((method, i) => {
     const y = top + i * row;
     let start = 0;
-    svg.append(drawn("text", { x: left - 6, y: y + 17, "text-anchor": "end" }, label(method)));
+    svg.append(drawn("text", { x: left - 6, y: y + 17, "text-anchor": "end" }, rowLabel(method)));
     seconds.get(method.order).forEach((value, part) => {
       const bar = drawn("rect", { x: px(start), y: y + 3, width: px(start + value) - px(start), height: row - 6,
         fill: COLOURS[part % COLOURS.length] });
