@@ -17,7 +17,7 @@ full, small               search spaces (see rayfed.experiments.space) without a
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,20 @@ class PaperTable:
     @property
     def columns(self) -> Mapping[str, Rule]:
         return self.content["columns"]
+
+    def within(self, scale: str, patterns: Sequence[str]) -> "PaperTable":
+        """Return the table with only those settings of `scale` that match one of `patterns`.
+
+        Raises:
+            UsageError: if no setting matches, or if the table has no settings.
+        """
+        form = self.content[scale]
+        settings = {} if isinstance(form, str) else form.get("settings", {})
+        kept = {name: keys for name, keys in settings.items() if any(fnmatchcase(name, p) for p in patterns)}
+        if not kept:
+            known = ", ".join(settings) or f"none in {self.name}"
+            raise UsageError(f"--settings: no setting matches {' or '.join(patterns)}; there are {known}")
+        return replace(self, content={**self.content, scale: {**form, "settings": kept}})
 
     def published(self, row: str, column: str) -> tuple[float, float | None] | None:
         """Return the paper's number and its sd, None where the paper prints none."""
@@ -116,7 +130,10 @@ class PaperTable:
         """Return the sweep that measures the table at `scale`, with one arm per cell."""
         arms, cells = self.arms(scale), self.cells(scale, patterns)
         content = self.content[scale]
-        common = merged({"partition.seed": 0}, _without(content, *TABLE_KEYS))  # one partition, as in the papers
+        defaults: dict[str, Any] = {"partition.seed": 0}  # one partition, as in the papers
+        if scale == "full":  # hours or days
+            defaults["checkpoint.every"] = 20
+        common = merged(defaults, _without(content, *TABLE_KEYS))
         trees = []
         for row, name in cells:
             setting = dict(content["settings"][name]) if name else {}

@@ -5,6 +5,7 @@
     python benchmarks/papers/run.py dbe_table2 --small --markdown resume=true     # print finished results again
     python benchmarks/papers/run.py dbe_table2 --rows 'Fed*' --rows DBE           # measure some rows now,
     python benchmarks/papers/run.py dbe_table2 resume=true                        # and the others later
+    python benchmarks/papers/run.py dbe_table5 --settings FMNIST                  # one of its datasets
 
 Without --small it runs the full configuration, which needs a GPU. Keys of a search space may follow as key=value.
 """
@@ -35,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rows", action="append", metavar="PATTERN", help="measure only rows that match, such as 'ADCOL*'"
     )
+    parser.add_argument(
+        "--settings", action="append", metavar="PATTERN", help="measure only settings (such as datasets) that match"
+    )
     parser.add_argument("--markdown", action="store_true", help="print Markdown, for docs/fidelity/")
     parser.add_argument(
         "values", nargs="*", metavar="key=value", help="keys of the search space; they override the file"
@@ -55,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     table, scale = read_table(args.table), "small" if args.small else "full"
+    if args.settings:
+        table = table.within(scale, args.settings)
     overrides = from_arguments(args.values)
     failed = run_sweep(table.space(scale, overrides, args.rows or ["*"]))
     space = table.space(scale, overrides)  # all rows, also those that earlier calls measured
@@ -63,6 +69,7 @@ def _run(args: argparse.Namespace) -> int:
     values = measure(table, scale, space, tables)
     command = f"python benchmarks/papers/run.py {table.name}{' --small' if args.small else ''}"
     options = [part for pattern in args.rows or () for part in ("--rows", pattern)]
+    options += [part for pattern in args.settings or () for part in ("--settings", pattern)]
     options += [value for value in args.values if value.split("=")[0] not in ("resume", "results")]
     print(render(table, scale, values, shlex.join([*command.split(), *options]), markdown=args.markdown))
     return 1 if failed else 0

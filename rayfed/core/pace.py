@@ -35,8 +35,11 @@ class Pace:
         medians = {kind: statistics.median(seconds) for kind, seconds in self._seconds.items() if seconds}
         if not medians:
             return None
-        scored = sum(self._is_scored(number) for number in range(round + 1, self.rounds + 1))
-        plain = max(0, self.rounds - round) - scored
+        last = self.rounds
+        if round >= last:
+            return 0.0
+        scored = last // self.every - round // self.every + (last % self.every != 0)  # counted, since a run may be long
+        plain = last - round - scored
         slower, faster = max(medians.values()), min(medians.values())
         return scored * medians.get(True, slower) + plain * medians.get(False, faster)
 

@@ -47,6 +47,10 @@ from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.gradient_norm import GradientNorm
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+MAIN = pytest.mark.parametrize(  # for what depends little on a variant
+    "case",
+    [pytest.param(case, id=name, marks=() if name in ALGORITHMS else pytest.mark.slow) for name, case in CASES.items()],
+)
 NAMES = {case: name for name, case in CASES.items()}
 ENTRIES = pytest.mark.parametrize("entry", ALGORITHMS)
 
@@ -129,7 +133,7 @@ def test_final_weights_are_those_recorded(case):
     assert_as_recorded("cases", NAMES[case], everything(default_run(case).server))
 
 
-@EVERY
+@MAIN
 def test_equal_seeds_give_equal_bits_and_others_do_not(case):
     first = default_run(case).server.state_hash()
     again, other = (finished(plan_of(case, seed=seed)).state_hash() for seed in (0, 4))
@@ -263,7 +267,7 @@ def test_every_point_can_be_scored(case):
         assert algorithm.default_eval_point in scored_points(case)
 
 
-@EVERY
+@MAIN
 @pytest.mark.parametrize(
     ("optimizer", "width"),
     [
@@ -283,7 +287,7 @@ def test_momentum_and_adam_work(case, optimizer, width):
 # Metrics
 
 
-@EVERY
+@MAIN
 def test_every_kind_of_metric_can_be_taken_and_changes_nothing(case):
     """Of predictions and representations at every point, of training, and of gradients at global weights."""
     points = scored_points(case)
@@ -305,7 +309,7 @@ def test_every_kind_of_metric_can_be_taken_and_changes_nothing(case):
 # Newcomers
 
 
-@EVERY
+@MAIN
 def test_unseens_change_nothing_and_are_scored_in_the_end(case):
     """One client more that takes no part: training ends with the same bits as without it; then it joins."""
     algorithm = algorithm_of(case)

@@ -613,6 +613,25 @@ def test_unknown_tables_are_refused_and_known_ones_listed(command, capsys):
     assert "adcol_table1" in capsys.readouterr().err
 
 
+def test_full_forms_are_saved_now_and_then_and_so_can_be_resumed(papers):
+    table = papers.read_table("dbe_table5")
+    every = {scale: Config.read(next(table.space(scale, {}).trials())).checkpoint.every for scale in ("full", "small")}
+    assert every == {"full": 20, "small": 0}
+    assert Config.read(next(table.space("full", {"checkpoint.every": 5}).trials())).checkpoint.every == 5
+
+
+def test_settings_can_be_measured_alone(papers):
+    table = papers.read_table("dbe_table5").within("full", ["pat F*", "FMNIST"])
+    assert list(table.columns_of("full")) == ["pat FMNIST", "FMNIST"]
+    assert {setting for _, setting in table.cells("full")} == {"pat FMNIST", "FMNIST"}
+    assert ("FedAvg", "Cifar100") in papers.read_table("dbe_table5").cells("full")
+    refused = r"^--settings: no setting matches MNIST; there are pat FMNIST, pat Cifar100, "
+    with pytest.raises(UsageError, match=refused):
+        papers.read_table("dbe_table5").within("full", ["MNIST"])
+    with pytest.raises(UsageError, match=r"there are none in adcol_table1$"):
+        papers.read_table("adcol_table1").within("small", ["MNIST"])
+
+
 def test_a_table_is_measured_and_printed(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "run_sweep", run_trials)
     monkeypatch.chdir(tmp_path)

@@ -120,11 +120,19 @@ def outcome_in_process(name):
     return outcome(plan, people, LocalFleet(plan, people))
 
 
+FEW = ((2, None), (3, "shuffled"))  # hosts, and whether chunks are dealt at random
+MORE = ((1, None), (4, None))
+
+
+@pytest.mark.parametrize(
+    "kinds", [pytest.param(FEW, id="two and three"), pytest.param(MORE, id="one and four", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_any_number_of_hosts_computes_the_same(name, pool):
+def test_any_number_of_hosts_computes_the_same(name, kinds, pool):
     plan, people = sampled_plan(name)
     expected = outcome_in_process(name)
-    for hosts, seed in ((1, None), (2, None), (4, None), (3, hash(name))):
+    for hosts, dealt in kinds:
+        seed = hash(name) if dealt else None
         result = outcome(plan, people, SharedFleet(plan, people, pool, hosts, seed=seed))
         assert result.state_hash == expected.state_hash, f"{hosts} hosts (seed {seed}) end with other bits"
         assert result.rounds == expected.rounds

@@ -42,12 +42,12 @@ def everything_is_fine(found, least):
     assert {name: said for name, said in found.items() if said != FINE} == {}
 
 
-@pytest.mark.parametrize(("group", "least"), [("algorithms", 90), ("models", 10), ("simulations", 13)])
+@pytest.mark.parametrize(("group", "least"), [("algorithms", 50), ("models", 10), ("simulations", 13)])
 def test_all_run_there(in_one_process, group, least):
     everything_is_fine(in_one_process[group], least)
 
 
 @pytest.mark.slow
-def test_algorithms_that_train_three_clients_at_once_run_there():
-    group = "algorithms, 3 at once"
-    everything_is_fine(outcomes(group)[group], 80)
+@pytest.mark.parametrize(("group", "least"), [("algorithms and variants", 90), ("algorithms, 3 at once", 80)])
+def test_variants_and_three_clients_at_once_run_there(group, least):
+    everything_is_fine(outcomes(group)[group], least)

@@ -42,6 +42,17 @@ class TestPace:
         pace.add(2, 2.0)
         assert pace.left(2) == pytest.approx(16.0)
 
+    def test_the_last_round_is_scored_in_any_case(self):
+        pace = Pace(12, every=5)
+        pace.add(4, 1.0)
+        pace.add(5, 4.0)
+        assert [pace.left(round) for round in (5, 9, 10, 11, 12)] == [13.0, 9.0, 5.0, 4.0, 0.0]
+
+    def test_an_estimate_costs_the_same_however_many_rounds_are_left(self):
+        pace = Pace(10**12, every=10)
+        pace.add(1, 1.0)
+        assert pace.left(1) == 10**12 - 1
+
 
 class TestCountdown:
     def test_counts_down_between_estimates_and_not_up_with_small_changes(self):

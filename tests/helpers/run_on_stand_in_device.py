@@ -41,13 +41,15 @@ def outcome(computed: Callable[[Any], Any]) -> str:
     return FINE
 
 
-def algorithms(width: int) -> dict[str, Callable[[Any], Any]]:
+def algorithms(width: int, *, variants: bool = True) -> dict[str, Callable[[Any], Any]]:
     """Two rounds of every case of the contract, then scores and metrics at all points where `width` is 1.
 
+    Without `variants` there is one case of each algorithm.
     An operation on the stand-in device takes a hundred times that of the CPU, so there are few clients of few batches.
     """
     from helpers import algorithm_cases as contract
     from helpers.federations import blobs, blueprint, reshaped
+    from rayfed.algorithms import ALGORITHMS
     from rayfed.engine.fleet import LocalFleet
     from rayfed.engine.server import Evaluation, Server
     from rayfed.metrics.calibration import Ece
@@ -71,7 +73,7 @@ def algorithms(width: int) -> dict[str, Callable[[Any], Any]]:
     return {
         name: lambda device, case=case: run(case, device)
         for name, case in contract.CASES.items()
-        if width == 1 or not case.noisy
+        if (width == 1 or not case.noisy) and (variants or name in ALGORITHMS)
     }
 
 
@@ -177,7 +179,8 @@ def main(*groups: str) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         cases = {
-            "algorithms": lambda: algorithms(1),
+            "algorithms": lambda: algorithms(1, variants=False),
+            "algorithms and variants": lambda: algorithms(1),
             "algorithms, 3 at once": lambda: algorithms(3),
             "simulations": lambda: simulations(Path(folder)),
             "models": models,

@@ -47,7 +47,7 @@ def rounds_of(folder: Path) -> list[int]:
 
 
 def test_a_reader_meets_no_error_and_no_row_twice_while_another_process_writes(tmp_path: Path) -> None:
-    process = SPAWN.Process(target=write_rounds, args=(tmp_path, 1, 250, None))
+    process = SPAWN.Process(target=write_rounds, args=(tmp_path, 1, 120, None))
     problems: list[str] = []
     reads = {"metrics": 0, "rounds": 0}
 
@@ -77,7 +77,7 @@ def test_a_reader_meets_no_error_and_no_row_twice_while_another_process_writes(t
         reader.join()
     assert problems == []
     assert min(reads.values()) > 5
-    assert rounds_of(tmp_path) == list(range(1, 251))
+    assert rounds_of(tmp_path) == list(range(1, 121))
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.013, 0.031])
