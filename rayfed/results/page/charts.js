@@ -56,10 +56,10 @@ function padded(values, share) {
 }
 
 function legend(entries) {
-  return element("div", { class: "legend" }, ...entries.map(({ text, colour }) => {
-    const entry = element("span", {}, text);
-    entry.style.setProperty("--colour", colour);
-    return entry;
+  return element("div", { class: "legend" }, ...entries.map(({ text, colour, dash = "" }) => {
+    const sample = drawn("svg", { width: 26, height: 8, "aria-hidden": "true" });
+    sample.append(drawn("line", { x1: 0, x2: 24, y1: 4, y2: 4, stroke: colour, "stroke-width": 3, "stroke-dasharray": dash }));
+    return element("span", {}, sample, ` ${text}`);
   }));
 }
 
@@ -145,7 +145,7 @@ function curvesFigure(experiment, methods) {
   if (!lines.length) return note("No method has such a curve.");
   const silent = (line) => state.x === "gigabytes" && line.points.every((point) => point.x === 0);
   const flat = lines.filter(silent).map((line) =>
-    ({ ...line, text: `${line.text} (sends nothing): last round`, y: line.points[line.points.length - 1].y }));
+    ({ ...line, dash: "2 4", text: `${line.text} (sends nothing): last round`, y: line.points[line.points.length - 1].y }));
   const drawnLines = lines.filter((line) => !silent(line));
   const totals = drawnLines.map((line) => greatest(line.points.map((point) => point.x)));
   const log = state.x === "gigabytes" && greatest(totals) > LOG_RATIO * least(totals);
