@@ -4,6 +4,8 @@
 compares many configurations, `rayfed.report` tabulates results, `rayfed.load` returns an earlier `Result`, and
 `rayfed.read_results` the tables of a folder. `rayfed --help` lists the commands.
 
+`rayfed.check` looks for mistakes in an algorithm that show only on a cluster or after a resume.
+
 To write an algorithm, derive from `rayfed.Algorithm`, whose module `rayfed.algorithm` documents the hooks, or from
 `rayfed.algorithms.fedavg.FedAvg`, and declare its hyperparameters with `rayfed.option`.
 """
@@ -12,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rayfed.algorithm import Algorithm
-    from rayfed.api import load, report, run, sweep
+    from rayfed.api import check, load, report, run, sweep
     from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
     from rayfed.core.options import option
     from rayfed.data.population import Client, Examples
     from rayfed.experiments.config import Config
+    from rayfed.experiments.contract import Finding
     from rayfed.experiments.result import Report, Result, SweepResult
     from rayfed.results.read import read as read_results
     from rayfed.results.read import read_events
@@ -30,12 +33,14 @@ __all__ = [
     "Config",
     "Diverged",
     "Examples",
+    "Finding",
     "HostLost",
     "Report",
     "Result",
     "StorageError",
     "SweepResult",
     "UsageError",
+    "check",
     "load",
     "option",
     "read_events",
@@ -52,12 +57,14 @@ _ORIGINS = {
     "Config": "rayfed.experiments.config:Config",
     "Diverged": "rayfed.core.errors:Diverged",
     "Examples": "rayfed.data.population:Examples",
+    "Finding": "rayfed.experiments.contract:Finding",
     "HostLost": "rayfed.core.errors:HostLost",
     "Report": "rayfed.experiments.result:Report",
     "Result": "rayfed.experiments.result:Result",
     "StorageError": "rayfed.core.errors:StorageError",
     "SweepResult": "rayfed.experiments.result:SweepResult",
     "UsageError": "rayfed.core.errors:UsageError",
+    "check": "rayfed.api:check",
     "load": "rayfed.api:load",
     "option": "rayfed.core.options:option",
     "read_events": "rayfed.results.read:read_events",

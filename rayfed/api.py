@@ -1,7 +1,7 @@
-"""The Python API: `run`, `sweep`, `report` and `load`. The command line uses it, too."""
+"""The Python API: `run`, `sweep`, `report`, `load` and `check`. The command line uses it, too."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.status_line import is_watched
 from rayfed.data.population import Client
-from rayfed.distributed.placement import check_run, check_sweep, launch, launch_sweep
+from rayfed.distributed.capacity import check_run, check_sweep
+from rayfed.distributed.placement import launch, launch_sweep
 from rayfed.engine.checkpoint import Saved, verified
 from rayfed.experiments.config import Config
+from rayfed.experiments.contract import Finding, findings
 from rayfed.experiments.plan import Given, Loss, ModelFactory, Plan, make_plan
 from rayfed.experiments.result import Report, Result, SweepResult
 from rayfed.experiments.run_summary import run_summary
@@ -66,11 +68,7 @@ def run(
     """
     quiet = not is_watched() if quiet is None else quiet
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    if not isinstance(config, Config):
-        source = from_file(config) if isinstance(config, (str, Path)) else config or {}
-        config = _read_config(source, overrides, has_clients=clients is not None)
-    elif overrides:
-        config = Config.read(config.tree(), overrides)
+    config = _config_of(config, overrides, given)
     check_run(config.placement)
     check_trackers(vars(config.tracking), config.results)
     plan = replace(make_plan(config, **vars(given)), keep_state=keep_state, profile=profile)
@@ -212,6 +210,51 @@ def load(
             "load what was given to run"
         )
     return Result.of(plan, given, rows[trial]["weights_hash"] or "")
+
+
+def check(
+    config: Mapping[str, Any] | Config | str | Path | None = None,
+    *,
+    clients: Sequence[Client | Mapping[str, Any]] | None = None,
+    model: ModelFactory | nn.Module | None = None,
+    loss: Loss | None = None,
+    num_classes: int | None = None,
+    **overrides: Any,
+) -> tuple[Finding, ...]:
+    """Check that the configured algorithm keeps the contract with the engine, as `rayfed check` does.
+
+    In a test of your own: `assert all(finding.kept for finding in rayfed.check({"algorithm.name": "mine:Mine"}))`.
+
+    Args:
+        config: As for `rayfed.run`; its data and its model are used, with a few examples of a few clients.
+        clients: As for `rayfed.run`.
+        model: As for `rayfed.run`.
+        loss: As for `rayfed.run`.
+        num_classes: As for `rayfed.run`.
+        overrides: Top-level keys of the configuration.
+
+    Raises:
+        UsageError: The configuration cannot work.
+    """
+    given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
+    return tuple(iter_findings(_config_of(config, overrides, given), given))
+
+
+def iter_findings(config: Config, given: Given | None = None) -> Iterator[Finding]:
+    """Yield what `check` returns, one finding after the other."""
+    check_run(config.placement)
+    plan = make_plan(config, **vars(given or Given()))
+    return findings(plan, lambda small: launch(small, (), quiet=True))
+
+
+def _config_of(
+    config: Mapping[str, Any] | Config | str | Path | None, overrides: Mapping[str, Any], given: Given
+) -> Config:
+    """Return the configuration that `run` and `check` are called with."""
+    if isinstance(config, Config):
+        return Config.read(config.tree(), overrides) if overrides else config
+    source = from_file(config) if isinstance(config, (str, Path)) else config or {}
+    return _read_config(source, overrides, has_clients=given.clients is not None)
 
 
 def _only(names: Sequence[str], name: str | None, key: str, where: str) -> str:

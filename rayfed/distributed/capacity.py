@@ -1,4 +1,4 @@
-"""The nodes that Ray has or would have here, and whether bundles of resources fit on them. Ray is not imported."""
+"""What a trial reserves, and whether the nodes that Ray has or would have here offer it. Ray is not imported."""
 
 import math
 import os
@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
+
+from rayfed.core.errors import UsageError
+from rayfed.engine.device import device_for
+from rayfed.experiments.config import Placement
 
 Bundle = dict[str, float]
 """Amounts of "CPU" and "GPU"; what is absent is 0."""
@@ -70,3 +74,67 @@ def _take(bundle: Bundle, node: Bundle, slots: list[float]) -> bool:
         slots[i] -= piece
     node["CPU"] -= cpus
     return True
+
+
+def bundles(placement: Placement) -> list[Bundle]:
+    """Return what a trial reserves: the server's bundle, possibly empty, then one per host.
+
+    Without hosts, one process needs one bundle.
+    """
+    if not placement.hosts:
+        return [_bundle(placement.cpus, max(placement.gpus, placement.server_gpus))]
+    server = _bundle(placement.server_cpus, placement.server_gpus)
+    return [server, *(_bundle(placement.cpus, placement.gpus) for _ in range(placement.least_hosts))]
+
+
+def _bundle(cpus: float, gpus: float) -> Bundle:
+    return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
+
+
+def check_run(placement: Placement) -> None:
+    """Raise UsageError if a single run lacks resources here. A running cluster is asked when it is joined."""
+    if not placement.hosts:
+        device_for(placement.gpus)
+    else:
+        _check_placed([placement])
+
+
+def check_sweep(placements: Iterable[Placement]) -> None:
+    """Raise UsageError if some trial cannot be placed here. A running cluster is asked when it is joined."""
+    placements = list(placements)
+    if any(placement.grows for placement in placements):
+        raise UsageError("placement.hosts=auto: is for single runs; in a sweep, give each trial a number of hosts")
+    _check_placed(placements)
+
+
+def _check_placed(placements: Iterable[Placement]) -> None:
+    if (nodes := known_nodes()) is not None:
+        for placement in placements:
+            check_fits(placement, nodes)
+
+
+def check_fits(placement: Placement, nodes: Sequence[Bundle]) -> None:
+    """Raise UsageError, with numbers, if a trial cannot be placed on `nodes` even if they are idle.
+
+    With placement.autoscale, more nodes may come, so nothing is refused.
+    """
+    if not placement.autoscale and not fits(bundles(placement), nodes):
+        raise UsageError(_shortage(placement, bundles(placement), nodes))
+
+
+def _shortage(placement: Placement, needed: Sequence[Bundle], nodes: Sequence[Bundle]) -> str:
+    def amounts(bundle: Bundle) -> str:
+        return f"{bundle.get('CPU', 0):g} CPU and {bundle.get('GPU', 0):g} GPU"
+
+    available = "; ".join(amounts(node) for node in nodes)
+    but = f"but there {'is 1 node' if len(nodes) == 1 else f'are {len(nodes)} nodes'} with {available}"
+    if not placement.hosts:
+        key = "gpus" if needed[0].get("GPU") else "cpus"
+        return f"placement.{key}={getattr(placement, key):g}: the process needs {amounts(needed[0])}, {but}"
+    total = {name: sum(bundle.get(name, 0.0) for bundle in needed) for name in ("CPU", "GPU")}
+    server = f" and a server of {amounts(needed[0])}" if needed[0] else ""
+    return (
+        f"placement.hosts={placement.hosts}: {placement.least_hosts} hosts of {amounts(needed[-1])}{server} need "
+        f"{amounts(total)} in all, {but}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
+        f"placement.autoscale=true if nodes can still start"
+    )

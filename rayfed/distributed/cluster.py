@@ -16,13 +16,20 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.core.errors import HostLost, RayNotStarted, UsageError
 from rayfed.core.records import Event
-from rayfed.distributed.capacity import cluster_address, cluster_is_running, known_nodes, this_machine
+from rayfed.distributed.capacity import (
+    bundles,
+    check_fits,
+    cluster_address,
+    cluster_is_running,
+    known_nodes,
+    this_machine,
+)
 from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.placement import Outcome, bundles, check_fits, make_pool, run_reserved
 from rayfed.distributed.private_session import start_here
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder, lost_its_node
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
+from rayfed.distributed.server_process import Outcome, make_pool, run_reserved
 from rayfed.distributed.user_modules import SentModule, install, register_user_modules, to_send
 from rayfed.engine.checkpoint import Saved
 from rayfed.experiments.config import Faults, Placement

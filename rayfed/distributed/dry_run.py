@@ -4,8 +4,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayfed.distributed.capacity import Bundle, fits, known_nodes
-from rayfed.distributed.placement import bundles, check_run, check_sweep
+from rayfed.distributed.capacity import Bundle, bundles, check_run, check_sweep, fits, known_nodes
 from rayfed.engine.device import device_for
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.forecast import Estimate, Probe, estimate, needs_of, probe, probe_key

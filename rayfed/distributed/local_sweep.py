@@ -10,7 +10,7 @@ import torch
 from rayfed.core.errors import StorageError
 from rayfed.core.records import Record
 from rayfed.core.status_line import StatusLine
-from rayfed.distributed.placement import Resources, run_here
+from rayfed.distributed.server_process import Resources, run_here
 from rayfed.engine.device import device_for
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.progress import Countdown, many_trials, note, span

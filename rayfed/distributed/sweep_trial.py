@@ -15,11 +15,12 @@ import ray
 import torch
 from ray import tune
 
+from rayfed.distributed.capacity import bundles
 from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.placement import bundles, make_pool, steps_reserved
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import lost_its_node
 from rayfed.distributed.recording import RemoteRecorder
+from rayfed.distributed.server_process import make_pool, steps_reserved
 from rayfed.distributed.user_modules import SentModule, install, register_user_modules
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.jobs import Job
@@ -75,6 +76,7 @@ class SweepTrial(tune.Trainable):
         self._last: dict[str, Any] = {"round": 0}
         self._context = contextlib.ExitStack()
         self._job: Job = config["job"]
+        self._in_step = False
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
         """Leave the trial before, and keep the next for the first step."""
@@ -85,6 +87,7 @@ class SweepTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Run rounds until one was scored, and return its scores; ENDED is set when the trial is over."""
+        self._in_step = True
         try:
             ended = self._scored_round()
         except Exception as error:
@@ -93,6 +96,8 @@ class SweepTrial(tune.Trainable):
             if self._run is None or not self._run.begun:
                 self._not_begun(error)
             ended = True
+        finally:
+            self._in_step = False
         if ended:
             self._leave()
         return {**self._last, "done": ended, ENDED: ended}
@@ -109,7 +114,8 @@ class SweepTrial(tune.Trainable):
             config = Config.read(self._job["values"])
             if lost > config.faults.restarts:
                 return True  # recorded as failed where the loss was noticed
-            self._context.enter_context(self._sink.signs_of_life(self._job["trial"]))
+            signs = self._sink.signs_of_life(self._job["trial"], lambda: self._in_step)
+            self._context.enter_context(signs)
             self._plan = planned(self._job, self._given, self._populations, keep_state=self._keep_state)
             register_user_modules()  # the hosts are sent the plan from here
             saved = self._sink.saved(self._plan.trial) if begun or config.resume else ()

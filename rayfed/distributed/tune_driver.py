@@ -31,6 +31,7 @@ from rayfed.distributed.processes import Process, cause_of_death, kill_process
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder
 from rayfed.distributed.searcher import StudySearcher
+from rayfed.distributed.session_watch import watching_session
 from rayfed.distributed.sweep_trial import ENDED, SweepTrial
 from rayfed.distributed.user_modules import register_user_modules, to_send
 from rayfed.experiments.config import Config, Faults
@@ -40,8 +41,7 @@ from rayfed.experiments.progress import Countdown, many_trials, note, span, watc
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import SweepPlan
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
-from rayfed.results.folder import join
-from rayfed.results.storage import is_url
+from rayfed.results.storage import ArrowStorage, open_storage
 
 _LOOK_SECONDS = 1.0  # between looks at whether the trials' processes are alive
 _BUFFERED_SECONDS = 0.5  # during which results of short rounds are collected, if no scheduler waits for each
@@ -52,16 +52,26 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
 
     Raises:
         UsageError: The cluster that was joined lacks the resources.
-        HostLost: The recorder died too often.
+        HostLost: The recorder died too often, or the cluster ended.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
-    faults = [config.faults for config in plan.configs]
     placements = dict.fromkeys(config.placement for config in plan.configs)
-    start_seconds = max(one.start_seconds for one in faults)
+    start_seconds = max(config.faults.start_seconds for config in plan.configs)
     url, *_ = [cluster.connect(placement, dashboard=True, start_seconds=start_seconds) for placement in placements]
     if not quiet and url:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
-    say: Callable[[str], None] = (lambda line: None) if quiet else note
+    with watching_session("the same command with resume=true runs the trials that are left") as session_is_gone:
+
+        def say(line: str) -> None:
+            if not quiet and not session_is_gone():
+                note(line)
+
+        return _run_connected(plan, say, quiet=quiet)
+
+
+def _run_connected(plan: SweepPlan, say: Callable[[str], None], *, quiet: bool) -> int:
+    """See `run_trials`; `say` prints a line on what happened to a process."""
+    faults = [config.faults for config in plan.configs]
     recorder = DriversRecorder(
         plan.results,
         plan.experiment,
@@ -196,8 +206,8 @@ def _tuner(
     objects = {name: thing for config in plan.configs for name, thing in named_objects(config).items()}
     objects |= given_objects(plan.given.model, plan.given.loss, plan.given.clients)
     sources = to_send(module_sources(objects))
-    home = join(plan.results, plan.experiment)
-    storage = home if is_url(home) else Path(home).resolve()
+    home = open_storage(plan.results).child(plan.experiment)
+    in_store = home if isinstance(home, ArrowStorage) else None
     if plan.given:
         register_user_modules()
     trainable = tune.with_parameters(
@@ -220,7 +230,8 @@ def _tuner(
         ),
         run_config=tune.RunConfig(
             name="tune",
-            storage_path=str(storage),
+            storage_path=in_store.path if in_store else str(Path(home.location).resolve()),
+            storage_filesystem=in_store.filesystem if in_store else None,
             verbose=0,
             callbacks=callbacks,
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the recorder keeps the checkpoints

@@ -367,7 +367,7 @@ def _with_state(blueprint: Blueprint, population: Population, round: int, *, is_
     clients: set[ClientIndex] = set()
     loses_clients = blueprint.availability.loses_clients
     ctx = blueprint.context(population, "cpu") if loses_clients else None
-    examples = blueprint.training_examples(population)
+    examples = blueprint.training_examples(population) if loses_clients else []
     for number in range(1, round + 1):
         sampled = sampled_cohort(blueprint, participants, number)
         clients.update(responding(blueprint, ctx, sampled, examples, number).clients if ctx else sampled)

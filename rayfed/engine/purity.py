@@ -1,14 +1,37 @@
-"""Checks that hooks do not modify their inputs, by the counters that torch keeps of in-place changes."""
+"""Checks that hooks do not modify their inputs.
 
-from collections.abc import Iterator
+`untouched` costs next to nothing and guards every run: it compares the counters that torch keeps of in-place changes.
+`intercepted` and `pure` compare every bit that a hook is lent, which `rayfed check` and the tests do.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+from torch import Tensor
+
+from rayfed.algorithm import Algorithm, Exchange
+from rayfed.core.task import Task
 from rayfed.core.trees import named_tensors
+from rayfed.engine.device_data import Part
+
+HOOKS = (
+    *("check", "modules", "adapt", "init", "broadcast", "unicast", "weight", "weights", "aggregate", "join", "phases"),
+    *("start", "prepare", "step", "finish", "global_model", "downloaded_model", "trained_model", "predict"),
+)
+"""The hooks that `intercepted` intercepts."""
+_STAGES = ("setup_exchanges", "round_exchanges", "final_exchanges")
+_OWN = {("step", "work"), ("finish", "work")}  # what a hook may change
+
+Around = Callable[..., Any]
+"""Called as around(name, hook, self, *args, **kwargs) in place of a hook."""
 
 
 class ImpureHook(RuntimeError):
-    """A hook modified an input in place."""
+    """A hook modified one of its inputs."""
 
 
 @contextmanager
@@ -22,3 +45,91 @@ def untouched(hook: str, **inputs: Any) -> Iterator[None]:
                 f"{hook} changed `{name}` in place; other clients and rounds share it, so a hook must return new "
                 "state: write x = x + y, not x += y or x.add_(y), or clone first (only `work` may be changed in place)"
             )
+
+
+def intercepted(algorithm: Algorithm, around: Around) -> Algorithm:
+    """Return a copy of `algorithm` in which `around` is called in place of its hooks and those of its exchanges.
+
+    Hooks that are called by another hook are called directly.
+    """
+    running: list[str] = []
+
+    def wrapped(kind: type, name: str) -> Any:
+        original = getattr(kind, name)
+
+        def hook(self: Exchange, *args: Any, **kwargs: Any) -> Any:
+            if running:
+                return original(self, *args, **kwargs)
+            running.append(name)
+            try:
+                return around(name, original, self, *args, **kwargs)
+            finally:
+                running.pop()
+
+        return hook
+
+    def copy_of(exchange: Exchange) -> Any:
+        kind: Any = type(exchange)
+        members = {name: wrapped(kind, name) for name in HOOKS if hasattr(kind, name)}
+        for name in ("server_side_weighting", "prepares_batches"):  # not derived from the hooks overridden here
+            members[name] = getattr(exchange, name)
+        if isinstance(exchange, Algorithm):
+            members |= {name: property(partial(exchanges, kind=kind, name=name)) for name in _STAGES}
+            members["adaptation"] = property(lambda self: of(self, _attribute(self, kind, "adaptation")))
+        copied: Any = object.__new__(type("Intercepted", (kind,), members))
+        vars(copied).update(vars(exchange))
+        return copied
+
+    def of(owner: Exchange, exchange: Exchange) -> Any:
+        return exchange if exchange is owner or type(exchange).__name__ == "Intercepted" else copy_of(exchange)
+
+    def exchanges(self: Exchange, kind: type, name: str) -> tuple[Exchange, ...]:
+        return tuple(of(self, exchange) for exchange in _attribute(self, kind, name))
+
+    result: Algorithm = copy_of(algorithm)
+    return result
+
+
+def _attribute(self: Exchange, kind: type, name: str) -> Any:
+    """Return what `kind` has as `name`: the value of a property for `self`, or an attribute of the class."""
+    found = inspect.getattr_static(kind, name)
+    return found.fget(self) if isinstance(found, property) and found.fget else found
+
+
+def pure(name: str, hook: Callable[..., Any], self: Exchange, *args: Any, **kwargs: Any) -> Any:
+    """Call a hook, and raise `ImpureHook` if anything that it was lent has changed by a bit. See `intercepted`."""
+    parameters = list(inspect.signature(hook).parameters)
+    named = dict(zip(parameters, (self, *args), strict=False)) | kwargs
+    lent = {parameter: value for parameter, value in named.items() if (name, parameter) not in _OWN}
+    before = {parameter: facts(value) for parameter, value in lent.items()}
+    result = hook(self, *args, **kwargs)
+    changed = [parameter for parameter, value in lent.items() if facts(value) != before[parameter]]
+    if changed:
+        what = ["an attribute of the algorithm" if parameter == "self" else f"`{parameter}`" for parameter in changed]
+        raise ImpureHook(
+            f"{name} changed {' and '.join(what)}; other clients and rounds share it, so a hook must return new state"
+        )
+    return result
+
+
+def facts(value: Any) -> Any:
+    """Return everything that can change about `value` as plain data: keys, lengths and the bits of every tensor."""
+    if isinstance(value, Tensor):
+        return str(value.dtype), tuple(value.shape), value.detach().cpu().contiguous().reshape(-1).numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: facts(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [facts(item) for item in value]
+    if isinstance(value, Part):
+        return facts({"x": value.x, "y": value.y})
+    if isinstance(value, Task):
+        networks = [value.model, *value.modules.values()]
+        held = [[*n.module.parameters(), *n.module.buffers()] for n in networks]
+        return facts(
+            [value.initial_weights(), held, sorted(value.personal_names), value.trainable, sorted(value.modules)]
+        )
+    if isinstance(value, Exchange):
+        return {key: facts(item) for key, item in vars(value).items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: facts(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return repr(value)

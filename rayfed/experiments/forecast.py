@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from rayfed.algorithm import Context, Exchange
@@ -15,12 +14,12 @@ from rayfed.core.moment import Moment, Stage
 from rayfed.core.records import Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import nbytes
-from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.engine.training import steps_of
 from rayfed.experiments.plan import Plan
+from rayfed.experiments.small_population import small_population
 
 _CLIENTS = 2  # of a probe
 _BATCHES = (2, 8)  # of each of its clients, in the first round, which warms up, and in the second
@@ -132,7 +131,7 @@ def _context(plan: Plan) -> Context:
 
 
 def _probed(plan: Plan, batches: int, device: str | torch.device) -> Probe:
-    population = _small(plan.population, batches * plan.blueprint.batch_size)
+    population = small_population(plan.population, _CLIENTS, [batches * plan.blueprint.batch_size], _SCORED)
     number = len(population.clients)
     local = plan.blueprint.local
     local = local._replace(epochs=1 if local.steps is None else None, steps=local.steps and min(local.steps, batches))
@@ -165,27 +164,6 @@ def _scored(plan: Plan, share: float = 1.0) -> float:
     held = sum(len(getattr(client, split)) for client in plan.population.participants for split in splits)
     tests = sum(len(test.examples) for test in plan.population.tests)
     return held * share * len(plan.evaluation.points) + tests
-
-
-def _small(population: Population, examples: int) -> Population:
-    """Return two clients of `population` with a few of their examples, of those with the most to train on."""
-    largest = sorted(population.participants, key=lambda client: -len(client.train))[:_CLIENTS]
-    clients = tuple(
-        Client(
-            number,
-            client.domain,
-            _first(client.train, examples),
-            _first(client.val, _SCORED),
-            _first(client.test, _SCORED),
-        )
-        for number, client in enumerate(largest)
-    )
-    tests = tuple(replace(test, examples=_first(test.examples, _SCORED)) for test in population.tests)
-    return replace(population, clients=clients, tests=tests, unseen_clients=0)
-
-
-def _first(part: Examples, count: int) -> Examples:
-    return Examples(np.ascontiguousarray(part.x[: min(count, len(part))]), part.y[:count])
 
 
 def probe_key(values: Mapping[str, Any]) -> str:

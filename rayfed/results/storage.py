@@ -5,7 +5,9 @@ import datetime
 import errno
 import functools
 import os
+import re
 import shutil
+import socket
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ SCHEMES = ("file", "s3", "gs")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """The numbers of the errors that say that a disk or a quota is full."""
 _ROOM = ".room"
+# What the store said, in the paragraph that Google's client makes of it.
+_GOOGLES_WORDS = re.compile(r"gcloud-cpp\.retry\.original-message=(?:PerformWork\(\) - )?(.*?)\}\}\)")
 _CONNECT_SECONDS, _REQUEST_SECONDS, _RETRY_SECONDS = 10, 60, 60
 
 
@@ -191,12 +195,14 @@ class ArrowStorage(Storage):
         self.filesystem, self.path, self.location = filesystem, path, location
 
     def child(self, *names: str) -> Storage:
-        return ArrowStorage(self.filesystem, "/".join([self.path, *names]), "/".join([self.location, *names]))
+        return type(self)(self.filesystem, "/".join([self.path, *names]), "/".join([self.location, *names]))
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         with _os_errors(), self.filesystem.open_input_file(f"{self.path}/{name}") as file:
-            size = file.size() - offset if length is None else length
-            return bytes(file.read_at(size, offset))  # one request, so that all is of one version of the object
+            rest = max(file.size() - offset, 0)
+            size = rest if length is None else min(rest, length)
+            # one request, so that all is of one version of the object; none for nothing, which some stores refuse
+            return bytes(file.read_at(size, offset)) if size else b""
 
     def stage(self, name: str) -> Staged:
         return _ArrowStaged(self.filesystem, f"{self.path}/{name}")
@@ -222,12 +228,36 @@ class ArrowStorage(Storage):
     def sync(self) -> None:
         """Do nothing, because an object that was written is there to stay."""
 
-    def _infos(self) -> list[Any]:
+    def _infos(self, *, recursive: bool = False) -> list[Any]:
+        """Return what pyarrow lists in this folder; `recursive`: and in the folders below it."""
         from pyarrow.fs import FileSelector
 
         with _os_errors():
-            infos = self.filesystem.get_file_info(FileSelector(self.path, allow_not_found=True))
+            selected = FileSelector(self.path, allow_not_found=True, recursive=recursive)
+            infos = self.filesystem.get_file_info(selected)
         return [info for info in infos if info.base_name]
+
+
+class GoogleStorage(ArrowStorage):
+    """A folder in Google Cloud Storage.
+
+    pyarrow lists a folder there only if an object stands for it, which nobody has to make. The folders are therefore
+    taken from the names of the objects below.
+    """
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        if offset or length is not None:
+            return super().read(name, offset, length)
+        # a file would be asked for from its start when it is opened, and once more for what is read from it
+        with _os_errors(), self.filesystem.open_input_stream(f"{self.path}/{name}", compression=None) as stream:
+            return bytes(stream.read())
+
+    def folders(self) -> list[str]:
+        names = [info.path[len(self.path) + 1 :].partition("/") for info in self._infos(recursive=True)]
+        return sorted({name for name, below, _ in names if below})
+
+    def exists(self) -> bool:
+        return super().exists() or bool(self._infos(recursive=True))
 
 
 class _ArrowStaged(Staged):
@@ -239,7 +269,8 @@ class _ArrowStaged(Staged):
 
     def finish(self) -> None:
         self.file.seek(0)
-        with _os_errors(), self._filesystem.open_output_stream(self._path) as out:
+        # otherwise pyarrow would compress a file that is called .gz once more
+        with _os_errors(), self._filesystem.open_output_stream(self._path, compression=None) as out:
             shutil.copyfileobj(self.file, out, 2**23)
         self.file.close()
 
@@ -276,20 +307,23 @@ def open_storage(location: str | Path) -> Storage:
     if scheme not in (*SCHEMES, "memory"):
         expected = ", ".join(f"{name}://" for name in SCHEMES)
         raise UsageError(f"results={location}: unknown scheme; expected a path or a URL that begins with {expected}")
-    address = address.strip("/")
-    if not address:
+    bucket, _, folder = address.strip("/").partition("/")
+    user, _, bucket = bucket.rpartition("@")
+    address = f"{bucket}/{folder}".strip("/")
+    if not bucket:
         raise UsageError(f"results={location}: no bucket; expected {scheme}://BUCKET/FOLDER")
     try:
         with _os_errors():
-            filesystem = _filesystem(scheme, address.partition("/")[0], url if "?" in rest else "")
+            filesystem = _filesystem(scheme, bucket, url if user or "?" in rest else "")
     except (OSError, ImportError, ValueError) as error:
         raise UsageError(f"results={location}: cannot be reached ({one_line(error)})") from error
-    return ArrowStorage(filesystem, address, f"{scheme}://{address}")
+    kind = GoogleStorage if scheme == "gs" else ArrowStorage
+    return kind(filesystem, address, f"{scheme}://{address}")
 
 
 @functools.cache
 def _filesystem(scheme: str, bucket: str, url: str) -> Any:
-    """Return pyarrow's filesystem; `url` is given if it has options."""
+    """Return pyarrow's filesystem; `url` is given if it has options or a user."""
     import pyarrow as pa
     from pyarrow import fs
 
@@ -298,10 +332,19 @@ def _filesystem(scheme: str, bucket: str, url: str) -> Any:
 
         return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory")))
     if url:
+        if scheme == "gs" and "retry_limit_seconds=" not in url:  # otherwise pyarrow tries for 15 minutes
+            url += f"{'&' if '?' in url else '?'}retry_limit_seconds={_RETRY_SECONDS}"
         return fs.FileSystem.from_uri(url)[0]
-    if scheme == "gs":
-        return fs.GcsFileSystem(retry_time_limit=datetime.timedelta(seconds=_RETRY_SECONDS))
     variables = os.environ
+    if scheme == "gs":
+        limit = datetime.timedelta(seconds=_RETRY_SECONDS)
+        if emulator := variables.get("STORAGE_EMULATOR_HOST"):  # as Google's own clients read it
+            protocol, _, host = emulator.rstrip("/").rpartition("://")
+            return fs.GcsFileSystem(
+                anonymous=True, scheme=protocol or "http", endpoint_override=host, retry_time_limit=limit
+            )
+        _check_google_credentials()
+        return fs.GcsFileSystem(retry_time_limit=limit)
     endpoint = variables.get("AWS_ENDPOINT_URL_S3") or variables.get("AWS_ENDPOINT_URL")
     region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION")
     if region is None and endpoint is None:
@@ -312,17 +355,35 @@ def _filesystem(scheme: str, bucket: str, url: str) -> Any:
     return fs.S3FileSystem(region=region, connect_timeout=_CONNECT_SECONDS, request_timeout=_REQUEST_SECONDS, **options)
 
 
+def _check_google_credentials() -> None:
+    """Raise OSError if there are no credentials for Google Cloud, after which pyarrow would search for two minutes."""
+    variables = os.environ
+    file = Path("~/.config/gcloud/application_default_credentials.json").expanduser()
+    if variables.get("GOOGLE_APPLICATION_CREDENTIALS") or file.exists():
+        return
+    try:  # machines of Google Cloud ask this server
+        socket.getaddrinfo(variables.get("GCE_METADATA_HOST", "metadata.google.internal"), 80)
+    except OSError as error:
+        raise OSError(
+            "no credentials: set GOOGLE_APPLICATION_CREDENTIALS to a file of them, run gcloud auth application-default "
+            "login, or write gs://anonymous@BUCKET for a public bucket"
+        ) from error
+
+
 @contextlib.contextmanager
 def _os_errors() -> Iterator[None]:
-    """Raise an OSError where pyarrow raises another exception for a failed request."""
+    """Raise an OSError where pyarrow raises another exception for a failed request, with the store's own words."""
     import pyarrow as pa
 
     try:
         yield
-    except pa.ArrowException as error:
-        if isinstance(error, OSError):
+    except (OSError, pa.ArrowException) as error:
+        text = one_line(error)
+        words = _GOOGLES_WORDS.search(text)
+        if isinstance(error, OSError) and words is None:
             raise
-        raise OSError(one_line(error)) from error
+        number = getattr(error, "errno", None)
+        raise OSError(*([] if number is None else [number]), words[1] if words else text) from error
 
 
 @contextlib.contextmanager

@@ -27,10 +27,8 @@ from helpers.algorithm_cases import (
     server_of,
 )
 from helpers.checkpoints import CheckpointRecorder
-from helpers.comparison import facts
 from helpers.federations import blobs, blueprint
 from helpers.final_weights import assert_as_recorded
-from helpers.hooks import Impure, intercepted, pure
 from rayfed.algorithm import Algorithm, State
 from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.fedavg import FedAvg
@@ -39,6 +37,7 @@ from rayfed.core.optim import SGD, Adam
 from rayfed.core.trees import named_tensors
 from rayfed.engine.checkpoint import Checkpointer
 from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
 from rayfed.engine.server import Evaluation, Server
 from rayfed.experiments.config import build_algorithm
 from rayfed.metrics.calibration import Ece
@@ -121,7 +120,7 @@ def test_modified_inputs_are_noticed(hook, caught):
     people = blobs(2)  # its own, since the hook may overwrite the data
     plan = blueprint(intercepted(careless(hook)(), pure), people)
     server = Server(plan, people, LocalFleet(plan, people), Evaluation())
-    with pytest.raises(Impure, match=f"^{caught} changed"):
+    with pytest.raises(ImpureHook, match=f"^{caught} changed"):
         list(server.run())
 
 

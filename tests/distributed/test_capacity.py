@@ -7,7 +7,7 @@ import pytest
 
 import rayfed
 from rayfed.core.errors import UsageError
-from rayfed.distributed.placement import bundles, check_fits, check_run, check_sweep
+from rayfed.distributed.capacity import bundles, check_fits, check_run, check_sweep
 from rayfed.experiments.config import Config, Placement
 
 
@@ -141,10 +141,11 @@ class TestMessage:
         assert "fewer hosts" not in text
 
 
-def test_only_the_placement_module_asks_whether_there_are_hosts():
+def test_only_what_places_trials_asks_whether_there_are_hosts():
     root = Path(rayfed.__path__[0])
     files = {str(p.relative_to(root)) for p in root.rglob("*.py") if re.search(r"\.hosts\b(?!=)", p.read_text())}
-    assert files == {"distributed/placement.py", "distributed/ray_fleet.py", "experiments/config.py"}
+    placing = {f"distributed/{name}.py" for name in ("capacity", "placement", "server_process", "ray_fleet")}
+    assert files == placing | {"experiments/config.py"}
 
 
 def test_auto_is_for_single_runs():

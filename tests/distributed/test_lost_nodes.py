@@ -189,3 +189,41 @@ class TestRun:
         busy = tables.rounds.sort_values("round")["busy_seconds"]
         assert len([seconds for seconds in busy.iloc[0] if seconds]) == 1
         assert len(busy.iloc[-1]) == 3  # of which some may be idle, where a round is short
+
+
+class TestCluster:
+    """The head ends under a command of its own process, as after `ray stop`."""
+
+    @pytest.mark.parametrize("name", ["run", "sweep"])
+    def test_the_command_ends_with_one_line_and_can_be_resumed(self, cluster, undisturbed, monkeypatch, name):
+        results = f"headless_{name}"
+        arguments = ["space.yaml", *VALUES] if name == "sweep" else [*VALUES, "placement.hosts=1", "placement.cpus=0.5"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rayfed", name, *arguments, f"results={results}"],
+            env=os.environ | {"PYTHONPATH": str(Path(rayfed.__file__).parents[1])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            wait_until(lambda: max(last_rounds(results), default=0) >= 8)
+            for kind in ("gcs_server", "raylet"):
+                os.kill(cluster.head_node.all_processes[kind][0].process.pid, signal.SIGKILL)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode == 1, said
+        assert "Traceback" not in said
+        told = [line for line in said.splitlines() if line.startswith(("rayfed: ", "note: "))]
+        how = "continues after the last checkpoint" if name == "run" else "runs the trials that are left"
+        assert told == [
+            "rayfed: Ray has ended on this machine, as after ray stop; everything recorded before that is kept, and "
+            f"the same command with resume=true {how}"
+        ]
+        wait_until(lambda: set(read(results).trials["status"]) == {"lost"})  # its other processes end a little later
+        ray.shutdown()
+        monkeypatch.setenv("RAY_ADDRESS", "local")
+        code, said = ran(name, *(arguments[-2:] if name == "run" else ()), f"results={results}", "resume=true")
+        assert code == 0, said
+        trials = read(results).trials.sort_values("seed")
+        assert trials["weights_hash"].tolist() == (undisturbed if name == "sweep" else undisturbed[:1])

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers.federations import blobs, blueprint, reshaped
-from helpers.hooks import Impure, intercepted, pure
 from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.vm import VM
 from rayfed.augment.base import Augment, ImageAugment, build_augment
@@ -22,6 +21,7 @@ from rayfed.data.population import Examples
 from rayfed.engine.device_data import Augmented, Normalise, Part
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
+from rayfed.engine.purity import ImpureHook, intercepted, pure
 from rayfed.engine.requests import ExchangeRequest
 from rayfed.engine.server import Evaluation, Server
 from rayfed.engine.streamed import Streamed
@@ -202,7 +202,7 @@ def test_the_clients_data_are_only_lent(algorithm, data_on_device):
             return super().finish(ctx, work, client, down, data)
 
     plan = blueprint(intercepted(Careless(), pure), clients, **changes)
-    with pytest.raises(Impure, match=r"^finish changed"):
+    with pytest.raises(ImpureHook, match=r"^finish changed"):
         list(Server(plan, clients, LocalFleet(plan, clients), Evaluation(points=("trained",))).run())
 
 

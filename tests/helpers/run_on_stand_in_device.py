@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -139,22 +140,24 @@ METRICS = {
 
 def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
     """Whole simulations by `rayfed.run`: all metrics, a resumed run, streamed data, every augmentation and model."""
-    import rayfed.api
+    import rayfed
     from rayfed.augment import AUGMENTS
+    from rayfed.distributed import placement
 
     def run(device: Any, *, rounds: int = 1, **changes: Any) -> Any:
-        rayfed.api.device_for = lambda gpus: torch.device(device)
-        result = rayfed.run(
-            {
-                "data.name": "mini_digits",
-                "data.per_domain": 40,
-                "model.name": "mlp",
-                "local": {"steps": 2, "batch_size": 8, "lr": 0.01},
-                "rounds": rounds,
-                "results": str(folder / torch.device(device).type),
-                **changes,
-            }
-        )
+        with mock.patch.object(placement, "device_for", return_value=torch.device(device)) as chosen:
+            result = rayfed.run(
+                {
+                    "data.name": "mini_digits",
+                    "data.per_domain": 40,
+                    "model.name": "mlp",
+                    "local": {"steps": 2, "batch_size": 8, "lr": 0.01},
+                    "rounds": rounds,
+                    "results": str(folder / torch.device(device).type),
+                    **changes,
+                }
+            )
+        assert chosen.called, "the run did not ask for its device"
         values = result.metrics.sort_values([*result.metrics.columns[:-1]])["value"]
         return {"server": result.server, "clients": dict(result.clients), "values": torch.tensor(values.to_numpy())}
 

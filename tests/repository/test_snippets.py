@@ -99,13 +99,22 @@ def executed(page: str) -> dict[str, Any]:
     return namespace
 
 
-SEEN = {"docs/python.md", "docs/results.md", "docs/migrating.md"}  # run below, where their outcome is looked at
+SEEN = {
+    "docs/python.md",
+    "docs/results.md",
+    "docs/migrating.md",
+    "docs/extending.md",
+}  # run below, where their outcome is looked at
 WITH_COMMANDS = {"docs/own-data.md", "docs/debug-a-number.md"}  # run below, between their commands
 
 
 @pytest.mark.parametrize("page", sorted(set(of_language("python")) - SEEN - WITH_COMMANDS))
 def test_python_blocks_run(page):
     executed(page)
+
+
+def test_the_method_of_the_page_on_extending_keeps_the_contract():
+    executed("docs/extending.md")["test_the_contract"]()
 
 
 @pytest.mark.parametrize("page", of_language("yaml"))

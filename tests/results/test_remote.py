@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import uuid
 
@@ -29,6 +30,7 @@ SMALL = (
     "model={name: mlp, hidden: [8]}",
     "local={batch_size: 6, lr: 0.1}",
 )
+PROGRAMS = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
 
@@ -36,6 +38,13 @@ def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def wait_for_port(port):
+    deadline = time.monotonic() + 60
+    while socket.socket().connect_ex(("127.0.0.1", port)):
+        assert time.monotonic() < deadline, "the server did not start"
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager
@@ -59,10 +68,7 @@ def s3_endpoint():
         [program, "-H", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        deadline = time.monotonic() + 60
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            assert time.monotonic() < deadline, "moto_server did not start"
-            time.sleep(0.1)
+        wait_for_port(port)
         endpoint = f"http://127.0.0.1:{port}"
         maker = fs.S3FileSystem(
             access_key="test",
@@ -78,13 +84,34 @@ def s3_endpoint():
         process.wait()
 
 
-@pytest.fixture(params=["file", "memory", "s3"])
+@pytest.fixture(scope="module")
+def gs_endpoint():
+    if (program := shutil.which("gcp-storage-emulator", path=PROGRAMS)) is None:
+        pytest.skip("needs gcp-storage-emulator, of the package with that name")
+    port = free_port()
+    process = subprocess.Popen(
+        [program, "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory", "--default-bucket", "bucket"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_port(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(params=["file", "memory", "s3", "gs"])
 def results(request, tmp_path):
     """A location for results, empty."""
     if request.param == "file":
         yield f"file://{tmp_path}/results"
     elif request.param == "memory":
         yield f"memory://bucket-{uuid.uuid4().hex}/results"
+    elif request.param == "gs":
+        with environment({"STORAGE_EMULATOR_HOST": request.getfixturevalue("gs_endpoint")}):
+            yield f"gs://bucket/{uuid.uuid4().hex}/results"
     else:
         with environment({**CREDENTIALS, "AWS_ENDPOINT_URL": request.getfixturevalue("s3_endpoint")}):
             yield f"s3://bucket/{uuid.uuid4().hex}/results"
@@ -107,7 +134,10 @@ class TestFiles:
             b"gh",
             b"fgh",
         )
-        assert folder.read("empty") == b""
+        assert (folder.read("empty"), folder.read("a.bin", 8, 2), folder.read("a.bin", 9)) == (b"", b"", b"")
+        folder.write("a.json.gz", b"as it is")
+        assert folder.read("a.json.gz") == b"as it is"
+        folder.delete("a.json.gz")
         folder.child("below").write("b", b"1")
         assert folder.folders() == ["below"]
         assert folder.files() == {"a.bin": 8, "empty": 0}
@@ -240,6 +270,7 @@ class TestRefusals:
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1, lines
         assert lines[0].startswith(f"rayfed: results={location}: ")
+        return lines[0]
 
     def test_a_store_that_does_not_answer(self, capsys):
         endpoint = f"http://127.0.0.1:{free_port()}"
@@ -247,6 +278,22 @@ class TestRefusals:
 
     def test_a_bucket_that_does_not_exist(self, capsys, s3_endpoint):
         self.one_line(capsys, {"AWS_ENDPOINT_URL": s3_endpoint}, "s3://nobodys/results")
+
+    def test_google_without_an_answer_a_bucket_or_credentials(self, capsys, gs_endpoint, monkeypatch, tmp_path):
+        monkeypatch.setattr(storage, "_RETRY_SECONDS", 1)
+        silent = f"127.0.0.1:{free_port()}"
+        for location in (
+            "gs://bucket/results",
+            f"gs://anonymous@bucket/results?scheme=http&endpoint_override={silent}",
+        ):
+            line = self.one_line(capsys, {"STORAGE_EMULATOR_HOST": silent}, location)
+            assert "connect" in line
+            assert len(line) < 300
+        line = self.one_line(capsys, {"STORAGE_EMULATOR_HOST": gs_endpoint}, "gs://nobodys/results")
+        assert len(line) < 300
+        nowhere = {"HOME": str(tmp_path), "GCE_METADATA_HOST": "metadata.invalid"}
+        line = self.one_line(capsys, nowhere, "gs://bucket/results")
+        assert "cannot be reached (no credentials: " in line
 
     def test_reading_what_is_not_there(self, results):
         with pytest.raises(UsageError, match=r"no such folder of results$"):
@@ -341,6 +388,14 @@ def test_a_folder_that_vanishes_ends_the_trial_in_one_line(tmp_path, capsys, mon
     assert line.startswith("rayfed: checkpoint 1 of scaffold-seed0-")
     assert line.endswith(", from which the next one continues, is gone")
     assert commit is rayfed.results.checkpoints.CheckpointStore.commit
+
+
+def test_a_user_in_the_url_is_no_part_of_the_bucket(gs_endpoint):
+    host = gs_endpoint.removeprefix("http://")
+    folder = open_storage(f"gs://anonymous@bucket/{uuid.uuid4().hex}?scheme=http&endpoint_override={host}")
+    folder.child("a", "b").write("c", b"1")
+    assert (folder.files(), folder.folders(), folder.child("a").folders()) == ({}, ["a"], ["b"])
+    assert "@" not in folder.location
 
 
 def test_local_storage_is_not_taken_for_a_url(tmp_path):

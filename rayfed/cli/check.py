@@ -1,0 +1,43 @@
+"""`rayfed check`: check that an algorithm keeps the contract with the engine."""
+
+import argparse
+import textwrap
+from collections.abc import Sequence
+
+from rayfed.cli.arguments import add_values, read_values, readable_values
+from rayfed.cli.help import VALUES, chosen_keys, config_keys
+from rayfed.experiments.config import Config
+
+_DESCRIPTION = """\
+Check that an algorithm keeps the contract with the engine: hooks that change nothing that they are lent, equal bits
+from equal seeds and after a resume, several clients at once, part of the clients, every evaluation point, clients that
+join late. A few rounds with a few examples of the configured data run in this process, and with placement.hosts=2 on
+Ray as well. Nothing is kept. The exit code is 1 if the contract is broken.
+
+    rayfed check algorithm.name=mine:Mine algorithm.tau=0.5 model.name=cnn
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"{parser.prog} [FILE.yaml ...] [KEY=VALUE ...]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = _DESCRIPTION
+    add_values(parser, "FILE.yaml", "YAML files and single values of the configuration, as for `rayfed run`")
+
+
+def epilog(values: Sequence[str]) -> str:
+    """Return the end of the help: first the keys of what `values` choose by name."""
+    return f"{VALUES}\n{chosen_keys(readable_values(values))}\n{config_keys()}"
+
+
+def execute(options: argparse.Namespace) -> int:
+    config = Config.read(*read_values(options.values))
+    from rayfed.api import iter_findings  # imports torch, which takes seconds
+
+    broken = 0
+    for finding in iter_findings(config):
+        line = f"{'ok' if finding.kept else 'BROKEN':8} {finding.subject:11} {finding.found}"
+        print(textwrap.fill(line, 118, subsequent_indent=" " * 21, break_on_hyphens=False), flush=True)
+        broken += not finding.kept
+    print(f"the contract is broken in {broken} part{'s' * (broken != 1)}" if broken else "the contract is kept")
+    return 1 if broken else 0

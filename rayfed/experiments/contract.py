@@ -1,0 +1,389 @@
+"""The contract between the engine and an algorithm, tried on a few examples of a few clients.
+
+The engine calls hooks in any process, for the clients of a host in any order, for several clients at once, and again
+after a crash. An algorithm whose hooks are pure and whose state is what they return does not notice. What breaks that
+often shows only on a cluster or after a resumed night, so `rayfed check` looks for it beforehand.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import math
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayfed.algorithm import Algorithm
+from rayfed.core.batch_norm import batch_norm_names
+from rayfed.core.errors import Diverged, UsageError
+from rayfed.core.optim import SGD, Adam
+from rayfed.core.policies import BATCH_NORM_POLICIES
+from rayfed.core.records import Record
+from rayfed.core.rng import torch_state_kept
+from rayfed.core.trees import named_tensors
+from rayfed.data.population import Population
+from rayfed.engine.availability import ALWAYS
+from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.evaluation import Evaluation
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.purity import ImpureHook, facts, intercepted, pure
+from rayfed.engine.server import Server
+from rayfed.experiments.config import Checkpoint, Tracking
+from rayfed.experiments.plan import Plan
+from rayfed.experiments.small_population import small_population
+from rayfed.experiments.trial import run_trial
+from rayfed.results.recorder import Recorder
+from rayfed.sampling.base import UNIFORM
+
+_CLIENTS = 4
+_BATCHES = (2, 3, 4)  # of the clients in turn: blocks of clients at once then have clients that end early
+_BATCH = 8  # examples at most
+_ROUNDS = 4
+_SCORED = 16  # examples of each part that are scored
+
+
+Launch = Callable[[Plan], str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check of the contract found.
+
+    Attributes:
+        subject: What was checked, in a few words.
+        found: What was seen, in a sentence.
+        kept: Whether the algorithm keeps this part of the contract.
+    """
+
+    subject: str
+    found: str
+    kept: bool = True
+
+
+class _Broken(Exception):
+    """The contract is broken; the message says how."""
+
+
+def findings(plan: Plan, launch: Launch | None = None) -> Iterator[Finding]:
+    """Check the algorithm of `plan` and yield what was found, one finding for each part of the contract.
+
+    Simulations of a few rounds with at most four clients run in this process. Nothing of them is kept.
+
+    Args:
+        launch: Runs a plan and returns the hash of its final state. It is used to compare the hosts of the plan, if it
+            has any, with this process.
+
+    Raises:
+        UsageError: The configuration is refused even without a variation.
+    """
+    trial = _Trial(plan, launch)
+    trial.blueprint().check(trial.population)
+    on_ray = {"hosts": _hosts} if launch is not None and plan.config.placement.least_hosts else {}
+    for subject, check in (CHECKS | on_ray).items():
+        with torch_state_kept():
+            yield _finding(subject, check, trial)
+
+
+def _finding(subject: str, check: Callable[["_Trial"], str], trial: "_Trial") -> Finding:
+    try:
+        return Finding(subject, check(trial))
+    except (_Broken, ImpureHook, Diverged) as broken:
+        return Finding(subject, str(broken), kept=False)
+    except Exception as error:  # of the user's code, whatever it is
+        return Finding(subject, _raised(error), kept=False)
+
+
+def _raised(error: Exception) -> str:
+    """Return an error in one line, with the place in the user's code, or in that of rayfed, that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    library = str(Path(torch.__file__).parent.parent)
+    frame = next((f for f in reversed(frames) if not f.filename.startswith((library, "<"))), frames[-1])
+    text = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {text[0]} ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
+
+
+class _Trial:
+    """A small form of a plan: few clients, few batches, few rounds, and no others than the configured options."""
+
+    def __init__(self, plan: Plan, launch: Launch | None):
+        self.plan, self.launch = plan, launch
+        self.batch_size = min(plan.blueprint.batch_size, _BATCH)
+        share = plan.blueprint.algorithm.held_out_share
+        examples = [math.ceil((number * self.batch_size + 1) / (1 - share)) for number in _BATCHES]
+        self.population = small_population(plan.population, _CLIENTS, examples, _SCORED)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.plan.blueprint.algorithm
+
+    @property
+    def clients(self) -> int:
+        return len(self.population.participants)
+
+    def blueprint(self, **changes: Any) -> Blueprint:
+        """Return the blueprint of the small form with `changes`."""
+        local = self.plan.blueprint.local._replace(epochs=1, steps=None, batch_size=None)
+        small: dict[str, Any] = {"batch_size": self.batch_size, "local": local, "rounds": 2, "cohort": self.clients}
+        plain = {"vmap_clients": 1, "threads": 1, "availability": ALWAYS, "sampler": UNIFORM, "data_on_device": None}
+        return replace(self.plan.blueprint, **(small | plain | changes))
+
+    def refusal(self, blueprint: Blueprint, population: Population | None = None) -> str | None:
+        """Return why `blueprint` is refused, or None if it is not."""
+        try:
+            blueprint.check(population or self.population)
+        except UsageError as refused:
+            return str(refused)
+        return None
+
+    def small_plan(self, folder: str, **changes: Any) -> Plan:
+        """Return a plan of four rounds with `changes` of the configuration, whose results are written to `folder`."""
+        blueprint = self.blueprint(rounds=_ROUNDS)
+        evaluation = Evaluation(every=_ROUNDS, points=self.points(blueprint)[:1])
+        off: dict[str, Any] = {"results": folder, "experiment": "check", "tracking": Tracking(tensorboard=False)}
+        config = replace(self.plan.config, rounds=_ROUNDS, **(off | changes))
+        return replace(
+            self.plan,
+            config=config,
+            population=self.population,
+            blueprint=blueprint,
+            evaluation=evaluation,
+            profile=False,
+        )
+
+    def server(self, blueprint: Blueprint, points: Sequence[str] = ()) -> Server:
+        evaluation = Evaluation(every=1, points=tuple(points))
+        return Server(blueprint, self.population, LocalFleet(blueprint, self.population), evaluation)
+
+    def finished(self, **changes: Any) -> Server:
+        """Return a server that has run all rounds."""
+        server = self.server(self.blueprint(**changes))
+        for _ in server.run():
+            pass
+        return server
+
+    def points(self, blueprint: Blueprint) -> tuple[str, ...]:
+        """Return the evaluation points at which there is a model."""
+        everywhere = ("downloaded", "trained", "adapted")
+        return ("global", *everywhere) if blueprint.global_model(self.population)[0] is not None else everywhere
+
+
+def _state(server: Server) -> dict[str, Any]:
+    return {"server": server.state, "clients": dict(server.fleet.states)}
+
+
+def _check_finite(server: Server) -> None:
+    for path, tensor in named_tensors(_state(server)):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise _Broken(f"{path} is not finite after {server.round} rounds")
+
+
+def _hooks_are_pure(trial: _Trial) -> str:
+    two = replace(trial.population, clients=trial.population.clients[:2])  # whatever hooks are lent is compared
+    blueprint = trial.blueprint(algorithm=intercepted(trial.algorithm, pure), cohort=len(two.clients))
+    if trial.refusal(blueprint, two) is not None:
+        two, blueprint = trial.population, replace(blueprint, cohort=trial.clients)
+    kinds = {kind: set(vars(kind)) for kind in type(trial.algorithm).__mro__}
+    evaluation = Evaluation(points=trial.points(trial.blueprint()))
+    for _ in Server(blueprint, two, LocalFleet(blueprint, two), evaluation).run():
+        pass
+    if cached := {name for kind, before in kinds.items() for name in set(vars(kind)) - before}:
+        raise _Broken(f"the class got the attribute {min(cached)} while it ran; state belongs into what hooks return")
+    return "no hook changed anything that it was lent"
+
+
+def _seeds(trial: _Trial) -> str:
+    first, again = (trial.finished().state_hash() for _ in range(2))
+    if first != again:
+        raise _Broken(
+            "two runs with the same seed end with different bits; draw random numbers from torch's global generator, "
+            "and keep no state outside of what hooks return"
+        )
+    if first == trial.finished(seed=trial.plan.blueprint.seed + 1).state_hash():
+        raise _Broken("another seed ends with the same bits")
+    return "the same seed gives the same bits, another seed gives others"
+
+
+def _resume(trial: _Trial) -> str:
+    half = _ROUNDS // 2
+
+    class Stopped(Exception):
+        pass
+
+    def stop(record: Record) -> None:
+        if record.stage == "round" and record.round == half:
+            raise Stopped
+
+    ends = []
+    for interrupted in (False, True):
+        with tempfile.TemporaryDirectory() as folder, contextlib.closing(Recorder(folder, "check")) as recorder:
+            plan = trial.small_plan(folder, checkpoint=Checkpoint(every=half))
+            if interrupted:
+                with contextlib.suppress(Stopped):
+                    run_trial(plan, recorder, partial(_fleet, plan), "cpu", report=stop)
+            ends.append(run_trial(plan, recorder, partial(_fleet, plan), "cpu", saved=recorder.saved(plan.trial)))
+    if ends[0] != ends[1]:
+        raise _Broken(
+            f"a run that is resumed after round {half} ends with other bits than one that is not; whatever a round "
+            "leaves for the next belongs into the server's or the client's state"
+        )
+    return f"resumed from a checkpoint after round {half} of {_ROUNDS}, it ends with the same bits"
+
+
+def _fleet(plan: Plan) -> LocalFleet:
+    return LocalFleet(plan.blueprint, plan.population)
+
+
+def _hosts(trial: _Trial) -> str:
+    assert trial.launch is not None, "checked only where there is one"
+    hosts, ends = trial.plan.config.placement.least_hosts, []
+    for placement in (replace(trial.plan.config.placement, hosts=0), trial.plan.config.placement):
+        with tempfile.TemporaryDirectory() as folder:
+            ends.append(trial.launch(trial.small_plan(folder, placement=placement)))
+    if ends[0] != ends[1]:
+        raise _Broken(
+            f"with {hosts} hosts on Ray, it ends with other bits than in this process; hooks may know nothing but "
+            "what they are given, since every client may be trained in another process"
+        )
+    return f"with {hosts} hosts on Ray, it ends with the same bits as in this process"
+
+
+def _clients_at_once(trial: _Trial) -> str:
+    if trial.clients < 3:
+        return "not tried: fewer than three clients"
+    blueprint = trial.blueprint(vmap_clients=trial.clients - 1, drop_last=True)
+    if refused := trial.refusal(blueprint):
+        return f"refused: {refused}"
+    alone, together = trial.finished(drop_last=True), trial.finished(vmap_clients=trial.clients - 1, drop_last=True)
+    _check_finite(together)
+    largest = 0.0
+    for (path, a), (other, b) in zip(named_tensors(_state(alone)), named_tensors(_state(together)), strict=True):
+        if (path, a.shape, a.dtype) != (other, b.shape, b.dtype):
+            raise _Broken(f"trained alone, clients have {path} {tuple(a.shape)}, and together {other} {tuple(b.shape)}")
+        largest = max(largest, float((a.double() - b.double()).abs().max()) if a.numel() else 0.0)
+    if largest > 1e-3:
+        return f"it runs; results differ by up to {largest:.1g}, as they may where `step` draws random numbers"
+    return f"{trial.clients - 1} clients trained at once (placement.vmap_clients) end as when trained alone"
+
+
+def _part_of_the_clients(trial: _Trial) -> str:
+    if trial.clients < 2:
+        return "not tried: one client"
+    cohort = trial.clients // 2
+    blueprint = trial.blueprint(cohort=cohort, rounds=3)
+    if refused := trial.refusal(blueprint):
+        return f"refused: {refused}"
+    server = trial.server(blueprint)
+    before = facts(dict(server.fleet.states))
+    for record in server.run():
+        after = facts(dict(server.fleet.states))
+        idle = set(before) - set(server.sample(record.round)) if record.stage == "round" else set()
+        if changed := [client for client in idle if after[client] != before[client]]:
+            raise _Broken(f"client {changed[0]} took no part in round {record.round}, but its state changed")
+        before = after
+    _check_finite(server)
+    return f"it runs with {cohort} of {trial.clients} clients a round"
+
+
+def _scores(trial: _Trial) -> str:
+    points = trial.points(trial.blueprint())
+    shapes: set[tuple[int, ...]] = set()
+
+    def spy(name: str, hook: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = hook(self, *args, **kwargs)
+        if name == "predict":
+            x = inspect.signature(hook).bind(self, *args, **kwargs).arguments["x"]
+            if len(result) != len(x):
+                raise _Broken(f"predict returned {len(result)} rows for {len(x)} inputs")
+            if result.requires_grad:
+                raise _Broken("predict returned a tensor that requires a gradient")
+            shapes.add(tuple(result.shape[1:]))
+        return result
+
+    blueprint = trial.blueprint(algorithm=intercepted(trial.algorithm, spy))
+    scored = {score.point for record in trial.server(blueprint, points).run() for score in record.scores}
+    if missing := [point for point in points if point not in scored]:
+        raise _Broken(f"nothing was scored at {missing[0]}")
+    if trial.algorithm.default_eval_point not in points:
+        raise _Broken(f"default_eval_point is {trial.algorithm.default_eval_point}, where there is no model")
+    outputs = ", ".join(str(shape) for shape in sorted(shapes))
+    return f"models were scored as {', '.join(points)}; outputs per example: {outputs}"
+
+
+def _newcomers(trial: _Trial) -> str:
+    if trial.clients < 2:
+        return "not tried: one client"
+    without = replace(trial.population, clients=trial.population.clients[:-1])
+    with_one = replace(trial.population, unseen_clients=1)
+    blueprint = trial.blueprint(cohort=trial.clients - 1)
+    if refused := trial.refusal(blueprint, without) or trial.refusal(blueprint, with_one):
+        return f"refused: {refused}"
+    ends, scores = [], []
+    for population in (without, with_one):
+        server = Server(blueprint, population, LocalFleet(blueprint, population), Evaluation(points=("downloaded",)))
+        scores.append(list(server.run())[-1].scores)
+        states = {client: state for client, state in server.fleet.states.items() if client < trial.clients - 1}
+        ends.append(facts([server.state, states]))
+    if ends[0] != ends[1]:
+        raise _Broken("training ends with other bits where a client joins after it (unseen_clients=1)")
+    if not any(score.unseen for score in scores[1]):
+        raise _Broken("a client that joins after training was not scored (unseen_clients=1)")
+    return "a client that joins after training changes nothing before, and its model is scored"
+
+
+def _optimisers(trial: _Trial) -> str:
+    ran = []
+    for name, optimizer in (("momentum", SGD(lr=0.01, momentum=0.9, weight_decay=0.01)), ("Adam", Adam(lr=0.001))):
+        blueprint = trial.blueprint(optimizer=optimizer)
+        if trial.refusal(blueprint) is None:
+            _check_finite(trial.finished(optimizer=optimizer))
+            ran.append(name)
+    return f"it trains with {' and '.join(ran)}" if ran else "other optimisers are refused"
+
+
+def _batch_norm(trial: _Trial) -> str:
+    if not batch_norm_names(trial.plan.blueprint.model):
+        return "not tried: the model has no batch norm"
+    ran = []
+    for policy in BATCH_NORM_POLICIES:
+        blueprint = trial.blueprint(batch_norm=policy)
+        if trial.refusal(blueprint) is None:
+            _check_finite(trial.finished(batch_norm=policy))
+            ran.append(policy)
+    return f"it trains with batch_norm={', '.join(ran)}"
+
+
+def _texts(trial: _Trial) -> str:
+    kind: Any = type(trial.algorithm)
+    silent = [field.name for field in dataclasses.fields(kind) if field.init and not field.metadata.get("help")]
+    if silent:
+        raise _Broken(f"the option {silent[0]} has no help; declare it with rayfed.option(..., help=...)")
+    missing = [
+        what
+        for what, there in (
+            ("`reference`, its source", kind.reference),
+            ("a docstring", inspect.getdoc(kind) or inspect.getdoc(inspect.getmodule(kind))),
+        )
+        if not there
+    ]
+    return f"its options have help; it lacks {' and '.join(missing)}" if missing else "it has a source and help texts"
+
+
+CHECKS: dict[str, Callable[[_Trial], str]] = {
+    "hooks": _hooks_are_pure,
+    "seeds": _seeds,
+    "resume": _resume,
+    "at once": _clients_at_once,
+    "cohorts": _part_of_the_clients,
+    "scores": _scores,
+    "newcomers": _newcomers,
+    "optimisers": _optimisers,
+    "batch norm": _batch_norm,
+    "texts": _texts,
+}
+"""The parts of the contract by name, in the order in which they are checked."""

@@ -1,0 +1,159 @@
+"""`rayfed check` passes what keeps the contract, and finds what breaks it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import rayfed
+from helpers.algorithm_cases import CASES
+from rayfed.algorithms import ALGORITHMS
+from rayfed.algorithms.fedavg import FedAvg
+from rayfed.cli.main import main
+from rayfed.core.options import option
+from rayfed.core.trees import scale
+from rayfed.experiments.contract import CHECKS
+
+SMALL = {"data.per_domain": 60, "model.name": "mlp", "model.hidden": [8], "model.batch_norm": True, "rounds": 2}
+
+
+def broken(algorithm: str, **options: Any) -> dict[str, str]:
+    """Return the parts of the contract that an algorithm of this module breaks, and what was found."""
+    found = rayfed.check(SMALL, algorithm={"name": f"{__name__}:{algorithm}", **options})
+    assert [finding.subject for finding in found] == list(CHECKS)
+    return {finding.subject: finding.found for finding in found if not finding.kept}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind(FedAvg):
+    """Keeps the contract."""
+
+    name = "kind"
+    pull: float = option(0.5, low=0, help="towards zero")
+
+    def correct(self, ctx, grads, work, down):
+        return {name: grad + self.pull * work["weights"][name] for name, grad in grads.items()}
+
+
+class Zeroes(FedAvg):
+    def finish(self, ctx, work, client, down, data):
+        data.train.y.data.zero_()  # which torch's counters of changes do not see
+        return super().finish(ctx, work, client, down, data)
+
+
+ROUNDS: list[int] = []
+
+
+class Counts(FedAvg):
+    """Keeps a state of its own, which another process or a resumed run does not have."""
+
+    def aggregate(self, ctx, server, replies):
+        ROUNDS.append(1)
+        return server | {"weights": scale(replies.mean["weights"], 1 + 0.1 * (len(ROUNDS) % 7))}
+
+
+class Branches(FedAvg):
+    """Looks at a value, which torch.vmap cannot."""
+
+    def loss(self, ctx, weights, work, down, batch):
+        value, output = super().loss(ctx, weights, work, down, batch)
+        return (value * 2 if value > 1e9 else value), output
+
+
+class Halves(FedAvg):
+    def predict(self, ctx, model, x):
+        return super().predict(ctx, model, x)[: len(x) // 2]
+
+
+class Explodes(FedAvg):
+    def aggregate(self, ctx, server, replies):
+        return super().aggregate(ctx, server, replies.median)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(FedAvg):
+    beta: float = 0.5
+
+
+@pytest.mark.parametrize("name", ["adcol", "dbe"])
+def test_our_algorithms_keep_it(name):
+    found = rayfed.check(SMALL, algorithm=CASES[name].options)
+    assert [finding.subject for finding in found] == list(CHECKS)
+    assert [finding for finding in found if not finding.kept] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_all_our_algorithms_keep_it(name):
+    if name == "harmofl":
+        pictures = {"model.name": "digits_cnn", "model.width": 0.05}
+        found = rayfed.check({"data.per_domain": 60, **pictures}, algorithm={"name": name})
+    else:
+        plain = {"model.batch_norm": "model" not in CASES[name].changes}  # some refuse batch norm
+        found = rayfed.check(SMALL | plain, algorithm=CASES[name].options)
+    assert [finding for finding in found if not finding.kept] == []
+
+
+def test_an_algorithm_of_a_user_that_keeps_it():
+    assert broken("Kind", pull=0.1) == {}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "subjects", "words"),
+    [
+        ("Zeroes", {"hooks", "seeds"}, "finish changed `ctx` and `data`; other clients and rounds share it"),
+        ("Counts", {"seeds", "resume"}, "two runs with the same seed end with different bits"),
+        ("Branches", {"at once"}, "data-dependent control flow"),
+        ("Halves", {"scores"}, "predict returned 8 rows for 16 inputs"),
+        (
+            "Explodes",
+            {"hooks", "seeds", "resume", "at once"},
+            "AttributeError: 'Replies' object",
+        ),
+        ("Silent", {"texts"}, "the option beta has no help; declare it with rayfed.option"),
+    ],
+)
+def test_what_breaks_it_is_found(algorithm, subjects, words):
+    found = broken(algorithm)
+    assert subjects <= set(found)
+    assert any(words in text for text in found.values()), found
+    if algorithm in ("Zeroes", "Branches", "Silent"):
+        assert set(found) == subjects
+
+
+def test_the_line_of_an_error_is_named():
+    assert "(test_check.py, line " in broken("Explodes")["seeds"]
+
+
+def test_nothing_is_kept_and_random_numbers_go_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    rayfed.check(SMALL, algorithm={"name": "fedavg"})
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_the_command(capsys):
+    keys = [f"{key}={value}" for key, value in SMALL.items()]
+    assert main(["check", *keys, "algorithm.name=fedprox", "algorithm.mu=0.1"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == "ok       hooks       no hook changed anything that it was lent"
+    assert out.splitlines()[-1] == "the contract is kept"
+    assert main(["check", *keys, f"algorithm.name={__name__}:Silent"]) == 1
+    out = capsys.readouterr().out
+    assert "BROKEN   texts       the option beta has no help" in out
+    assert out.splitlines()[-1] == "the contract is broken in 1 part"
+    assert main(["check", *keys, "local.batch_size=100000"]) == 2
+    assert capsys.readouterr().err.startswith("rayfed: local.batch_size=100000: client ")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_hosts_are_compared_with_this_process():
+    found = rayfed.check({**SMALL, "placement.hosts": 2, "placement.cpus": 0.5}, algorithm={"name": "scaffold"})
+    assert found[-1].subject == "hosts"
+    assert found[-1].kept
+    assert found[-1].found == "with 2 hosts on Ray, it ends with the same bits as in this process"
