@@ -65,13 +65,13 @@ def partition_keys() -> str:
     return "\n".join(["keys of the configuration that have an effect:", *_names("data", "partition"), *entries])
 
 
-def named_choices(kind: str) -> str:
-    """Return one entry per name of a registry, with its keys; `kind` is one of `KINDS`."""
+def named_choices(kind: str, *, keys: bool = True) -> str:
+    """Return one entry per name of a registry, with its keys if wanted; `kind` is one of `KINDS`."""
     lines = ["metrics.NAME=true, or metrics.NAME.KEY=VALUE" if kind == "metrics" else f"{kind}.name=NAME"]
     for name in KINDS[kind]:
         summary = entry(kind, name).summary
         lines.append(_entry(name, "", summary) if kind == "metrics" else f"  {name:20} {summary}")
-        lines += [f"    {line}" for line in _keys_of(kind, name)]
+        lines += [f"    {line}" for line in _keys_of(kind, name)] if keys else []
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
-"""`rayfed list`: list everything that can be chosen by name, with its keys, and the packaged search spaces."""
+"""`rayfed list`: list everything that can be chosen by name, the keys of a kind, or what is known about one name."""
 
 import argparse
 import itertools
+import textwrap
 from collections.abc import Iterator
 
 from rayfed.cli.help import named_choices, one_choice
@@ -15,22 +16,31 @@ _PLURALS |= {"datasets": "data", "augmentations": "augment", "metric": "metrics"
 _PLURALS |= {"samplers": "sampling", "sampler": "sampling"}
 
 
+_MORE = (
+    "rayfed list KIND, such as algorithms, adds the keys of its names; rayfed list NAME, such as fedprox, explains one."
+)
+_WIDTH = 97  # of what is said about a space in the overview
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "List everything that can be chosen by name, with its keys, defaults and meanings, and the packaged search "
-        "spaces; or explain what is named."
+        "List everything that can be chosen by name, and the packaged search spaces. With a kind, such as algorithms, "
+        "list its names with their keys, defaults and meanings; with a name, such as fedprox, explain it."
     )
     parser.add_argument(
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"list only these kinds ({', '.join([*KINDS, 'spaces'])}), or explain these names, such as fedprox",
+        help=f"kinds ({', '.join([*KINDS, 'spaces'])}) and names",
     )
 
 
 def execute(options: argparse.Namespace) -> int:
     kinds = [*KINDS, "spaces"]
-    texts = [text for name in options.names or kinds for text in _texts(_PLURALS.get(name, name))]
+    if not options.names:
+        print("\n\n".join([*(named_choices(kind, keys=False) for kind in KINDS), _spaces(short=True), _MORE]))
+        return 0
+    texts = [text for name in options.names for text in _texts(_PLURALS.get(name, name))]
     print(("\n\n" if set(options.names) - {*kinds, *_PLURALS} else "\n").join(texts))
     return 0
 
@@ -62,10 +72,13 @@ def _nearest(name: str, known: list[str]) -> str:
     return near if near.startswith("did you mean") else f"kinds: {', '.join([*KINDS, 'spaces'])}"
 
 
-def _spaces() -> str:
-    """Return one entry per packaged space, with the comment that opens its file."""
+def _spaces(*, short: bool = False) -> str:
+    """Return one entry per packaged space, with the comment that opens its file, or its beginning."""
     lines = ["rayfed sweep SPACE"]
     for name in packaged_spaces():
+        if short:
+            lines.append(f"  {name:20} {textwrap.shorten(' '.join(_opening(name)), _WIDTH, placeholder=' …')}")
+            continue
         lines += [f"  {name}", *(f"      {line}" for line in _opening(name))]
     return "\n".join(lines)
 

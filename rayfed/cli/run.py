@@ -2,9 +2,11 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from rayfed.cli.arguments import add_values, read_values, readable_values
 from rayfed.cli.help import VALUES, chosen_keys, config_keys
+from rayfed.cli.packaged import packaged_spaces
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 
@@ -33,6 +35,9 @@ def epilog(values: Sequence[str]) -> str:
 
 
 def execute(options: argparse.Namespace) -> int:
+    for value in options.values:
+        if value in packaged_spaces() and not Path(value).is_file():
+            raise UsageError(f"{value}: a packaged search space; rayfed sweep {value} runs it")
     config = Config.read(*read_values(options.values))
     if options.dry_run:
         from rayfed.distributed.dry_run import run_text

@@ -255,7 +255,7 @@ def _describe(value: Any, kinds: Sequence[Any]) -> str:
     if isinstance(value, Mapping) and len(value) == 1:
         (key,) = map(str, value)
         if key in SPACE_KINDS:
-            return f"a search space, {{{key}: …}}; rayfed.sweep searches it, a single run takes one value"
+            return f"a search space, {{{key}: …}}; rayfed sweep searches it, a single run takes one value"
         if near := difflib.get_close_matches(key, SPACE_KINDS, n=1):
             return f"{{{key}: …}}; did you mean {{{near[0]}: …}}?"
     return "null" if value is None else type(value).__name__

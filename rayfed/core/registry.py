@@ -27,7 +27,7 @@ def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
     """
     target = table.get(name, name)
     if ":" not in target:
-        raise UsageError(f"{where}={name}: {suggestion(name, table)}; write a class of your own as module:Name")
+        raise UsageError(f"{where}={name}: {suggestion(name, table)} (write a class of your own as module:Name)")
     module_name, attribute = target.split(":", 1)
     if not module_name or not attribute:
         raise UsageError(f"{where}={name}: write a class of your own as module:Name")

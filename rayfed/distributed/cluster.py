@@ -53,20 +53,21 @@ def connect(placement: Placement, *, dashboard: bool, start_seconds: float = Fau
 
     Raises:
         UsageError: The placement cannot fit. If Ray would be started here, this is checked before.
-        HostLost: The running cluster does not answer.
+        HostLost: The running cluster does not answer, or cannot be joined.
         RayNotStarted: Ray did not start within `start_seconds`.
     """
     url = ""
     if not ray.is_initialized():
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         start: Any = ray.init
-        if cluster_is_running():
+        joins = cluster_is_running()
+        if joins:
             _check_reachable(min(start_seconds, CONNECT_SECONDS))
         else:
             check_fits(placement, this_machine())
             options["include_dashboard"] = dashboard
             start = start_here
-        with _patient_start(start_seconds):
+        with _patient_start(start_seconds, joins=(cluster_address() or "auto") if joins else None):
             url = start(**options).dashboard_url or ""
         _keep_raylet_messages_in_the_log()
     check_fits(placement, known_nodes() or [])
@@ -82,18 +83,25 @@ def _check_reachable(seconds: float) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
     except OSError as error:
-        remedy = "unset RAY_ADDRESS" if os.environ.get("RAY_ADDRESS") else "run ray stop"
         raise HostLost(
-            f"the Ray cluster at {address} does not answer ({error.strerror or error}); start it, or {remedy} to use "
-            "this machine alone"
+            f"the Ray cluster at {address} does not answer ({error.strerror or error}); start it, or {_alone()}"
         ) from error
 
 
+def _alone() -> str:
+    return f"{'unset RAY_ADDRESS' if os.environ.get('RAY_ADDRESS') else 'run ray stop'} to use this machine alone"
+
+
 @contextmanager
-def _patient_start(seconds: float) -> Iterator[None]:
+def _patient_start(seconds: float, *, joins: str | None = None) -> Iterator[None]:
     """Give Ray's own processes `seconds` to start, in place of the 30 that are fixed in Ray.
 
+    Args:
+        seconds: How long to wait.
+        joins: The address of a running cluster, if it is to be joined.
+
     Raises:
+        HostLost: The cluster cannot be joined.
         RayNotStarted: They did not start in time, or one of them ended.
     """
     get_node: Any = services.get_node
@@ -115,6 +123,11 @@ def _patient_start(seconds: float) -> Iterator[None]:
         raise
     except Exception as error:  # Ray raises bare exceptions here
         words = " ".join(str(error).split())
+        if joins is not None:
+            raise HostLost(
+                f"the Ray cluster at {joins} cannot be joined within faults.start_seconds={seconds:g} ({words[:200]}); "
+                f"check the address, or {_alone()}"
+            ) from error
         raise RayNotStarted(
             f"Ray did not start ({words[:200]}); its logs are in {log_folder()}. On a slow machine, give more than "
             f"faults.start_seconds={seconds:g}"

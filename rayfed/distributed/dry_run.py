@@ -61,7 +61,7 @@ def sweep_text(space: Space) -> str:
                 "corner" if plan.study is not None else str(still),
                 _reserved(planned.config.placement),
                 _held(planned),
-                found if isinstance(found, str) else span(found.total),
+                found if isinstance(found, str) else span(max(found.total, 1.0)),
             ]
         )
     if plan.study is not None:  # the rows are the corners of the space
@@ -77,7 +77,7 @@ def sweep_text(space: Space) -> str:
     head = ["algorithm", "varies", "trials", "needs", "holds", "each"]
     columns = dict(zip(head, zip(*shown, strict=True), strict=True))
     table = plain_table(columns, left=head, width=shutil.get_terminal_size((100, 24)).columns)
-    end = f"{counted(to_run, 'trial')} to run, {at_once} at once: about {span(total)}{more}"
+    end = f"{counted(to_run, 'trial')} to run, {at_once} at once: about {span(max(total, 1.0))}{more}"
     return "\n".join([plan.summary(), "", table, "", end])
 
 

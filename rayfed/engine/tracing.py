@@ -1,6 +1,7 @@
 """Traces of what this process computes, by torch's profiler, in the format of Chrome and Perfetto."""
 
 import contextlib
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ class Tracer:
         """Begin a trace, unless one is under way."""
         global _active
         if self._profiler is None:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's tracer prints lines of its own otherwise
             activities = [torch.profiler.ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(torch.profiler.ProfilerActivity.CUDA)

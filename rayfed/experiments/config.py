@@ -26,7 +26,7 @@ from rayfed.core.policies import BATCH_NORM_POLICIES
 from rayfed.core.records import POINTS
 from rayfed.core.registry import resolve
 from rayfed.experiments.catalogue import check_choices
-from rayfed.experiments.sources import merged
+from rayfed.experiments.sources import SPACE_KEYS, merged
 
 if TYPE_CHECKING:
     from rayfed.algorithm import Algorithm
@@ -338,6 +338,9 @@ class Config:
         for key in tree:
             if key not in keys:
                 check_renamed(key, scalars.values())
+                if key in SPACE_KEYS:
+                    more = "; a single run takes seed=N" if key == "seeds" else ""
+                    raise UsageError(f"{key}: a key of search spaces, which rayfed sweep runs{more}")
                 raise UsageError(f"{key}: no such key; {suggestion(key, keys)}")
         for key in (*GROUPS, *components):
             if not isinstance(tree.get(key, {}), Mapping):

@@ -8,6 +8,8 @@ import yaml
 
 from rayfed.core.errors import UsageError
 
+SPACE_KEYS = ("seeds", "search", "arms")
+"""The keys that only a search space has; see `rayfed.experiments.space`."""
 _INVALID = (yaml.YAMLError, ValueError, TypeError, RecursionError)  # the others from values such as 2001-99-99
 
 

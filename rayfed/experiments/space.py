@@ -25,7 +25,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import SPACE_KINDS as KINDS
 from rayfed.core.options import build, checked, option
 from rayfed.core.rng import generator
-from rayfed.experiments.sources import merged
+from rayfed.experiments.sources import SPACE_KEYS, merged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +106,8 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     Raises:
         UsageError: The space cannot be drawn from; the message names the key.
     """
-    sweep_keys = ("seeds", "search", "arms")
-    sweep = merged(*({k: v for k, v in s.items() if str(k).split(".")[0] in sweep_keys} for s in sources))
-    common, *overrides = ({k: v for k, v in s.items() if str(k).split(".")[0] not in sweep_keys} for s in sources)
+    sweep = merged(*({k: v for k, v in s.items() if str(k).split(".")[0] in SPACE_KEYS} for s in sources))
+    common, *overrides = ({k: v for k, v in s.items() if str(k).split(".")[0] not in SPACE_KEYS} for s in sources)
     if not isinstance(sweep.get("search", {}), Mapping):
         raise UsageError(f"search={sweep['search']!r}: expected a mapping; did you mean search.kind={sweep['search']}?")
     search = build(Search, sweep.get("search", {}), where="search")

@@ -39,6 +39,6 @@ def chosen_metrics(chosen: Any) -> dict[str, Mapping[str, Any]]:
             raise UsageError(f"metrics.{name}={options!r}: expected true, or a mapping of options such as every")
         if name not in METRICS and ":" not in name:
             hint = "your own is written metrics.module:Name"
-            raise UsageError(f"metrics.{name}: no such metric; {suggestion(name, METRICS, prefix='metrics.')}; {hint}")
+            raise UsageError(f"metrics.{name}: no such metric; {suggestion(name, METRICS, prefix='metrics.')} ({hint})")
         metrics[name] = {} if options is True else options
     return metrics

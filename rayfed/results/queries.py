@@ -122,11 +122,12 @@ def pairs_columns(pairs: Pairs, metric: str) -> dict[str, list[str]]:
 def pairs_notes(pairs: Pairs) -> list[str]:
     """Return what a reader of the table of all pairs must know."""
     over = " or ".join(sorted({pair.over for pair in pairs.comparisons}, reverse=True))
+    plural = "s" if len(pairs.comparisons) > 1 else ""
     sizes = sorted({len(pair.pairs) for pair in pairs.comparisons})
     notes = [
-        f"Paired over {over}. p: two-sided, Holm-corrected for {len(pairs.comparisons)} pairs; *, **, ***: the t "
-        "test is below 0.05, 0.01, 0.001. d_z: mean difference divided by its standard deviation. wins: pairs in which "
-        "the first named has the greater value."
+        f"Paired over {over}. p: two-sided, Holm-corrected for {len(pairs.comparisons)} pair{plural}; *, **, ***: the "
+        "t test is below 0.05, 0.01, 0.001. d_z: mean difference divided by its standard deviation. wins: pairs in "
+        "which the first named has the greater value."
     ]
     if "clients" in over:
         notes.append("Where only one seed is common, the pairs are its clients, which do not cover other seeds.")

@@ -112,8 +112,8 @@ class Stars(NamedTuple):
 def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> ResultTable:
     """Return `rows` (of one experiment, metric, split and rule; see `Summary.rows`) as a table.
 
-    There is a column for each domain, then the mean over clients and the worst client. Columns that repeat another are
-    left out.
+    There is a column for each domain, then the mean over clients and the worst client. The mean is left out where there
+    is one domain that it repeats, and the worst client where it repeats another column.
 
     Args:
         rows: The rows.
@@ -131,6 +131,8 @@ def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> R
     }
     remarks = []
     for name, header in reversed(_LAST):
+        if name == "mean" and len(domains) > 1:
+            continue  # if it equals a domain's column, then by coincidence
         others = [columns[other] for other in columns if other != name and (name, other) != ("mean", "worst")]
         if same := next((column for column in others if column.cells == columns[name].cells), None):
             del columns[name]

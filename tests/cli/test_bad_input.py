@@ -144,6 +144,9 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["algorithm.name=solo", "leave_out=street", *QUICK], "leave_out=street: algorithm solo has no global model"),
         # arguments and files
         (["rounds"], "rounds: no such file (give values as key=value)"),
+        (["seeds=[0, 1]"], "seeds: a key of search spaces, which rayfed sweep runs; a single run takes seed=N"),
+        (["arms=[]"], "arms: a key of search spaces, which rayfed sweep runs"),
+        (["demo"], "demo: a packaged search space; rayfed sweep demo runs it"),
         (["nowhere.yaml", "rounds=1"], "nowhere.yaml: no such file"),
         (["a={"], "a={: '{' is not valid YAML"),
         # the user's own

@@ -89,7 +89,7 @@ class TestSpacesThatAreNone:
         [
             ("[0, 1]", "got list; to search over values in a sweep, write {grid: [0, 1]}"),
             ("{gird: [0, 1]}", "got {gird: …}; did you mean {grid: …}?"),
-            ("{grid: [0, 1]}", "got a search space, {grid: …}; rayfed.sweep searches it, a single run takes one value"),
+            ("{grid: [0, 1]}", "got a search space, {grid: …}; rayfed sweep searches it, a single run takes one value"),
         ],
     )
     def test_says_how_to_write_one(self, line, value, words):

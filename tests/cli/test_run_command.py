@@ -76,6 +76,11 @@ class TestList:
         assert list_names([]) == 0
         return capsys.readouterr().out
 
+    @pytest.fixture
+    def with_keys(self, capsys):
+        assert list_names(["algorithms", "datasets", "partitions", "models", "metrics"]) == 0
+        return capsys.readouterr().out
+
     @pytest.mark.parametrize("name", [*ALGORITHMS, *DATASETS, *PARTITIONS, *MODELS, *METRICS])
     def test_has_every_name(self, out, name):
         assert re.search(rf"^  {re.escape(name)} +\S", out, re.MULTILINE)
@@ -91,8 +96,10 @@ class TestList:
             "metrics.mdl.seeds",
         ],
     )
-    def test_has_their_keys(self, out, key):
-        assert re.search(rf"^ +{re.escape(key)}( |$)", out, re.MULTILINE)
+    def test_keys_are_listed_for_a_kind(self, out, with_keys, key):
+        assert re.search(rf"^ +{re.escape(key)}( |$)", with_keys, re.MULTILINE)
+        assert key not in out
+        assert "rayfed list KIND" in out.splitlines()[-1]
 
 
 class TestRun:

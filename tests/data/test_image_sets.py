@@ -175,6 +175,15 @@ def test_folders_named_as_splits_are_not_taken_for_domains(tmp_path, names):
     assert [client.domain for client in one.clients] == ["images"]
 
 
+def test_splits_inside_of_domains_are_refused(tmp_path):
+    for domain in ("day", "night"):
+        image_sets.tree(tmp_path / domain, ("train", "test"), ("cat", "dog"))
+    with pytest.raises(
+        UsageError, match=r"day has the folders test, train, named like splits; a split inside of a domain"
+    ):
+        load("imagefolder", {"folder": str(tmp_path)})
+
+
 def test_folders_of_classes_alone_are_one_domain(tmp_path):
     for title in ("cat", "dog"):
         picture(tmp_path / "own" / title / "x.jpg", 8)

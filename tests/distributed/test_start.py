@@ -6,7 +6,7 @@ import time
 import pytest
 from ray._private import services
 
-from rayfed.core.errors import HostLost
+from rayfed.core.errors import HostLost, RayNotStarted
 from rayfed.distributed import cluster
 from rayfed.distributed.processes import cause_of_death, lost_its_node
 from rayfed.experiments.config import Placement
@@ -27,6 +27,18 @@ class TestSlowStart:
         assert line.startswith("Ray did not start (no node yet); its logs are in /")
         assert line.endswith("On a slow machine, give more than faults.start_seconds=0.5")
         assert services.get_node is not_yet
+
+    def test_a_cluster_that_cannot_be_joined_is_named(self, monkeypatch):
+        """And is no reason to do without it, as a Ray that does not start here is."""
+        monkeypatch.setattr(services, "get_node", not_yet)
+        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+        with pytest.raises(HostLost) as error, cluster._patient_start(0.1, joins="10.0.0.1:6379"):
+            services.get_node("address", "node")
+        assert not isinstance(error.value, RayNotStarted)
+        assert str(error.value) == (
+            "the Ray cluster at 10.0.0.1:6379 cannot be joined within faults.start_seconds=0.1 (no node yet); check "
+            "the address, or unset RAY_ADDRESS to use this machine alone"
+        )
 
     def test_waits_for_a_node_that_comes_late(self, monkeypatch):
         answers = iter([not_yet, not_yet, lambda: {"labels": {}}])

@@ -194,7 +194,7 @@ def test_features_of_dbe_come_before_its_bias():
     [
         (
             {"ecee": True},
-            "metrics.ecee: no such metric; did you mean metrics.ece?; your own is written metrics.module:Name",
+            "metrics.ecee: no such metric; did you mean metrics.ece? (your own is written metrics.module:Name)",
         ),
         ({"ece": {"bins": 0}}, "metrics.ece.bins=0: must be at least 1"),
         ({"ece": {"every": 0}}, "metrics.ece.every=0: must be at least 1"),

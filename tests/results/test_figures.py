@@ -104,6 +104,15 @@ class TestKinds:
         assert by_domain.get_title() == "fedavg, seed 0, round 2: by domain"
         assert sorted(points.get_offsets().tolist()[0] for points in by_class.collections) == [[0.0, 1.0], [2.0, 3.0]]
 
+    def test_long_names_of_methods_leave_room(self, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+        keys = ("local.batch_size", "local.optimizer", "model.hidden", "data.per_domain", "partition.clients")
+        for number in range(2):
+            add(tmp_path, f"t{number}", "fedavg", 0, 0.5, **dict.fromkeys(keys, str(number) * 16))
+        data = figure_data(tmp_path, read(tmp_path))
+        for kind in ("clients", "time"):
+            image_bytes(draw(kind, data), "png")
+        assert not recwarn.list
+
     def test_time(self, data) -> None:
         (axes,) = draw("time", data).axes
         widths = {container.get_label(): container.patches[0].get_width() for container in axes.containers}

@@ -11,18 +11,24 @@ from pathlib import Path
 
 import pytest
 import yaml
+from score_rows import row, write
 from small_results import add
 
 import rayfed
 from helpers.commands import command
 from rayfed.core.errors import UsageError
+from rayfed.core.records import MapPoint, Record, RepresentationMap
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
+from rayfed.results.holdings import write_holdings
+from rayfed.results.maps import write_map
 from rayfed.results.page.build import write_page
-from rayfed.results.page.content import configurations
+from rayfed.results.page.content import configurations, page_content
 from rayfed.results.page.server import LivePage, make_server
 from rayfed.results.read import read
+from rayfed.results.storage import open_storage
 from rayfed.results.trials import record_trial
+from rayfed.results.writer import TrialWriter
 
 main = command("report")
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -35,6 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for (algorithm, mu), mean in MEANS.items():
         for seed in range(3):
             values = {} if mu is None else {"algorithm.mu": mu}
+            if mu == 0.1 and seed == 0:
+                values |= {"partition_hash": "p0", "partition_seed": 0}
             add(home, f"{algorithm}{mu}{seed}", algorithm, seed, mean + seed / 50 + (mu or 0) * seed / 100, **values)
     failed = {
         "algorithm": "dbe",
@@ -45,6 +53,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "traceback": "at x",
     }
     record_trial(home, "e", "dbe0", failed)
+    storage = open_storage(home).child("e")
+    write_holdings(
+        storage, "p0", [(0, "a", "train", 0, 5), (0, "a", "test", 1, 9), (1, "b", "train", 1, 7), (0, "a", "val", 1, 1)]
+    )
+    points = [MapPoint(0, "a", 7, -2.0, 4.0), MapPoint(1, "b", 3, 6.0, 1.0)]
+    for number in (1, 2):
+        write_map(
+            storage.child("maps"),
+            "fedprox0.10",
+            number,
+            RepresentationMap("tsne", "global", "test", "features", points),
+        )
     return home
 
 
@@ -73,15 +93,66 @@ class TestContent:
         assert experiment["repetitions"] == "mean ± sd over 3 seeds"
         assert experiment["metrics"]["loss"] == {"percent": False, "higher": False}
 
-    def test_failures_and_pictures_and_pairs_are_there(self, page: str) -> None:
+    def test_failures_and_pairs_are_there(self, page: str) -> None:
         (experiment,) = data_of(page)["experiments"]
         failed = [trial for trial in experiment["trials"] if trial["status"] == "failed"]
         assert [(trial["error"], trial["traceback"]) for trial in failed] == [(f"ValueError: {HOSTILE}", "at x")]
-        assert {"sensitivity", "clients", "time"} <= {picture["kind"] for picture in experiment["pictures"]}
         assert {(pair["metric"], pair["split"]) for pair in experiment["pairs"]} >= {
             ("accuracy", "test"),
             ("accuracy", "ood"),
         }
+
+    def test_charts_have_the_numbers_that_were_measured(self, page: str) -> None:
+        (experiment,) = data_of(page)["experiments"]
+        order = {method["hyperparameters"]: method["order"] for method in experiment["methods"]}
+        assert experiment["sensitivity"]["keys"] == ["algorithm.mu"]
+        assert experiment["sensitivity"]["values"] == {
+            str(order[""]): [None],
+            str(order["mu=0.1"]): [0.1],
+            str(order["mu=1"]): [1],
+        }
+        clients = experiment["clients"]
+        assert (clients["ids"], clients["domains"], clients["omitted"]) == ([0, 1], ["a", "b"], 0)
+        series = {tuple(one[:5]): one[5] for one in clients["series"]}
+        # the mean over seeds is 0.5 + 0.02, and 0.02 more by the round; the clients are 0.1 below and above it
+        assert series[order[""], "global", "test", "accuracy", "final"] == pytest.approx([0.44, 0.64])
+        assert experiment["seconds"]["parts"] == ["broadcast", "train", "upload", "aggregate", "evaluate", "other"]
+        assert experiment["seconds"]["rows"][0] == [order[""], 0.0, 3.0, 0.0, 1.0, 2.0, 0.5]
+        (partition,) = experiment["partitions"]["shown"]
+        assert partition["counts"] == [0, 0, 5, 0, 1, 1, 1, 1, 7]  # client, class, examples
+        assert (partition["domains"], partition["seed"], partition["orders"]) == (["a", "b"], 0, [order["mu=0.1"]])
+        (mapped,) = experiment["maps"]["shown"]
+        assert mapped["points"] == [0, 999, 0, 1, 999, 0, 1, 0]  # x, y, domain, class
+        assert (mapped["domains"], mapped["labels"], mapped["round"]) == (["a", "b"], ["3", "7"], 2)
+
+    def test_what_is_too_large_is_left_out_and_counted(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The values that are kept first are accuracy and loss, at the rounds that do not look at the split itself."""
+        for name, most in (("CLIENT_VALUES", 2 * 24), ("CELLS", 2), ("POINTS", 1)):
+            monkeypatch.setattr(f"rayfed.results.page.charts.MOST_{name}", most)
+        (experiment,) = page_content(folder)["experiments"]
+        # three methods, two splits, two metrics and four rules, of which half are kept
+        assert experiment["clients"]["omitted"] == 24
+        assert {one[4] for one in experiment["clients"]["series"]} == {"selected", "final"}
+        assert experiment["partitions"] == {"shown": [], "omitted": 1}
+        assert experiment["maps"] == {"shown": [], "omitted": 1}
+
+    def test_a_client_of_another_domain_in_each_trial_is_not_mixed(self, tmp_path: Path) -> None:
+        """As where trials leave out one domain each, so that the number of a client says nothing about its domain."""
+        for name, domains in (("t0", "ab"), ("t1", "bc")):
+            left_out = {"leave_out": "abc".replace(domains[0], "").replace(domains[1], "")}
+            record_trial(
+                tmp_path, "e", name, {"algorithm": "fedavg", "seed": 0, "status": "done", "rounds": 1, **left_out}
+            )
+            with TrialWriter(tmp_path, "e", name, "fedavg", 0) as writer:
+                values = ((0, domains[0], 0.2), (1, domains[1], 0.4))
+                write(writer, [row(1, *who, "test", "global", "accuracy", value, 10) for *who, value in values])
+                seconds = dict.fromkeys(("broadcast", "train", "upload", "aggregate", "evaluate", "total"), 1.0)
+                writer.add_round(Record(round=1, stage="round", cohort=2, bytes_down={}, seconds=seconds))
+        (experiment,) = page_content(tmp_path)["experiments"]
+        clients = experiment["clients"]
+        holders = list(zip(clients["domains"], clients["ids"], strict=True))
+        (final,) = [one[5] for one in clients["series"] if one[4] == "final"]
+        assert dict(zip(holders, final, strict=True)) == {("a", 0): 0.2, ("b", 0): 0.2, ("b", 1): 0.4, ("c", 1): 0.4}
 
     def test_nothing_is_loaded_and_no_result_becomes_markup(self, page: str) -> None:
         loaded = re.sub(r'<script type="application/json".*?</script>', "", page, flags=re.S)
@@ -120,15 +191,13 @@ class TestRepeating:
 
 @pytest.fixture(scope="module")
 def server(folder: Path):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayfed.results.page.content.PICTURES", ())  # which take most of the time
-        server = make_server(folder, None, 0)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    server = make_server(folder, None, 0)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
 class TestServer:
@@ -182,17 +251,26 @@ addEventListener("securitypolicyviolation", (event) => report.errors.push(event.
 _DRIVE = """<script>addEventListener("load", () => {
 const texts = (list) => [...list].map((one) => one.textContent);
 const table = () => [...document.querySelector("table.results").rows].map((line) => texts(line.cells));
-const lines = () => document.querySelectorAll("polyline").length;
+const lines = () => document.querySelectorAll("#chart polyline").length;
+const dots = (radius) => document.querySelectorAll(`#sensitivity circle[r="${radius}"]`).length;
+const drawn = () => ({ curves: lines(), sensitivity: dots(3.5), rings: dots(7),
+  clients: texts(document.querySelectorAll("#clients rect title")),
+  bars: document.querySelectorAll("#time rect").length,
+  partitions: texts(document.querySelectorAll("#partitions circle title")),
+  maps: texts(document.querySelectorAll("#maps figcaption")),
+  notes: texts(document.querySelectorAll("main .note")).filter((text) => text.startsWith("No map")),
+  heights: document.querySelector("#sensitivity polyline")?.getAttribute("points") });
 const best = () => texts(document.querySelector("table.results").querySelectorAll("td.best"));
 const choose = (id, value) => { const field = document.getElementById(id);
   field[field.type === "checkbox" ? "checked" : "value"] = value;
   field.dispatchEvent(new Event(field.type === "search" ? "input" : "change")); };
-Object.assign(report, { title: document.title, first: table(), best: best(), pictures: document.images.length,
-  broken: [...document.images].filter((image) => !image.naturalWidth).length, lines: lines() });
-choose("find", "fedprox"); report.found = table(); report.foundLines = lines();
-choose("chosen", true); report.chosen = table(); choose("chosen", false); choose("find", "");
-choose("metric", "loss"); report.loss = table(); report.lossBest = best();
-choose("metric", "accuracy"); choose("split", "ood"); report.ood = table();
+Object.assign(report, { title: document.title, first: table(), best: best(), all: drawn() });
+choose("find", "fedprox"); report.found = table(); report.ofProx = drawn();
+choose("chosen", true); report.chosen = table(); report.ofChosen = drawn();
+choose("chosen", false); choose("find", "fedavg"); report.ofAvg = drawn(); choose("find", "");
+choose("metric", "loss"); report.loss = table(); report.lossBest = best(); report.ofLoss = drawn();
+choose("metric", "accuracy"); choose("split", "val"); report.ofVal = drawn();
+choose("split", "ood"); report.ood = table();
 choose("split", "test"); choose("rule", "final"); choose("x", "gigabytes");
 report.x = document.querySelector("svg.chart").textContent;
 document.querySelector("table.results th").click(); report.sorted = table().map((line) => line[0]);
@@ -233,9 +311,6 @@ class TestBrowser:
     def test_it_renders_without_errors(self, seen: dict) -> None:
         assert seen["errors"] == []
         assert seen["title"] == "rayfed results"
-        assert seen["pictures"] >= 3
-        assert seen["broken"] == 0
-        assert seen["lines"] == 3
         assert seen["yaml"] == 3
 
     def test_the_table_is_that_of_the_report(self, seen: dict) -> None:
@@ -246,13 +321,35 @@ class TestBrowser:
 
     def test_filters(self, seen: dict) -> None:
         assert [line[0] for line in seen["found"]] == ["algorithm", "fedprox", "fedprox"]
-        assert seen["foundLines"] == 2
         assert [line[1] for line in seen["chosen"]] == ["hyperparameters", "mu=1 †"]
         assert seen["lossBest"] == ["1.270 ± 0.030"] * len(seen["lossBest"])
         assert seen["ood"][0] == ["algorithm", "hyperparameters", "c"]
         assert seen["ood"][1][2] == "32.00 ± 2.00"
         assert "GB sent so far" in seen["x"]
         assert seen["sorted"] == ["algorithm", "fedavg", "fedprox", "fedprox"]
+
+    def test_filters_reach_every_chart(self, seen: dict) -> None:
+        counts = {
+            name: {
+                key: len(of[key]) if key in ("clients", "partitions", "maps") else of[key]
+                for key in ("curves", "sensitivity", "rings", "clients", "bars", "partitions", "maps")
+            }
+            for name, of in seen.items()
+            if name in ("all", "ofProx", "ofChosen", "ofAvg", "ofVal")
+        }
+        every = {"curves": 3, "sensitivity": 2, "rings": 1, "clients": 6, "bars": 18, "partitions": 3, "maps": 2}
+        assert counts["all"] == every
+        assert counts["ofProx"] == every | {"curves": 2, "clients": 4, "bars": 12}
+        one = every | {"curves": 1, "clients": 2, "bars": 6}
+        assert counts["ofChosen"] == one | {"sensitivity": 0, "rings": 0, "partitions": 0, "maps": 0}
+        assert counts["ofAvg"] == counts["ofChosen"]
+        assert counts["ofVal"] == every | {"maps": 0}
+        assert seen["ofVal"]["notes"] == ["No map at this choice; there are maps of the global model on test data."]
+        assert seen["all"]["clients"][:2] == ["fedavg, client 0 (a): 44", "fedavg, client 1 (b): 64"]
+        assert seen["ofLoss"]["clients"][0] == "fedavg, client 0 (a): 1.48"
+        assert seen["ofLoss"]["heights"] != seen["all"]["heights"]
+        assert "client 0 (a), class 0: 5 examples" in seen["all"]["partitions"]
+        assert seen["all"]["maps"][0] == "fedprox mu=0.1, global model, features, seed 0, round 2: by domain"
 
     def test_failures_are_shown_as_text(self, seen: dict) -> None:
         assert seen["failures"] == [f"dbe0 failed: ValueError: {HOSTILE}at x"]

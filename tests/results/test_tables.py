@@ -68,6 +68,12 @@ class TestColumns:
         assert list(table.cells()) == ["a", "b", "AVG"]
         assert table.remarks == ["worst: the same as a in every row."]
 
+    def test_the_average_of_several_domains_stays_where_it_happens_to_equal_one_of_them(self) -> None:
+        of = {"domain:a": (0.6, NAN), "domain:b": (0.6, NAN), "mean": (0.6, NAN), "worst": (0.6, NAN)}
+        table = make_table(rows({"fedavg": of}, seeds=1), "accuracy")
+        assert list(table.cells()) == ["a", "b", "AVG"]
+        assert table.remarks == ["worst: the same as a in every row."]
+
     def test_a_single_seed_has_no_spread(self) -> None:
         one = {name: {key: (mean, NAN) for key, (mean, _) in of.items()} for name, of in TWO.items()}
         table = make_table(rows(one, seeds=1), "accuracy")

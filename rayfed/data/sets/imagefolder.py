@@ -80,4 +80,9 @@ class ImageFolder(ImageFiles):
                 f"expected {layout}; put all images of a class into one folder (data.test is the share to draw), "
                 f"use data.folder={root / split_names[0]}, or name the domains with data.domains=[{','.join(outer)}]"
             )
+        if inner and {name.lower() for name in inner} <= splits:
+            raise UsageError(
+                f"data.folder={self.folder}: {outer[0]} has the folders {', '.join(inner)}, named like splits; "
+                f"a split inside of a domain is not read; expected {layout}"
+            )
         return outer, inner

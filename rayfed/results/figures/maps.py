@@ -1,17 +1,13 @@
 """Maps of representations (t-SNE), as the metric `tsne` has written them while trials ran."""
 
-import io
-import re
-
-import pandas as pd
 from matplotlib.figure import Figure
 
 from rayfed.core.errors import UsageError
+from rayfed.results.chart_data import last_maps, read_map
 from rayfed.results.figures.data import FigureData
 from rayfed.results.figures.style import method_label, new_figure, shown_methods
 from rayfed.results.maps import draw_panel
 
-_FILE = re.compile(r"(?P<trial>.+)-round(?P<round>\d+)-(?P<name>[^-]+)-(?P<point>[^-]+)-(?P<split>[^-]+)-.*\.parquet")
 _MOST_METHODS = 6
 
 
@@ -21,20 +17,16 @@ def draw_maps(data: FigureData) -> Figure:
     Raises:
         UsageError: no map was written.
     """
-    folder = data.home.child("maps")
-    matches = [match for name in folder.files() if (match := _FILE.fullmatch(name))]
-    files = pd.DataFrame([{**match.groupdict(), "file": match[0]} for match in matches])
+    files = last_maps(data.home, data.trials).drop_duplicates("order")
     if files.empty:
-        raise UsageError("plot: no map of representations was written; run with metrics.tsne=true")
-    files = files.assign(round=files["round"].astype(int)).merge(data.trials, on="trial")
-    if files.empty:
-        raise UsageError("plot: the trials with a map of representations are not done")
-    files = files.sort_values(["order", "seed", "round"], ascending=[True, True, False]).drop_duplicates("order")
+        raise UsageError(
+            "plot: no map of representations was written by a trial that is done; run with metrics.tsne=true"
+        )
     files, remark = shown_methods(files.assign(chosen=False), _MOST_METHODS)
     files = files.head(_MOST_METHODS)
     figure = new_figure(4.4 * len(files) if len(files) > 1 else 8.8, 4.2 * (2 if len(files) > 1 else 1))
     for column, (_, file) in enumerate(files.iterrows()):
-        points = pd.read_parquet(io.BytesIO(folder.read(str(file["file"]))))
+        points = read_map(data.home, str(file["file"]))
         for line, by in enumerate(("domain", "label")):
             place = line * len(files) + column + 1 if len(files) > 1 else line + 1
             panel = figure.add_subplot(*((2, len(files)) if len(files) > 1 else (1, 2)), place)

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.results.captions import RULE_CAPTIONS
+from rayfed.results.chart_data import varying_keys
 from rayfed.results.figures.data import FigureData
 from rayfed.results.figures.style import COLOURS, legend_below, new_figure, plain_axes, seeds_words
 from rayfed.results.hyperparameter_groups import format_value
@@ -14,12 +15,6 @@ from rayfed.results.metric_names import is_fraction
 from rayfed.results.summary import selection_criterion
 
 _MOST_PANELS = 6
-
-
-def varying_keys(rows: pd.DataFrame) -> list[str]:
-    """Return the configuration keys with two values or more for some algorithm, of rows with a column for each key."""
-    known = [name for name in rows.columns if "." in name or name in ("cohort", "rounds", "batch_norm")]
-    return [name for name in known if (rows.groupby("algorithm")[name].nunique() > 1).any()]
 
 
 def draw_sensitivity(data: FigureData) -> Figure:

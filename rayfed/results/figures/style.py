@@ -1,7 +1,8 @@
 """What all plots share: colours, the methods that are shown, how seeds are named, and the files."""
 
 import io
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -17,6 +18,7 @@ MOST_LINES = 8
 # Okabe and Ito's colours, which can be told apart with every common colour blindness, without the pale yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 DASHES = ("-", "--", "-.", ":")
+_LABEL_CHARACTERS = 40  # in a line of a label beside a row
 _LEGEND_CHARACTERS = 50  # longer labels do not fit beside each other
 
 
@@ -74,6 +76,13 @@ def shown_methods(rows: pd.DataFrame, most: int = MOST_LINES) -> tuple[pd.DataFr
 def method_label(row: pd.Series) -> str:
     """Return the name of a method with its hyperparameters."""
     return " ".join(filter(None, [str(row["algorithm"]), str(row["hyperparameters"])]))
+
+
+def row_labels(labels: Iterable[str]) -> tuple[list[str], float]:
+    """Return labels of rows, wrapped so that they leave room for what they label, and the height of a row in inches."""
+    wrapped = [textwrap.fill(label, _LABEL_CHARACTERS) for label in labels]
+    most = max((label.count("\n") + 1 for label in wrapped), default=1)
+    return wrapped, max(0.36, 0.17 * most)
 
 
 def seeds_words(seeds: pd.Series) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rayfed.core.errors import UsageError
-from rayfed.core.records import SECONDS
+from rayfed.results.chart_data import ROUND_PARTS, round_seconds
 from rayfed.results.figures.data import FigureData
 from rayfed.results.figures.style import (
     COLOURS,
@@ -12,12 +12,11 @@ from rayfed.results.figures.style import (
     method_label,
     new_figure,
     plain_axes,
+    row_labels,
     shown_methods,
     title,
 )
 from rayfed.results.selection import TRIAL
-
-PARTS = tuple(part for part in SECONDS if part != "total")
 
 
 def draw_time(data: FigureData) -> Figure:
@@ -26,23 +25,21 @@ def draw_time(data: FigureData) -> Figure:
     Raises:
         UsageError: no round was recorded.
     """
-    columns = [f"seconds_{part}" for part in (*PARTS, "total")]
     rounds = data.tables.rounds.merge(
         data.trials[[*TRIAL, "order", "algorithm", "hyperparameters"]], on=TRIAL, suffixes=("", "_")
     )
     if rounds.empty:
         raise UsageError("plot: no round was recorded")
     rounds, remark = shown_methods(rounds.assign(chosen=False), 16)
-    number = rounds[rounds["stage"] == "round"].groupby("order").size()
-    means = rounds.groupby("order")[columns].sum().div(number, axis=0)
-    means["other"] = (means["seconds_total"] - means[columns[:-1]].sum(axis=1)).clip(lower=0)
-    labels = [method_label(group.iloc[0]) for _, group in rounds.groupby("order")]
-    figure = new_figure(7.2, 1.6 + 0.36 * len(labels))
+    means = round_seconds(data.tables.rounds, data.trials)
+    first = rounds.drop_duplicates("order").set_index("order")
+    means = means[means.index.isin(first.index)]
+    labels, height = row_labels(method_label(first.loc[order]) for order in means.index)
+    figure = new_figure(7.2, 1.6 + height * len(labels))
     axes = figure.add_subplot()
     left = np.zeros(len(labels))
-    names = (*PARTS, "other")
-    for index, part in enumerate(names):
-        widths = means[f"seconds_{part}" if part != "other" else "other"].to_numpy()
+    for index, part in enumerate(ROUND_PARTS):
+        widths = means[part].to_numpy()
         axes.barh(range(len(labels)), widths, left=left, color=COLOURS[index], label=part, height=0.7)
         left += widths
     for line, total in enumerate(left):
@@ -53,5 +50,5 @@ def draw_time(data: FigureData) -> Figure:
     axes.margins(x=0.12)
     plain_axes(axes)
     title(axes, f"{data.experiment}: where the time went, mean over rounds and seeds{remark}")
-    legend_below(figure, names)
+    legend_below(figure, ROUND_PARTS)
     return figure

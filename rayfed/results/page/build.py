@@ -6,6 +6,8 @@ from pathlib import Path
 from rayfed.core.errors import UsageError
 from rayfed.results.page.content import as_json, page_content
 
+_SCRIPTS = ("base.js", "tables.js", "charts.js", "page.js")
+"""The parts of the script in their order; together they are one."""
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {}"
 """The content security policy: a page from a file may not load anything, and a served one only its data."""
 
@@ -36,7 +38,7 @@ def page_html(data: str, *, live: bool = False) -> str:
         "{{policy}}": _POLICY.format("'self'" if live else "'none'"),
         "{{style}}": files.joinpath("page.css").read_text(encoding="utf-8"),
         "{{live}}": "true" if live else "false",
-        "{{script}}": files.joinpath("page.js").read_text(encoding="utf-8"),
+        "{{script}}": "\n".join(files.joinpath(name).read_text(encoding="utf-8") for name in _SCRIPTS),
     }
     for mark, text in parts.items():
         template = template.replace(mark, text)

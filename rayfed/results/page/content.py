@@ -1,6 +1,5 @@
 """The content of the page: everything that it shows of each experiment, as values for JSON."""
 
-import base64
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -14,14 +13,14 @@ import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.results.captions import RULE_CAPTIONS, mean_caption
 from rayfed.results.common_rounds import scored_clients_notes
-from rayfed.results.figures.data import FigureData
-from rayfed.results.figures.kinds import KINDS, draw, figure_data
-from rayfed.results.figures.style import image_bytes
 from rayfed.results.metric_names import is_fraction
+from rayfed.results.page import charts
+from rayfed.results.page.charts import short_number
 from rayfed.results.pairs import all_pairs, paired_scores
 from rayfed.results.queries import pairs_columns, pairs_notes
 from rayfed.results.read import Tables, list_experiments, of_experiment, read
 from rayfed.results.selection import TRIAL
+from rayfed.results.storage import open_storage
 from rayfed.results.summary import (
     Summary,
     countable_trials,
@@ -32,8 +31,6 @@ from rayfed.results.summary import (
 from rayfed.results.target import gigabytes_sent
 from rayfed.results.trials import FIXED, recorded_configuration
 
-PICTURES = ("sensitivity", "clients", "partition", "epsilon", "tsne", "time")
-"""The kinds of plots that are pictures; curves are drawn by the page itself, so that its filters apply to them."""
 _COMPARED_METRICS = ("accuracy", "loss")
 _VERSIONS = tuple(name for name in FIXED if name.startswith("version_"))
 
@@ -85,7 +82,7 @@ def configurations(tables: Tables) -> Iterator[dict[str, Any]]:
 
 def _experiment(folder: str | Path, tables: Tables, name: str) -> dict[str, Any]:
     summary = summarise(tables)
-    data = figure_data(folder, tables, given_summary=summary)
+    home = open_storage(folder).child(name)
     return {
         "name": name,
         "criterion": selection_criterion(summary.rows),
@@ -103,7 +100,11 @@ def _experiment(folder: str | Path, tables: Tables, name: str) -> dict[str, Any]
         "repetitions": _repetitions(tables),
         "notes": [*summary.notes, *_notes(tables, summary)],
         "pairs": list(_pairs(tables, summary)),
-        "pictures": list(_pictures(data)),
+        "sensitivity": charts.hyperparameter_values(summary.rows),
+        "clients": charts.client_values(tables),
+        "seconds": charts.time_parts(tables),
+        "partitions": charts.partitions(home, tables),
+        "maps": charts.maps(home, tables),
         "trials": list(_trials(tables)),
         "versions": _versions(tables.trials),
         "configurations": list(configurations(tables)),
@@ -126,7 +127,7 @@ def _methods(tables: Tables, summary: Summary) -> Iterator[dict[str, Any]]:
 def _values(rows: pd.DataFrame, keys: list[str]) -> list[list[Any]]:
     """Return `keys`, mean, sd and number of seeds of each row; six digits are enough for any table."""
     columns = [rows[key].tolist() for key in keys]
-    numbers = [[_number(value) for value in rows[name]] for name in ("mean", "sd")]
+    numbers = [[short_number(value) for value in rows[name]] for name in ("mean", "sd")]
     return [list(line) for line in zip(*columns, *numbers, rows["seeds"].tolist(), strict=True)]
 
 
@@ -137,7 +138,7 @@ def _axes(tables: Tables) -> list[list[Any]]:
     rounds = rounds.assign(gigabytes=gigabytes_sent(rounds), epsilon=rounds["epsilon"].astype(float))
     means = rounds.groupby(["order", "round"])[["gigabytes", "epsilon"]].mean().reset_index()
     return [
-        [int(order), int(number), _number(gigabytes), _number(epsilon)]
+        [int(order), int(number), short_number(gigabytes), short_number(epsilon)]
         for order, number, gigabytes, epsilon in means.itertuples(index=False)
     ]
 
@@ -175,18 +176,6 @@ def _pairs(tables: Tables, summary: Summary) -> Iterator[dict[str, Any]]:
             }
 
 
-def _pictures(data: FigureData) -> Iterator[dict[str, str]]:
-    for kind in PICTURES:
-        try:
-            figure = draw(kind, data)
-        except UsageError:  # there is nothing of the kind
-            continue
-        # maps have thousands of points, which a bitmap holds in fewer bytes
-        suffix, media = ("png", "image/png") if kind == "tsne" else ("svg", "image/svg+xml")
-        encoded = base64.b64encode(image_bytes(figure, suffix)).decode()
-        yield {"kind": kind, "shows": KINDS[kind].shows, "source": f"data:{media};base64,{encoded}"}
-
-
 def _trials(tables: Tables) -> Iterator[dict[str, Any]]:
     last = tables.rounds[tables.rounds["stage"] == "round"].groupby("trial")["round"].max()
     columns = ("trial", "algorithm", "status", "error", "traceback", "weights_hash", "partition_hash")
@@ -194,9 +183,9 @@ def _trials(tables: Tables) -> Iterator[dict[str, Any]]:
         yield {
             **{name: _text(trial.get(name)) for name in columns},
             "seed": int(trial["seed"]),
-            "seconds": _number(trial.get("seconds")),
+            "seconds": short_number(trial.get("seconds")),
             "round": int(last.get(trial["trial"], 0)),
-            "rounds": _number(trial.get("rounds")),
+            "rounds": short_number(trial.get("rounds")),
         }
 
 
@@ -206,13 +195,6 @@ def _versions(trials: pd.DataFrame) -> list[dict[str, str | None]]:
     return [
         {str(name).removeprefix("version_"): _text(value) for name, value in row.items()} for _, row in rows.iterrows()
     ]
-
-
-def _number(value: Any) -> float | None:
-    """Return `value` with six significant digits; None where there is none, which JSON can hold."""
-    if value is None or pd.isna(value) or math.isinf(value):
-        return None
-    return float(f"{float(value):.6g}")
 
 
 def _text(value: Any) -> str | None:

@@ -2,15 +2,13 @@
 
 import importlib.util
 import os
-import socket
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from rayfed.core.errors import UsageError
 from rayfed.results.storage import is_url
+from rayfed.results.tracking.mlflow_runs import reach_server
 
-_CONNECT_SECONDS = 5
 _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 
 
@@ -52,13 +50,7 @@ def _check_login(project: str) -> None:
 
 def _check_server(uri: str) -> None:
     """Raise UsageError if nothing answers at a server, for which MLflow itself would try for minutes."""
-    parts = urlsplit(uri)
-    if parts.scheme not in ("http", "https") or parts.hostname is None:
-        return
-    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        socket.create_connection((parts.hostname, port), timeout=_CONNECT_SECONDS).close()
+        reach_server(uri)
     except OSError as error:
-        raise UsageError(
-            f"tracking.mlflow={uri}: no server answers there ({error.strerror or error}); start it, or give a folder"
-        ) from error
+        raise UsageError(f"tracking.mlflow={uri}: {error}; start it, or give a folder") from error
