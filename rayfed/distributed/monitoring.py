@@ -1,5 +1,6 @@
 """Gauges of trials for Ray's dashboard and Prometheus, through `ray.util.metrics`."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,9 +29,15 @@ class RecorderWithGauges(Recorder):
     """A recorder in a process of Ray, which shows as gauges what it records.
 
     All rounds of all trials pass through it, so neither hosts nor servers spend time on gauges.
+
+    Args:
+        folder, experiment, options: As for `Recorder`.
+        variables: Environment variables of the command that trackers read. A process of a cluster that was there
+            before has those of the cluster's start.
     """
 
-    def __init__(self, folder: str, experiment: str, **options: Any):
+    def __init__(self, folder: str, experiment: str, *, variables: Mapping[str, str] | None = None, **options: Any):
+        os.environ.update(variables or {})
         super().__init__(folder, experiment, **options)
         self._gauges = {
             name: Gauge(f"rayfed_{name}", description, (*_TRIAL, *tags)) for name, (description, tags) in GAUGES.items()

@@ -13,6 +13,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 Process = tuple[int, str]
 """A process id, and the id of the Ray node."""
 
+_KILL_SECONDS = 60.0  # until a node that does not run the task counts as gone
+
 
 def this_process() -> Process:
     """Return the process that calls this."""
@@ -20,14 +22,18 @@ def this_process() -> Process:
 
 
 def kill_process(process: Process) -> None:
-    """Kill a process on its node. It may be stopped, and then does not react to Ray's own requests."""
+    """Kill a process on its node. It may be stopped, and then does not react to Ray's own requests.
+
+    If the node is gone, or goes meanwhile, the process is gone with it.
+    """
     pid, node = process
     if node == ray.get_runtime_context().get_node_id():
         _kill(pid)
     elif any(known["NodeID"] == node and known["Alive"] for known in ray.nodes()):
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         task: Any = ray.remote(_kill)
-        ray.get(task.options(num_cpus=0, scheduling_strategy=there).remote(pid))
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(task.options(num_cpus=0, scheduling_strategy=there).remote(pid), timeout=_KILL_SECONDS)
 
 
 def lost_its_node(error: BaseException) -> bool:

@@ -31,6 +31,7 @@ from rayfed.results.tracking.feed import CLOSE_SECONDS
 
 _GONE = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError)
 _RETRY_SECONDS = 0.2
+_TRACKERS_VARIABLES = ("WANDB_", "MLFLOW_")
 SIGN_SECONDS = 2.0
 """Seconds between two signs of life of a process that runs a trial."""
 
@@ -195,7 +196,11 @@ class DriversRecorder:
         options = {"num_cpus": 0, "scheduling_strategy": this_node, "max_restarts": restarts}
         actor_class: Any = ray.remote(RecorderWithGauges)
         self.actor = actor_class.options(**options).remote(
-            folder if is_url(folder) else str(Path(folder).resolve()), experiment, in_sweep=in_sweep, here=os.getcwd()
+            folder if is_url(folder) else str(Path(folder).resolve()),
+            experiment,
+            in_sweep=in_sweep,
+            here=os.getcwd(),
+            variables={name: value for name, value in os.environ.items() if name.startswith(_TRACKERS_VARIABLES)},
         )
         self._patience, self._say = patience, say
         self._lock = threading.RLock()

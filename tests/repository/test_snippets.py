@@ -61,6 +61,7 @@ def write_named(snippet: Snippet) -> None:
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # another test's cluster may be running
     yield tmp_path
     for path in tmp_path.glob("*.py"):  # so that another page's module of this name is imported anew
         sys.modules.pop(path.stem, None)

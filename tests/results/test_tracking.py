@@ -342,9 +342,9 @@ class TestOnRay:
         pytest.importorskip("wandb")
         from helpers.ray_session import start_ray
 
+        start_ray()  # before the variable is set: the recorder gets those of the command, not those of Ray's start
         monkeypatch.setenv("WANDB_MODE", "offline")
         monkeypatch.chdir(tmp_path)
-        start_ray()
         tracking = {"mlflow": "ml", "wandb": "project"}
         swept = rayfed.sweep(QUICK | {"experiment": "s", "seeds": [0, 1], "tracking": tracking})
         assert swept.failed == 0
