@@ -1,11 +1,11 @@
 """`rayfed check`: check that an algorithm keeps the contract with the engine."""
 
 import argparse
-import textwrap
 from collections.abc import Sequence
 
-from rayfed.cli.arguments import add_values, read_values, readable_values
-from rayfed.cli.help import VALUES, chosen_keys, config_keys
+from rayfed.cli.arguments import add_values, read_values
+from rayfed.cli.checklist import checklist_line
+from rayfed.cli.help import config_keys, values_help
 from rayfed.experiments.config import Config
 
 _DESCRIPTION = """\
@@ -26,8 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def epilog(values: Sequence[str]) -> str:
-    """Return the end of the help: first the keys of what `values` choose by name."""
-    return f"{VALUES}\n{chosen_keys(readable_values(values))}\n{config_keys()}"
+    """Return the end of the help."""
+    return values_help(values, config_keys())
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -36,8 +36,8 @@ def execute(options: argparse.Namespace) -> int:
 
     broken = 0
     for finding in iter_findings(config):
-        line = f"{'ok' if finding.kept else 'BROKEN':8} {finding.subject:11} {finding.found}"
-        print(textwrap.fill(line, 118, subsequent_indent=" " * 21, break_on_hyphens=False), flush=True)
+        mark = "ok" if finding.kept else "BROKEN"
+        print(checklist_line(mark, finding.subject, finding.found), flush=True)
         broken += not finding.kept
     print(f"the contract is broken in {broken} part{'s' * (broken != 1)}" if broken else "the contract is kept")
     return 1 if broken else 0

@@ -1,8 +1,8 @@
 """`rayfed doctor`: look at this machine or cluster, and say what is wrong and what to do about it."""
 
 import argparse
-import textwrap
 
+from rayfed.cli.checklist import checklist_line, under_line
 from rayfed.experiments.config import Faults
 
 _DESCRIPTION = """\
@@ -32,13 +32,9 @@ def execute(options: argparse.Namespace) -> int:
     problems = 0
     for check in checks(with_ray=not options.no_ray, start_seconds=options.start_seconds):
         mark = "PROBLEM" if check.remedy else "ok"
-        line = f"{mark:8} {check.subject:11} {check.found}"
-        print(textwrap.fill(line, 118, subsequent_indent=" " * 21, break_on_hyphens=False), flush=True)
+        print(checklist_line(mark, check.subject, check.found), flush=True)
         if check.remedy:
-            remedy = f"remedy: {check.remedy}"
-            print(
-                textwrap.fill(remedy, 118, initial_indent=" " * 21, subsequent_indent=" " * 29, break_on_hyphens=False)
-            )
+            print(under_line("remedy:", check.remedy))
             problems += 1
     print(f"{problems} problem{'s' * (problems != 1)} found" if problems else "no problem found")
     return 1 if problems else 0

@@ -6,13 +6,14 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rayfed.cli.arguments import readable_values
 from rayfed.core.errors import UsageError
 from rayfed.experiments.catalogue import KINDS, description, entry
 from rayfed.experiments.config import COMPONENTS, GROUPS, Config
 from rayfed.experiments.sources import merged
 from rayfed.experiments.space import Search
 
-VALUES = """\
+_VALUES = """\
 Later values override earlier ones. Values are YAML: local.lr=0.05 evaluate.points=[global,trained] cohort=0.5
 A name may also be your own module:Class: algorithm.name=mine:MyMethod for a file mine.py in the working directory.
 """
@@ -30,6 +31,11 @@ _MEANINGS = {
     "augment": "augmentation of the training data",
     "sampling": "rule by which clients are sampled for a round",
 }
+
+
+def values_help(values: Sequence[str], keys: str, first: str = "") -> str:
+    """Return how values are written, then the keys: `first`, those of what `values` choose by name, and `keys`."""
+    return f"{_VALUES}\n{first}{chosen_keys(readable_values(values))}\n{keys}"
 
 
 def config_keys() -> str:

@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
-from rayfed.cli.arguments import add_values, read_values, readable_values
-from rayfed.cli.help import VALUES, chosen_keys, partition_keys
+from rayfed.cli.arguments import add_values, read_values
+from rayfed.cli.help import partition_keys, values_help
 from rayfed.experiments.config import Config
 
 _DESCRIPTION = """\
@@ -23,8 +23,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def epilog(values: Sequence[str]) -> str:
-    """Return the end of the help: first the keys of what `values` choose by name."""
-    return f"{VALUES}\n{chosen_keys(readable_values(values))}\n{partition_keys()}"
+    """Return the end of the help."""
+    return values_help(values, partition_keys())
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayfed.cli.arguments import add_values, read_values, readable_values
-from rayfed.cli.help import VALUES, chosen_keys, config_keys
+from rayfed.cli.arguments import add_values, files_of, read_values
+from rayfed.cli.help import config_keys, values_help
 from rayfed.cli.packaged import packaged_spaces
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
@@ -30,14 +30,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def epilog(values: Sequence[str]) -> str:
-    """Return the end of the help: first the keys of what `values` choose by name."""
-    return f"{VALUES}\n{chosen_keys(readable_values(values))}\n{config_keys()}"
+    """Return the end of the help."""
+    return values_help(values, config_keys())
 
 
 def execute(options: argparse.Namespace) -> int:
-    for value in options.values:
-        if value in packaged_spaces() and not Path(value).is_file():
-            raise UsageError(f"{value}: a packaged search space; rayfed sweep {value} runs it")
+    spaces = packaged_spaces()
+    for name in files_of(options.values):
+        if name in spaces and not Path(name).is_file():
+            raise UsageError(f"{name}: a packaged search space; rayfed sweep {name} runs it")
     config = Config.read(*read_values(options.values))
     if options.dry_run:
         from rayfed.distributed.dry_run import run_text

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayfed.cli.arguments import add_values, files_of, pairs_of, readable_values
-from rayfed.cli.help import VALUES, chosen_keys, config_keys, space_keys
+from rayfed.cli.arguments import add_values, files_of, pairs_of
+from rayfed.cli.help import config_keys, space_keys, values_help
 from rayfed.cli.interrupts import INTERRUPTED
 from rayfed.cli.packaged import packaged_spaces
 from rayfed.core.errors import UsageError
@@ -38,8 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def epilog(values: Sequence[str]) -> str:
-    """Return the end of the help: first the keys of what `values` choose by name."""
-    return f"{VALUES}\n{space_keys()}\n\n{chosen_keys(readable_values(values))}\n{config_keys()}"
+    """Return the end of the help."""
+    return values_help(values, config_keys(), first=f"{space_keys()}\n\n")
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ def run_text(plan: Plan) -> str:
         lines["estimate"] = found
     else:
         each, scores = f"{found.round:.2g} s per round", f"{found.scores:.2g} s for scores"
-        lines["estimate"] = f"about {span(found.total)} ({each}, {scores}), from a probe of two clients"
+        lines["estimate"] = f"about {_span(found.total)} ({each}, {scores}), from a probe of two clients"
     return "\n".join([run_summary(plan), *(f"{name:>10}  {text}" for name, text in lines.items())])
 
 
@@ -61,7 +61,7 @@ def sweep_text(space: Space) -> str:
                 "corner" if plan.study is not None else str(still),
                 _reserved(planned.config.placement),
                 _held(planned),
-                found if isinstance(found, str) else span(max(found.total, 1.0)),
+                found if isinstance(found, str) else _span(found.total),
             ]
         )
     if plan.study is not None:  # the rows are the corners of the space
@@ -77,7 +77,7 @@ def sweep_text(space: Space) -> str:
     head = ["algorithm", "varies", "trials", "needs", "holds", "each"]
     columns = dict(zip(head, zip(*shown, strict=True), strict=True))
     table = plain_table(columns, left=head, width=shutil.get_terminal_size((100, 24)).columns)
-    end = f"{counted(to_run, 'trial')} to run, {at_once} at once: about {span(max(total, 1.0))}{more}"
+    end = f"{counted(to_run, 'trial')} to run, {at_once} at once: about {_span(total)}{more}"
     return "\n".join([plan.summary(), "", table, "", end])
 
 
@@ -92,6 +92,10 @@ def _estimate(plan: Plan, probes: dict[str, Probe | str]) -> Estimate | str:
             probes[key] = f"unknown ({type(error).__name__}: {first[:60]})"
     measured = probes[key]
     return measured if isinstance(measured, str) else estimate(plan, measured)
+
+
+def _span(seconds: float) -> str:
+    return span(max(seconds, 1.0))  # an estimate below a second would only look exact
 
 
 def _reserved(placement: Placement) -> str:

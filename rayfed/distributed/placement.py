@@ -41,12 +41,7 @@ def launch(plan: Plan, saved: Saved, *, quiet: bool) -> Outcome:
     continues = "the same command with resume=true continues after the last checkpoint"
     if not plan.config.checkpoint.every:
         continues = "the same command starts again, since nothing was saved; checkpoint.every=1 saves every round"
-    with watching_session(continues) as session_is_gone:
-
-        def say(line: str) -> None:
-            if not quiet and not session_is_gone():
-                note(line)
-
+    with watching_session(continues, quiet=quiet) as say:
         return cluster.run_on_ray(plan, saved, watch, say)
 
 

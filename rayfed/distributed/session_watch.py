@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from ray._private import worker
 
 from rayfed.core.errors import HostLost
+from rayfed.experiments.progress import note
 
 Address = tuple[str, int]
 
@@ -81,21 +82,22 @@ class SessionWatch:
 
 
 @contextlib.contextmanager
-def watching_session(continues: str) -> Iterator[Callable[[], bool]]:
+def watching_session(continues: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Within, end this process with exit code 1 and one line when its Ray session is gone.
 
     Args:
         continues: How to go on, as the end of that line.
 
     Yields:
-        A function that returns whether the session is gone, so that what follows from this need not be told.
+        A function that prints a line on what happened to a process; but not if `quiet`, and not what follows from the
+        end of the session.
 
     Raises:
         HostLost: In place of an exception that the session's end has caused in this thread.
     """
     node = worker.global_worker.node
     if node is None or not node.node_manager_port:  # a client of a cluster's proxy (ray://)
-        yield lambda: False
+        yield _silent if quiet else note
         return
     host, _, port = node.gcs_address.rpartition(":")
     patience = float(os.environ.get(_RAYS_PATIENCE, 60)) * _SHARE_OF_PATIENCE
@@ -103,8 +105,13 @@ def watching_session(continues: str) -> Iterator[Callable[[], bool]]:
         (node.node_ip_address, int(node.node_manager_port)), (host.strip("[]"), int(port)), patience, continues
     )
     threading.Thread(target=watch.run, args=(_end_process,), daemon=True).start()
+
+    def say(line: str) -> None:
+        if not watch.is_gone():
+            note(line)
+
     try:
-        yield watch.is_gone
+        yield _silent if quiet else say
     except Exception as error:
         watch.stop()
         if watch.is_gone():
@@ -112,6 +119,10 @@ def watching_session(continues: str) -> Iterator[Callable[[], bool]]:
         raise
     finally:
         watch.stop()
+
+
+def _silent(line: str) -> None:
+    pass
 
 
 def _answers(address: Address) -> bool:

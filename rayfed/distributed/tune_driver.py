@@ -37,7 +37,7 @@ from rayfed.distributed.user_modules import register_user_modules, to_send
 from rayfed.experiments.config import Config, Faults
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.plan import data_key, load_data
-from rayfed.experiments.progress import Countdown, many_trials, note, span, watch_trials
+from rayfed.experiments.progress import Countdown, many_trials, span, watch_trials
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import SweepPlan
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
@@ -60,12 +60,8 @@ def run_trials(plan: SweepPlan, *, quiet: bool) -> int:
     url, *_ = [cluster.connect(placement, dashboard=True, start_seconds=start_seconds) for placement in placements]
     if not quiet and url:
         print(f"dashboard: http://{url}", file=sys.stderr, flush=True)
-    with watching_session("the same command with resume=true runs the trials that are left") as session_is_gone:
-
-        def say(line: str) -> None:
-            if not quiet and not session_is_gone():
-                note(line)
-
+    continues = "the same command with resume=true runs the trials that are left"
+    with watching_session(continues, quiet=quiet) as say:
         return _run_connected(plan, say, quiet=quiet)
 
 

@@ -13,7 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ class _Trial:
     def small_plan(self, folder: str, **changes: Any) -> Plan:
         """Return a plan of four rounds with `changes` of the configuration, whose results are written to `folder`."""
         blueprint = self.blueprint(rounds=_ROUNDS)
-        evaluation = Evaluation(every=_ROUNDS, points=self.points(blueprint)[:1])
+        evaluation = Evaluation(every=_ROUNDS, points=self.points[:1])
         off: dict[str, Any] = {"results": folder, "experiment": "check", "tracking": Tracking(tensorboard=False)}
         config = replace(self.plan.config, rounds=_ROUNDS, **(off | changes))
         return replace(
@@ -156,9 +156,11 @@ class _Trial:
             profile=False,
         )
 
-    def server(self, blueprint: Blueprint, points: Sequence[str] = ()) -> Server:
+    def server(self, blueprint: Blueprint, points: Sequence[str] = (), population: Population | None = None) -> Server:
+        """Return a server of `blueprint` in this process, which scores models at `points` after each round."""
+        population = population or self.population
         evaluation = Evaluation(every=1, points=tuple(points))
-        return Server(blueprint, self.population, LocalFleet(blueprint, self.population), evaluation)
+        return Server(blueprint, population, LocalFleet(blueprint, population), evaluation)
 
     def finished(self, **changes: Any) -> Server:
         """Return a server that has run all rounds."""
@@ -167,10 +169,19 @@ class _Trial:
             pass
         return server
 
-    def points(self, blueprint: Blueprint) -> tuple[str, ...]:
-        """Return the evaluation points at which there is a model."""
+    def trains(self, **changes: Any) -> bool:
+        """Return whether the blueprint with `changes` is accepted; if it is, all rounds end with finite values."""
+        if self.refusal(self.blueprint(**changes)) is not None:
+            return False
+        _check_finite(self.finished(**changes))
+        return True
+
+    @cached_property
+    def points(self) -> tuple[str, ...]:
+        """The evaluation points at which there is a model."""
         everywhere = ("downloaded", "trained", "adapted")
-        return ("global", *everywhere) if blueprint.global_model(self.population)[0] is not None else everywhere
+        has_global = self.blueprint().global_model(self.population)[0] is not None
+        return ("global", *everywhere) if has_global else everywhere
 
 
 def _state(server: Server) -> dict[str, Any]:
@@ -183,14 +194,19 @@ def _check_finite(server: Server) -> None:
             raise _Broken(f"{path} is not finite after {server.round} rounds")
 
 
+def _check_equal(ends: Sequence[object], broken: str) -> None:
+    first, second = ends
+    if first != second:
+        raise _Broken(broken)
+
+
 def _hooks_are_pure(trial: _Trial) -> str:
     two = replace(trial.population, clients=trial.population.clients[:2])  # whatever hooks are lent is compared
     blueprint = trial.blueprint(algorithm=intercepted(trial.algorithm, pure), cohort=len(two.clients))
     if trial.refusal(blueprint, two) is not None:
         two, blueprint = trial.population, replace(blueprint, cohort=trial.clients)
     kinds = {kind: set(vars(kind)) for kind in type(trial.algorithm).__mro__}
-    evaluation = Evaluation(points=trial.points(trial.blueprint()))
-    for _ in Server(blueprint, two, LocalFleet(blueprint, two), evaluation).run():
+    for _ in trial.server(blueprint, trial.points, two).run():
         pass
     if cached := {name for kind, before in kinds.items() for name in set(vars(kind)) - before}:
         raise _Broken(f"the class got the attribute {min(cached)} while it ran; state belongs into what hooks return")
@@ -198,13 +214,13 @@ def _hooks_are_pure(trial: _Trial) -> str:
 
 
 def _seeds(trial: _Trial) -> str:
-    first, again = (trial.finished().state_hash() for _ in range(2))
-    if first != again:
-        raise _Broken(
-            "two runs with the same seed end with different bits; draw random numbers from torch's global generator, "
-            "and keep no state outside of what hooks return"
-        )
-    if first == trial.finished(seed=trial.plan.blueprint.seed + 1).state_hash():
+    ends = [trial.finished().state_hash() for _ in range(2)]
+    _check_equal(
+        ends,
+        "two runs with the same seed end with different bits; draw random numbers from torch's global generator, and "
+        "keep no state outside of what hooks return",
+    )
+    if ends[0] == trial.finished(seed=trial.plan.blueprint.seed + 1).state_hash():
         raise _Broken("another seed ends with the same bits")
     return "the same seed gives the same bits, another seed gives others"
 
@@ -227,11 +243,11 @@ def _resume(trial: _Trial) -> str:
                 with contextlib.suppress(Stopped):
                     run_trial(plan, recorder, partial(_fleet, plan), "cpu", report=stop)
             ends.append(run_trial(plan, recorder, partial(_fleet, plan), "cpu", saved=recorder.saved(plan.trial)))
-    if ends[0] != ends[1]:
-        raise _Broken(
-            f"a run that is resumed after round {half} ends with other bits than one that is not; whatever a round "
-            "leaves for the next belongs into the server's or the client's state"
-        )
+    _check_equal(
+        ends,
+        f"a run that is resumed after round {half} ends with other bits than one that is not; whatever a round leaves "
+        "for the next belongs into the server's or the client's state",
+    )
     return f"resumed from a checkpoint after round {half} of {_ROUNDS}, it ends with the same bits"
 
 
@@ -245,11 +261,11 @@ def _hosts(trial: _Trial) -> str:
     for placement in (replace(trial.plan.config.placement, hosts=0), trial.plan.config.placement):
         with tempfile.TemporaryDirectory() as folder:
             ends.append(trial.launch(trial.small_plan(folder, placement=placement)))
-    if ends[0] != ends[1]:
-        raise _Broken(
-            f"with {hosts} hosts on Ray, it ends with other bits than in this process; hooks may know nothing but "
-            "what they are given, since every client may be trained in another process"
-        )
+    _check_equal(
+        ends,
+        f"with {hosts} hosts on Ray, it ends with other bits than in this process; hooks may know nothing but what "
+        "they are given, since every client may be trained in another process",
+    )
     return f"with {hosts} hosts on Ray, it ends with the same bits as in this process"
 
 
@@ -291,7 +307,7 @@ def _part_of_the_clients(trial: _Trial) -> str:
 
 
 def _scores(trial: _Trial) -> str:
-    points = trial.points(trial.blueprint())
+    points = trial.points
     shapes: set[tuple[int, ...]] = set()
 
     def spy(name: str, hook: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -325,36 +341,26 @@ def _newcomers(trial: _Trial) -> str:
         return f"refused: {refused}"
     ends, scores = [], []
     for population in (without, with_one):
-        server = Server(blueprint, population, LocalFleet(blueprint, population), Evaluation(points=("downloaded",)))
+        server = trial.server(blueprint, ["downloaded"], population)
         scores.append(list(server.run())[-1].scores)
         states = {client: state for client, state in server.fleet.states.items() if client < trial.clients - 1}
         ends.append(facts([server.state, states]))
-    if ends[0] != ends[1]:
-        raise _Broken("training ends with other bits where a client joins after it (unseen_clients=1)")
+    _check_equal(ends, "training ends with other bits where a client joins after it (unseen_clients=1)")
     if not any(score.unseen for score in scores[1]):
         raise _Broken("a client that joins after training was not scored (unseen_clients=1)")
     return "a client that joins after training changes nothing before, and its model is scored"
 
 
 def _optimisers(trial: _Trial) -> str:
-    ran = []
-    for name, optimizer in (("momentum", SGD(lr=0.01, momentum=0.9, weight_decay=0.01)), ("Adam", Adam(lr=0.001))):
-        blueprint = trial.blueprint(optimizer=optimizer)
-        if trial.refusal(blueprint) is None:
-            _check_finite(trial.finished(optimizer=optimizer))
-            ran.append(name)
+    choices = {"momentum": SGD(lr=0.01, momentum=0.9, weight_decay=0.01), "Adam": Adam(lr=0.001)}
+    ran = [name for name, optimizer in choices.items() if trial.trains(optimizer=optimizer)]
     return f"it trains with {' and '.join(ran)}" if ran else "other optimisers are refused"
 
 
 def _batch_norm(trial: _Trial) -> str:
     if not batch_norm_names(trial.plan.blueprint.model):
         return "not tried: the model has no batch norm"
-    ran = []
-    for policy in BATCH_NORM_POLICIES:
-        blueprint = trial.blueprint(batch_norm=policy)
-        if trial.refusal(blueprint) is None:
-            _check_finite(trial.finished(batch_norm=policy))
-            ran.append(policy)
+    ran = [policy for policy in BATCH_NORM_POLICIES if trial.trains(batch_norm=policy)]
     return f"it trains with batch_norm={', '.join(ran)}"
 
 
