@@ -183,11 +183,20 @@ class _ServerProcess:
         self._call: Any = None
         self.outcome: Outcome | None = None
 
-    def start(self, saved: Saved) -> None:
+    def start(self, saved: Saved, *, again: bool = False) -> None:
+        """Start the process, which continues from the checkpoints `saved`.
+
+        Args:
+            saved: The checkpoints.
+            again: Whether another process was lost. Its node may have been lost with it, and Ray moves a bundle only
+                to a node that has room. A server without a GPU then shares whichever bundle of the trial is left.
+        """
         place = self._plan.config.placement
+        shares = again and not place.server_gpus
         # without resources of its own, it shares the first host's bundle, and thus its node
-        there = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
-        options = {"num_cpus": place.server_cpus, "num_gpus": place.server_gpus, "scheduling_strategy": there}
+        there = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=-1 if shares else 0)
+        cpus = 0.0 if shares else place.server_cpus
+        options = {"num_cpus": cpus, "num_gpus": place.server_gpus, "scheduling_strategy": there}
         actor_class: Any = ray.remote(_ServerActor)
         self._actor = actor_class.options(**options).remote(self._sources)
         self._call = self._actor.run.remote(self._plan, self._recorder.actor, self._pool, saved)
@@ -252,7 +261,7 @@ class _ServerProcess:
             raise HostLost(error)
         begun = any(progress.rounds for progress in self._recorder.progress())
         self._say(f"the server died ({cause}); it is started again from the last checkpoint")
-        self.start(self._recorder.saved(trial) if begun else self._saved)
+        self.start(self._recorder.saved(trial) if begun else self._saved, again=True)
 
 
 def run_on_ray(plan: Plan, saved: Saved, watch: Watch, say: Callable[[str], None]) -> Outcome:

@@ -11,13 +11,14 @@ import threading
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 import ray
 from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
 
 import rayfed
 from helpers.commands import command
-from helpers.ray_processes import wait_until
+from helpers.ray_processes import processes, wait_until
 from helpers.sleeping import write_sleeping
 from rayfed.distributed.cluster import _patient_start
 from rayfed.distributed.private_session import protect_token
@@ -59,15 +60,21 @@ def undisturbed(here):
 
 
 @pytest.fixture
-def cluster(here, monkeypatch):
-    """A head with one CPU, and whatever nodes a test adds."""
+def cpus():
+    """The CPUs of the head."""
+    return 1
+
+
+@pytest.fixture
+def cluster(here, monkeypatch, cpus):
+    """A head, and whatever nodes a test adds."""
     from ray.cluster_utils import Cluster
 
     ray.shutdown()
     protect_token()
     enable_token_auth_by_default()
     with _patient_start(300):
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         yield cluster
     ray.shutdown()
@@ -175,6 +182,28 @@ class TestRun:
         assert "lost with" in restarted["detail"]
         assert "continues after round" in restarted["detail"]
         assert read("back").rounds["round"].tolist() == list(range(1, 41))
+
+    @pytest.mark.parametrize("cpus", [0])
+    @pytest.mark.parametrize("server_cpus", [0, 1])
+    def test_its_server_goes_on_elsewhere(self, cluster, undisturbed, server_cpus):
+        sizes = (1 + server_cpus, 1)  # no node has room for what the other one held
+        nodes = {cluster.add_node(num_cpus=size).all_processes["raylet"][0].process.pid for size in sizes}
+        results = f"without_server_{server_cpus}"
+
+        def lose_the_servers_node():
+            (server,) = processes("_ServerActor")
+            raylet = psutil.Process(server).ppid()
+            assert raylet in nodes
+            os.kill(raylet, signal.SIGKILL)
+
+        begun = lambda: max(last_rounds(results), default=0) >= 8  # noqa: E731
+        with once(begun, lose_the_servers_node):
+            code, said = ran("run", f"results={results}", "placement.hosts=2", f"placement.server_cpus={server_cpus}")
+        assert code == 0, said
+        assert "the server died" in said
+        assert read(results).trials["weights_hash"].tolist() == undisturbed[:1]
+        assert "server lost" in read_events(results)["event"].tolist()
+        assert read(results).rounds["round"].tolist() == list(range(1, 41))
 
     def test_takes_in_a_node_that_joins(self, cluster, undisturbed):
         begun = lambda: max(last_rounds("grown"), default=0) >= 3  # noqa: E731
