@@ -201,9 +201,8 @@ def _check_equal(ends: Sequence[object], broken: str) -> None:
 
 
 def _hooks_are_pure(trial: _Trial) -> str:
-    two = replace(
-        trial.population, clients=trial.population.clients[:2]
-    )  # all inputs of hooks are compared, bit for bit
+    # two clients, since all inputs of all hooks are compared, bit by bit
+    two = replace(trial.population, clients=trial.population.clients[:2])
     blueprint = trial.blueprint(algorithm=intercepted(trial.algorithm, pure), cohort=len(two.clients))
     if trial.refusal(blueprint, two) is not None:
         two, blueprint = trial.population, replace(blueprint, cohort=trial.clients)
