@@ -81,6 +81,28 @@ class TestMerging:
         tree = merged({"model": {"name": "cnn", "width": 8}}, {"model": {"name": "mlp", "hidden": [16]}})
         assert tree == {"model": {"name": "mlp", "hidden": [16]}}
 
+    @pytest.mark.parametrize(
+        "source",
+        [
+            {"algorithm.mu": 0.3, "algorithm.name": "fedprox"},
+            {"algorithm": {"mu": 0.3, "name": "fedprox"}},
+            {"algorithm": {"name": "fedprox"}, "algorithm.mu": 0.3},
+        ],
+    )
+    def test_options_given_before_the_new_name_stay(self, source):
+        assert merged({"algorithm": {"name": "scaffold", "lr": 1}}, source) == {"algorithm": {"name": "fedprox", "mu": 0.3}}
+
+    def test_options_of_a_base_given_before_both_names_stay(self):
+        source = {"algorithm.base.mu": 0.3, "algorithm.base.name": "fedprox", "algorithm.name": "dbe"}
+        assert merged({"algorithm.name": "fedavg"}, source) == {
+            "algorithm": {"name": "dbe", "base": {"name": "fedprox", "mu": 0.3}}
+        }
+
+    def test_the_order_of_the_keys_is_that_of_the_source(self):
+        source = {"local.lr": 1, "algorithm.mu": 2, "rounds": 3, "algorithm.name": "fedprox", "local.steps": 4}
+        tree = merged(source)
+        assert [*tree, *tree["local"]] == ["local", "algorithm", "rounds", "lr", "steps"]
+
     def test_a_value_has_no_keys_below_it(self):
         with pytest.raises(UsageError, match=r"rounds\.x: rounds already has the value 3"):
             merged({"rounds": 3}, {"rounds.x": 1})
