@@ -180,7 +180,10 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
             except ValueError:
                 return False, value
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number, float(value) if is_number else value
+        try:
+            return is_number, float(value) if is_number else value
+        except OverflowError:  # refused as every infinite number is
+            return True, math.inf if value > 0 else -math.inf
     if kind is str:
         if isinstance(value, os.PathLike):
             return True, os.fspath(value)

@@ -162,6 +162,8 @@ class TestTypes:
             ("local.momentum=1", "local.momentum=1.0: must be less than 1"),
             ("local.lr=0", "local.lr=0.0: must be more than 0"),
             ("local.lr=.nan", "local.lr=nan: not a number"),
+            (f"local.lr=1{'0' * 400}", "local.lr=inf: must be finite"),
+            (f"local.lr=-1{'0' * 400}", "local.lr=-inf: must be finite"),
             ("evaluate.points=[global, everything]", "evaluate.points='everything': known: adapted, downloaded"),
             ("batch_norm=locl", "batch_norm='locl': did you mean local?"),
         ],
@@ -235,6 +237,14 @@ class TestAlgorithm:
         assert trial_name(config).startswith("Mine-seed0-")
         assert refusal("algorithm.name=config_mine:Mine", "algorithm.strength=-1").startswith("algorithm.strength=-1.0")
         assert "must be a dataclass that derives from" in refusal("algorithm.name=config_mine:Bare")
+
+    def test_a_package_that_their_module_lacks_is_not_the_module(self, tmp_path, monkeypatch):
+        (tmp_path / "config_lacking_more.py").write_text("import config_lacking\n")
+        monkeypatch.chdir(tmp_path)
+        message = refusal("algorithm.name=config_lacking_more:Mine")
+        assert "importing config_lacking_more fails: ModuleNotFoundError: No module named 'config_lacking'" in message
+        assert "line 1)" in message
+        assert "no module 'config_lacking.inner' in" in refusal("algorithm.name=config_lacking.inner:Mine")
 
     @pytest.mark.parametrize(
         ("key", "base"),
