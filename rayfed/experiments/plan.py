@@ -338,13 +338,18 @@ def _input_type(population: Population) -> torch.dtype:
 
 
 def _check_vocabulary(model: nn.Module, population: Population) -> None:
-    """Raise UsageError if the embedding has no vector for some token of the data."""
+    """Raise UsageError if the embedding has no vector for some token of the data, that of the test sets included."""
     sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
-    parts = [part.x for client in population.clients for part in (client.train, client.val, client.test)]
+    if not sizes:
+        return
+    parts = [part.x for part in population.examples()]
     # In blocks, since the texts may lie in a file.
     blocks = (part[start : start + 4096] for part in parts for start in range(0, len(part), 4096))
-    highest = max(int(block.max()) for block in blocks) if sizes else -1
-    if sizes and highest >= sizes[0]:
+    bounds = [(int(block.min()), int(block.max())) for block in blocks]
+    lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
+    if lowest < 0:
+        raise UsageError(f"{population.name}: has the token id {lowest}; token ids are integers from 0")
+    if highest >= sizes[0]:
         raise UsageError(
             f"model.vocabulary={sizes[0]}: {population.name} has token ids up to {highest}; give at least "
             f"{highest + 1}, or a smaller data.vocabulary"

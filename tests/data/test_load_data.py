@@ -16,6 +16,7 @@ OWN = """
     from dataclasses import dataclass
     import numpy as np
     from rayfed.data.dataset import Dataset
+    from rayfed.data.population import Examples, TestSet
     from rayfed.core.options import option
 
     @dataclass(frozen=True)
@@ -27,6 +28,19 @@ OWN = """
         def load(self):
             x = np.arange(40, dtype=np.float32)[:, None]
             return Dataset.of("lines", x, (x[:, 0] * self.slope > 30))
+
+    @dataclass(frozen=True)
+    class Faulty:
+        fault: str
+
+        def load(self):
+            images, labels = np.zeros((40, 3), np.float32), np.arange(40) % 2
+            empty = TestSet("late", "ood", Examples(images[:0], labels[:0]))
+            return {
+                "tuple": (images, labels),
+                "table": Dataset.of("bytes", images.astype(np.uint8), labels),
+                "empty test": Dataset.of("lines", images, labels, tests=(empty,)),
+            }[self.fault]
 
     @dataclass(frozen=True)
     class Chosen:
@@ -89,6 +103,19 @@ def test_own_dataset_and_partition(own):
 def test_own_partitions_are_held_to_the_rules(own, what, words):
     with pytest.raises(UsageError, match=words):
         load("my_lines:Lines", {}, "my_lines:Chosen", {"what": what})
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("tuple", "data: Faulty.load returned tuple, not a Dataset"),
+        ("table", r"data.name=my_lines:Faulty: images: uint8 with the shape \[40, 3\]; uint8 is for images"),
+        ("empty test", "data.name=my_lines:Faulty: test set late: no examples"),
+    ],
+)
+def test_own_datasets_are_refused_in_one_line(own, fault, words):
+    with pytest.raises(UsageError, match=f"^{words}"):
+        load("my_lines:Faulty", {"fault": fault}, "iid", {"clients": 2})
 
 
 @pytest.mark.parametrize(
