@@ -139,8 +139,8 @@ def _check_inputs(dataset: Dataset, name: str) -> None:
             raise UsageError(f"data.name={name}: {part}: no examples")
         if values.dtype == np.uint8 and values.ndim < 3:
             raise UsageError(
-                f"data.name={name}: {part}: uint8 with the shape {list(values.shape)}; uint8 is for images [N, channels, "
-                "height, width], so give tabular data as x.astype('float32')"
+                f"data.name={name}: {part}: uint8 with the shape {list(values.shape)}; uint8 is for images [N, "
+                "channels, height, width], so give tabular data as x.astype('float32')"
             )
         if count := not_finite(values):
             raise UsageError(

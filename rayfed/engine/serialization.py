@@ -29,7 +29,7 @@ def pack(tree: Any) -> Any:
 
 
 def tensor_bytes(tensor: Tensor) -> np.ndarray:
-    """Return the bytes of a tensor of any dtype in row-major order, uint8 [n]; of one on the CPU, they may be shared."""
+    """Return the bytes of a tensor of any dtype in row-major order, uint8 [n]; memory may be shared with it."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 

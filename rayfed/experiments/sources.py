@@ -16,8 +16,8 @@ _INVALID = (yaml.YAMLError, ValueError, TypeError, RecursionError)  # the others
 def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
     """Return one nested dict from mappings with nested or dotted keys.
 
-    Later values take precedence, and nested mappings are merged key by key. If a source changes the `name` of a mapping,
-    the options of the previous name are dropped, and those that the source gives are kept, in whatever order.
+    Later values take precedence, and nested mappings are merged key by key. If a source changes the `name` of a
+    mapping, the options of the previous name are dropped, and those that the source gives are kept, in any order.
 
     Raises:
         UsageError: A key below a key that has a value.
@@ -30,7 +30,7 @@ def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names_first(source: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the items of `source`, each after the names of the mappings that it is in; a new name empties its mapping."""
+    """Yield the items of `source`, each after the names of the mappings around it, since a new name empties its own."""
     items = {str(key): value for key, value in source.items()}
     for key in list(items):
         path = key.split(".")

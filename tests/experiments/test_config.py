@@ -90,7 +90,9 @@ class TestMerging:
         ],
     )
     def test_options_given_before_the_new_name_stay(self, source):
-        assert merged({"algorithm": {"name": "scaffold", "lr": 1}}, source) == {"algorithm": {"name": "fedprox", "mu": 0.3}}
+        assert merged({"algorithm": {"name": "scaffold", "lr": 1}}, source) == {
+            "algorithm": {"name": "fedprox", "mu": 0.3}
+        }
 
     def test_options_of_a_base_given_before_both_names_stay(self):
         source = {"algorithm.base.mu": 0.3, "algorithm.base.name": "fedprox", "algorithm.name": "dbe"}
