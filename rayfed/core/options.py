@@ -109,6 +109,16 @@ def build(cls: type[_Options], values: Mapping[str, Any], *, where: str, also: S
     return cls(**arguments)
 
 
+def key_path(key: str) -> list[str]:
+    """Return the parts of a dotted key. "module:Name" below a group is one of them, and its module may have dots."""
+    group, _, rest = key.partition(".")
+    module, colon, names = rest.partition(":")
+    if not colon:
+        return key.split(".")
+    name, *inner = names.split(".")
+    return [group, f"{module}:{name}", *inner]
+
+
 def check_renamed(name: str, fields: "Iterable[dataclasses.Field[Any]]", *, prefix: str = "") -> None:
     """Raise a `UsageError` that gives the current name if `name` is an earlier name of one of `fields`."""
     for field in fields:

@@ -89,7 +89,7 @@ def state_hash(tree: Any) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for path, tensor in sorted(named_tensors(tree), key=lambda named: named[0]):
         digest.update(f"{path}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor_bytes(tensor))
+        digest.update(tensor_bytes(tensor).data)
     return digest.hexdigest()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from rayfed.core.errors import UsageError
+from rayfed.core.options import key_path
 
 SPACE_KEYS = ("seeds", "search", "arms")
 """The keys that only a search space has; see `rayfed.experiments.space`."""
@@ -25,7 +26,7 @@ def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for source in sources:
         for key, value in _names_first(source):
-            _put(tree, key.split("."), value, key)
+            _put(tree, key_path(key), value, key)
     return tree
 
 
@@ -55,7 +56,7 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any, where: str) -> N
         if not isinstance(inner, dict):
             inner = tree[key] = {}
         for name, item in _names_first(value):
-            _put(inner, name.split("."), item, f"{where}.{name}")
+            _put(inner, key_path(f"group.{name}")[1:], item, f"{where}.{name}")
     elif key == "name" and tree.get("name", value) != value:
         tree.clear()
         tree["name"] = value

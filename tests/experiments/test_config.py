@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pandas as pd
 import pytest
 import torch
 
@@ -16,6 +17,8 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import from_arguments, from_file, merged
+from rayfed.results.page.content import configuration
+from rayfed.results.trials import flattened, recorded_configuration
 
 MINE = """
 from dataclasses import dataclass
@@ -239,6 +242,26 @@ class TestAlgorithm:
         assert trial_name(config).startswith("Mine-seed0-")
         assert refusal("algorithm.name=config_mine:Mine", "algorithm.strength=-1").startswith("algorithm.strength=-1.0")
         assert "must be a dataclass that derives from" in refusal("algorithm.name=config_mine:Bare")
+
+    def test_the_users_own_metric_in_a_package(self, tmp_path, monkeypatch):
+        package = tmp_path / "config_metrics" / "inner"
+        package.mkdir(parents=True)
+        text = "from rayfed.metrics.calibration import Ece\nclass Mine(Ece):\n    pass\n"
+        (package / "own.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
+        name = "config_metrics.inner.own:Mine"
+        for source in (
+            {"metrics": {name: {"bins": 5}}},
+            {f"metrics.{name}": {"bins": 5}},
+            {f"metrics.{name}.bins": 5},
+            {"metrics": {f"{name}.bins": 5}},
+        ):
+            assert merged(source) == {"metrics": {name: {"bins": 5}}}
+        config = Config.read(from_arguments([f"metrics.{name}.bins=5"]))
+        assert {name: metric.bins for name, metric in config.metrics.items()} == {name: 5}
+        row = dict(flattened(config.tree()))
+        assert Config.read(recorded_configuration(row)).metrics == config.metrics
+        assert Config.read(configuration(pd.Series(row))).metrics == config.metrics
 
     def test_a_package_that_their_module_lacks_is_not_the_module(self, tmp_path, monkeypatch):
         (tmp_path / "config_lacking_more.py").write_text("import config_lacking\n")
