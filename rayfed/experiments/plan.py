@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
 from rayfed.models.split_model import ensure_split
 from rayfed.results.holdings import Holding
-from rayfed.results.storage import LocalStorage, open_storage
+from rayfed.results.storage import LocalStorage, one_line, open_storage
 from rayfed.sampling.base import build_sampler
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -210,6 +211,7 @@ def make_plan(
     population = with_unseen_clients(population, config.unseen_clients, config.seed)
     blueprint = _blueprint(config, population, augment, model, loss)
     blueprint.check(population)
+    _check_input_type(blueprint, population)
     server_model, is_whole = blueprint.global_model(population)
     points = _points(config, has_global=server_model is not None)
     evaluation = Evaluation(
@@ -354,6 +356,20 @@ def _check_vocabulary(model: nn.Module, population: Population) -> None:
             f"model.vocabulary={sizes[0]}: {population.name} has token ids up to {highest}; give at least "
             f"{highest + 1}, or a smaller data.vocabulary"
         )
+
+
+def _check_input_type(blueprint: Blueprint, population: Population) -> None:
+    """Raise UsageError if inputs reach the model in a type on which it cannot compute, such as float64."""
+    kind = population.clients[0].train.x.dtype
+    if kind in (np.uint8, np.float32):
+        return
+    try:
+        _first_outputs(blueprint, population, 1)
+    except RuntimeError as error:
+        raise UsageError(
+            f"{population.name}: inputs are {kind}, which the model does not take ({one_line(error)}); give them as "
+            "float32, or choose another model"
+        ) from error
 
 
 def _check_logits(blueprint: Blueprint, population: Population, where: str) -> None:
