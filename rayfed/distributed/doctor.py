@@ -89,15 +89,15 @@ def _cpus() -> Iterator[Check]:
     if "SLURM_JOB_ID" in os.environ:
         job = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE", "")
         nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
-        yield Check(
-            "SLURM", f"job {os.environ['SLURM_JOB_ID']} on {nodes} nodes, {job or 'unknown'} CPUs for this task"
-        )
+        size = "1 node" if nodes == "1" else f"{nodes} nodes"
+        yield Check("SLURM", f"job {os.environ['SLURM_JOB_ID']} on {size}, {job or 'unknown'} CPUs for this task")
         limits["SLURM's allocation"] = float(job) if job.isdigit() else None
         if nodes != "1" and not cluster_is_running():
             yield Check(
                 "SLURM",
                 "the job has several nodes, but no Ray cluster is running",
-                "start one in the job: srun ray start on every node; then set RAY_ADDRESS to the head's address",
+                "submit the command with the repository's cluster-slurm.sh, which starts one (rayfed docs cluster); "
+                "or srun ray start on every node, and set RAY_ADDRESS to the head's address",
             )
     for name, limit in limits.items():
         if limit is not None and limit < usable - 0.5:

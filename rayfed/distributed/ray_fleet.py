@@ -21,7 +21,7 @@ from rayfed.core.errors import HostLost, StatesLost
 from rayfed.core.ids import ClientIndex
 from rayfed.core.records import Event
 from rayfed.data.population import Population
-from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.host_pool import AUTOSCALE_SECONDS, HostPool
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import cause_of_death, kill_process, log_folder
 from rayfed.distributed.ray_host import SMALL_BYTES, unpacked_sum
@@ -56,6 +56,7 @@ class _Handle:
 
     Attributes:
         ready: The call that returns when it is ready; None once it has, or has failed.
+        lacking: The seconds since `began` in which there was no node for it.
         later: Whether it was started after the others.
         process: Its process and node while it is alive.
         late: Calls whose results no longer count; until they end, it gets no other.
@@ -65,6 +66,7 @@ class _Handle:
     actor: Any
     ready: Any
     began: float
+    lacking: float = 0.0
     later: bool = False
     process: tuple[int, str] | None = None
     late: tuple[Any, ...] = ()
@@ -167,7 +169,7 @@ class RayFleet:
         self._looked = time.monotonic()
         self._handles: list[_Handle] = [self._start(position) for position in range(hosts)]
         try:
-            self._wait_for_first(hosts)
+            self._wait_for_first()
             self._look_for_nodes(now=True)
         except BaseException:
             self.close()
@@ -402,11 +404,7 @@ class RayFleet:
         hanging += [handle for handle in self._handles if handle.late and now - handle.late_since > self._patience]
         for handle in hanging:
             self._drop(handle, "host hanging", "gave no result in time", schedule, calls)
-        for handle in starting.values():
-            if handle.ready is not None and now - handle.began > self._start_seconds:
-                self._pool.drop(handle.position)
-                handle.ready = None
-                self._note("host lost", f"host {handle.position} did not start within {self._start_seconds:g} s")
+        self._drop_late_starts(now)
         return [reference for reference in done if reference in calls]
 
     def _caught_up(self, handle: _Handle, reference: Any, schedule: Schedule, calls: dict[Any, Any]) -> None:
@@ -427,20 +425,38 @@ class RayFleet:
         actor = self._pool.actor(position)
         return _Handle(position, actor, actor.take_up.remote(*self._arguments), time.monotonic(), later)
 
-    def _wait_for_first(self, hosts: int) -> None:
-        """Wait until all hosts are ready; some may be missing after the time limit, but not all."""
-        waiting = [handle.ready for handle in self._handles]
-        done, late = ray.wait(waiting, num_returns=hosts, timeout=self._start_seconds)
-        for handle in self._handles:
-            if handle.ready in done:
-                self._started(handle)
+    def _wait_for_first(self) -> None:
+        """Wait until all hosts are ready, or those that take their place; some may be missing in the end, but not all.
+
+        Where a server was started again, the hosts of the one before may be gone.
+        """
+        while starting := {handle.ready: handle for handle in self._handles if handle.ready is not None}:
+            if any(handle.live for handle in self._handles) and all(handle.later for handle in starting.values()):
+                break  # these join when they are ready
+            done, _ = ray.wait(list(starting), num_returns=1, timeout=_LOOK_SECONDS)
+            for reference in done:
+                self._started(starting[reference])
+            self._drop_late_starts(time.monotonic())
         if not any(handle.live for handle in self._handles):
-            place = self._placement
+            place, hosts = self._placement, len(self._handles)
             raise HostLost(
-                f"{len(late)} of {hosts} hosts did not start within {self._start_seconds:g} s, each needing "
-                f"{place.cpus:g} CPU and {place.gpus:g} GPU{self._last_words()}; `ray status` tells what is taken, and "
-                f"Ray's logs are in {log_folder()}. On a slow machine, give more faults.start_seconds"
+                f"none of {hosts} hosts started within {self._start_seconds:g} s, each needing {place.cpus:g} CPU and "
+                f"{place.gpus:g} GPU{self._last_words()}; `ray status` tells what is taken, and Ray's logs are in "
+                f"{log_folder()}. On a slow machine, give more faults.start_seconds"
             )
+
+    def _drop_late_starts(self, now: float) -> None:
+        """Give up hosts that did not start in time. On a cluster that grows, the wait for a node does not count."""
+        for handle in self._handles:
+            waited = now - handle.began
+            if handle.ready is None or waited - handle.lacking <= self._start_seconds:
+                continue
+            if self._placement.autoscale and waited < AUTOSCALE_SECONDS and self._pool.lacks_node:
+                handle.lacking = waited
+                continue
+            self._pool.drop(handle.position)
+            handle.ready = None
+            self._note("host lost", f"host {handle.position} did not start within {self._start_seconds:g} s")
 
     def _started(self, handle: _Handle) -> bool:
         """Take in a host that is ready; return whether it is."""

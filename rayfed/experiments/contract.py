@@ -201,7 +201,8 @@ def _check_equal(ends: Sequence[object], broken: str) -> None:
 
 
 def _hooks_are_pure(trial: _Trial) -> str:
-    two = replace(trial.population, clients=trial.population.clients[:2])  # whatever hooks are lent is compared
+    # two clients, since all inputs of all hooks are compared, bit by bit
+    two = replace(trial.population, clients=trial.population.clients[:2])
     blueprint = trial.blueprint(algorithm=intercepted(trial.algorithm, pure), cohort=len(two.clients))
     if trial.refusal(blueprint, two) is not None:
         two, blueprint = trial.population, replace(blueprint, cohort=trial.clients)
@@ -210,7 +211,7 @@ def _hooks_are_pure(trial: _Trial) -> str:
         pass
     if cached := {name for kind, before in kinds.items() for name in set(vars(kind)) - before}:
         raise _Broken(f"the class got the attribute {min(cached)} while it ran; state belongs into what hooks return")
-    return "no hook changed anything that it was lent"
+    return "no hook modified its inputs"
 
 
 def _seeds(trial: _Trial) -> str:

@@ -1,11 +1,13 @@
 """The summary that is printed before a simulation starts, with the details that papers often leave out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import torch
 
 from rayfed.core.batch_norm import batch_norm_names
 from rayfed.core.trees import nbytes
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.experiments.config import AvailabilityOptions, Local
+from rayfed.experiments.config import AvailabilityOptions, Local, Placement
 from rayfed.experiments.plan import Plan
 
 _POLICIES = {
@@ -50,7 +52,7 @@ def run_summary(plan: Plan) -> str:
         "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
     }
     unreliable = _availability(config.availability)
-    rows = [*lines.items(), *(("note", note) for note in (*unreliable, *notes(plan)))]
+    rows = [*lines.items(), *(("note", note) for note in (*unreliable, *unused_gpu([config.placement]), *notes(plan)))]
     return "\n".join(f"{name:>10}  {text}" for name, text in rows)
 
 
@@ -59,6 +61,13 @@ def notes(plan: Plan) -> Sequence[str]:
     ctx = plan.blueprint.context(plan.population, "cpu").at(cohort=tuple(range(plan.blueprint.cohort)))
     problem = plan.blueprint.problem(plan.population, ctx.task)
     return (*_unscored(plan), *plan.blueprint.algorithm.notes(ctx, problem))
+
+
+def unused_gpu(placements: Iterable[Placement]) -> Sequence[str]:
+    """Return a note if this machine has a GPU and no process of a run or a sweep is going to use one."""
+    if any(placement.gpus or placement.server_gpus for placement in placements) or not torch.cuda.is_available():
+        return ()
+    return ("clients train on the CPU, although there is a GPU; placement.gpus=1 uses it",)
 
 
 def _unscored(plan: Plan) -> Sequence[str]:

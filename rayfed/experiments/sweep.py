@@ -10,7 +10,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import Given, Plan, data_key, load_data, make_plan
-from rayfed.experiments.run_summary import counted, notes
+from rayfed.experiments.run_summary import counted, notes, unused_gpu
 from rayfed.experiments.space import Space
 from rayfed.experiments.study import LOG_FILE, Study, check_search
 from rayfed.results.storage import open_storage
@@ -192,7 +192,7 @@ def _check_plans(
     Returns:
         The notes for the first seed, and the `identity` of each job.
     """
-    lines: dict[str, None] = {}
+    lines: dict[str, None] = {f"note: {note}": None for note in unused_gpu(config.placement for config in configs)}
     identities: list[Mapping[str, Any]] = []
     number = len(configs) // len(space.seeds)
     known = {data_key(config) for config in configs[:number]}

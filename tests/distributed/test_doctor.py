@@ -67,7 +67,7 @@ class TestProblems:
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
         monkeypatch.setenv("SLURM_JOB_ID", "12")
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
-        self.one(capsys, "job 12 on 1 nodes, 4 CPUs", "SLURM's allocation is 4 CPUs, but Ray would use 8")
+        self.one(capsys, "job 12 on 1 node, 4 CPUs", "SLURM's allocation is 4 CPUs, but Ray would use 8")
 
     def test_a_slurm_job_with_less_memory_than_the_node(self, capsys, monkeypatch):
         monkeypatch.setattr(doctor, "memory_bytes", lambda: 64 * 2**30)
@@ -77,7 +77,7 @@ class TestProblems:
     def test_several_nodes_without_a_cluster(self, capsys, monkeypatch):
         monkeypatch.setenv("SLURM_JOB_ID", "12")
         monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
-        self.one(capsys, "several nodes, but no Ray cluster is running", "srun ray start")
+        self.one(capsys, "several nodes, but no Ray cluster is running", "cluster-slurm.sh", "srun ray start")
 
     def test_little_shared_memory(self, capsys, monkeypatch):
         sizes = {"/dev/shm": 64 * 2**20}

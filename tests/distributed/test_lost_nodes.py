@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -203,6 +204,30 @@ class TestRun:
         assert "the server died" in said
         assert read(results).trials["weights_hash"].tolist() == undisturbed[:1]
         assert "server lost" in read_events(results)["event"].tolist()
+        assert read(results).rounds["round"].tolist() == list(range(1, 41))
+
+    @pytest.mark.parametrize("cpus", [0])
+    @pytest.mark.parametrize("late", [0, 45])
+    def test_goes_on_where_its_only_node_is_lost(self, cluster, undisturbed, late):
+        """Another node has room already, or joins only after processes were allowed to start."""
+        nodes = [cluster.add_node(num_cpus=2) for _ in range(1 if late else 2)]
+        results, lost = f"without_node_{late}", []
+
+        def lose_the_node():
+            (server,) = processes("_ServerActor")
+            raylet = psutil.Process(server).ppid()
+            assert {psutil.Process(host).ppid() for host in processes("RayHost")} == {raylet}
+            kill(next(node for node in nodes if node.all_processes["raylet"][0].process.pid == raylet))
+            lost.append(time.monotonic())
+
+        begun = lambda: max(last_rounds(results), default=0) >= 8  # noqa: E731
+        late_enough = lambda: lost and time.monotonic() - lost[0] > late  # noqa: E731
+        joins = joining(late_enough, cluster.address, 2) if late else contextlib.nullcontext()
+        more = [f"results={results}", "placement.hosts=2", "faults.start_seconds=30", f"placement.autoscale={late > 0}"]
+        with once(begun, lose_the_node), joins:
+            code, said = ran("run", *more)
+        assert code == 0, said
+        assert read(results).trials["weights_hash"].tolist() == undisturbed[:1]
         assert read(results).rounds["round"].tolist() == list(range(1, 41))
 
     def test_takes_in_a_node_that_joins(self, cluster, undisturbed):

@@ -140,7 +140,7 @@ def test_the_command(capsys):
     keys = [f"{key}={value}" for key, value in SMALL.items()]
     assert main(["check", *keys, "algorithm.name=fedprox", "algorithm.mu=0.1"]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[0] == "ok       hooks       no hook changed anything that it was lent"
+    assert out.splitlines()[0] == "ok       hooks       no hook modified its inputs"
     assert out.splitlines()[-1] == "the contract is kept"
     assert main(["check", *keys, f"algorithm.name={__name__}:Silent"]) == 1
     out = capsys.readouterr().out

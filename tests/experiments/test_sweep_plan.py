@@ -1,10 +1,14 @@
 """The plan of a sweep, made without Ray: which trials run, what is printed before, and what is refused."""
 
 import pytest
+import torch
 
 import rayfed
 from rayfed.core.errors import UsageError
+from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.naming import trial_name
+from rayfed.experiments.plan import make_plan
+from rayfed.experiments.run_summary import run_summary, unused_gpu
 from rayfed.experiments.space import read_space
 from rayfed.experiments.sweep import configurations, plan_sweep
 
@@ -20,6 +24,7 @@ SPACE = {
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def plan(**changes):
         space = read_space(SPACE, changes)
@@ -43,6 +48,15 @@ def test_a_resumed_sweep_leaves_out_what_is_done(plan):
     sweep = plan(resume=True)
     assert first["trial"] not in {job["trial"] for job in sweep.jobs}
     assert sweep.summary().endswith("; each with 2 seeds; 1 already done")
+
+
+def test_a_gpu_that_no_process_uses_is_noted_once(plan, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    note = "clients train on the CPU, although there is a GPU; placement.gpus=1 uses it"
+    assert plan().notes == (f"note: {note}",)
+    one = make_plan(Config.read({"data.per_domain": 60, "model": {"name": "mlp", "hidden": [8]}}))
+    assert run_summary(one).endswith(f"\n      note  {note}")
+    assert unused_gpu([Placement(), Placement(gpus=0.5)]) == unused_gpu([Placement(server_gpus=1)]) == ()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ import yaml
 
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import from_arguments
+from rayfed.results.storage import is_url
 
 ROOT = Path(__file__).resolve().parents[2]
 while not (ROOT / "pyproject.toml").exists():
@@ -67,8 +69,12 @@ def test_commands_are_valid(line, monkeypatch):
     values = [argument for argument in arguments if re.match(r"[\w.:]+=", argument)]
     if command not in ("run", "partition") or any(":" in value.split("=", 1)[1] for value in values):
         return  # a sweep's values may be spaces; one's own module is in another snippet
+    has_file = any(argument.endswith(".yaml") for argument in arguments)  # with other keys, which are not here
     try:
-        Config.read(from_arguments(values))
+        config = Config.read(from_arguments(values))
+        embedded = config.data.name == "mini_digits" and "file" not in config.partition.options
+        if command == "run" and embedded and not has_file and not is_url(config.results):
+            make_plan(config)
     except UsageError as error:
         pytest.fail(f"{line}: {error}")
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -189,12 +190,31 @@ class TestFedNova:
             rayfed.run({"algorithm.name": "fednova:FedNova", "local.momentum": 0.9, "rounds": 1})
 
 
+def test_files_of_pfllib_are_clients(own_folder):
+    """Files as PFLlib's `save_file` writes them: one pickled dict for each client and split."""
+    rng = np.random.default_rng(0)
+    sizes = {"train": (30, 20), "test": (10, 6)}
+    for split, of_clients in sizes.items():
+        (own_folder / split).mkdir()
+        for number, size in enumerate(of_clients):
+            part = {"x": rng.normal(size=(size, 1, 4, 4)), "y": rng.integers(0, 3, size)}
+            np.savez_compressed(own_folder / split / f"{number}.npz", data=part)
+    clients = executed("docs/migrating.md")["pfllib_clients"](own_folder)
+    assert [{split: len(client[split][1]) for split in sizes} for client in clients] == [
+        {"train": 30, "test": 10},
+        {"train": 20, "test": 6},
+    ]
+    result = rayfed.run({"model": {"name": "mlp", "hidden": [4]}, "rounds": 1}, clients=clients, quiet=True)
+    assert result.metrics.query("split == 'test' and metric == 'accuracy'")["n"].tolist() == [10, 6]
+    assert "at the last evaluated round" in result.report()
+
+
 # Pages whose commands are run, with values that are appended to each `rayfed run` and `rayfed sweep`
 RUN = {
     "README.md": ["rounds=1", "data.per_domain=60", "seeds=[0,1]"],
     "docs/tour.md": [],
     "docs/sweep.md": ["rounds=2", "seeds=[0,1]"],
-    "docs/own-data.md": [],
+    "docs/own-data.md": ["rounds=1", "seeds=[0]"],
     "docs/choose-a-partition.md": [],
     "docs/compare-fairly.md": ["rounds=2"],
     "docs/debug-a-number.md": [],

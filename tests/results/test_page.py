@@ -388,4 +388,4 @@ class TestBrowser:
 def test_trials_of_an_own_method_say_that_code_belongs_to_them(tmp_path: Path) -> None:
     add(tmp_path, "t", "fedavg", 0, 0.5, code_hash="abc")
     (configuration,) = configurations(read(tmp_path))
-    assert "names code of your own" in configuration["yaml"]
+    assert "names code of your own, which must be the same (code_hash abc)" in configuration["yaml"]

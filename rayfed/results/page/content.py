@@ -75,7 +75,8 @@ def configurations(tables: Tables) -> Iterator[dict[str, Any]]:
         rows = tables.trials[tables.trials["trial"] == group["trial"].iloc[0]]
         trial = rows.iloc[0]
         seeds = ", ".join(map(str, sorted(set(group["seed"]))))
-        own = " It names code of your own, which must be the same." if not _is_null(trial.get("code_hash")) else ""
+        code = _text(trial.get("code_hash"))
+        own = f" It names code of your own, which must be the same (code_hash {code})." if code else ""
         head = f"# rayfed run FILE.yaml seed=N; seeds of this table: {seeds}.{own}\n"
         text = yaml.safe_dump(configuration(trial), sort_keys=False, default_flow_style=None, allow_unicode=True)
         yield {"order": int(order), "yaml": head + text}
