@@ -109,6 +109,16 @@ def build(cls: type[_Options], values: Mapping[str, Any], *, where: str, also: S
     return cls(**arguments)
 
 
+def key_path(key: str) -> list[str]:
+    """Return the parts of a dotted key. "module:Name" below a group is one of them, and its module may have dots."""
+    group, _, rest = key.partition(".")
+    module, colon, names = rest.partition(":")
+    if not colon:
+        return key.split(".")
+    name, *inner = names.split(".")
+    return [group, f"{module}:{name}", *inner]
+
+
 def check_renamed(name: str, fields: "Iterable[dataclasses.Field[Any]]", *, prefix: str = "") -> None:
     """Raise a `UsageError` that gives the current name if `name` is an earlier name of one of `fields`."""
     for field in fields:
@@ -180,7 +190,10 @@ def _convert(value: Any, kind: Any) -> tuple[bool, Any]:
             except ValueError:
                 return False, value
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number, float(value) if is_number else value
+        try:
+            return is_number, float(value) if is_number else value
+        except OverflowError:  # refused as every infinite number is
+            return True, math.inf if value > 0 else -math.inf
     if kind is str:
         if isinstance(value, os.PathLike):
             return True, os.fspath(value)

@@ -37,7 +37,7 @@ def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
-        if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or " "):
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             missing = f"no module {module_name!r} in {folder} or the installed packages"
             raise UsageError(f"{where}={name}: {missing}") from error
         if target != name:

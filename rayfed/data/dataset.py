@@ -114,8 +114,15 @@ class Dataset:
             is_test: Test examples, bool [N]; None: none.
             num_classes: Number of classes; None: the highest label plus 1.
             **others: Further attributes of `Dataset`.
+
+        Raises:
+            UsageError: Labels are no classes, or attributes do not fit together.
         """
         size = len(labels)
+        if labels.ndim != 1 or labels.dtype.kind not in "biuf":
+            raise UsageError(f"dataset {name}: labels are {labels.dtype} {list(labels.shape)}; expected integers [N]")
+        if labels.dtype.kind == "f" and len(invalid := labels[labels != np.floor(labels)]):  # also NaN
+            raise UsageError(f"dataset {name}: label {invalid[0]:g}; expected integers from 0")
         defaults = {
             "is_test": np.zeros(size, bool) if is_test is None else is_test,
             "domain": np.zeros(size, np.int16),

@@ -7,6 +7,7 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.draws import floor_share
 
 
 def first_of_each_group(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
@@ -50,7 +51,7 @@ def draw_groups(
     groups = np.unique(dataset.leakage_group[rows])
     if len(groups) == len(rows):
         return None
-    selected = random.permutation(groups)[int(len(groups) * unselected + 1e-9) :]
+    selected = random.permutation(groups)[floor_share(len(groups), unselected) :]
     return np.isin(dataset.leakage_group, selected)
 
 
@@ -71,9 +72,11 @@ def unheld_rows(dataset: Dataset, clients: list[ClientRows], domain: str) -> np.
     """Return the rows of a held-out domain, without leakage groups that clients train on or validate with.
 
     Raises:
-        UsageError: No row is left.
+        UsageError: There is no row, or none is left.
     """
     rows = np.flatnonzero(dataset.domain == dataset.domains.index(domain))
+    if not len(rows):
+        raise UsageError(f"dataset {dataset.name}: {domain}, which is left out, has no examples to score")
     if dataset.leakage_group is None:
         return rows
     remaining = rows[~np.isin(dataset.leakage_group[rows], dataset.leakage_group[_fitted_rows(clients)])]

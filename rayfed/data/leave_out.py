@@ -22,12 +22,13 @@ def load_without_domain(data: Any, domain: str | None) -> Dataset:
     Raises:
         UsageError: The domain does not exist, or is the only one; also whatever `data.load` raises.
     """
-    if domain is None:
-        return data.load()
-    if isinstance(data, DomainSelection):
+    if domain is not None and isinstance(data, DomainSelection):
         _check(domain, replace(data, held_out=[]).selected_domains(), data.name)
-        return replace(data, held_out=[domain]).load()
-    return dataset_without_domain(data.load(), domain)
+        data, domain = replace(data, held_out=[domain]), None
+    dataset = data.load()
+    if not isinstance(dataset, Dataset):
+        raise UsageError(f"data: {type(data).__name__}.load returned {type(dataset).__name__}, not a Dataset")
+    return dataset if domain is None else dataset_without_domain(dataset, domain)
 
 
 def dataset_without_domain(dataset: Dataset, domain: str) -> Dataset:
@@ -41,12 +42,18 @@ def dataset_without_domain(dataset: Dataset, domain: str) -> Dataset:
 
 
 def population_without_domain(population: Population, domain: str | None) -> Population:
-    """Return `population` with the clients of `domain` turned into an "ood" test set; None: return it as it is."""
+    """Return `population` with the clients of `domain` turned into an "ood" test set; None: return it as it is.
+
+    Raises:
+        UsageError: The domain does not exist, is the only one, or has no examples.
+    """
     if domain is None:
         return population
     _check(domain, dict.fromkeys(client.domain for client in population.clients), population.name)
     removed = [client for client in population.clients if client.domain == domain]
-    parts = [part for client in removed for part in (client.train, client.val, client.test)]
+    parts = [part for client in removed for part in (client.train, client.val, client.test) if len(part)]
+    if not parts:
+        raise UsageError(f"leave_out={domain}: its clients have no examples to score")
     examples = Examples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
     remaining = [client for client in population.clients if client.domain != domain]
     clients = tuple(replace(client, id=position) for position, client in enumerate(remaining))

@@ -71,7 +71,7 @@ def load(
     """
     dataset, held_rows = load_partitioned(data_name, data_options, partition_name, partition_options, leave_out, seed)
     if ":" in data_name:  # rayfed's own readers check what they read
-        _check_finite(dataset, data_name)
+        _check_inputs(dataset, data_name)
     dataset = dataclasses.replace(dataset, images=as_lazy_rows(dataset.images))
     clients = tuple(_client(dataset, rows) for rows in held_rows)
     return Population(
@@ -132,9 +132,16 @@ def _check_clients(dataset: Dataset, clients: list[ClientRows]) -> None:
     leakage_groups.check_no_leakage(dataset, clients)
 
 
-def _check_finite(dataset: Dataset, name: str) -> None:
+def _check_inputs(dataset: Dataset, name: str) -> None:
     parts = {"images": dataset.images, **{f"test set {test.domain}": test.examples.x for test in dataset.tests}}
     for part, values in parts.items():
+        if not len(values):
+            raise UsageError(f"data.name={name}: {part}: no examples")
+        if values.dtype == np.uint8 and values.ndim < 3:
+            raise UsageError(
+                f"data.name={name}: {part}: uint8 with the shape {list(values.shape)}; uint8 is for images [N, "
+                "channels, height, width], so give tabular data as x.astype('float32')"
+            )
         if count := not_finite(values):
             raise UsageError(
                 f"data.name={name}: {part}: {count} of {len(values)} examples hold NaN or infinity; remove or replace "

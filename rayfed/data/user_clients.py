@@ -66,7 +66,10 @@ def _client(number: int, given: Any, classes: bool) -> Client:
 def _examples(pair: Any, where: str, classes: bool) -> Examples:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise UsageError(f"{where}: expected a pair (x, y), got {type(pair).__name__}")
-    x, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part) for part in pair)
+    try:
+        x, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part) for part in pair)
+    except (ValueError, TypeError) as error:  # rows of uneven lengths, or a dtype that only torch has
+        raise UsageError(f"{where}: x or y is no array of numbers ({' '.join(str(error).split())})") from error
     if not x.ndim or not y.ndim:
         raise UsageError(f"{where}: expected arrays x [n, ...] and y [n], got a single number")
     if len(x) != len(y):

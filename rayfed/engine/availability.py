@@ -82,8 +82,8 @@ class Availability:
         seconds = dict.fromkeys(cohort, 0.0)
         if self.step_seconds:
             for client in cohort:
-                at = ctx.at(client=client, examples=examples[client], cohort=tuple(cohort))
-                at = at.at(local=self.local_work(ctx.local, seed, ctx.moment, client))
+                local = self.local_work(ctx.local, seed, ctx.moment, client)
+                at = ctx.at(client=client, examples=examples[client], cohort=tuple(cohort), local=local)
                 steps = sum(steps_of(exchange, at, drop_last=drop_last) for exchange in algorithm.round_exchanges)
                 seconds[client] = steps * self.seconds_per_step(seed, client)
         limit = math.inf if self.deadline is None else self.deadline

@@ -281,7 +281,8 @@ def _parts_reader(files: CheckpointFiles, trial: str) -> Read:
                 files.saved_bytes(trial, segment, start, min(BLOCK_BYTES, first + length - start)) for start in starts
             )
             for name, part in run:
-                content = block[part.offset - first :][: part.length] if len(run) > 1 else block
+                start = part.offset - first
+                content = block[start : start + part.length]
                 if len(content) != part.length or checksum(content) != part.checksum:
                     what = "the server's state" if name == "server" else f"the state of client {name}"
                     raise _Unusable(f"is damaged: {what} in segment {segment} does not match its checksum")

@@ -145,8 +145,9 @@ class Cohorts:
         clients = [int(i) for i in cohort.clients]
         if not 1 <= len(clients) <= size or len(set(clients)) < len(clients):
             raise BadHook(f"{name} returned {len(clients)} clients, expected 1 to {size} different ones")
-        if not all(0 <= i < len(self.participants) for i in clients):
-            raise BadHook(f"{name} returned client {max(clients)}, expected positions below {len(self.participants)}")
+        if unknown := set(clients) - set(range(len(self.participants))):
+            expected = f"positions from 0 to {len(self.participants) - 1}"
+            raise BadHook(f"{name} returned client {min(unknown)}, expected {expected}")
         order = sorted(range(len(clients)), key=clients.__getitem__)
         factors = cohort.factors
         if factors is not None:

@@ -54,7 +54,7 @@ class Part:
     """
 
     def __init__(self, examples: Examples, device: torch.device, normalise: Normalise, *, data_on_device: bool = True):
-        if data_on_device or isinstance(examples.x, Tensor):
+        if data_on_device:
             self.x: Tensor | Streamed = _to_tensor(examples.x, shared=_never_written(examples.x)).to(device)
         else:
             self.x = Streamed(examples.x, device)
@@ -126,13 +126,12 @@ def client_data(
 def held_bytes(examples: Examples, device: torch.device) -> int:
     """Return the bytes that the inputs of a `Part` on `device` take, besides those that `examples` take already."""
     x = examples.x
-    here = device.type == "cpu"
-    if here and (isinstance(x, Tensor) or (isinstance(x, np.ndarray) and _is_usable(x, shared=_never_written(x)))):
+    if device.type == "cpu" and isinstance(x, np.ndarray) and _is_usable(x, shared=_never_written(x)):
         return 0
     return int(x.nbytes)
 
 
-def _never_written(x: np.ndarray | LazyRows | Tensor) -> bool:
+def _never_written(x: np.ndarray | LazyRows) -> bool:
     """Return whether inputs become floats before a model or a hook sees them, so that nothing writes to them."""
     return x.dtype == np.uint8
 
@@ -142,10 +141,8 @@ def _is_usable(array: np.ndarray, *, shared: bool) -> bool:
     return (array.flags.writeable or shared) and array.flags.c_contiguous
 
 
-def _to_tensor(array: np.ndarray | LazyRows | Tensor, *, shared: bool = False) -> Tensor:
+def _to_tensor(array: np.ndarray | LazyRows, *, shared: bool = False) -> Tensor:
     """Return an array as a tensor; with `shared`, pages of the object store, which may only be read, are not copied."""
-    if isinstance(array, Tensor):
-        return array
     if isinstance(array, LazyRows):
         array = array[:]
     if not _is_usable(array, shared=shared):

@@ -93,8 +93,9 @@ class DueMetrics:
         if not layers or not len(part):
             return []
         count = max(metric.share(self.groups.get(scored.split, 1)) for metric in metrics)
-        where = {"domain": scored.domain, "split": scored.split}
-        rng = generator(seed, "metrics", None, round=ctx.round, client=scored.client, **where)
+        rng = generator(
+            seed, "metrics", round=ctx.round, client=scored.client, domain=scored.domain, split=scored.split
+        )
         rows = torch.from_numpy(rng.permutation(len(part))[:count])
         y = part.y.cpu()[rows]
         by_layer = collect_representations(algorithm, ctx, model, part, rows, layers)

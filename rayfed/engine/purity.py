@@ -17,6 +17,7 @@ from rayfed.algorithm import Algorithm, Exchange
 from rayfed.core.task import Task
 from rayfed.core.trees import named_tensors
 from rayfed.engine.device_data import Part
+from rayfed.engine.serialization import tensor_bytes
 
 HOOKS = (
     *("check", "modules", "adapt", "init", "broadcast", "unicast", "weight", "weights", "aggregate", "join", "phases"),
@@ -115,7 +116,7 @@ def pure(name: str, hook: Callable[..., Any], self: Exchange, *args: Any, **kwar
 def facts(value: Any) -> Any:
     """Return everything that can change about `value` as plain data: keys, lengths and the bits of every tensor."""
     if isinstance(value, Tensor):
-        return str(value.dtype), tuple(value.shape), value.detach().cpu().contiguous().reshape(-1).numpy().tobytes()
+        return str(value.dtype), tuple(value.shape), tensor_bytes(value).tobytes()
     if isinstance(value, dict):
         return {key: facts(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

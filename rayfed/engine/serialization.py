@@ -25,11 +25,12 @@ class Packed(NamedTuple):
 def pack(tree: Any) -> Any:
     """Return `tree` (dicts, lists, tuples) with every tensor as a `Packed` on the CPU, in row-major order."""
 
-    def one(tensor: Tensor) -> Packed:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        return Packed(flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
+    return tree_map(lambda tensor: Packed(tensor_bytes(tensor), tensor.dtype, tuple(tensor.shape)), tree)
 
-    return tree_map(one, tree)
+
+def tensor_bytes(tensor: Tensor) -> np.ndarray:
+    """Return the bytes of a tensor of any dtype in row-major order, uint8 [n]; memory may be shared with it."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def unpack(tree: Any, device: torch.device) -> Any:
@@ -86,9 +87,9 @@ def bytes_by_formula(algorithm: Algorithm, ctx: Context, examples: Sequence[int]
 def state_hash(tree: Any) -> str:
     """Return a hash of the names, dtypes, shapes and bits of all tensors, equal only for bit-identical trees."""
     digest = hashlib.blake2b(digest_size=16)
-    for path, tensor in sorted(named_tensors(tree)):
+    for path, tensor in sorted(named_tensors(tree), key=lambda named: named[0]):
         digest.update(f"{path}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor_bytes(tensor).data)
     return digest.hexdigest()
 
 

@@ -139,16 +139,13 @@ def _probed(plan: Plan, batches: int, device: str | torch.device) -> Probe:
     blueprint = replace(plan.blueprint, cohort=number, rounds=1, local=local, vmap_clients=at_once)
     small = replace(plan, blueprint=blueprint, population=population)
     evaluation = Evaluation(points=plan.evaluation.points, splits=plan.evaluation.splits)
-    threads = torch.get_num_threads()
     with torch_state_kept():
-        torch.set_num_threads(blueprint.threads)
         fleet = LocalFleet(blueprint, population, device)
         try:
             server = Server(blueprint, population, fleet, evaluation, device)
             record = next(record for record in server.run() if record.stage == "round")
         finally:
             fleet.close()
-            torch.set_num_threads(threads)
     return _measured(small, record, round(_steps(small, "round") * number))
 
 

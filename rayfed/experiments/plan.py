@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
 from rayfed.models.split_model import ensure_split
 from rayfed.results.holdings import Holding
-from rayfed.results.storage import LocalStorage, open_storage
+from rayfed.results.storage import LocalStorage, one_line, open_storage
 from rayfed.sampling.base import build_sampler
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -210,6 +211,7 @@ def make_plan(
     population = with_unseen_clients(population, config.unseen_clients, config.seed)
     blueprint = _blueprint(config, population, augment, model, loss)
     blueprint.check(population)
+    _check_input_type(blueprint, population)
     server_model, is_whole = blueprint.global_model(population)
     points = _points(config, has_global=server_model is not None)
     evaluation = Evaluation(
@@ -338,17 +340,36 @@ def _input_type(population: Population) -> torch.dtype:
 
 
 def _check_vocabulary(model: nn.Module, population: Population) -> None:
-    """Raise UsageError if the embedding has no vector for some token of the data."""
+    """Raise UsageError if the embedding has no vector for some token of the data, that of the test sets included."""
     sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
-    parts = [part.x for client in population.clients for part in (client.train, client.val, client.test)]
+    if not sizes:
+        return
+    parts = [part.x for part in population.examples()]
     # In blocks, since the texts may lie in a file.
     blocks = (part[start : start + 4096] for part in parts for start in range(0, len(part), 4096))
-    highest = max(int(block.max()) for block in blocks) if sizes else -1
-    if sizes and highest >= sizes[0]:
+    bounds = [(int(block.min()), int(block.max())) for block in blocks]
+    lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
+    if lowest < 0:
+        raise UsageError(f"{population.name}: has the token id {lowest}; token ids are integers from 0")
+    if highest >= sizes[0]:
         raise UsageError(
             f"model.vocabulary={sizes[0]}: {population.name} has token ids up to {highest}; give at least "
             f"{highest + 1}, or a smaller data.vocabulary"
         )
+
+
+def _check_input_type(blueprint: Blueprint, population: Population) -> None:
+    """Raise UsageError if inputs reach the model in a type on which it cannot compute, such as float64."""
+    kind = population.clients[0].train.x.dtype
+    if kind in (np.uint8, np.float32):
+        return
+    try:
+        _first_outputs(blueprint, population, 1)
+    except RuntimeError as error:
+        raise UsageError(
+            f"{population.name}: inputs are {kind}, which the model does not take ({one_line(error)}); give them as "
+            "float32, or choose another model"
+        ) from error
 
 
 def _check_logits(blueprint: Blueprint, population: Population, where: str) -> None:

@@ -31,4 +31,4 @@ def small_population(population: Population, clients: int, examples: Sequence[in
 
 
 def _first(part: Examples, count: int) -> Examples:
-    return Examples(np.ascontiguousarray(part.x[: min(count, len(part))]), part.y[:count])
+    return Examples(np.ascontiguousarray(part.x[:count]), part.y[:count])

@@ -1,12 +1,13 @@
 """The sources of a configuration (YAML files, `key=value` arguments, mappings), merged into one nested dict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rayfed.core.errors import UsageError
+from rayfed.core.options import key_path
 
 SPACE_KEYS = ("seeds", "search", "arms")
 """The keys that only a search space has; see `rayfed.experiments.space`."""
@@ -16,17 +17,29 @@ _INVALID = (yaml.YAMLError, ValueError, TypeError, RecursionError)  # the others
 def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
     """Return one nested dict from mappings with nested or dotted keys.
 
-    Later values take precedence, and nested mappings are merged key by key. If a mapping's `name` changes, the options
-    of the previous name are dropped.
+    Later values take precedence, and nested mappings are merged key by key. If a source changes the `name` of a
+    mapping, the options of the previous name are dropped, and those that the source gives are kept, in any order.
 
     Raises:
         UsageError: A key below a key that has a value.
     """
     tree: dict[str, Any] = {}
     for source in sources:
-        for key, value in source.items():
-            _put(tree, str(key).split("."), value, str(key))
+        for key, value in _names_first(source):
+            _put(tree, key_path(key), value, key)
     return tree
+
+
+def _names_first(source: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the items of `source`, each after the names of the mappings around it, since a new name empties its own."""
+    items = {str(key): value for key, value in source.items()}
+    for key in list(items):
+        path = key.split(".")
+        for name in (".".join([*path[:depth], "name"]) for depth in range(len(path))):
+            if name in items:
+                yield name, items.pop(name)
+        if key in items:
+            yield key, items[key]
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any, where: str) -> None:
@@ -42,8 +55,8 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any, where: str) -> N
         inner = tree.setdefault(key, {})
         if not isinstance(inner, dict):
             inner = tree[key] = {}
-        for name, item in value.items():
-            _put(inner, str(name).split("."), item, f"{where}.{name}")
+        for name, item in _names_first(value):
+            _put(inner, key_path(f"group.{name}")[1:], item, f"{where}.{name}")
     elif key == "name" and tree.get("name", value) != value:
         tree.clear()
         tree["name"] = value

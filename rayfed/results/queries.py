@@ -1,5 +1,7 @@
 """Answers to questions of the reader: when a target is reached, and whether one method is better than another."""
 
+import csv
+import io
 import textwrap
 
 from rayfed.results.common_rounds import scored_clients_notes
@@ -84,8 +86,10 @@ def pairs_table(
     title = f"{experiment}: all pairs, {split} {metric}{unit}, mean over clients, {caption}"
     columns, notes = pairs_columns(pairs, metric), pairs_notes(pairs)
     if format == "csv":
+        out = io.StringIO()
         lines = [list(columns), *zip(*columns.values(), strict=True)]
-        return "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
+        csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(lines)
+        return out.getvalue().rstrip("\n")
     if format == "markdown":
         escaped = {name: [cell.replace("*", "\\*") for cell in cells] for name, cells in columns.items()}
         return "\n\n".join([title, markdown_columns(escaped), *(note.replace("*", "\\*") for note in notes)])

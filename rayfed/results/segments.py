@@ -48,10 +48,8 @@ class Segments:
         index = self._index + 1 if full else self._index
         table = rows if full else pa.concat_tables([self._current, rows])
         replace_parquet(table, self._folder, f"{self._trial}-{index:04d}.parquet")
-        self._index, self._current = (
-            index,
-            table,
-        )  # only now, so that the same rows can be given again after a full disk
+        # only now, so that the same rows can be given again after a full disk
+        self._index, self._current = index, table
 
     def _trimmed(self, name: str, schema: pa.Schema, keep_through_round: int | None) -> pa.Table:
         # Trimming twice does no harm, so a crash between two files needs no special care.

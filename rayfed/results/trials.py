@@ -78,8 +78,9 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
     """Write `values` to the row of `trial`; columns that are not given keep their values.
 
     A new row begins with the status "running", the present time and the installed versions. Each column has one type:
-    values of several types, lists, and integers beside fractions become JSON strings. Any number of processes may call
-    this at once, also on several machines if the file system has working locks.
+    lists and values of several types become JSON strings, and integers beside fractions become fractions, except in
+    `COUNTS_OR_SHARES`. Any number of processes may call this at once, also on several machines if the file system has
+    working locks.
 
     Args:
         values: the fixed columns and dotted configuration names. Nested mappings are flattened to dotted names, and

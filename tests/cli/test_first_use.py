@@ -145,6 +145,8 @@ class TestOwnClients:
             (_part(x=np.zeros((4, 3), np.int64)), r"an input is \(3,\) of int64, but"),
             (_part(x=np.array([["a"] * 3] * 4)), "x has the type <U1; give numbers"),
             (_part(x=np.float32(3)), "expected arrays"),
+            (([[0, 1, 2], [0]], [0, 1]), r"x or y is no array of numbers \(setting an array element"),
+            (_part(x=torch.zeros(4, 3, dtype=torch.bfloat16)), r"x or y is no array of numbers \(.*BFloat16"),
             (_part(x=np.array([[0, 1, 2], [0, np.nan, 2], [np.inf, np.nan, 2], [0, 1, 2]])), "2 of 4 inputs hold NaN"),
             (_part(x=np.full((4, 3), 1e300)), "4 of 4 inputs hold NaN or infinity, or are too large for float32"),
         ],

@@ -9,8 +9,10 @@ from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithms.ditto import Ditto
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset
+from rayfed.data.leakage_groups import unheld_rows
 from rayfed.data.leave_out import check_rows, dataset_without_domain, population_without_domain
 from rayfed.data.loading import load
+from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 
@@ -61,6 +63,40 @@ def test_own_clients_of_the_domain_become_the_test_set():
     (test,) = people.tests
     assert len(test.examples) == (26 + 41) + 2 * (9 + 15)
     assert np.array_equal(test.examples.x[:26], blobs(4).clients[1].train.x)
+
+
+def test_empty_parts_of_own_clients_change_no_dtype():
+    images, none = np.full((4, 1, 8, 8), 200, np.uint8), np.zeros((0, 1, 8, 8))  # floats, as NumPy makes them
+    part, empty = (images, np.arange(4) % 2), (none, np.zeros(0))
+    given = [{"train": part, "val": empty, "test": part, "domain": domain} for domain in "ab"]
+    (test,) = population_without_domain(user_population(given), "b").tests
+    assert (test.examples.x.dtype, test.examples.x.shape) == (np.uint8, (8, 1, 8, 8))
+    assert test.examples.y.tolist() == [0, 1, 0, 1] * 2
+    given[1] |= {"train": empty, "test": empty}
+    with pytest.raises(UsageError, match=r"^leave_out=b: its clients have no examples to score$"):
+        population_without_domain(user_population(given), "b")
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (9, r"^model\.vocabulary=5: clients has token ids up to 9; give at least 10"),
+        (-1, r"^clients: has the token id -1; token ids are integers from 0$"),
+    ],
+)
+def test_every_token_of_the_domain_is_in_the_vocabulary(token, message):
+    texts = [np.full((4, 3), number) for number in (4, token)]
+    parts = [(text, np.arange(4) % 2) for text in texts]
+    given = [{"train": part, "test": part, "domain": domain} for part, domain in zip(parts, "ab", strict=True)]
+    options = {"model": {"name": "fasttext", "vocabulary": 5}, "local.batch_size": 2, "leave_out": "b"}
+    with pytest.raises(UsageError, match=message):
+        make_plan(Config.read(options), clients=given)
+
+
+def test_a_domain_without_examples_cannot_be_scored():
+    dataset = dataset_without_domain(toy(domains=("a", "b", "c", "none")), "none")
+    with pytest.raises(UsageError, match=r"^dataset toy: none, which is left out, has no examples to score$"):
+        unheld_rows(dataset, [], "none")
 
 
 def test_an_algorithm_without_a_global_model_is_refused():

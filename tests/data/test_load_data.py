@@ -3,19 +3,24 @@
 import dataclasses
 import textwrap
 
+import numpy as np
 import pytest
 
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
+from rayfed.data.dataset import Dataset
 from rayfed.data.loading import build_data, load
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.population import population_hash
 from rayfed.data.sets import DATASETS
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
 
 OWN = """
     from dataclasses import dataclass
     import numpy as np
     from rayfed.data.dataset import Dataset
+    from rayfed.data.population import Examples, TestSet
     from rayfed.core.options import option
 
     @dataclass(frozen=True)
@@ -27,6 +32,20 @@ OWN = """
         def load(self):
             x = np.arange(40, dtype=np.float32)[:, None]
             return Dataset.of("lines", x, (x[:, 0] * self.slope > 30))
+
+    @dataclass(frozen=True)
+    class Faulty:
+        fault: str
+
+        def load(self):
+            images, labels = np.zeros((40, 3), np.float32), np.arange(40) % 2
+            empty = TestSet("late", "ood", Examples(images[:0], labels[:0]))
+            return {
+                "tuple": (images, labels),
+                "table": Dataset.of("bytes", images.astype(np.uint8), labels),
+                "double": Dataset.of("doubles", images.astype(np.float64), labels),
+                "empty test": Dataset.of("lines", images, labels, tests=(empty,)),
+            }[self.fault]
 
     @dataclass(frozen=True)
     class Chosen:
@@ -89,6 +108,45 @@ def test_own_dataset_and_partition(own):
 def test_own_partitions_are_held_to_the_rules(own, what, words):
     with pytest.raises(UsageError, match=words):
         load("my_lines:Lines", {}, "my_lines:Chosen", {"what": what})
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("tuple", "data: Faulty.load returned tuple, not a Dataset"),
+        ("table", r"data.name=my_lines:Faulty: images: uint8 with the shape \[40, 3\]; uint8 is for images"),
+        ("empty test", "data.name=my_lines:Faulty: test set late: no examples"),
+    ],
+)
+def test_own_datasets_are_refused_in_one_line(own, fault, words):
+    with pytest.raises(UsageError, match=f"^{words}"):
+        load("my_lines:Faulty", {"fault": fault}, "iid", {"clients": 2})
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (np.arange(4) / 2, "label 0.5; expected integers from 0"),
+        (np.array([0, np.nan, 1, 1]), "label nan; expected integers from 0"),
+        (np.arange(4)[:, None], r"labels are int64 \[4, 1\]; expected integers \[N\]"),
+        (np.array(list("abab")), r"labels are <U1 \[4\]; expected integers \[N\]"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(labels, words):
+    with pytest.raises(UsageError, match=f"^dataset own: {words}"):
+        Dataset.of("own", np.zeros((4, 3), np.float32), labels)
+    assert Dataset.of("own", np.zeros((4, 3), np.float32), np.array([0.0, 1, 2, 0])).labels.dtype == np.int64
+
+
+def test_inputs_of_a_type_that_the_model_does_not_take_are_refused(own):
+    options = {"data": {"name": "my_lines:Faulty", "fault": "double"}, "model.name": "mlp", "local.batch_size": 2}
+    partition = {"partition": {"name": "iid", "clients": 2}}
+    words = "inputs are float64, which the model does not take .*; give them as float32, or choose another model"
+    with pytest.raises(UsageError, match=rf"^doubles: {words}"):
+        make_plan(Config.read(options, partition))
+    part = np.zeros((4, 3), bool), np.arange(4) % 2
+    with pytest.raises(UsageError, match=r"^clients: inputs are bool, which the model does not take"):
+        make_plan(Config.read({"model.name": "mlp", "local.batch_size": 2}), clients=[{"train": part, "test": part}])
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ def test_clients_that_cannot_be_dropped(write, dropped, facts):
         ({"images": np.zeros((24, 4, 4), int)}, ["images is int64 [24, 4, 4]", "uint8"]),
         ({"images": np.zeros((24, 32, 32, 3), np.uint8)}, ["channels last", "[N, channels, height, width]"]),
         ({"images": np.full((24, 9), np.nan)}, ["not finite"]),
+        ({"images": np.full((24, 9), 1e39)}, ["not finite"]),
         ({"labels": np.array([{}] * 24)}, ["cannot read labels", "Object arrays"]),
     ],
 )

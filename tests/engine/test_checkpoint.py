@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import tracemalloc
 import weakref
 from types import SimpleNamespace
 
@@ -328,6 +329,21 @@ def test_one_client_at_a_time_is_in_memory(recorder, monkeypatch, clients, float
         del state
     assert loaded.most <= 2
     assert max(received) <= block
+
+
+def test_of_a_block_that_many_parts_share_each_is_copied_alone():
+    """Copies of all that follows would take minutes for the blocks of many small states."""
+    size, count = 2**12, 256
+    blob = os.urandom(size * count)
+    places = {str(n): (1, n * size, size, checkpoints.checksum(blob[n * size :][:size])) for n in range(count)}
+    files = SimpleNamespace(saved_bytes=lambda trial, segment, offset, length: blob[offset : offset + length])
+    read = checkpoint._parts_reader(files, "t")({name: checkpoints.Part(*place) for name, place in places.items()})
+    tracemalloc.start()
+    try:
+        assert sum(len(content) for _, content in read) == len(blob)
+        assert tracemalloc.get_traced_memory()[1] < len(blob) / 4
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_failed_save_is_made_up_for_by_the_next(recorder, monkeypatch, outcome):

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from helpers.federations import blobs, blueprint, simulate
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.purity import ImpureHook
+from rayfed.engine.purity import ImpureHook, facts
 from rayfed.engine.serialization import state_hash
 from rayfed.engine.server import Evaluation, Server
 
@@ -74,3 +75,11 @@ class TestPurity:
         kept = server.state
         list(server.run())
         assert state_hash(kept) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int8])
+def test_facts_tell_every_bit_of_a_tensor_of_any_dtype(dtype):
+    zeros = torch.zeros(3, dtype=dtype)
+    changed = zeros.clone()
+    changed[1] = 1
+    assert facts({"a": zeros}) == facts({"a": zeros.clone()}) != facts({"a": changed})

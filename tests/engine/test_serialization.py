@@ -84,3 +84,8 @@ def test_fingerprints_notice_names_types_shapes_and_single_bits():
 def test_fingerprints_see_values_and_not_their_layout():
     image = torch.randn(2, 3, 4, 5)
     assert state_hash([image]) == state_hash([image.contiguous(memory_format=torch.channels_last)])
+
+
+def test_a_dotted_name_and_a_nested_one_may_be_the_same_path():
+    tree = {"a.b": torch.zeros(2), "a": {"b": torch.ones(2)}}
+    assert state_hash(tree) == state_hash(clone(tree)) != state_hash({"a.b": torch.ones(2), "a": {"b": torch.ones(2)}})

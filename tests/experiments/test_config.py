@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pandas as pd
 import pytest
 import torch
 
@@ -16,6 +17,8 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import from_arguments, from_file, merged
+from rayfed.results.page.content import configuration
+from rayfed.results.trials import flattened, recorded_configuration
 
 MINE = """
 from dataclasses import dataclass
@@ -81,6 +84,30 @@ class TestMerging:
         tree = merged({"model": {"name": "cnn", "width": 8}}, {"model": {"name": "mlp", "hidden": [16]}})
         assert tree == {"model": {"name": "mlp", "hidden": [16]}}
 
+    @pytest.mark.parametrize(
+        "source",
+        [
+            {"algorithm.mu": 0.3, "algorithm.name": "fedprox"},
+            {"algorithm": {"mu": 0.3, "name": "fedprox"}},
+            {"algorithm": {"name": "fedprox"}, "algorithm.mu": 0.3},
+        ],
+    )
+    def test_options_given_before_the_new_name_stay(self, source):
+        assert merged({"algorithm": {"name": "scaffold", "lr": 1}}, source) == {
+            "algorithm": {"name": "fedprox", "mu": 0.3}
+        }
+
+    def test_options_of_a_base_given_before_both_names_stay(self):
+        source = {"algorithm.base.mu": 0.3, "algorithm.base.name": "fedprox", "algorithm.name": "dbe"}
+        assert merged({"algorithm.name": "fedavg"}, source) == {
+            "algorithm": {"name": "dbe", "base": {"name": "fedprox", "mu": 0.3}}
+        }
+
+    def test_the_order_of_the_keys_is_that_of_the_source(self):
+        source = {"local.lr": 1, "algorithm.mu": 2, "rounds": 3, "algorithm.name": "fedprox", "local.steps": 4}
+        tree = merged(source)
+        assert [*tree, *tree["local"]] == ["local", "algorithm", "rounds", "lr", "steps"]
+
     def test_a_value_has_no_keys_below_it(self):
         with pytest.raises(UsageError, match=r"rounds\.x: rounds already has the value 3"):
             merged({"rounds": 3}, {"rounds.x": 1})
@@ -140,6 +167,8 @@ class TestTypes:
             ("local.momentum=1", "local.momentum=1.0: must be less than 1"),
             ("local.lr=0", "local.lr=0.0: must be more than 0"),
             ("local.lr=.nan", "local.lr=nan: not a number"),
+            (f"local.lr=1{'0' * 400}", "local.lr=inf: must be finite"),
+            (f"local.lr=-1{'0' * 400}", "local.lr=-inf: must be finite"),
             ("evaluate.points=[global, everything]", "evaluate.points='everything': known: adapted, downloaded"),
             ("batch_norm=locl", "batch_norm='locl': did you mean local?"),
         ],
@@ -213,6 +242,34 @@ class TestAlgorithm:
         assert trial_name(config).startswith("Mine-seed0-")
         assert refusal("algorithm.name=config_mine:Mine", "algorithm.strength=-1").startswith("algorithm.strength=-1.0")
         assert "must be a dataclass that derives from" in refusal("algorithm.name=config_mine:Bare")
+
+    def test_the_users_own_metric_in_a_package(self, tmp_path, monkeypatch):
+        package = tmp_path / "config_metrics" / "inner"
+        package.mkdir(parents=True)
+        text = "from rayfed.metrics.calibration import Ece\nclass Mine(Ece):\n    pass\n"
+        (package / "own.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
+        name = "config_metrics.inner.own:Mine"
+        for source in (
+            {"metrics": {name: {"bins": 5}}},
+            {f"metrics.{name}": {"bins": 5}},
+            {f"metrics.{name}.bins": 5},
+            {"metrics": {f"{name}.bins": 5}},
+        ):
+            assert merged(source) == {"metrics": {name: {"bins": 5}}}
+        config = Config.read(from_arguments([f"metrics.{name}.bins=5"]))
+        assert {name: metric.bins for name, metric in config.metrics.items()} == {name: 5}
+        row = dict(flattened(config.tree()))
+        assert Config.read(recorded_configuration(row)).metrics == config.metrics
+        assert Config.read(configuration(pd.Series(row))).metrics == config.metrics
+
+    def test_a_package_that_their_module_lacks_is_not_the_module(self, tmp_path, monkeypatch):
+        (tmp_path / "config_lacking_more.py").write_text("import config_lacking\n")
+        monkeypatch.chdir(tmp_path)
+        message = refusal("algorithm.name=config_lacking_more:Mine")
+        assert "importing config_lacking_more fails: ModuleNotFoundError: No module named 'config_lacking'" in message
+        assert "line 1)" in message
+        assert "no module 'config_lacking.inner' in" in refusal("algorithm.name=config_lacking.inner:Mine")
 
     @pytest.mark.parametrize(
         ("key", "base"),

@@ -1,5 +1,6 @@
 """Tests of significance against values by hand and scipy, and the comparison of all pairs."""
 
+import csv
 import math
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from small_results import add
 from helpers.commands import command
 from rayfed.core.errors import UsageError
 from rayfed.results.pairs import all_pairs, paired_scores, stars_against_best
+from rayfed.results.queries import pairs_table
 from rayfed.results.read import read
 from rayfed.results.significance import cohens_dz, holm, paired_t, stars, wilcoxon
 
@@ -87,6 +89,15 @@ class TestAllPairs:
         assert pairs.holm_t[order[2]] == pytest.approx(max(raw[order[2]], 2 * raw[order[1]], 3 * raw[order[0]]))
         assert set(stars_against_best(pairs).marks) == {("fedavg", ""), ("fedprox", "mu=1")}
         assert stars_against_best(pairs).best == "dbe"
+
+    def test_a_name_with_quotes_is_one_cell_of_the_csv(self, folder: Path) -> None:
+        pairs = all_pairs(paired_scores(read(folder), **CHOICES))
+        name = 'fedavg domains=["mnist", "svhn"]'
+        pairs = pairs._replace(comparisons=[pair._replace(first=name) for pair in pairs.comparisons])
+        text = pairs_table(pairs, "e", "accuracy", "test", "at the last round", width=80, format="csv")
+        head, *rows = csv.reader(text.splitlines())
+        assert [row[0] for row in rows] == [f"{second} − {name}" for second in ("fedavg", "dbe", "dbe")]
+        assert {len(row) for row in rows} == {len(head)}
 
     def test_as_printed(self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
         monkeypatch.setenv("COLUMNS", "300")

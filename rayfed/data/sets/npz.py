@@ -102,10 +102,13 @@ def _unpack_images(path: Path, header: npz_member.ArrayHeader) -> np.ndarray:
     def fill(out: np.ndarray) -> None:
         start = 0
         for chunk in npz_member.read_chunks(path, "images"):
-            if not as_images and not np.isfinite(chunk).all():
-                raise UsageError(
-                    f"data.file={path}: images has values that are not finite; expected {EXPECTED['images']}"
-                )
+            if not as_images:
+                with np.errstate(over="ignore"):
+                    chunk = chunk.astype(np.float32, copy=False)
+                if not np.isfinite(chunk).all():
+                    raise UsageError(
+                        f"data.file={path}: images has values that are not finite; expected {EXPECTED['images']}"
+                    )
             out[start : start + len(chunk)] = chunk.reshape(len(chunk), *shape[1:])
             start += len(chunk)
 

@@ -11,6 +11,7 @@ import yaml
 
 import rayfed
 from rayfed.core.errors import UsageError
+from rayfed.core.options import key_path
 from rayfed.results.captions import RULE_CAPTIONS, mean_caption
 from rayfed.results.common_rounds import scored_clients_notes
 from rayfed.results.metric_names import is_fraction
@@ -58,7 +59,7 @@ def configuration(trial: pd.Series) -> dict[str, Any]:
     """
     tree: dict[str, Any] = {}
     for key, value in recorded_configuration(trial.to_dict()).items():
-        *parents, last = key.split(".")
+        *parents, last = key_path(key)
         branch = tree
         for parent in parents:
             branch = branch.setdefault(parent, {})
