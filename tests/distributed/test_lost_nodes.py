@@ -107,9 +107,20 @@ def once(ready, act):
     assert errors == []
 
 
+def raylet(node):
+    """The process id of a node's raylet."""
+    return node.all_processes["raylet"][0].process.pid
+
+
+def servers_raylet():
+    """The process id of the raylet on whose node the server runs."""
+    (server,) = processes("_ServerActor")
+    return psutil.Process(server).ppid()
+
+
 def kill(node):
     """Kill a node's raylet, as the loss of a machine does; its processes end with it."""
-    os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+    os.kill(raylet(node), signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -170,10 +181,15 @@ class TestSweep:
 
 
 class TestRun:
+    @pytest.mark.parametrize("cpus", [0])
     def test_goes_back_to_its_checkpoint_where_states_are_lost(self, cluster, undisturbed):
-        node = cluster.add_node(num_cpus=1)
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
         begun = lambda: max(last_rounds("back"), default=0) >= 8  # noqa: E731
-        with once(begun, lambda: kill(node)):
+
+        def lose_the_other_node():
+            kill(next(node for node in nodes if raylet(node) != servers_raylet()))
+
+        with once(begun, lose_the_other_node):
             code, said = ran("run", "results=back", "placement.hosts=2")
         assert code == 0, said
         assert read("back").trials["weights_hash"].tolist() == undisturbed[:1]
@@ -188,14 +204,11 @@ class TestRun:
     @pytest.mark.parametrize("server_cpus", [0, 1])
     def test_its_server_goes_on_elsewhere(self, cluster, undisturbed, server_cpus):
         sizes = (1 + server_cpus, 1)  # no node has room for what the other one held
-        nodes = {cluster.add_node(num_cpus=size).all_processes["raylet"][0].process.pid for size in sizes}
+        nodes = [cluster.add_node(num_cpus=size) for size in sizes]
         results = f"without_server_{server_cpus}"
 
         def lose_the_servers_node():
-            (server,) = processes("_ServerActor")
-            raylet = psutil.Process(server).ppid()
-            assert raylet in nodes
-            os.kill(raylet, signal.SIGKILL)
+            kill(next(node for node in nodes if raylet(node) == servers_raylet()))
 
         begun = lambda: max(last_rounds(results), default=0) >= 8  # noqa: E731
         with once(begun, lose_the_servers_node):
@@ -214,10 +227,8 @@ class TestRun:
         results, lost = f"without_node_{late}", []
 
         def lose_the_node():
-            (server,) = processes("_ServerActor")
-            raylet = psutil.Process(server).ppid()
-            assert {psutil.Process(host).ppid() for host in processes("RayHost")} == {raylet}
-            kill(next(node for node in nodes if node.all_processes["raylet"][0].process.pid == raylet))
+            assert {psutil.Process(host).ppid() for host in processes("RayHost")} == {servers_raylet()}
+            kill(next(node for node in nodes if raylet(node) == servers_raylet()))
             lost.append(time.monotonic())
 
         begun = lambda: max(last_rounds(results), default=0) >= 8  # noqa: E731
