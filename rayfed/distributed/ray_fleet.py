@@ -423,7 +423,7 @@ class RayFleet:
 
     def _start(self, position: int, *, later: bool = False) -> _Handle:
         actor = self._pool.actor(position)
-        return _Handle(position, actor, actor.take_up.remote(*self._arguments), time.monotonic(), later)
+        return _Handle(position, actor, actor.take_up.remote(*self._arguments), time.monotonic(), later=later)
 
     def _wait_for_first(self) -> None:
         """Wait until all hosts are ready, or those that take their place; some may be missing in the end, but not all.

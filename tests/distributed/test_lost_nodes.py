@@ -85,7 +85,10 @@ def cluster(here, monkeypatch, cpus):
 def last_rounds(folder):
     """The last round on disk of each trial that has any."""
     files = Path(folder).glob("run/rounds/*.parquet")
-    return [max(pd.read_parquet(file, columns=["round"])["round"], default=0) for file in files]
+    try:
+        return [max(pd.read_parquet(file, columns=["round"])["round"], default=0) for file in files]
+    except OSError:  # pandas opens a file twice, and it was replaced in between
+        return []
 
 
 @contextlib.contextmanager
