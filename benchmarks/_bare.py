@@ -24,7 +24,7 @@ from rayfed.core.optim import SGD
 from rayfed.core.rng import generator
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device_data import batch_rows
+from rayfed.engine.device_data import Normalise, batch_rows
 
 State = dict[str, np.ndarray]
 
@@ -103,15 +103,13 @@ def _serve(
     layout = torch.channels_last if channels_last else torch.contiguous_format
     model.to(memory_format=layout).train()  # type: ignore[call-overload]
     total = sum(len(client.train) for client in population.clients)
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (population.mean, population.std))
+    # with the roundings of rayfed, which training would magnify
+    normalise = Normalise(population, torch.device("cpu"), channels_last=channels_last)
     clients = []
     for number in numbers:
         examples = population.clients[number].train
         x, y = torch.from_numpy(np.asarray(examples.x)), torch.from_numpy(examples.y)
-        if x.dtype == torch.uint8:
-            x = x.float().mul_(1 / (255 * std)).add_(-mean / std)  # with the roundings of rayfed
-            x = x.to(memory_format=layout)
-        clients.append(BareClient(number, len(examples) / total, x, y))
+        clients.append(BareClient(number, len(examples) / total, normalise(x), y))
     pipe.send("ready")
     while (request := pipe.recv()) is not None:
         round, state = request

@@ -24,12 +24,13 @@ from rayfed.distributed.capacity import (
     known_nodes,
     this_machine,
 )
-from rayfed.distributed.host_pool import AUTOSCALE_SECONDS, HostPool, lacks_node
+from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.private_session import start_here
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder, lost_its_node
 from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.server_process import Outcome, make_pool, run_reserved
+from rayfed.distributed.start_clock import AUTOSCALE_SECONDS, StartClock
 from rayfed.distributed.user_modules import SentModule, install, register_user_modules, to_send
 from rayfed.engine.checkpoint import Saved
 from rayfed.experiments.config import Faults, Placement
@@ -174,7 +175,7 @@ class _ServerProcess:
         if self._pool is not None:
             for position in range(plan.config.placement.least_hosts):
                 self._pool.actor(position)  # starts while the server does
-        self._restarts, self._started, self._lacking, self._looked = plan.config.faults.restarts, 0.0, 0.0, 0.0
+        self._restarts, self._looked = plan.config.faults.restarts, 0.0
         self._process: Process | None = None
         self._dead: set[Process] = set()
         self._hanging = ""
@@ -199,7 +200,8 @@ class _ServerProcess:
         actor_class: Any = ray.remote(_ServerActor)
         self._actor = actor_class.options(**options).remote(self._sources)
         self._call = self._actor.run.remote(self._plan, self._recorder.actor, self._pool, saved)
-        self._started, self._lacking, self._process = time.monotonic(), 0.0, None
+        self._clock = StartClock(self._plan.config.faults.start_seconds, self._group if place.autoscale else None)
+        self._process = None
         self._saved = saved
 
     def wait(self, seconds: float | None) -> bool:
@@ -235,7 +237,7 @@ class _ServerProcess:
         self._looked = time.monotonic()
         faults = self._plan.config.faults
         signs = [sign for sign in self._recorder.signs() if sign.process not in self._dead]
-        if not signs and self._process is None and self._is_late():
+        if not signs and self._process is None and self._clock.is_late():
             raise HostLost(
                 f"the server did not start within {faults.start_seconds:g} s; `ray status` shows what is in use, and "
                 f"Ray's logs are in {log_folder()}. On a slow machine, give more faults.start_seconds"
@@ -245,16 +247,6 @@ class _ServerProcess:
             if sign.silent > faults.patience and not self._hanging:
                 self._hanging = f"it gave no sign of life for {sign.silent:.0f} s"
                 kill_process(sign.process)
-
-    def _is_late(self) -> bool:
-        """Return whether it should have started. On a cluster that grows, the wait for a node does not count."""
-        waited = self._looked - self._started
-        if waited - self._lacking <= self._plan.config.faults.start_seconds:
-            return False
-        if self._plan.config.placement.autoscale and waited < AUTOSCALE_SECONDS and lacks_node(self._group):
-            self._lacking = waited
-            return False
-        return True
 
     def _start_again(self, cause: str) -> None:
         plan, trial = self._plan, self._plan.trial

@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.distributed.ray_host import RayHost
 from rayfed.distributed.user_modules import SentModule
-
-AUTOSCALE_SECONDS = 1800.0
-"""How long a cluster that grows may take to start a node."""
 
 
 class HostPool:
@@ -57,11 +54,6 @@ class HostPool:
         if (actor := self._actors.pop(position, None)) is not None:
             ray.kill(actor)
 
-    @property
-    def lacks_node(self) -> bool:
-        """Whether processes wait for a node, since one was lost and no other has room."""
-        return self.group is not None and lacks_node(self.group)
-
     def release(self) -> None:
         """End the use by a trial."""
         if not self._keep:
@@ -71,9 +63,3 @@ class HostPool:
         """Kill all processes."""
         for position in list(self._actors):
             self.drop(position)
-
-
-def lacks_node(group: PlacementGroup) -> bool:
-    """Return whether a node of `group` was lost, and no other has room for what was reserved there."""
-    state: str = placement_group_table(group).get("state", "")
-    return state == "RESCHEDULING"

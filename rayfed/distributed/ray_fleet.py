@@ -10,7 +10,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import ray
@@ -21,10 +21,11 @@ from rayfed.core.errors import HostLost, StatesLost
 from rayfed.core.ids import ClientIndex
 from rayfed.core.records import Event
 from rayfed.data.population import Population
-from rayfed.distributed.host_pool import AUTOSCALE_SECONDS, HostPool
+from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import cause_of_death, kill_process, log_folder
 from rayfed.distributed.ray_host import SMALL_BYTES, unpacked_sum
+from rayfed.distributed.start_clock import StartClock
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.exact_sum import ExactSum
@@ -56,7 +57,7 @@ class _Handle:
 
     Attributes:
         ready: The call that returns when it is ready; None once it has, or has failed.
-        lacking: The seconds since `began` in which there was no node for it.
+        clock: How long it has been starting.
         later: Whether it was started after the others.
         process: Its process and node while it is alive.
         late: Calls whose results no longer count; until they end, it gets no other.
@@ -65,8 +66,8 @@ class _Handle:
     position: int
     actor: Any
     ready: Any
-    began: float
-    lacking: float = 0.0
+    clock: StartClock
+    _: KW_ONLY
     later: bool = False
     process: tuple[int, str] | None = None
     late: tuple[Any, ...] = ()
@@ -404,7 +405,7 @@ class RayFleet:
         hanging += [handle for handle in self._handles if handle.late and now - handle.late_since > self._patience]
         for handle in hanging:
             self._drop(handle, "host hanging", "gave no result in time", schedule, calls)
-        self._drop_late_starts(now)
+        self._drop_late_starts()
         return [reference for reference in done if reference in calls]
 
     def _caught_up(self, handle: _Handle, reference: Any, schedule: Schedule, calls: dict[Any, Any]) -> None:
@@ -423,7 +424,8 @@ class RayFleet:
 
     def _start(self, position: int, *, later: bool = False) -> _Handle:
         actor = self._pool.actor(position)
-        return _Handle(position, actor, actor.take_up.remote(*self._arguments), time.monotonic(), later=later)
+        clock = StartClock(self._start_seconds, self._pool.group if self._placement.autoscale else None)
+        return _Handle(position, actor, actor.take_up.remote(*self._arguments), clock, later=later)
 
     def _wait_for_first(self) -> None:
         """Wait until all hosts are ready, or those that take their place; some may be missing in the end, but not all.
@@ -436,7 +438,7 @@ class RayFleet:
             done, _ = ray.wait(list(starting), num_returns=1, timeout=_LOOK_SECONDS)
             for reference in done:
                 self._started(starting[reference])
-            self._drop_late_starts(time.monotonic())
+            self._drop_late_starts()
         if not any(handle.live for handle in self._handles):
             place, hosts = self._placement, len(self._handles)
             raise HostLost(
@@ -445,18 +447,13 @@ class RayFleet:
                 f"{log_folder()}. On a slow machine, give more faults.start_seconds"
             )
 
-    def _drop_late_starts(self, now: float) -> None:
-        """Give up hosts that did not start in time. On a cluster that grows, the wait for a node does not count."""
+    def _drop_late_starts(self) -> None:
+        """Give up hosts that did not start in time."""
         for handle in self._handles:
-            waited = now - handle.began
-            if handle.ready is None or waited - handle.lacking <= self._start_seconds:
-                continue
-            if self._placement.autoscale and waited < AUTOSCALE_SECONDS and self._pool.lacks_node:
-                handle.lacking = waited
-                continue
-            self._pool.drop(handle.position)
-            handle.ready = None
-            self._note("host lost", f"host {handle.position} did not start within {self._start_seconds:g} s")
+            if handle.ready is not None and handle.clock.is_late():
+                self._pool.drop(handle.position)
+                handle.ready = None
+                self._note("host lost", f"host {handle.position} did not start within {self._start_seconds:g} s")
 
     def _started(self, handle: _Handle) -> bool:
         """Take in a host that is ready; return whether it is."""
@@ -471,8 +468,7 @@ class RayFleet:
             return False
         handle.process, handle.ready = (pid, node), None
         if handle.later:
-            seconds = time.monotonic() - handle.began
-            self._note("host started", f"host {handle.position}, process {pid}, within {seconds:.1f} s")
+            self._note("host started", f"host {handle.position}, process {pid}, within {handle.clock.seconds:.1f} s")
         return True
 
     def _drop(self, handle: _Handle, event: str, detail: str, schedule: Schedule, calls: dict[Any, Any]) -> None:
