@@ -24,7 +24,7 @@ from rayfed.data.population import Population
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import cause_of_death, kill_process, log_folder
-from rayfed.distributed.ray_host import SMALL_BYTES, unpacked_sum
+from rayfed.distributed.ray_host import SMALL_BYTES, SentStates, unpacked_sum
 from rayfed.distributed.start_clock import StartClock
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
@@ -106,10 +106,12 @@ class RayStates(ClientStates):
     def version(self, client: ClientIndex) -> int:
         return self._versions[client]
 
-    def references(self, clients: Iterable[ClientIndex]) -> tuple[dict[ClientIndex, int], list[Any]]:
-        """Return the versions of those of `clients` that have a state, and the objects in the same order."""
+    def sent(self, clients: Iterable[ClientIndex]) -> tuple[SentStates, list[Any]]:
+        """Return the states of those of `clients` that have one: the small ones, and the objects of the others."""
         known = {client: self._objects[client] for client in clients if client in self._objects}
-        return {client: self._versions[client] for client in known}, list(known.values())
+        small = {client: kept for client, kept in known.items() if not isinstance(kept, ray.ObjectRef)}
+        states = SentStates({client: self._versions[client] for client in known}, small)
+        return states, [kept for client, kept in known.items() if client not in small]
 
     def commit(self, states: Mapping[ClientIndex, Any], version: int) -> None:
         """Replace the states of some clients."""
@@ -193,13 +195,13 @@ class RayFleet:
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             clients = chunk.clients
             part = request.part(clients)
-            versions, references = self._states.references(clients)
+            states, references = self._states.sent(clients)
             own = {i: unicast[i] for i in clients if i in unicast}
             separate = weighing or kind not in self._small
             method = actor.exchange
             if separate:
                 method = method.options(num_returns=1 + len(clients) * (2 if weighing else 1))
-            returned = method.remote(part, number, sent, own, versions, separate, *references)
+            returned = method.remote(part, number, sent, own, separate, states, *references)
             return list(returned) if separate else [returned]
 
         def cost(client: ClientIndex) -> float:
@@ -266,9 +268,9 @@ class RayFleet:
         number, sent, unicast = self._number, ray.put(pack(down)), pack(dict(unicast))
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
-            versions, references = self._states.references(chunk.clients)
+            states, references = self._states.sent(chunk.clients)
             own = {i: unicast[i] for i in chunk.clients if i in unicast}
-            return [actor.score_downloads.remote(request.part(chunk.clients), number, sent, own, versions, *references)]
+            return [actor.score_downloads.remote(request.part(chunk.clients), number, sent, own, states, *references)]
 
         return self._scored(request, call, ("score", request.points))
 
@@ -285,13 +287,11 @@ class RayFleet:
         ]
 
     def hashes(self) -> dict[ClientIndex, str]:
-        versions, references = self._states.references(self._states)
-        objects = dict(zip(versions, references, strict=True))
-
         def call(actor: Any, chunk: Chunk) -> list[Any]:
-            return [actor.hashes.remote(chunk.clients, *(objects[client] for client in chunk.clients))]
+            states, references = self._states.sent(chunk.clients)
+            return [actor.hashes.remote(states, *references)]
 
-        schedule = self._schedule([Unit((client,)) for client in objects], "hashes")
+        schedule = self._schedule([Unit((client,)) for client in self._states], "hashes")
         return {
             client: digest
             for _, result, _ in self._dispatch(schedule, "hashes", call)
@@ -351,6 +351,7 @@ class RayFleet:
 
     def _schedule(self, units: Sequence[Unit], kind: Hashable) -> Schedule:
         self._look_for_nodes()
+        self._rates.begin(kind)
         free = [handle.position for handle in self._handles if handle.live and not handle.late]
         rates = self._rates.of(kind, range(len(self._handles)))
         most = _MOST_SMALL if kind in self._small else MOST_CLIENTS

@@ -1,8 +1,8 @@
 """A host as a Ray actor: unpacks what arrives, packs what leaves."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +25,25 @@ from rayfed.engine.tracing import Tracer
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
 _CACHED_SHARE = 0.125  # of the memory of a GPU, for the states of clients
+
+
+class SentStates(NamedTuple):
+    """The states of clients on their way to a host, in the order of `versions`.
+
+    Attributes:
+        versions: The version of each client's state.
+        small: The packed states of at most `SMALL_BYTES`. Those of the other clients are arguments of their own, so
+            that Ray finds their objects.
+    """
+
+    versions: Mapping[ClientIndex, int]
+    small: Mapping[ClientIndex, Any]
+
+    def packed(self, others: Sequence[Any]) -> Iterator[tuple[ClientIndex, int, Any]]:
+        """Yield each client with the version of its state and the packed state; `others` are those not in `small`."""
+        left = iter(others)
+        for client, version in self.versions.items():
+            yield client, version, self.small[client] if client in self.small else next(left)
 
 
 class RayHost:
@@ -69,8 +88,8 @@ class RayHost:
         number: int,
         sent: Any,
         unicast: Any,
-        versions: Mapping[ClientIndex, int],
         separate: bool,
+        sent_states: SentStates,
         *states: Any,
     ) -> Any:
         """Run an exchange; see `Host.exchange`.
@@ -80,11 +99,11 @@ class RayHost:
             number: A number of this exchange, which is also the version of the states that it writes.
             sent: What all clients receive, packed.
             unicast: What single clients receive, packed.
-            versions: The versions of the `states`, by client and in their order.
             separate: Whether to return every client's state, and what the server is going to weigh, as objects of
                 their own. The first object then repeats the states of at most `SMALL_BYTES`.
+            sent_states: The clients' states, those that are not small in `states`.
         """
-        before = self._unpacked_states(versions, states)
+        before = self._unpacked_states(sent_states, states)
         models = unpack(request.models_before, self.device)
         request = dataclasses.replace(request, models_before=models)
         down = self._unpacked(number, sent)
@@ -115,10 +134,10 @@ class RayHost:
         number: int,
         sent: Any,
         unicast: Any,
-        versions: Mapping[ClientIndex, int],
+        sent_states: SentStates,
         *states: Any,
     ) -> Scored:
-        before = self._unpacked_states(versions, states)
+        before = self._unpacked_states(sent_states, states)
         return self.host.score_downloads(request, self._unpacked(number, sent), unpack(unicast, self.device), before)
 
     def score_global(self, request: ScoreRequest, number: int, model: Any) -> Scored:
@@ -128,10 +147,10 @@ class RayHost:
         gradients = self.host.gradients(request, self._unpacked(number, model))
         return [one._replace(total=packed_sum(one.total)) for one in gradients]
 
-    def hashes(self, clients: Sequence[ClientIndex], *states: Any) -> dict[ClientIndex, str]:
+    def hashes(self, sent_states: SentStates, *states: Any) -> dict[ClientIndex, str]:
         """Return the hash of each client's state."""
         cpu = torch.device("cpu")
-        return {client: state_hash(unpack(state, cpu)) for client, state in zip(clients, states, strict=True)}
+        return {client: state_hash(unpack(packed, cpu)) for client, _, packed in sent_states.packed(states)}
 
     def start_trace(self) -> None:
         """Begin to trace this process."""
@@ -149,12 +168,12 @@ class RayHost:
             self._sent = number, unpack(sent, self.device)
         return self._sent[1]
 
-    def _unpacked_states(self, versions: Mapping[ClientIndex, int], states: Sequence[Any]) -> dict[ClientIndex, State]:
+    def _unpacked_states(self, sent_states: SentStates, states: Sequence[Any]) -> dict[ClientIndex, State]:
         unpacked = {}
-        for (client, version), state in zip(versions.items(), states, strict=True):
+        for client, version, packed in sent_states.packed(states):
             here = self._states.get(client, version)
             if here is None:
-                here = self.host.ctx.task.to_memory_format(unpack(state, self.device))
+                here = self.host.ctx.task.to_memory_format(unpack(packed, self.device))
             unpacked[client] = here
         return unpacked
 

@@ -22,7 +22,7 @@ IN_FLIGHT = 2
 MOST_CLIENTS = 64
 """Clients of a chunk, by default."""
 _LEAST_SHARE = 0.06  # of the mean work of a host, for a chunk
-_LEAST_SECONDS = 0.3  # of a chunk but the last: where work is this short, calls cost more than corrections gain
+_LEAST_SECONDS = 0.1  # of a chunk: where work is this short, calls cost more than corrections gain
 _WORTH_A_COPY = 0.5  # seconds to be gained, since a copy that comes too late keeps its host from the next round
 _HANGING = 10.0  # times the predicted seconds
 _UNKNOWN = 10.0  # times the patience, where nothing has been measured
@@ -81,24 +81,33 @@ class Chunk:
 
 
 class Rates:
-    """Running estimates of the seconds per unit of cost, by host and kind of work."""
+    """Running estimates of the seconds per unit of cost, by host and kind of work.
+
+    An exchange counts half as much as the one after it. Within an exchange, every unit of cost counts the same: a short
+    chunk, most of whose seconds are those of the call, says little.
+    """
 
     def __init__(self) -> None:
-        self._rates: dict[tuple[Hashable, int], float] = {}
+        self._measured: dict[tuple[Hashable, int], tuple[float, float]] = {}  # seconds and cost
+
+    def begin(self, kind: Hashable) -> None:
+        """Begin an exchange: what was measured before it counts half as much from now on."""
+        for (of, host), (seconds, cost) in self._measured.items():
+            if of == kind:
+                self._measured[of, host] = seconds / 2, cost / 2
 
     def measured(self, kind: Hashable, host: int, cost: float, seconds: float) -> None:
-        """Take a measurement into account; the last few count most."""
+        """Take a measurement into account."""
         if cost > 0 and seconds > 0:
-            old = self._rates.get((kind, host))
-            rate = seconds / cost
-            self._rates[kind, host] = rate if old is None else 0.5 * (old + rate)
+            before = self._measured.get((kind, host), (0.0, 0.0))
+            self._measured[kind, host] = before[0] + seconds, before[1] + cost
 
     def of(self, kind: Hashable, hosts: Iterable[int]) -> dict[int, float] | None:
         """Return the seconds per unit of cost of each host, or None where nothing has been measured.
 
         A host that is new to this kind of work counts as one of mean speed.
         """
-        known = {host: rate for (of, host), rate in self._rates.items() if of == kind}
+        known = {host: seconds / cost for (of, host), (seconds, cost) in self._measured.items() if of == kind}
         if not known:
             return None
         mean = sum(known.values()) / len(known)
@@ -106,7 +115,7 @@ class Rates:
 
     def forget(self, host: int) -> None:
         """Forget what was measured on a host that was replaced: the next one may run on another machine."""
-        self._rates = {key: rate for key, rate in self._rates.items() if key[1] != host}
+        self._measured = {key: sums for key, sums in self._measured.items() if key[1] != host}
 
 
 @dataclass
@@ -250,14 +259,20 @@ class Schedule:
             seconds += (elapsed if elapsed > 2 * first else max(first - elapsed, 0.0)) - first
         return seconds + sum(unit.cost for unit in self._plans[host]) * rate
 
+    def _least_cost(self, host: int) -> float:
+        """Return the cost of the shortest chunk that is worth a call."""
+        return 0.0 if self.rates is None else max(self._least, _LEAST_SECONDS / self._rate(host))
+
     def _front(self, host: int) -> list[Unit]:
-        """Take the next chunk, half of what is planned for `host`, from its plan."""
+        """Take the next chunk, half of what is planned for `host`, from its plan; all of it if little would be left."""
         plan = self._plans[host]
-        half = sum(unit.cost for unit in plan) / 2
-        least = max(self._least, _LEAST_SECONDS / self._rate(host)) if self.rates is not None else 0.0
+        planned, least = sum(unit.cost for unit in plan), self._least_cost(host)
+        most = max(planned / 2, least)
+        if planned - most < least / 2:
+            most = math.inf
         taken: list[Unit] = []
         cost, clients = 0.0, 0
-        while plan and (not taken or (cost + plan[0].cost <= max(half, least))):
+        while plan and (not taken or cost + plan[0].cost <= most):
             if taken and clients + len(plan[0].clients) > self.most_clients:
                 break
             taken.append(plan.popleft())

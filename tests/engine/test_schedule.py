@@ -183,6 +183,31 @@ def test_chunks_never_hold_more_clients_than_fit_into_memory():
     assert max(len(chunk.clients) for chunk in Simulation(schedule, {0: 1.0}).run().chunks) == 64
 
 
+def test_the_last_chunk_is_not_a_crumb():
+    chunks = Simulation(Schedule(units([1] * 24), [0], {0: 0.01}), {0: 0.01}).run().chunks
+    assert [len(chunk.units) for chunk in chunks] == [12, 12]  # and not 12, 10, 2
+
+
+def test_hosts_finish_together_where_every_call_costs_time():
+    """The fixed cost of calls must not make a host with a short chunk look slow, round after round."""
+    rates, call, speeds = Rates(), 0.005, {0: 0.0044, 1: 0.004}
+    for _ in range(20):
+        rates.begin("kind")
+        schedule = Schedule(units([1] * 500), speeds, rates.of("kind", speeds), most_clients=1000)
+        now, ends = 0.0, {}
+        while not schedule.finished:
+            for host in speeds:
+                while schedule.next(host, now) is not None:
+                    pass
+            working = [chunk for chunk in schedule.flying() if chunk.started is not None]
+            finish = {chunk: chunk.started + call + speeds[chunk.host] * chunk.cost for chunk in working}
+            chunk = min(finish, key=finish.get)
+            rates.measured("kind", chunk.host, chunk.cost, finish[chunk] - chunk.started)
+            now = ends[chunk.host] = finish[chunk]
+            schedule.done(chunk, now)
+    assert max(ends.values()) / np.mean(list(ends.values())) < 1.01  # 1.08 where every chunk counted the same
+
+
 def test_short_blocks_come_last_in_a_chunk():
     blocks = [Unit((4,), cost=9), Unit((0, 1), cost=2), Unit((2, 3), cost=2)]
     schedule = Schedule(blocks, [0])
@@ -197,11 +222,19 @@ class TestRates:
     def test_nothing_is_known_before_the_first_measurement(self):
         assert Rates().of("kind", [0, 1]) is None
 
-    def test_the_last_measurements_count_most(self):
+    def test_the_last_exchanges_count_most(self):
         rates = Rates()
         for seconds in (10, 20, 40):
+            rates.begin("kind")
             rates.measured("kind", 0, 10, seconds)
-        assert rates.of("kind", [0]) == {0: 0.5 * (0.5 * (1 + 2) + 4)}
+        assert rates.of("kind", [0]) == {0: (10 / 4 + 20 / 2 + 40) / (10 / 4 + 10 / 2 + 10)}
+
+    def test_a_short_chunk_that_took_long_counts_little(self):
+        rates = Rates()
+        rates.begin("kind")
+        rates.measured("kind", 0, 100, 10.0)
+        rates.measured("kind", 0, 1, 1.0)
+        assert rates.of("kind", [0]) == {0: 11 / 101}
 
     def test_new_hosts_have_the_mean_speed_and_kinds_are_apart(self):
         rates = Rates()
