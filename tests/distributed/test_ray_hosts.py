@@ -30,9 +30,10 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import Diverged, HostLost, UsageError
 from rayfed.core.registry import resolve
 from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.ray_fleet import RayFleet
+from rayfed.distributed.ray_fleet import RayFleet, RayStates
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.schedule import Schedule
+from rayfed.engine.serialization import pack, unpack
 from rayfed.engine.server import Evaluation, Server
 from rayfed.experiments.config import Placement
 
@@ -164,6 +165,22 @@ def test_more_hosts_than_clients(pool):
         list(server.run())
         hashes.add(server.state_hash())
     assert len(hashes) == 1
+
+
+def test_states_of_any_size_arrive_with_their_clients():
+    states = RayStates(torch.device("cpu"))
+    sizes = {0: 5000, 1: 3, 2: 5000, 3: 0}  # 5000 floats are an object of their own
+    for client, size in sizes.items():
+        packed = pack({"w": torch.full((size,), float(client))})
+        states.commit({client: packed if size < 1000 else ray.put(packed)}, version=10 + client)
+    sent, references = states.sent((3, 2, 7, 1, 0))  # client 7 has no state
+    assert len(references) == 2
+    arrived = {client: (version, unpacked(state)) for client, version, state in sent.packed(ray.get(references))}
+    assert arrived == {client: (10 + client, [float(client)] * sizes[client]) for client in (3, 2, 1, 0)}
+
+
+def unpacked(state):
+    return unpack(state, torch.device("cpu"))["w"].tolist()
 
 
 def test_unseen_clients_are_the_same_wherever_they_live(pool):

@@ -86,7 +86,7 @@ def test_the_most_costly_go_first_and_each_to_the_host_that_is_free_first():
     assert slow.predicted == {0: 13, 1: 9}  # 4, 3, 2, 2, 2 and 3
 
 
-@pytest.mark.parametrize(("hosts", "bound"), [(2, 1.05), (4, 1.02 * 1.02), (8, 1.05), (16, 1.35)])
+@pytest.mark.parametrize(("hosts", "bound"), [(2, 1.02), (4, 1.02), (8, 1.05), (16, 1.35)])
 def test_hosts_finish_together_where_clients_differ_in_size(hosts, bound):
     """100 of 10,000 clients with lognormal sizes, over 50 rounds: busiest host by mean host, without idle tails."""
     sizes = np.random.default_rng(0).lognormal(3, 1, 10_000)
