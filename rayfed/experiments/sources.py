@@ -35,9 +35,12 @@ def _names_first(source: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     items = {str(key): value for key, value in source.items()}
     for key in list(items):
         path = key.split(".")
-        for name in (".".join([*path[:depth], "name"]) for depth in range(len(path))):
+        for group in (path[:depth] for depth in range(len(path))):
+            name, inner = ".".join([*group, "name"]), items.get(".".join(group))
             if name in items:
                 yield name, items.pop(name)
+            elif isinstance(inner, Mapping) and "name" in inner:
+                yield name, inner["name"]
         if key in items:
             yield key, items[key]
 

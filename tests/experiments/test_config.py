@@ -90,6 +90,7 @@ class TestMerging:
             {"algorithm.mu": 0.3, "algorithm.name": "fedprox"},
             {"algorithm": {"mu": 0.3, "name": "fedprox"}},
             {"algorithm": {"name": "fedprox"}, "algorithm.mu": 0.3},
+            {"algorithm.mu": 0.3, "algorithm": {"name": "fedprox"}},
         ],
     )
     def test_options_given_before_the_new_name_stay(self, source):
@@ -99,6 +100,8 @@ class TestMerging:
 
     def test_options_of_a_base_given_before_both_names_stay(self):
         source = {"algorithm.base.mu": 0.3, "algorithm.base.name": "fedprox", "algorithm.name": "dbe"}
+        nested = {"algorithm.base.mu": 0.3, "algorithm": {"base": {"name": "fedprox"}, "name": "dbe"}}
+        assert merged({"algorithm.name": "fedavg"}, nested) == merged({"algorithm.name": "fedavg"}, source)
         assert merged({"algorithm.name": "fedavg"}, source) == {
             "algorithm": {"name": "dbe", "base": {"name": "fedprox", "mu": 0.3}}
         }
