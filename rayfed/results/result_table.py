@@ -15,6 +15,7 @@ from rayfed.results.selection import DOMAIN
 CHOSEN = "†"
 """Marks hyperparameters that validation chose."""
 _LAST = (("mean", "AVG"), ("worst", "worst"))
+_SEEDS = "seeds"
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class ResultTable:
         columns = {
             column.header: [cell.text(between) if cell else "-" for cell in column.cells] for column in self.columns
         }
-        return columns if self.same_seeds else {**columns, "seeds": list(map(str, self.seeds))}
+        return columns if self.same_seeds else {**columns, _SEEDS: list(map(str, self.seeds))}
 
 
 class Stars(NamedTuple):
@@ -127,7 +128,7 @@ def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> R
     better = bool(rows["higher_is_better"].iloc[0])
     columns = {
         name: Column(header, _ranked([_cell(group, name, metric) for group in groups.values()], better))
-        for name, header in [*((name, name.removeprefix(DOMAIN)) for name in domains), *_LAST]
+        for name, header in [*((name, _domain_header(name)) for name in domains), *_LAST]
     }
     remarks = []
     for name, header in reversed(_LAST):
@@ -153,6 +154,12 @@ def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> R
         orders=list(groups),
         remarks=remarks,
     )
+
+
+def _domain_header(quantity: str) -> str:
+    """Return the name of a domain, told apart from the headers that every table has."""
+    domain = quantity.removeprefix(DOMAIN)
+    return f"domain {domain}" if domain in (_SEEDS, *dict(_LAST).values()) else domain
 
 
 def _cell(group: pd.DataFrame, quantity: str, metric: str) -> Cell | None:

@@ -57,6 +57,11 @@ class TestColumns:
         assert table.cells()["AVG"] == ["60.00 ± 5.00", "70.00 ± 2.00", "55.00 ± 1.00"]
         assert table.remarks == []
 
+    def test_domains_named_like_other_columns_hide_none(self) -> None:
+        named = {name: {**of, "domain:AVG": of["domain:a"], "domain:worst": of["mean"]} for name, of in TWO.items()}
+        headers = list(make_table(rows(named), "accuracy").cells())
+        assert headers == ["domain AVG", "a", "b", "domain worst", "AVG", "worst"]
+
     def test_one_domain_has_no_average(self) -> None:
         one = {name: {"domain:a": of["mean"], "mean": of["mean"], "worst": of["worst"]} for name, of in TWO.items()}
         assert list(make_table(rows(one), "accuracy").cells()) == ["a", "worst"]
