@@ -83,24 +83,26 @@ class Chunk:
 class Rates:
     """Running estimates of the seconds per unit of cost, by host and kind of work.
 
-    An exchange counts half as much as the one after it. Within an exchange, every unit of cost counts the same: a short
-    chunk, most of whose seconds are those of the call, says little.
+    Of the exchanges in which a host took part, each counts half as much as the one after it. Within an exchange, every
+    unit of cost counts the same: a short chunk, most of whose seconds are those of the call, says little.
     """
 
     def __init__(self) -> None:
         self._measured: dict[tuple[Hashable, int], tuple[float, float]] = {}  # seconds and cost
+        self._before: set[tuple[Hashable, int]] = set()  # what was not measured in this exchange
 
     def begin(self, kind: Hashable) -> None:
-        """Begin an exchange: what was measured before it counts half as much from now on."""
-        for (of, host), (seconds, cost) in self._measured.items():
-            if of == kind:
-                self._measured[of, host] = seconds / 2, cost / 2
+        """Begin an exchange."""
+        self._before.update(key for key in self._measured if key[0] == kind)
 
     def measured(self, kind: Hashable, host: int, cost: float, seconds: float) -> None:
         """Take a measurement into account."""
         if cost > 0 and seconds > 0:
-            before = self._measured.get((kind, host), (0.0, 0.0))
-            self._measured[kind, host] = before[0] + seconds, before[1] + cost
+            key = kind, host
+            weight = 0.5 if key in self._before else 1.0
+            self._before.discard(key)
+            old_seconds, old_cost = self._measured.get(key, (0.0, 0.0))
+            self._measured[key] = weight * old_seconds + seconds, weight * old_cost + cost
 
     def of(self, kind: Hashable, hosts: Iterable[int]) -> dict[int, float] | None:
         """Return the seconds per unit of cost of each host, or None where nothing has been measured.

@@ -229,6 +229,14 @@ class TestRates:
             rates.measured("kind", 0, 10, seconds)
         assert rates.of("kind", [0]) == {0: (10 / 4 + 20 / 2 + 40) / (10 / 4 + 10 / 2 + 10)}
 
+    def test_a_host_that_is_not_needed_keeps_its_estimate(self):
+        rates = Rates()
+        rates.measured("kind", 1, 10, 20)
+        for _ in range(2000):
+            rates.begin("kind")
+            rates.measured("kind", 0, 10, 10)
+        assert rates.of("kind", [0, 1]) == {0: 1.0, 1: 2.0}
+
     def test_a_short_chunk_that_took_long_counts_little(self):
         rates = Rates()
         rates.begin("kind")
