@@ -23,7 +23,7 @@ from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.data.population import Client, Examples, Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device_data import batch_rows
+from rayfed.engine.device_data import Normalise, batch_rows
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ExchangeRequest
 from rayfed.models.build import build_model
@@ -119,9 +119,10 @@ def _plain(plan: Blueprint, population: Population, *, channels_last: bool) -> V
     layout = torch.channels_last if channels_last else torch.contiguous_format
     model = copy.deepcopy(plan.model).to(memory_format=layout).train()  # type: ignore[call-overload]
     start = {name: value.clone() for name, value in model.state_dict().items()}
+    normalise = Normalise(population, torch.device("cpu"), channels_last=channels_last)
     clients = []
     for client in population.clients:
-        x = ((torch.from_numpy(np.asarray(client.train.x)).float() / 255 - 0.5) / 0.5).to(memory_format=layout)
+        x = normalise(torch.from_numpy(np.asarray(client.train.x)))
         clients.append((x, torch.from_numpy(client.train.y)))
     rng = np.random.default_rng(0)
 
