@@ -91,7 +91,7 @@ def render(
     if summary.rows.empty:
         return "\n".join(["No trial is done yet.", *summary.notes, *failures, location])
     shown = sections(tables, summary, metric=metric, point=point, split=split, rule=rule, stars=stars)
-    notes = [*summary.notes, *failures]
+    notes = [*_absent_experiments(summary, shown, metric, split), *summary.notes, *failures]
     if format == "csv":
         return _as_csv(shown)
     if format == "latex":
@@ -268,6 +268,17 @@ def _as_csv(shown: Iterable[Section]) -> str:
                 seeds = table.seeds[index] if cell is None else cell.seeds
                 writer.writerow((section.experiment, section.title, *row, *numbers, seeds))
     return out.getvalue().rstrip("\n")
+
+
+def _absent_experiments(summary: Summary, shown: Iterable[Section], metric: str, split: str | None) -> list[str]:
+    """Return a note on the experiments that have finished trials and no table."""
+    names = sorted(set(summary.rows["experiment"]) - {section.experiment for section in shown})
+    what = " ".join(filter(None, [split, metric]))
+    return (
+        [f"Experiments not shown, because they have no {what} at the model scored: {', '.join(names)}."]
+        if names
+        else []
+    )
 
 
 def _not_shown(rows: pd.DataFrame, scored: pd.DataFrame, shown: pd.DataFrame, what: str) -> list[str]:

@@ -25,10 +25,11 @@ def draw_clients(data: FigureData) -> Figure:
         UsageError: the values belong to the server and not to clients.
     """
     rows, rule = data.scores()
-    values = filter_rows(
-        client_scores(data.tables), data.tables, metric=data.metric, point=data.point, split=data.split
-    )
-    values = values[values["rule"] == rule]
+    values = client_scores(data.tables)
+    values = values[(values["metric"] == data.metric) & (values["split"] == data.split)]
+    if not values.empty:
+        values = filter_rows(values, data.tables, metric=data.metric, point=data.point, split=data.split)
+        values = values[values["rule"] == rule]
     if values.empty:
         raise UsageError(f"plot: no client has {data.split} {data.metric}; these values are the server's")
     shown, remark = shown_methods(rows[rows["quantity"] == "mean"], _MOST_METHODS)

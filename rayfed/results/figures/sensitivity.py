@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.results.captions import RULE_CAPTIONS
+from rayfed.results.captions import RULE_CAPTIONS, average_words
 from rayfed.results.chart_data import varying_keys
 from rayfed.results.figures.data import FigureData
 from rayfed.results.figures.style import COLOURS, legend_below, new_figure, plain_axes, seeds_words
@@ -45,8 +45,9 @@ def draw_sensitivity(data: FigureData) -> Figure:
     for axes in figure.axes[::columns]:
         axes.set_ylabel(f"{data.split} {data.metric}" + (" (%)" if is_fraction(data.metric) else ""))
     caption = RULE_CAPTIONS[rule].format(criterion=selection_criterion(data.summary.rows))
+    average = average_words(data.tables.metrics, data.split, data.metric)
     more = f"; not shown: {', '.join(left_out)}" if left_out else ""
-    words = f"{data.experiment}: mean over clients, {caption}, {seeds_words(rows['seeds'])}{more}"
+    words = f"{data.experiment}: {average}, {caption}, {seeds_words(rows['seeds'])}{more}"
     figure.suptitle(words, fontsize=8, x=0.01, ha="left")
     if len(keys) == 1:
         legend_below(figure, list(labels))
