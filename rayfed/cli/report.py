@@ -13,8 +13,7 @@ from rayfed.results.figures.kinds import KINDS, plot
 from rayfed.results.pairs import Pairs, all_pairs, paired_scores, stars_against_best
 from rayfed.results.queries import comparison_text, pairs_table, target_text
 from rayfed.results.read import Tables, of_experiment, read
-from rayfed.results.report import FORMATS, render
-from rayfed.results.row_filter import filter_rows
+from rayfed.results.report import FORMATS, render, reported_rows
 from rayfed.results.selection import RULES
 from rayfed.results.summary import summarise
 
@@ -148,7 +147,7 @@ def _files(options: argparse.Namespace, tables: Tables, scored: dict[str, Any]) 
         )
         written.append(f"Plot: {options.plot}")
     if options.csv:
-        _write_csv(filter_rows(summarise(tables).rows, tables, **scored), options.csv)
+        _write_csv(reported_rows(summarise(tables), tables, **scored), options.csv)
         written.append(f"CSV: {options.csv}")
     if options.html:
         from rayfed.results.page.build import write_page

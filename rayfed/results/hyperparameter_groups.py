@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from rayfed.results.trials import FIXED
+from rayfed.results.trials import COUNTS_OR_SHARES, FIXED
 
 LOCATION_KEYS = ("data.root", "data.download")
 """Keys that say where a dataset's files are and how they got there; the same files elsewhere are the same data.
@@ -74,7 +74,12 @@ def _is_hyperparameter(name: str) -> bool:
 
 
 def _label(values: pd.Series, names: list[str]) -> str:
-    return ", ".join(f"{name.removeprefix('algorithm.')}={format_value(values[name])}" for name in names)
+    return ", ".join(f"{name.removeprefix('algorithm.')}={_shown(name, values[name])}" for name in names)
+
+
+def _shown(name: str, value: Any) -> str:
+    """Return a value as a configuration would give it: a cohort of 1.0 is all clients, and one of 1 a single one."""
+    return str(value) if name in COUNTS_OR_SHARES and isinstance(value, float) and value == 1 else format_value(value)
 
 
 def _sort_key(value: Any) -> tuple[int, float, str]:

@@ -58,6 +58,13 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
 
 
 class TestBestFive:
+    def test_a_note_says_where_there_are_fewer(self, tmp_path, capsys) -> None:
+        add(tmp_path, "t", curve([0.5, 0.6]))
+        note = "e: trials have as few as 2 scored rounds; best5 is then their mean."
+        assert note in told(tmp_path, capsys, "--rule", "best5")
+        add(tmp_path, "t", curve([0.5, 0.6, 0.7, 0.7, 0.7]))
+        assert "best5" not in told(tmp_path, capsys, "--rule", "best5")
+
     def test_each_quantity_has_its_own_five_best_rounds(self) -> None:
         # means .1 .9 .5 .7 .8 .6: the five best have mean .7; client 0 is worst but in round 2, where client 1 has 0
         rows = [*curve([0.1, 0.9, 0.5, 0.7, 0.8, 0.6])]
@@ -322,6 +329,20 @@ class TestPointsThatDependOnHyperparameters:
         assert main_table.table.chosen == [False, True, False]
         assert [part.table.chosen for part in (downloaded, adapted, ood)] == [[False, True]] * 3
         assert downloaded.legend.startswith("†: the algorithm's hyperparameters with the best mean validation accuracy")
+
+    def test_the_csv_has_the_rows_of_all_tables(self, folder, capsys) -> None:
+        told(folder, capsys, "--csv", str(folder / "t.csv"))
+        rows = pd.read_csv(folder / "t.csv").query("algorithm == 'dbe' and quantity == 'mean' and rule == 'final'")
+        tables = rows.groupby(["split", "unseen", "point"])["mean"].agg(list).map(lambda means: [*map(float, means)])
+        assert tables.to_dict() == {
+            ("test", False, "global"): [pytest.approx(0.515)],
+            ("test", False, "downloaded"): [pytest.approx(0.715)],
+            ("test", True, "downloaded"): [0.3, 0.3],
+            ("test", True, "adapted"): [0.3, 0.3],
+            ("ood", False, "global"): [0.1, 0.1],
+        }
+        told(folder, capsys, "--csv", str(folder / "t.csv"), "--split", "test")
+        assert set(pd.read_csv(folder / "t.csv")["split"]) == {"test"}
 
     def test_pairs_are_with_the_chosen_ones(self, folder, capsys) -> None:
         assert "dbe − fedavg +11.50" in told(folder, capsys, "--compare")
