@@ -64,8 +64,9 @@ def draw_clients(data: FigureData) -> Figure:
     if len(borders) < len(holders) - 1:
         for border in borders:
             axes.axvline(border - 0.5, color="white", linewidth=1.5)
-    seeds = sorted(set(shown["seeds"].astype(int)))
-    over = "a single seed" if seeds == [1] else f"mean over {seeds[-1]} seeds"
+    seeds = sorted(set(values["seeds"]))  # fewer of a client that was set aside at some
+    counted = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[-1]}"
+    over = "a single seed" if seeds == [1] else f"mean over {counted} seeds"
     if most_partitions(data.tables) > 1:
         over += " with other partitions, so a client holds other data in each"
     caption = RULE_CAPTIONS[rule].split(":")[0].format(criterion=selection_criterion(data.summary.rows))
