@@ -22,6 +22,25 @@ def evaluation_interval_notes(trials: pd.DataFrame) -> list[str]:
     return notes
 
 
+def missing_values_notes(metrics: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
+    """Return a note for each experiment, split and metric with values that are NaN, which no mean contains.
+
+    Args:
+        metrics, rows: as in `scored_clients_notes`.
+    """
+    keys = ["experiment", "algorithm", "point", "split", "metric"]
+    scores = metrics[~metrics["unseen"]].merge(rows[keys].drop_duplicates(), on=keys)
+    notes = []
+    for (experiment, split, metric), group in scores.groupby(["experiment", "split", "metric"]):
+        if len(missing := group[group["value"].isna()]):
+            notes.append(
+                f"{experiment}: {len(missing)} of {len(group)} values of {split} {metric} are NaN (of "
+                f"{', '.join(sorted(missing['algorithm'].unique()))}). Means leave them out, and rounds in which there "
+                "is no other value do not count as evaluated."
+            )
+    return notes
+
+
 def few_rounds_notes(metrics: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     """Return a note for each experiment with trials of fewer than five scored rounds, which `best5` averages.
 

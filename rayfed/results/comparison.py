@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
@@ -89,7 +90,8 @@ def compare(values: pd.DataFrame, names: tuple[str, str]) -> Comparison:
         values: columns `side` (0 or 1), seed, quantity ("mean", or "client:I" for each client) and value.
 
     Raises:
-        UsageError: the two sides have no seed in common, or not the same clients, or there is only one pair.
+        UsageError: the two sides have no seed in common, or not the same clients, or there is only one pair, or a value
+            is infinite.
     """
     seeds = [sorted(set(values.loc[values["side"] == side, "seed"])) for side in (0, 1)]
     common = sorted(set(seeds[0]) & set(seeds[1]))
@@ -107,6 +109,9 @@ def compare(values: pd.DataFrame, names: tuple[str, str]) -> Comparison:
     if table.isna().any(axis=None):
         pair = table.index[table.isna().any(axis=1)][0]
         raise UsageError(f"compare: {over[:-1]} {pair} has a value on one side only; both sides need the same {over}")
+    if not np.isfinite(table.to_numpy()).all():
+        pair = table.index[~np.isfinite(table).all(axis=1)][0]
+        raise UsageError(f"compare: {over[:-1]} {pair} has an infinite value, so there is no mean difference")
     if len(table) < 2:
         raise UsageError("compare: one seed and at most one client; a confidence interval needs two pairs or more")
     return _interval(table[1] - table[0], names, over, left_out)

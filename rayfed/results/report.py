@@ -13,7 +13,7 @@ import pandas as pd
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SERVER
 from rayfed.results.captions import RULE_CAPTIONS, mean_caption, unit
-from rayfed.results.common_rounds import few_rounds_notes, scored_clients_notes
+from rayfed.results.common_rounds import few_rounds_notes, missing_values_notes, scored_clients_notes
 from rayfed.results.folder import join
 from rayfed.results.latex_table import PACKAGES, latex_table
 from rayfed.results.markdown_table import markdown_table
@@ -170,6 +170,7 @@ class _Experiment:
         what = f"out-of-domain {self.metric} (split ood)" if split == OOD else f"{split} {self.metric}"
         caption = RULE_CAPTIONS[rule].format(criterion=self._criterion)
         notes = _not_shown(self._rows, rows, shown, f"{split} {self.metric}") if split != OOD else []
+        notes += missing_values_notes(self._tables.metrics, shown)
         if rule != "final":
             notes += scored_clients_notes(self._tables.metrics, shown)
         if rule == "best5":

@@ -23,7 +23,7 @@ from rayfed.experiments.naming import trial_name
 from rayfed.results.holdings import write_holdings
 from rayfed.results.maps import write_map
 from rayfed.results.page.build import write_page
-from rayfed.results.page.content import configurations, page_content
+from rayfed.results.page.content import as_json, configurations, page_content
 from rayfed.results.page.server import LivePage, make_server
 from rayfed.results.read import read
 from rayfed.results.storage import open_storage
@@ -79,6 +79,19 @@ def data_of(page: str) -> dict:
     return json.loads(text)
 
 
+@pytest.fixture
+def infinite(tmp_path: Path) -> Path:
+    """Two methods, of which one has an infinite loss on one client."""
+    for algorithm, loss in (("dbe", float("inf")), ("fedavg", 1.5)):
+        for seed in (0, 1):
+            name = f"{algorithm}{seed}"
+            record_trial(tmp_path, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done"})
+            with TrialWriter(tmp_path, "e", name, algorithm, seed) as writer:
+                values = ((0, 1.5), (1, loss))
+                write(writer, [row(1, c, "ab"[c], "test", "global", "loss", value, 10) for c, value in values])
+    return tmp_path
+
+
 class TestContent:
     def test_numbers_are_those_of_the_tables(self, folder: Path, page: str) -> None:
         (experiment,) = data_of(page)["experiments"]
@@ -92,6 +105,13 @@ class TestContent:
         assert value == pytest.approx([0.75, 0.03, 3])
         assert experiment["repetitions"] == "mean ± sd over 3 seeds"
         assert experiment["metrics"]["loss"] == {"percent": False, "higher": False}
+
+    def test_infinite_means_survive_json(self, infinite: Path) -> None:
+        (experiment,) = json.loads(as_json(page_content(infinite)))["experiments"]
+        means = {line[7] for line in experiment["rows"] if line[4] == "loss" and line[6] == "mean"}
+        assert means == {1.5, "Infinity"}
+        assert {line[5] for line in experiment["curves"] if line[3] == "loss"} == {1.5}
+        assert experiment["pairs"] == []  # there is no mean difference
 
     def test_failures_and_pairs_are_there(self, page: str) -> None:
         (experiment,) = data_of(page)["experiments"]
@@ -281,6 +301,13 @@ document.body.replaceChildren(told);
 });</script>"""
 
 
+_SHOW = """<script>addEventListener("load", () => {
+const field = document.getElementById("metric"); field.value = "loss"; field.dispatchEvent(new Event("change"));
+const lines = [...document.querySelector("table.results").rows].slice(1);
+document.title = JSON.stringify(lines.map((line) => [...line.cells].map((one) => one.textContent)));
+});</script>"""
+
+
 def browser() -> str:
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
@@ -318,6 +345,17 @@ class TestBrowser:
         assert seen["first"][0] == ["algorithm", "hyperparameters", "a", "b", "AVG"]
         assert seen["first"][3] == ["fedprox", "mu=1 †", "65.00 ± 3.00", "85.00 ± 3.00", "75.00 ± 3.00"]
         assert seen["best"] == ["65.00 ± 3.00", "85.00 ± 3.00", "75.00 ± 3.00"]
+
+    def test_it_shows_infinite_means(self, infinite: Path) -> None:
+        path = infinite / "page.html"
+        write_page(infinite, None, path)
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace("<head>", f"<head>{_WATCH}", 1).replace("</body>", f"{_SHOW}</body>"), "utf-8")
+        cells = re.findall("<title>(.*?)</title>", browse(path, "--dump-dom").stdout)[0]
+        assert json.loads(html.unescape(cells)) == [
+            ["dbe", "1.500 ± 0.000", "∞", "∞"],
+            ["fedavg", *["1.500 ± 0.000"] * 3],
+        ]
 
     def test_filters(self, seen: dict) -> None:
         assert [line[0] for line in seen["found"]] == ["algorithm", "fedprox", "fedprox"]

@@ -475,3 +475,23 @@ def test_gigabytes_of_a_small_model_have_digits(tmp_path, capsys) -> None:
         write(writer, curve([0.6]))
         writer.add_round(Record(round=1, stage="round", cohort=2, bytes_down={"x": 1234}, bytes_up={"x": 1234}))
     assert "fedavg 1.0 0.00000247 1 of 1" in told(tmp_path, capsys, "--target", "0.5")
+
+
+class TestValuesThatAreNoNumbers:
+    def test_a_note_counts_those_that_means_leave_out(self, tmp_path, capsys) -> None:
+        rows = [r.with_(value=float("nan")) if r.round == 2 else r for r in curve([0.5, 0.6])]
+        add(tmp_path, "t", rows)
+        add(tmp_path, "u", curve([0.7]), algorithm="dbe")
+        words = told(tmp_path, capsys, "--rule", "final")
+        assert "fedavg 40.00 60.00 50.00" in words  # of round 1
+        assert (
+            "e: 2 of 6 values of test accuracy are NaN (of fedavg). Means leave them out, and rounds in which" in words
+        )
+
+    def test_infinite_values_have_no_difference(self, tmp_path, capsys) -> None:
+        for algorithm, value in (("fedavg", 0.5), ("dbe", float("inf"))):
+            for seed in (0, 1):
+                rows = [r.with_(metric="loss", higher_is_better=False) for r in curve([value])]
+                add(tmp_path, f"{algorithm}{seed}", rows, algorithm=algorithm, seed=seed)
+        line = refused(tmp_path, capsys, "--metric", "loss", "--compare", "fedavg", "dbe")
+        assert "compare: seed 0 has an infinite value, so there is no mean difference" in line

@@ -37,7 +37,7 @@ const label = (method) => [method.algorithm, method.hyperparameters].filter(Bool
 // The rows of the tables, as in rayfed.results.page.content
 function rowsOf(experiment) {
   return experiment.rows.map(([order, unseen, point, split, metric, rule, quantity, mean, sd, seeds]) =>
-    ({ order, unseen, point, split, metric, rule, quantity, mean, sd, seeds }));
+    ({ order, unseen, point, split, metric, rule, quantity, mean: mean === null ? NaN : Number(mean), sd, seeds }));
 }
 
 function pointOf(method, split) {

@@ -160,7 +160,7 @@ function sensitivityFigure(experiment, methods) {
   const { keys, values } = experiment.sensitivity;
   const scale = scaleOf(experiment);
   const rows = rowsOf(experiment).filter((row) => !row.unseen && row.metric === state.metric && row.split === state.split &&
-    row.rule === state.rule && row.quantity === "mean");
+    row.rule === state.rule && row.quantity === "mean" && Number.isFinite(row.mean));
   const worded = (value) => value === null ? "none" : String(value);
   const plain = (key) => key.replace(/^algorithm\./, "");
   const group = (method, key) => [method.algorithm, ...keys.flatMap((other, i) => {

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -13,7 +14,7 @@ import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.core.options import key_path
 from rayfed.results.captions import RULE_CAPTIONS, mean_caption
-from rayfed.results.common_rounds import scored_clients_notes
+from rayfed.results.common_rounds import missing_values_notes, scored_clients_notes
 from rayfed.results.metric_names import is_fraction
 from rayfed.results.page import charts
 from rayfed.results.page.charts import short_number
@@ -95,7 +96,9 @@ def _experiment(folder: str | Path, tables: Tables, name: str) -> dict[str, Any]
         },
         "rows": _values(summary.rows, ["order", "unseen", "point", "split", "metric", "rule", "quantity"]),
         "curves": _values(
-            summary.curves[(summary.curves["quantity"] == "mean") & ~summary.curves["unseen"]],
+            summary.curves[
+                (summary.curves["quantity"] == "mean") & ~summary.curves["unseen"] & np.isfinite(summary.curves["mean"])
+            ],
             ["order", "point", "split", "metric", "round"],
         ),
         "axes": _axes(tables),
@@ -128,10 +131,14 @@ def _methods(tables: Tables, summary: Summary) -> Iterator[dict[str, Any]]:
 
 
 def _values(rows: pd.DataFrame, keys: list[str]) -> list[list[Any]]:
-    """Return `keys`, mean, sd and number of seeds of each row; six digits are enough for any table."""
+    """Return `keys`, mean, sd and number of seeds of each row; six digits are enough for any table.
+
+    JSON has no infinite numbers, so an infinite mean is the text that JavaScript's `Number` reads.
+    """
     columns = [rows[key].tolist() for key in keys]
-    numbers = [[short_number(value) for value in rows[name]] for name in ("mean", "sd")]
-    return [list(line) for line in zip(*columns, *numbers, rows["seeds"].tolist(), strict=True)]
+    means = [f"{'-' * (mean < 0)}Infinity" if math.isinf(mean) else short_number(mean) for mean in rows["mean"]]
+    sds = [short_number(sd) for sd in rows["sd"]]
+    return [list(line) for line in zip(*columns, means, sds, rows["seeds"].tolist(), strict=True)]
 
 
 def _axes(tables: Tables) -> list[list[Any]]:
@@ -156,7 +163,8 @@ def _repetitions(tables: Tables) -> str:
 def _notes(tables: Tables, summary: Summary) -> list[str]:
     if summary.rows.empty:
         return ["No trial is done yet."]
-    return scored_clients_notes(tables.metrics, summary.rows[~summary.rows["unseen"]])
+    rows = summary.rows[~summary.rows["unseen"]]
+    return [*scored_clients_notes(tables.metrics, rows), *missing_values_notes(tables.metrics, rows)]
 
 
 def _pairs(tables: Tables, summary: Summary) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
 // Tables of results, as rayfed.results.result_table makes them.
 
 function numberText(value, percent) {
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
   if (percent) return (100 * value).toFixed(2);
   const digits = value === 0 ? 4 : Math.min(6, Math.max(0, 3 - Math.floor(Math.log10(Math.abs(value)))));
   return value.toFixed(digits);
@@ -37,8 +38,8 @@ function resultTable(experiment, methods, rows, metric) {
       : sign * ((value(b, column) ?? worst) - (value(a, column) ?? worst)) * (higher ? 1 : -1));
   }
   const ranks = new Map(columns.map((column) => [column, unique(shown.map((method) => value(method, column))
-    .filter((number) => number !== undefined).map((number) => numberText(number, percent)))
-    .sort((a, b) => higher ? b - a : a - b)]));
+    .filter((number) => number !== undefined).sort((a, b) => a === b ? 0 : higher ? b - a : a - b)
+    .map((number) => numberText(number, percent)))]));
   const sorter = (column) => () => {
     state.sort = state.sort && state.sort[0] === column ? [column, -state.sort[1]] : [column, 1];
     render();
