@@ -108,6 +108,7 @@ def countable_trials(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
     if repeated := len(done) - len(once):
         words = "1 trial does" if repeated == 1 else f"{repeated} trials do"
         notes.append(f"{words} not count, because a later one has the same hyperparameters and seed.")
+    notes += _code_notes(once, tables.trials)
     notes += evaluation_interval_notes(tables.trials.merge(once[TRIAL], on=TRIAL))
     for experiment, leave_one_out in once[once[LEFT_OUT] != ""].groupby("experiment"):
         pairs = leave_one_out["seed"].nunique() * leave_one_out[LEFT_OUT].nunique()
@@ -120,6 +121,25 @@ def countable_trials(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
         words = "1 trial in metrics has" if count == 1 else f"{count} trials in metrics have"
         notes.append(f"{words} no row in trials and {'does' if count == 1 else 'do'} not count.")
     return once, notes
+
+
+def _code_notes(done: pd.DataFrame, trials: pd.DataFrame) -> list[str]:
+    """Return a note on each group of trials that ran with different code of the user's own."""
+    if "code_hash" not in trials:
+        return []
+    notes = []
+    hashed = done.merge(trials[[*TRIAL, "code_hash"]], on=TRIAL).dropna(subset=["code_hash"])
+    for (experiment, _), group in hashed.groupby(["experiment", "order"]):
+        if group["code_hash"].nunique() > 1:
+            first = group.iloc[0]
+            name = " ".join(filter(None, [experiment, first["algorithm"], first["hyperparameters"]]))
+            seeds = [
+                f"{digest} at seed{'s' * (of_code['seed'].nunique() > 1)} "
+                f"{', '.join(map(str, sorted(of_code['seed'].unique())))}"
+                for digest, of_code in group.groupby("code_hash")
+            ]
+            notes.append(f"{name}: your own code has changed between seeds (code_hash {'; '.join(seeds)}).")
+    return notes
 
 
 def _early_stops(trials: pd.DataFrame) -> list[str]:

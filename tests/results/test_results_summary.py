@@ -435,3 +435,11 @@ def test_the_caption_says_whether_the_mean_is_over_clients(tmp_path: Path) -> No
     assert "worst: the same as b in every row." in words  # the greatest
     assert "AVG: mean over the server's values" in " ".join(words.split())
     assert "Means are over clients." in render(tmp_path)
+
+
+def test_a_note_says_where_own_code_has_changed_between_seeds(tmp_path: Path) -> None:
+    for seed, code in ((0, "aa"), (1, "aa"), (2, "bb")):
+        add_trial(tmp_path, f"t{seed}", [(0.5, 0.5)], seed=seed, algorithm="mine:Mine", code_hash=code)
+        add_trial(tmp_path, f"u{seed}", [(0.5, 0.5)], seed=seed)
+    note = "e mine:Mine: your own code has changed between seeds (code_hash aa at seeds 0, 1; bb at seed 2)."
+    assert summarise(read(tmp_path)).notes == [note]
