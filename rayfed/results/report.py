@@ -45,6 +45,7 @@ class Section:
         table: the table.
         legend: what columns and marks mean.
         notes: what the reader should know besides.
+        label: what tells it from the other tables of the report, for LaTeX's references; empty: the title to its comma.
     """
 
     experiment: str
@@ -53,6 +54,7 @@ class Section:
     table: ResultTable
     legend: str
     notes: tuple[str, ...] = ()
+    label: str = ""
 
 
 def render(
@@ -196,7 +198,8 @@ class _Experiment:
                 what = f"unseen clients, {caption}: {split} {self.metric}{unit(self.metric)}"
                 title = f"{self.name}: {what}; {self._repetitions(table)}"
                 words = [_mark_legend(at_point, self._criterion), *table.remarks]
-                yield Section(self.name, split, title, table, " ".join(filter(None, words)))
+                label = f"{self.name}: unseen clients {point} {split} {self.metric}"
+                yield Section(self.name, split, title, table, " ".join(filter(None, words)), label=label)
 
     def out_of_domain(self, rule: str | None) -> Iterator[Section]:
         """Yield the section of domains that no client holds, if there are any."""
@@ -272,7 +275,7 @@ def _as_markdown(section: Section) -> str:
 
 
 def _as_latex(section: Section) -> str:
-    label = section.title.partition(",")[0]
+    label = section.label or section.title.partition(",")[0]
     code = latex_table(section.table, f"{section.title}.", label)
     return "\n".join([*(f"% {line}" for line in (section.legend, *section.notes) if line), code])
 

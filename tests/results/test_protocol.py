@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -329,6 +330,16 @@ class TestPointsThatDependOnHyperparameters:
         assert main_table.table.chosen == [False, True, False]
         assert [part.table.chosen for part in (downloaded, adapted, ood)] == [[False, True]] * 3
         assert downloaded.legend.startswith("†: the algorithm's hyperparameters with the best mean validation accuracy")
+
+    def test_labels_of_latex_tables_differ(self, folder, capsys) -> None:
+        labels = re.findall(r"\\label{(.*?)}", told(folder, capsys, "--format", "latex", "--compare"))
+        assert labels == [
+            "tab:e-test-accuracy",
+            "tab:e-unseen-clients-downloaded-test-accuracy",
+            "tab:e-unseen-clients-adapted-test-accuracy",
+            "tab:e-out-of-domain-accuracy-split-ood",
+            "tab:e-pairs-test-accuracy",
+        ]
 
     def test_the_csv_has_the_rows_of_all_tables(self, folder, capsys) -> None:
         told(folder, capsys, "--csv", str(folder / "t.csv"))
