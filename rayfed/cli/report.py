@@ -149,6 +149,6 @@ def _files(options: argparse.Namespace, tables: Tables, scored: dict[str, Any]) 
 
 def _write_csv(rows: pd.DataFrame, path: str) -> None:
     try:
-        rows.drop(columns=["order", "higher_is_better"]).to_csv(path, index=False)
+        rows.drop(columns=["order", "higher_is_better", "chosen_by_default"]).to_csv(path, index=False)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error

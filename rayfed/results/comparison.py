@@ -9,7 +9,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.results.hyperparameter_groups import LOCATION_KEYS
 from rayfed.results.selection import CLIENT
-from rayfed.results.significance import cohens_dz, paired_t, wilcoxon
+from rayfed.results.significance import NOISE, cohens_dz, paired_t, wilcoxon
 
 # What decides which client holds which examples. The hash names rows of the dataset, and data.* the dataset.
 _PAIRED = ("data.", "partition.", "partition_hash", "unseen_clients", "leave_out")
@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
     @property
     def wins(self) -> int:
         """The number of pairs in which the second has the greater value."""
-        return sum(difference > 0 for difference in self.differences)
+        return sum(difference > NOISE for difference in self.differences)
 
 
 def find_group(name: str, rows: pd.DataFrame) -> int:

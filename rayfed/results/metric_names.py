@@ -5,6 +5,7 @@ results from before there was such a column), the words of the name decide. Word
 names the layer of a representation (`mdl@logits`) and is ignored.
 """
 
+import numpy as np
 import pandas as pd
 
 _LOWER_IS_BETTER = frozenset(
@@ -30,6 +31,18 @@ def lower_is_better_by_name(metric: str) -> bool:
 def as_cost(values: pd.Series, higher_is_better: pd.Series) -> pd.Series:
     """Return `values`, negated where higher is better, so that the lowest is the best."""
     return (-values).where(higher_is_better, values)
+
+
+def ranking_cost(values: pd.Series, higher_is_better: pd.Series) -> pd.Series:
+    """Return what `as_cost` returns, as `comparable` does: what to rank means by, so that ties are ties."""
+    return comparable(as_cost(values, higher_is_better))
+
+
+def comparable(values: pd.Series) -> pd.Series:
+    """Return `values` to twelve significant digits, so that rounding errors of means do not tell equal ones apart."""
+    sizes = values.abs().where(np.isfinite(values) & (values != 0), 1.0)
+    scale = 10.0 ** (11 - np.floor(np.log10(sizes))).clip(-300, 300)
+    return (values * scale).round() / scale
 
 
 def is_fraction(metric: str) -> bool:

@@ -149,7 +149,7 @@ class _Experiment:
         table = make_table(shown, self.metric, stars)
         what = f"out-of-domain {self.metric} (split ood)" if split == OOD else f"{split} {self.metric}"
         caption = RULE_CAPTIONS[rule].format(criterion=self._criterion)
-        notes = _not_shown(self._rows, shown, f"{split} {self.metric}") if split != OOD else []
+        notes = _not_shown(self._rows, rows, shown, f"{split} {self.metric}") if split != OOD else []
         if rule != "final":
             notes += scored_clients_notes(self._tables.metrics, shown)
         return Section(
@@ -163,7 +163,7 @@ class _Experiment:
 
     def unseen(self, split: str) -> Iterator[Section]:
         """Yield the sections of unseen clients, which are scored once, so that no rule applies."""
-        rows = self._rows
+        rows = self._rows.assign(chosen=self._rows["chosen_by_default"])
         rows = rows[
             rows["unseen"] & (rows["metric"] == self.metric) & (rows["split"] == split) & (rows["rule"] == "final")
         ]
@@ -171,11 +171,13 @@ class _Experiment:
             if not (at_point := rows[rows["point"] == point]).empty:
                 table = make_table(at_point, self.metric)
                 what = f"unseen clients, {caption}: {split} {self.metric}{unit(self.metric)}"
-                yield Section(self.name, split, f"{self.name}: {what}; {self._repetitions(table)}", table, "")
+                title = f"{self.name}: {what}; {self._repetitions(table)}"
+                words = [_mark_legend(at_point, self._criterion), *table.remarks]
+                yield Section(self.name, split, title, table, " ".join(filter(None, words)))
 
     def out_of_domain(self, rule: str | None) -> Iterator[Section]:
         """Yield the section of domains that no client holds, if there are any."""
-        rows = self._rows
+        rows = self._rows.assign(chosen=self._rows["chosen_by_default"])
         rows = rows[
             ~rows["unseen"] & (rows["split"] == OOD) & (rows["metric"] == self.metric) & (rows["point"] == "global")
         ]
@@ -263,21 +265,39 @@ def _as_csv(shown: Iterable[Section]) -> str:
             for index, cell in enumerate(column.cells):
                 row = table.algorithms[index], table.hyperparameters[index], table.chosen[index], column.header
                 numbers = ("", "") if cell is None else (cell.mean, "" if cell.sd is None else cell.sd)
-                writer.writerow((section.experiment, section.title, *row, *numbers, table.seeds[index]))
+                seeds = table.seeds[index] if cell is None else cell.seeds
+                writer.writerow((section.experiment, section.title, *row, *numbers, seeds))
     return out.getvalue().rstrip("\n")
 
 
-def _not_shown(rows: pd.DataFrame, shown: pd.DataFrame, what: str) -> list[str]:
-    """Return a note on the algorithms that have finished trials and are not in the table."""
-    names = sorted(set(rows["algorithm"]) - set(shown["algorithm"]))
-    return [f"Not shown, because they have no {what} at the model scored: {', '.join(names)}."] if names else []
+def _not_shown(rows: pd.DataFrame, scored: pd.DataFrame, shown: pd.DataFrame, what: str) -> list[str]:
+    """Return notes on the methods that have finished trials and are not in the table.
+
+    Args:
+        rows: those of all methods.
+        scored: those of the split and the model scored, under any rule.
+        shown: those of the table.
+        what: the split and the metric.
+    """
+    notes = []
+    for why, have, lack in (("at the model scored", rows, scored), ("in the round that the rule picks", scored, shown)):
+        missing = have[~have["order"].isin(lack["order"])]
+        whole = ~missing["algorithm"].isin(lack["algorithm"])  # no hyperparameters of the algorithm are shown
+        labels = missing["algorithm"].where(
+            whole | missing["hyperparameters"].eq(""), missing["algorithm"] + " " + missing["hyperparameters"]
+        )
+        if names := sorted(set(labels)):
+            notes.append(f"Not shown, because they have no {what} {why}: {'; '.join(names)}.")
+    return notes
 
 
 def _points(rows: pd.DataFrame) -> str:
-    algorithms = rows.groupby("point")["algorithm"].unique()
-    if len(algorithms) == 1:
-        return f"Model scored: {algorithms.index[0]}."
-    words = [f"{point} of {', '.join(sorted(algorithms[point]))}" for point in POINTS if point in algorithms]
+    several = rows.groupby("algorithm")["point"].transform("nunique") > 1  # then the hyperparameters tell which
+    labels = rows["algorithm"].where(~several, rows["algorithm"] + " (" + rows["hyperparameters"] + ")")
+    methods = labels.groupby(rows["point"]).unique()
+    if len(methods) == 1:
+        return f"Model scored: {methods.index[0]}."
+    words = [f"{point} of {', '.join(sorted(methods[point]))}" for point in POINTS if point in methods]
     return f"Model scored: {'; '.join(words)}."
 
 

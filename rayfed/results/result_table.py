@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ class Cell:
         decimals: How many decimals to show.
         rank: 1 for the best of a column, 2 for the second, and 0 for others. Equal numbers have equal ranks.
         stars: Stars of significance.
+        seeds: The number of seeds; fewer than the row has where no client held the domain at some seeds.
     """
 
     mean: float
@@ -35,6 +36,7 @@ class Cell:
     decimals: int
     rank: int = 0
     stars: str = ""
+    seeds: int = field(default=0, compare=False)
 
     @property
     def number(self) -> str:
@@ -66,9 +68,9 @@ class ResultTable:
         hyperparameters: By row, what varies, such as "mu=1"; empty strings where nothing does.
         chosen: By row, whether validation chose these hyperparameters among several.
         columns: The numbers.
-        seeds: By row, the number of seeds.
+        seeds: By row, the number of seeds of the mean over clients.
         orders: By row, the number of the group of trials (`order` in a summary).
-        remarks: Sentences on columns that are left out because they repeat another.
+        remarks: Sentences on columns that are left out because they repeat another, and on those with fewer seeds.
     """
 
     algorithms: list[str]
@@ -139,6 +141,8 @@ def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> R
             del columns[name]
             if len(domains) > 1:
                 remarks.append(f"{header}: the same as {same.header} in every row.")
+    seeds = [int(group.loc["mean", "seeds"]) for group in groups.values()]
+    remarks += _fewer_seeds(columns.values(), seeds)
     methods = [(str(row["algorithm"]), str(row["hyperparameters"])) for row in first]
     if stars:
         shown = "mean" if "mean" in columns else domains[0]
@@ -150,7 +154,7 @@ def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> R
         hyperparameters=[hyperparameters for _, hyperparameters in methods],
         chosen=[bool(row["chosen"]) and counts[row["algorithm"]] > 1 for row in first],
         columns=list(columns.values()),
-        seeds=[int(group.loc["mean", "seeds"]) for group in groups.values()],
+        seeds=seeds,
         orders=list(groups),
         remarks=remarks,
     )
@@ -167,7 +171,18 @@ def _cell(group: pd.DataFrame, quantity: str, metric: str) -> Cell | None:
         return None
     mean, sd = float(group.loc[quantity, "mean"]), float(group.loc[quantity, "sd"])
     scale, decimals = (100, 2) if is_fraction(metric) else (1, decimals_of(mean))
-    return Cell(scale * mean, None if math.isnan(sd) else scale * sd, decimals)
+    return Cell(scale * mean, None if math.isnan(sd) else scale * sd, decimals, seeds=int(group.loc[quantity, "seeds"]))
+
+
+def _fewer_seeds(columns: Iterable[Column], seeds: Sequence[int]) -> list[str]:
+    """Return a sentence on the columns whose cells have fewer seeds than their rows, if there are any."""
+    words = []
+    for column in columns:
+        cells = [(cell.seeds, of_row) for cell, of_row in zip(column.cells, seeds, strict=True) if cell]
+        if any(of_cell < of_row for of_cell, of_row in cells):
+            least, most = min(of_cell for of_cell, _ in cells), max(of_cell for of_cell, _ in cells)
+            words.append(f"{column.header} {least if least == most else f'{least} to {most}'}")
+    return [f"Clients held these domains at fewer seeds: {', '.join(words)}."] if words else []
 
 
 def _ranked(cells: Sequence[Cell | None], higher_is_better: bool) -> list[Cell | None]:

@@ -17,7 +17,8 @@ def filter_rows(
     """Return the participants' rows of one metric, point and split.
 
     Args:
-        rows: columns experiment, algorithm, unseen, point, split, metric, and others.
+        rows: columns experiment, algorithm, order, unseen, point, split, metric, and others. Where there is a column
+            `chosen_by_default` (see `Summary`) and no point is given, it becomes `chosen`.
         point: None is the point at which each algorithm's paper evaluates, and on the split "ood" the global model,
             the only one that is scored there.
         split: None is, for each experiment, the first of `DEFAULT_SPLITS` with values at that point.
@@ -31,10 +32,10 @@ def filter_rows(
         if value is not None and value not in set(rows[name]):
             raise UsageError(f"{name}={value}: {suggestion(value, sorted(set(rows[name])))}")
         rows = rows if value is None else rows[rows[name] == value]
-    keys = zip(rows["experiment"], rows["algorithm"], rows["split"], strict=True)
-    shown = [
-        point or ("global" if of == "ood" else points[experiment, algorithm]) for experiment, algorithm, of in keys
-    ]
+    if point is None and "chosen_by_default" in rows:
+        rows = rows.assign(chosen=rows["chosen_by_default"])
+    keys = zip(rows["experiment"], rows["order"], rows["split"], strict=True)
+    shown = [point or ("global" if of == "ood" else points[experiment, order]) for experiment, order, of in keys]
     at_point = rows[rows["point"] == pd.Series(shown, index=rows.index)]
     if at_point.empty:
         what = " ".join(filter(None, [split, metric]))

@@ -16,7 +16,7 @@ those that did. NaN values are left out.
 import pandas as pd
 
 from rayfed.core.records import SERVER
-from rayfed.results.metric_names import as_cost
+from rayfed.results.metric_names import as_cost, ranking_cost
 
 TRIAL = ["experiment", "trial"]
 _MODEL = ["unseen", "point"]
@@ -89,7 +89,9 @@ def criterion_rows(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def _best_five(curves: pd.DataFrame) -> pd.DataFrame:
-    ordered = curves.assign(cost=as_cost(curves["value"], curves["higher_is_better"])).sort_values(["cost", "round"])
+    ordered = curves.assign(cost=ranking_cost(curves["value"], curves["higher_is_better"])).sort_values(
+        ["cost", "round"]
+    )
     series = [*CURVE, "quantity"]
     best = ordered.groupby(series, sort=False).head(BEST).groupby(series, sort=False)
     return best.agg(round=("round", "first"), value=("value", "mean")).reset_index().assign(rule="best5")
@@ -97,7 +99,7 @@ def _best_five(curves: pd.DataFrame) -> pd.DataFrame:
 
 def _best_round(scores: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return (
-        scores.assign(cost=as_cost(scores["value"], scores["higher_is_better"]))
+        scores.assign(cost=ranking_cost(scores["value"], scores["higher_is_better"]))
         .sort_values(["cost", "round"])
         .drop_duplicates(by)
     )

@@ -11,6 +11,8 @@ import numpy as np
 
 EXACT_PAIRS = 12
 """Up to this many pairs, Wilcoxon's test goes through all signs, so that ties and zeros are exact, too."""
+NOISE = 1e-12
+"""Differences up to this are rounding errors of means, and count as none."""
 LEVELS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
 
 
@@ -23,8 +25,8 @@ def paired_t(differences: Sequence[float]) -> float:
     from scipy import stats
 
     values = np.asarray(differences, float)
-    if np.ptp(values) <= 1e-12 * max(1.0, float(np.abs(values).max())):
-        return 1.0 if abs(float(values[0])) <= 1e-12 else math.nan
+    if np.ptp(values) <= NOISE * max(1.0, float(np.abs(values).max())):
+        return 1.0 if abs(float(values[0])) <= NOISE else math.nan
     return float(stats.ttest_1samp(values, 0.0).pvalue)
 
 
@@ -52,7 +54,7 @@ def cohens_dz(differences: Sequence[float]) -> float:
     """Return the mean difference divided by the standard deviation of the differences; NaN if that is 0."""
     values = np.asarray(differences, float)
     sd = float(values.std(ddof=1))
-    return float(values.mean()) / sd if sd > 1e-12 else math.nan
+    return float(values.mean()) / sd if sd > NOISE else math.nan
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

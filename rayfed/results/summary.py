@@ -1,5 +1,6 @@
 """Mean and standard deviation over seeds for each algorithm and its hyperparameters, and the choice by validation."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import pandas as pd
@@ -7,7 +8,7 @@ import pandas as pd
 from rayfed.core.records import POINTS
 from rayfed.results.common_rounds import evaluation_interval_notes
 from rayfed.results.hyperparameter_groups import LEFT_OUT, group_trials
-from rayfed.results.metric_names import as_cost
+from rayfed.results.metric_names import ranking_cost
 from rayfed.results.read import Tables
 from rayfed.results.selection import CRITERIA, TRIAL, aggregate_clients, criterion_rows, pick_rounds
 from rayfed.results.trials import STATUSES
@@ -21,7 +22,7 @@ class Summary(NamedTuple):
 
     Columns of `rows` and `curves`: experiment, algorithm, hyperparameters, order, unseen, point, split, metric,
     higher_is_better, (rule | round), quantity, `mean`, `sd` (ddof=1, NaN for one seed), `seeds` (their number),
-    `chosen`, and the hyperparameters that vary.
+    `chosen`, `chosen_by_default`, and the hyperparameters that vary.
 
     Attributes:
         rows: one row per group of trials and score.
@@ -40,17 +41,21 @@ def summarise(tables: Tables) -> Summary:
     For each algorithm and point, `chosen` marks the hyperparameters with the best mean over seeds of the validation
     accuracy (loss, if there is none) at the round that `selected` picks, or the first ones on a tie. The choice is the
     same for all metrics. Without a validation split nothing is chosen, unless the algorithm has only one group of
-    trials. Test values never choose.
+    trials. Test values never choose. `chosen_by_default` marks the choice for tables that show each group of trials at
+    its own point (see `points_to_show`), in the rows of every point.
     """
     done, notes = countable_trials(tables)
     curves = aggregate_clients(tables.metrics.merge(done[TRIAL], on=TRIAL))
     rows = _over_seeds(pick_rounds(curves), done, SCORE)
-    chosen = _chosen(rows)
+    chosen = _chosen(rows, ["experiment", "algorithm", "point"]).drop(columns="algorithm").assign(chosen=True)
+    by_default = _chosen(at_default_points(rows, points_to_show(tables)), ["experiment", "algorithm"])
+    by_default = by_default.drop(columns="algorithm").assign(chosen_by_default=True)
     over_rounds = _over_seeds(curves, done, [*[name for name in SCORE if name != "rule"], "round"])
     rows, over_rounds = (
         frame.merge(chosen, on=["experiment", "order", "point"], how="left")
-        .fillna({"chosen": False})
-        .astype({"chosen": bool})
+        .merge(by_default, on=["experiment", "order"], how="left")
+        .fillna({"chosen": False, "chosen_by_default": False})
+        .astype({"chosen": bool, "chosen_by_default": bool})
         for frame in (rows, over_rounds)
     )
     return Summary(rows, over_rounds, notes)
@@ -62,22 +67,29 @@ def selection_criterion(rows: pd.DataFrame) -> str:
     return CRITERIA[0] if judged.empty else str(judged["metric"].iloc[0])
 
 
-def points_to_show(tables: Tables) -> dict[tuple[str, str], str]:
-    """Return the point to show by (experiment, algorithm).
+def points_to_show(tables: Tables) -> dict[tuple[str, int], str]:
+    """Return the point to show by (experiment, order).
 
-    It is the one at which the algorithm's paper evaluates (`default_eval_point` in `trials`), otherwise the first.
+    It is the one at which the algorithm's paper evaluates (`default_eval_point` in `trials`), otherwise the first. It
+    may differ between hyperparameters: DBE without its bias is scored as a global model.
     """
-    participants = tables.metrics[~tables.metrics["unseen"]]
-    present = participants[["experiment", "algorithm", "point"]].drop_duplicates()
-    points = {}
-    for (experiment, algorithm), group in present.groupby(["experiment", "algorithm"]):
-        points[experiment, algorithm] = min(group["point"], key=POINTS.index)
-    declared = tables.trials.dropna(subset=["default_eval_point"])
-    for experiment, algorithm, point in zip(
-        declared["experiment"], declared["algorithm"], declared["default_eval_point"], strict=True
+    groups = group_trials(tables.trials).sort_values(["started", "trial"], kind="stable")[[*TRIAL, "order"]]
+    present = tables.metrics[~tables.metrics["unseen"]].drop_duplicates([*TRIAL, "point"]).merge(groups, on=TRIAL)
+    points: dict[tuple[str, int], str] = {}
+    for (experiment, order), group in present.groupby(["experiment", "order"]):
+        points[str(experiment), int(order)] = min(group["point"], key=POINTS.index)
+    declared = groups.merge(tables.trials[[*TRIAL, "default_eval_point"]], on=TRIAL).dropna()
+    for experiment, order, point in zip(
+        declared["experiment"], declared["order"], declared["default_eval_point"], strict=True
     ):
-        points[experiment, algorithm] = point
+        points[experiment, order] = point
     return points
+
+
+def at_default_points(rows: pd.DataFrame, points: Mapping[tuple[str, int], str]) -> pd.DataFrame:
+    """Return those of `rows` (experiment, order, point, ...) that are at their group's point in `points`."""
+    shown = [points.get(key) for key in zip(rows["experiment"], rows["order"], strict=True)]
+    return rows[rows["point"] == pd.Series(shown, index=rows.index, dtype=object)]
 
 
 def countable_trials(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
@@ -145,16 +157,15 @@ def _over_seeds(values: pd.DataFrame, trials: pd.DataFrame, by: list[str]) -> pd
     return described.merge(statistics, on=group).sort_values([*group, *by], ignore_index=True)
 
 
-def _chosen(rows: pd.DataFrame) -> pd.DataFrame:
-    keys = ["experiment", "algorithm", "point"]
+def _chosen(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Return `keys` and order of the group of trials that validation prefers, for each value of `keys`."""
     participants = rows[~rows["unseen"]]
     selected = participants[(participants["rule"] == "selected") & (participants["quantity"] == "mean")]
     scores = criterion_rows(selected, keys)
     best = (
-        scores.assign(cost=as_cost(scores["mean"], scores["higher_is_better"]))
+        scores.assign(cost=ranking_cost(scores["mean"], scores["higher_is_better"]))
         .sort_values(["cost", "order"])
         .drop_duplicates(keys)
     )
     only = rows[[*keys, "order"]].drop_duplicates().drop_duplicates(keys, keep=False)
-    marks = pd.concat([best[[*keys, "order"]], only], ignore_index=True).drop_duplicates()
-    return marks.drop(columns="algorithm").assign(chosen=True)
+    return pd.concat([best[[*keys, "order"]], only], ignore_index=True).drop_duplicates()

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.results.metric_names import is_fraction
+from rayfed.results.metric_names import comparable, is_fraction
 from rayfed.results.read import Tables
 from rayfed.results.selection import TRIAL
 from rayfed.results.text_table import plain_table
@@ -27,7 +27,9 @@ def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.D
     Args:
         means: one row per trial and evaluated round: experiment, trial, round, higher_is_better, value.
     """
-    enough = means[(means["value"] >= target).where(means["higher_is_better"], means["value"] <= target)]
+    gap = comparable(means["value"]) - target
+    tolerance = 1e-11 * abs(target)  # a mean that differs by rounding errors only has reached it
+    enough = means[(gap >= -tolerance).where(means["higher_is_better"], gap <= tolerance)]
     first = enough.groupby(TRIAL)["round"].min().reset_index()
     trials = means[TRIAL].drop_duplicates().merge(first, on=TRIAL, how="left")
     rounds = tables.rounds.sort_values("round")

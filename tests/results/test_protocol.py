@@ -1,5 +1,7 @@
 """Unseen clients, left-out domains, the best five rounds, targets and paired comparisons, by hand-computed frames."""
 
+import csv
+import io
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +12,9 @@ from helpers.commands import command
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER, Record
 from rayfed.results.comparison import check_paired, compare, find_group
+from rayfed.results.page.content import page_content
 from rayfed.results.read import read
+from rayfed.results.report import sections
 from rayfed.results.selection import aggregate_clients, pick_rounds
 from rayfed.results.summary import summarise
 from rayfed.results.target import rounds_to_target
@@ -283,3 +287,119 @@ class TestComparison:
         add(tmp_path, "a", [*others, *(r.with_(point="trained") for r in others)], default_eval_point="global")
         assert "+30.50" in told(tmp_path, capsys, "--compare", "fedavg", "fedprox")
         assert "+30.50" in told(tmp_path, capsys, "--compare", "fedavg", "fedprox", "--point", "trained")
+
+
+class TestPointsThatDependOnHyperparameters:
+    """DBE without its bias is scored as a global model, and with it as the clients download it."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        for prbm, point, val, test in ((False, "global", 0.4, 0.5), (True, "downloaded", 0.6, 0.7)):
+            for seed in (0, 1):
+                rows = [
+                    row(1, client, "ab"[client], split, point, "accuracy", mean + 0.02 * client + 0.01 * seed, 10)
+                    for split, mean in (("val", val), ("test", test))
+                    for client in (0, 1)
+                ]
+                unseen = [
+                    row(1, 2, "a", "test", at, "accuracy", 0.3, 10, unseen=True) for at in ("downloaded", "adapted")
+                ]
+                ood = row(1, SERVER, "c", "ood", "global", "accuracy", 0.1, 10)
+                values = {"algorithm__prbm": prbm, "default_eval_point": point}
+                add(tmp_path, f"dbe{prbm}{seed}", [*rows, *unseen, ood], algorithm="dbe", seed=seed, **values)
+        others = [r.with_(split=split) for r in curve([0.6]) for split in ("val", "test")]
+        for seed in (0, 1):
+            add(tmp_path, f"a{seed}", others, seed=seed, default_eval_point="global")
+        return tmp_path
+
+    def test_all_are_shown_each_at_its_own_and_validation_chooses_among_them(self, folder, capsys) -> None:
+        words = told(folder, capsys)
+        assert "dbe prbm=false 50.50 ± 0.71 52.50 ± 0.71 51.50 ± 0.71 prbm=true † 70.50 ± 0.71 72.50 ± 0.71" in words
+        assert "Model scored: global of dbe (prbm=false), fedavg; downloaded of dbe (prbm=true)." in words
+
+    def test_of_unseen_clients_and_left_out_domains_the_same_are_chosen(self, folder) -> None:
+        main_table, downloaded, adapted, ood = sections(read(folder), summarise(read(folder)))
+        assert main_table.table.chosen == [False, True, False]
+        assert [part.table.chosen for part in (downloaded, adapted, ood)] == [[False, True]] * 3
+        assert downloaded.legend.startswith("†: the algorithm's hyperparameters with the best mean validation accuracy")
+
+    def test_pairs_are_with_the_chosen_ones(self, folder, capsys) -> None:
+        assert "dbe − fedavg +11.50" in told(folder, capsys, "--compare")
+        assert "dbe prbm=false" in told(folder, capsys, "--target", "0.5").partition("first evaluated round")[2]
+
+    def test_at_a_given_point_a_note_names_those_that_were_not_scored_there(self, folder, capsys) -> None:
+        words = told(folder, capsys, "--point", "global")
+        assert "Not shown, because they have no test accuracy at the model scored: dbe prbm=true." in words
+
+    def test_the_page_shows_the_same(self, folder) -> None:
+        (experiment,) = page_content(folder)["experiments"]
+        methods = [(m["algorithm"], m["point"], m["chosen_by_default"]) for m in experiment["methods"]]
+        assert methods == [("dbe", "global", False), ("dbe", "downloaded", True), ("fedavg", "global", True)]
+
+
+class TestHyperparametersWithoutTheRound:
+    def test_a_note_names_those_whose_round_the_rule_cannot_pick(self, tmp_path, capsys) -> None:
+        for mu, splits in ((1.0, ("val", "test")), (2.0, ("test",))):
+            rows = [r.with_(split=split) for r in curve([0.6]) for split in splits]
+            add(tmp_path, f"t{mu}", rows, algorithm="fedprox", algorithm__mu=mu)
+        words = told(tmp_path, capsys, "--rule", "selected")
+        assert "Not shown, because they have no test accuracy in the round that the rule picks: fedprox mu=2." in words
+
+
+class TestDomainsWithFewerSeeds:
+    """The only client of domain b took no part at seed 1, since it was set aside."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        for seed in (0, 1):
+            rows = [r for r in curve([0.6]) if seed == 0 or r.score.domain == "a"]
+            add(tmp_path, f"t{seed}", rows, seed=seed)
+        return tmp_path
+
+    def test_a_sentence_says_so(self, folder, capsys) -> None:
+        words = told(folder, capsys)
+        assert "mean ± sd over 2 seeds" in words
+        assert "Clients held these domains at fewer seeds: b 1." in words
+
+    def test_csv_has_the_number_of_each_cell(self, folder, capsys) -> None:
+        assert main([str(folder), "--format", "csv"]) == 0
+        lines = csv.DictReader(io.StringIO(capsys.readouterr().out))
+        assert {line["column"]: line["seeds"] for line in lines} == {"a": "2", "b": "1", "AVG": "2"}
+
+
+class TestTies:
+    """Two rounds with the mean 0.5, which the last bits of sums make 0.49999999999999994 and 0.5000000000000001."""
+
+    LOW, HIGH = (0.2, 0.6, 0.7), (0.3, 0.4, 0.8)
+
+    def rows(self, *rounds: tuple[float, ...], splits: tuple[str, ...] = ("val", "test")) -> list[Row]:
+        return [
+            row(number, client, "a", split, "global", "accuracy", value, 10)
+            for number, values in enumerate(rounds, start=1)
+            for split in splits
+            for client, value in enumerate(values)
+        ]
+
+    def test_what_only_rounding_tells_apart_is_a_tie_and_the_earliest_wins(self) -> None:
+        for rounds in ((self.LOW, self.HIGH), (self.HIGH, self.LOW)):
+            picked = pick_rounds(aggregate_clients(frame(self.rows(*rounds))))
+            picked = picked[(picked["split"] == "test") & (picked["quantity"] == "mean")].set_index("rule")["round"]
+            assert dict(picked) == {"final": 2, "selected": 1, "oracle": 1, "best5": 1}
+
+    def test_of_hyperparameters_the_first_ones(self, tmp_path) -> None:
+        for mu, values in ((1.0, self.LOW), (2.0, self.HIGH), (3.0, self.LOW)):
+            add(tmp_path, f"t{mu}", self.rows(values), algorithm="fedprox", algorithm__mu=mu)
+        rows = summarise(read(tmp_path)).rows
+        assert set(rows.loc[rows["chosen"], "algorithm.mu"]) == {1.0}
+
+    def test_a_target_that_is_met_exactly_is_reached(self, tmp_path, capsys) -> None:
+        add(tmp_path, "t", self.rows(self.LOW, self.HIGH))
+        assert "fedavg 1.0 2.500 1 of 1" in told(tmp_path, capsys, "--target", "0.5")
+
+    def test_is_no_win(self) -> None:
+        means = 0.49999999999999994, 0.5000000000000001
+        values = [(seed, side, mean) for seed in (0, 1) for side, mean in enumerate(means)]
+        frames = [{"seed": seed, "side": side, "quantity": "mean", "value": value} for seed, side, value in values]
+        one = compare(pd.DataFrame(frames), ("x", "y"))
+        other = compare(pd.DataFrame(frames).assign(side=lambda rows: 1 - rows["side"]), ("y", "x"))
+        assert (one.wins, other.wins) == (0, 0)

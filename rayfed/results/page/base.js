@@ -44,11 +44,16 @@ function pointOf(method, split) {
   return state.point || (split === "ood" ? "global" : method.point);
 }
 
+// Whether validation chose the hyperparameters, at the selected point or at each method's own.
+function isChosen(method) {
+  return state.point ? method.chosen.includes(state.point) : method.chosen_by_default;
+}
+
 function shownMethods(experiment) {
   const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
   const several = new Map();
   for (const method of experiment.methods) several.set(method.algorithm, (several.get(method.algorithm) || 0) + 1);
   return experiment.methods.filter((method) =>
     words.every((word) => label(method).toLowerCase().includes(word)) &&
-    (!state.chosen || several.get(method.algorithm) === 1 || method.chosen.includes(pointOf(method, state.split))));
+    (!state.chosen || several.get(method.algorithm) === 1 || isChosen(method)));
 }

@@ -182,7 +182,7 @@ function sensitivityFigure(experiment, methods) {
     const all = unique(experiment.methods.map((method) => group(method, key)));
     const lines = unique(shown.map((one) => one.text)).map((text) => ({ text, ...styleOf(all.indexOf(text)),
       points: shown.filter((one) => one.text === text).map(({ method, row, value }) => ({
-        x: log ? value : order.indexOf(value), ring: method.chosen.includes(row.point), tip: `${plain(key)}=${worded(value)}`,
+        x: log ? value : order.indexOf(value), ring: isChosen(method), tip: `${plain(key)}=${worded(value)}`,
         ...spreadOf(row.mean, row.sd, scale),
       })).sort((a, b) => a.x - b.x) }));
     const xTicks = order.map((value, at) => [log ? value : at, worded(value)]);

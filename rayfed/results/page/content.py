@@ -121,8 +121,9 @@ def _methods(tables: Tables, summary: Summary) -> Iterator[dict[str, Any]]:
             "order": int(order),
             "algorithm": first["algorithm"],
             "hyperparameters": first["hyperparameters"],
-            "point": points.get((first["experiment"], first["algorithm"]), "global"),
+            "point": points.get((first["experiment"], int(order)), "global"),
             "chosen": sorted(set(rows.loc[rows["chosen"], "point"])),
+            "chosen_by_default": bool(first["chosen_by_default"]),
         }
 
 

@@ -50,7 +50,7 @@ function resultTable(experiment, methods, rows, metric) {
     ...columns.map((column) => head(QUANTITIES[column] ?? column.slice("domain:".length), column)),
     seeds.length > 1 ? element("th", { scope: "col" }, "seeds") : null);
   const body = lines.map((method) => {
-    const mark = method.chosen.includes(pointOf(method, rows[0].split)) && several.get(method.algorithm) > 1 ? " †" : "";
+    const mark = isChosen(method) && several.get(method.algorithm) > 1 ? " †" : "";
     return element("tr", {}, element("td", { class: "text" }, method.algorithm),
       hasHyperparameters ? element("td", { class: "text" }, method.hyperparameters + mark) : null,
       ...columns.map((column) => {
@@ -64,8 +64,17 @@ function resultTable(experiment, methods, rows, metric) {
       }),
       seeds.length > 1 ? element("td", {}, String(byMethod.get(method.order).get("mean").seeds)) : null);
   });
+  const fewer = columns.filter((column) => shown.some((method) => {
+    const cells = byMethod.get(method.order);
+    return cells.has(column) && cells.get(column).seeds < cells.get("mean").seeds;
+  })).map((column) => {
+    const counts = shown.map((method) => byMethod.get(method.order).get(column)?.seeds).filter(Boolean);
+    const [least, most] = [Math.min(...counts), Math.max(...counts)];
+    return `${QUANTITIES[column] ?? column.slice("domain:".length)} ${least === most ? least : `${least} to ${most}`}`;
+  });
   return element("div", { class: "scroll" },
-    element("table", { class: "results" }, element("thead", {}, header), element("tbody", {}, ...body)));
+    element("table", { class: "results" }, element("thead", {}, header), element("tbody", {}, ...body)),
+    fewer.length ? element("p", { class: "note" }, `Clients held these domains at fewer seeds: ${fewer.join(", ")}.`) : null);
 }
 
 // The standard deviation with the decimals of the mean
