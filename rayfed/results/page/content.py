@@ -20,7 +20,7 @@ from rayfed.results.page.charts import short_number
 from rayfed.results.pairs import all_pairs, paired_scores
 from rayfed.results.queries import pairs_columns, pairs_notes
 from rayfed.results.read import Tables, list_experiments, of_experiment, read
-from rayfed.results.selection import TRIAL
+from rayfed.results.selection import DOMAIN, FEW_CLIENTS, TRIAL
 from rayfed.results.storage import open_storage
 from rayfed.results.summary import (
     Summary,
@@ -93,7 +93,7 @@ def _experiment(folder: str | Path, tables: Tables, name: str) -> dict[str, Any]
             metric: {"percent": is_fraction(metric), "higher": bool(rows["higher_is_better"].iloc[0])}
             for metric, rows in summary.rows.groupby("metric")
         },
-        "rows": _values(summary.rows, ["order", "unseen", "point", "split", "metric", "rule", "quantity"]),
+        "rows": _values(_shown(summary.rows), ["order", "unseen", "point", "split", "metric", "rule", "quantity"]),
         "curves": _values(
             summary.curves[(summary.curves["quantity"] == "mean") & ~summary.curves["unseen"]],
             ["order", "point", "split", "metric", "round"],
@@ -125,6 +125,13 @@ def _methods(tables: Tables, summary: Summary) -> Iterator[dict[str, Any]]:
             "chosen": sorted(set(rows.loc[rows["chosen"], "point"])),
             "chosen_by_default": bool(first["chosen_by_default"]),
         }
+
+
+def _shown(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return `rows` without those of domains that are too many for columns of tables."""
+    domains = rows[rows["quantity"].str.startswith(DOMAIN)]
+    count = domains.groupby(["unseen", "point", "split", "metric"])["quantity"].transform("nunique")
+    return rows.drop(index=domains.index[count > FEW_CLIENTS])
 
 
 def _values(rows: pd.DataFrame, keys: list[str]) -> list[list[Any]]:
