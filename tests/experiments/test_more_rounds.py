@@ -234,6 +234,17 @@ def test_in_python_the_final_state_is_always_kept(capsys):
     assert "goes on" not in capsys.readouterr().err  # other clients are another trial
 
 
+def test_results_in_an_object_store(capsys):
+    space = {"data": {"domains": ["plain", "font"], "per_domain": 60}, "model": {"name": "mlp", "hidden": [8]}}
+    space["results"] = "memory://more-rounds/results"
+    rayfed.run(space, rounds=2)
+    longer = rayfed.run(space, rounds=4, resume=True, quiet=False)
+    assert "goes on after round 2 of fedavg-" in capsys.readouterr().err
+    straight = rayfed.run(space, rounds=4, experiment="straight")
+    assert longer.weights_hash == straight.weights_hash
+    assert sorted(longer.rounds["round"]) == [1, 2, 3, 4]
+
+
 def test_changed_code_is_refused(here, capsys):
     code = """
 from rayfed.algorithms.fedavg import FedAvg

@@ -13,7 +13,7 @@ import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.core.options import key_path
 from rayfed.results.captions import RULE_CAPTIONS, mean_caption
-from rayfed.results.common_rounds import scored_clients_notes
+from rayfed.results.common_rounds import DIFFERENT_CLIENTS, scored_on_different_clients
 from rayfed.results.metric_names import is_fraction
 from rayfed.results.page import charts
 from rayfed.results.page.charts import short_number
@@ -100,7 +100,8 @@ def _experiment(folder: str | Path, tables: Tables, name: str) -> dict[str, Any]
         ),
         "axes": _axes(tables),
         "repetitions": _repetitions(tables),
-        "notes": [*summary.notes, *_notes(tables, summary)],
+        "notes": summary.notes,
+        "different": {"note": DIFFERENT_CLIENTS, "scores": scored_on_different_clients(tables.metrics)},
         "pairs": list(_pairs(tables, summary)),
         "sensitivity": charts.hyperparameter_values(summary.rows),
         "clients": charts.client_values(tables),
@@ -158,12 +159,6 @@ def _repetitions(tables: Tables) -> str:
     if done.empty:
         return ""
     return mean_caption(done.merge(tables.trials[[*TRIAL, "partition_hash"]], on=TRIAL))
-
-
-def _notes(tables: Tables, summary: Summary) -> list[str]:
-    if summary.rows.empty:
-        return ["No trial is done yet."]
-    return scored_clients_notes(tables.metrics, summary.rows[~summary.rows["unseen"]])
 
 
 def _pairs(tables: Tables, summary: Summary) -> Iterator[dict[str, Any]]:

@@ -93,6 +93,14 @@ function plainTable(columns, textColumns, rows) {
       element("tr", {}, ...row.map((cell, i) => element("td", { class: kind(i) }, cell)))))));
 }
 
+// Whether rounds of the scores that are shown were scored on different clients, as a list of one note or none.
+function differentClients(experiment, methods) {
+  const points = methods.map((method) => pointOf(method, state.split));
+  const differ = experiment.different.scores.some(([point, split, metric]) =>
+    split === state.split && metric === state.metric && points.includes(point));
+  return differ ? [experiment.different.note] : [];
+}
+
 function tableSections(experiment, methods) {
   const rows = rowsOf(experiment).filter((row) => row.metric === state.metric);
   const byOrder = new Map(experiment.methods.map((method) => [method.order, method]));
