@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import textwrap
 from typing import Any
 
 import pandas as pd
@@ -12,8 +13,7 @@ from rayfed.results.figures.kinds import KINDS, plot
 from rayfed.results.pairs import Pairs, all_pairs, paired_scores, stars_against_best
 from rayfed.results.queries import comparison_text, pairs_table, target_text
 from rayfed.results.read import Tables, of_experiment, read
-from rayfed.results.report import FORMATS, render
-from rayfed.results.row_filter import filter_rows
+from rayfed.results.report import FORMATS, render, reported_rows
 from rayfed.results.selection import RULES
 from rayfed.results.summary import summarise
 
@@ -78,7 +78,7 @@ def execute(options: argparse.Namespace) -> int:
     scored = {"metric": options.metric, "point": options.point, "split": options.split}
     width = shutil.get_terminal_size((100, 24)).columns
     tables = read(options.folder, options.experiment)
-    pairs = _all_pairs(tables, options) if options.compare == [] else {}
+    pairs, unpaired = _all_pairs(tables, options) if options.compare == [] else ({}, [])
     stars = {name: stars_against_best(found) for name, (found, _, _) in pairs.items()}
     answers = [
         render(
@@ -95,6 +95,7 @@ def execute(options: argparse.Namespace) -> int:
     for name, (found, split, caption) in pairs.items():
         choices = {"width": width, "format": options.format}
         answers.append(pairs_table(found, name, options.metric, split, caption, **choices))
+    answers += [textwrap.fill(note, width) for note in unpaired]
     if options.target is not None:
         answers.append(target_text(tables, options.target, width=width, **scored))
     if options.compare:
@@ -106,19 +107,28 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _all_pairs(tables: Tables, options: argparse.Namespace) -> dict[str, tuple[Pairs, str, str]]:
-    """Return for each experiment the comparison of all pairs, the split, and the rule in words."""
-    pairs = {}
+def _all_pairs(tables: Tables, options: argparse.Namespace) -> tuple[dict[str, tuple[Pairs, str, str]], list[str]]:
+    """Return for each experiment the comparison of all pairs, the split, and the caption; and why others have none.
+
+    Raises:
+        UsageError: no experiment has pairs.
+    """
+    pairs, errors = {}, {}
     for name in sorted(set(tables.trials["experiment"])):
-        scores = paired_scores(
-            of_experiment(tables, name),
-            metric=options.metric,
-            point=options.point,
-            split=options.split,
-            rule=options.rule,
-        )
-        pairs[name] = all_pairs(scores), scores.split, scores.caption
-    return pairs
+        try:
+            scores = paired_scores(
+                of_experiment(tables, name),
+                metric=options.metric,
+                point=options.point,
+                split=options.split,
+                rule=options.rule,
+            )
+            pairs[name] = all_pairs(scores), scores.split, scores.caption
+        except UsageError as error:
+            errors[name] = error
+    if errors and not pairs:
+        raise next(iter(errors.values()))
+    return pairs, [f"{name}: no pairs; {str(error).removeprefix('compare: ')}." for name, error in errors.items()]
 
 
 def _files(options: argparse.Namespace, tables: Tables, scored: dict[str, Any]) -> list[str]:
@@ -137,7 +147,7 @@ def _files(options: argparse.Namespace, tables: Tables, scored: dict[str, Any]) 
         )
         written.append(f"Plot: {options.plot}")
     if options.csv:
-        _write_csv(filter_rows(summarise(tables).rows, tables, **scored), options.csv)
+        _write_csv(reported_rows(summarise(tables), tables, **scored), options.csv)
         written.append(f"CSV: {options.csv}")
     if options.html:
         from rayfed.results.page.build import write_page

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from rayfed.core.records import SERVER
 from rayfed.results.hyperparameter_groups import LEFT_OUT
 from rayfed.results.metric_names import is_fraction
 
@@ -16,6 +17,18 @@ RULE_CAPTIONS = {
 def unit(metric: str) -> str:
     """Return ", %" for metrics that are shown in percent."""
     return ", %" if is_fraction(metric) else ""
+
+
+def average_words(metrics: pd.DataFrame, split: str, metric: str) -> str:
+    """Return what a mean is over: "mean over clients", or over the server's values where no client has any.
+
+    Args:
+        metrics: the table `metrics`, of one experiment.
+        split: the split of the values.
+        metric: their metric.
+    """
+    of_server = metrics[(metrics["split"] == split) & (metrics["metric"] == metric)]["client"].eq(SERVER).all()
+    return "mean over the server's values" if of_server else "mean over clients"
 
 
 def repetitions(trials: pd.DataFrame) -> str:

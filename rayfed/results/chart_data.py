@@ -9,6 +9,7 @@ import pandas as pd
 
 from rayfed.core.records import SECONDS
 from rayfed.results.holdings import read_holdings
+from rayfed.results.hyperparameter_groups import format_setting
 from rayfed.results.read import Tables
 from rayfed.results.selection import CLIENT, TRIAL, aggregate_clients, client_values, pick_rounds
 from rayfed.results.storage import Storage
@@ -16,6 +17,7 @@ from rayfed.results.summary import SCORE, countable_trials, seed_values
 
 ROUND_PARTS = (*(part for part in SECONDS if part != "total"), "other")
 """The parts of a round's wall-clock time; `other` is what the measured parts leave of the total."""
+_KEYS_WITHOUT_DOT = ("cohort", "rounds", "batch_norm", "unseen_clients", "loss")
 _MAP_FILE = re.compile(
     r"(?P<trial>.+)-round(?P<round>\d+)-(?P<name>[^-]+)-(?P<point>[^-]+)-(?P<split>[^-]+)-(?P<layer>.*)\.parquet"
 )
@@ -42,18 +44,26 @@ class Partition(NamedTuple):
 
 
 def varying_keys(rows: pd.DataFrame) -> list[str]:
-    """Return the configuration keys with two values or more for some algorithm, of rows with a column for each key."""
-    known = [name for name in rows.columns if "." in name or name in ("cohort", "rounds", "batch_norm")]
-    return [name for name in known if (rows.groupby("algorithm")[name].nunique() > 1).any()]
+    """Return the configuration keys with two values or more for some algorithm, of rows with a column for each key.
+
+    Null is a value, too.
+    """
+    known = [name for name in rows.columns if "." in name or name in _KEYS_WITHOUT_DOT]
+    return [name for name in known if (setting_texts(rows, name).groupby(rows["algorithm"]).nunique() > 1).any()]
+
+
+def setting_texts(rows: pd.DataFrame, key: str) -> pd.Series:
+    """Return the values of a configuration key as text, "none" for null, as tables show it."""
+    return rows[key].map(lambda value: format_setting(key, value)).astype(str)
 
 
 def client_scores(tables: Tables) -> pd.DataFrame:
     """Return the mean over seeds of each participant's values, a row per method, score and client.
 
-    The columns are experiment, algorithm, order, `SCORE` without quantity, client, domain ("" where it has none) and
-    value. Where trials leave out one domain each, a client of one number holds different domains, and there is a row
-    for each of them. A rule picks the round of a trial as in the tables of results, except that `best5` takes each
-    client's own best rounds.
+    The columns are experiment, algorithm, order, `SCORE` without quantity, client, domain ("" where it has none), value
+    and the number of seeds. Where trials leave out one domain each, a client of one number holds different domains, and
+    there is a row for each of them. A rule picks the round of a trial as in the tables of results, except that `best5`
+    takes each client's own best rounds.
     """
     done = countable_trials(tables)[0]
     metrics = tables.metrics[~tables.metrics["unseen"]].merge(done[TRIAL], on=TRIAL)
@@ -63,7 +73,7 @@ def client_scores(tables: Tables) -> pd.DataFrame:
     domains = metrics.drop_duplicates([*TRIAL, "client"])[[*TRIAL, "client", "domain"]].fillna({"domain": ""})
     score = [*SCORE, "client", "domain"]
     seeds = seed_values(rows.merge(domains, on=[*TRIAL, "client"]), done, score)
-    means = seeds.groupby(["experiment", "order", *score])["value"].mean().reset_index()
+    means = seeds.groupby(["experiment", "order", *score])["value"].agg(value="mean", seeds="count").reset_index()
     algorithms = done[["order", "algorithm"]].drop_duplicates("order")
     return means.merge(algorithms, on="order").drop(columns="quantity")
 

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from rayfed.core.records import SERVER
-from rayfed.results.selection import TRIAL
+from rayfed.results.selection import BEST, TRIAL
 
 _EVERY = "evaluate.every"
 DIFFERENT_CLIENTS = (
@@ -24,6 +24,21 @@ def evaluation_interval_notes(trials: pd.DataFrame) -> list[str]:
                 "compare them fairly; final does."
             )
     return notes
+
+
+def few_rounds_notes(metrics: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
+    """Return a note for each experiment with trials of fewer than five scored rounds, which `best5` averages.
+
+    Args:
+        metrics, rows: as in `scored_clients_notes`.
+    """
+    keys = ["experiment", "algorithm", "point", "split", "metric"]
+    scores = metrics[~metrics["unseen"] & metrics["value"].notna()].merge(rows[keys].drop_duplicates(), on=keys)
+    rounds = scores.groupby(TRIAL)["round"].nunique()
+    return [
+        f"{experiment}: trials have as few as {fewest} scored round{'s' * (fewest > 1)}; best5 is then their mean."
+        for experiment, fewest in rounds[rounds < BEST].groupby("experiment").min().items()
+    ]
 
 
 def scored_clients_notes(metrics: pd.DataFrame, rows: pd.DataFrame) -> list[str]:

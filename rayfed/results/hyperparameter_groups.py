@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from rayfed.results.trials import FIXED
+from rayfed.results.trials import COUNTS_OR_SHARES, FIXED
 
 LOCATION_KEYS = ("data.root", "data.download")
 """Keys that say where a dataset's files are and how they got there; the same files elsewhere are the same data.
@@ -62,11 +62,16 @@ def group_trials(trials: pd.DataFrame) -> pd.DataFrame:
 
 def format_value(value: Any) -> str:
     """Return a configuration value as a short string: 0.1, 3, true, none."""
-    if value is None:
+    if value is None or value != value:  # pandas reads null as NaN
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def format_setting(name: str, value: Any) -> str:
+    """Return the value of a key as `format_value` does; a cohort of 1.0 is all clients, and one of 1 a single one."""
+    return str(value) if name in COUNTS_OR_SHARES and isinstance(value, float) and value == 1 else format_value(value)
 
 
 def _is_hyperparameter(name: str) -> bool:
@@ -74,7 +79,7 @@ def _is_hyperparameter(name: str) -> bool:
 
 
 def _label(values: pd.Series, names: list[str]) -> str:
-    return ", ".join(f"{name.removeprefix('algorithm.')}={format_value(values[name])}" for name in names)
+    return ", ".join(f"{name.removeprefix('algorithm.')}={format_setting(name, values[name])}" for name in names)
 
 
 def _sort_key(value: Any) -> tuple[int, float, str]:

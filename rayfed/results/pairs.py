@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.results.captions import RULE_CAPTIONS
+from rayfed.results.captions import RULE_CAPTIONS, average_words
 from rayfed.results.comparison import Comparison, check_paired, compare, find_group
 from rayfed.results.read import Tables
 from rayfed.results.result_table import Stars
@@ -27,7 +27,7 @@ class PairedScores(NamedTuple):
         trials: the trials that count, with their configuration and `order`.
         split: the split.
         rule: the rule that picks the round.
-        caption: the rule in words.
+        caption: what the values are means over, and the rule, in words.
     """
 
     values: pd.DataFrame
@@ -93,13 +93,14 @@ def paired_scores(
     rule = rule or ("selected" if trials_by_rule.get("selected") == trials_by_rule.get("final") else "final")
     rows = rows[rows["rule"] == rule]
     keys = ["metric", "higher_is_better", "quantity"]
+    average = average_words(tables.metrics, split, metric)
     return PairedScores(
         values=seed_values(rows[[*TRIAL, *keys, "value"]], done, keys),
         groups=groups.sort_values("order", ignore_index=True),
         trials=tables.trials.merge(done[[*TRIAL, "order"]], on=TRIAL),
         split=split,
         rule=rule,
-        caption=RULE_CAPTIONS[rule].format(criterion=selection_criterion(all_rows)),
+        caption=f"{average}, {RULE_CAPTIONS[rule].format(criterion=selection_criterion(all_rows))}",
     )
 
 

@@ -4,6 +4,7 @@ import csv
 import io
 import textwrap
 
+from rayfed.results.captions import average_words
 from rayfed.results.common_rounds import scored_clients_notes
 from rayfed.results.comparison import Comparison
 from rayfed.results.latex_table import latex_columns, latex_text
@@ -37,11 +38,12 @@ def target_text(tables: Tables, target: float, *, metric: str, point: str | None
     means = filter_rows(means, tables, metric=metric, point=point, split=split)
     parts = []
     for experiment, rows in means.groupby("experiment"):
+        of_split = str(rows["split"].iloc[0])
+        average = average_words(tables.metrics[tables.metrics["experiment"] == experiment], of_split, metric)
         side = "at least" if rows["higher_is_better"].iloc[0] else "at most"
         title = (
-            f"{experiment}: first evaluated round whose {rows['split'].iloc[0]} {metric}, mean over clients, is {side} "
-            f"{target:g}, and GB (10⁹ bytes, down and up, including the setup) sent until its end; mean ± sd over the "
-            "runs that reached it"
+            f"{experiment}: first evaluated round whose {of_split} {metric}, {average}, is {side} {target:g}, and GB "
+            "(10⁹ bytes, down and up, including the setup) sent until its end; mean ± sd over the runs that reached it"
         )
         table = target_table(rounds_to_target(rows, tables, target), done, width=width)
         parts += [textwrap.fill(title, width), table]
@@ -79,11 +81,11 @@ def pairs_table(
 
     Args:
         pairs: The comparisons.
-        experiment, metric, split, caption: What is compared; `caption` is the rule in words.
+        experiment, metric, split, caption: What is compared; `caption` is that of `PairedScores`.
         width, format: As in `render`.
     """
     unit = ", percentage points" if is_fraction(metric) else ""
-    title = f"{experiment}: all pairs, {split} {metric}{unit}, mean over clients, {caption}"
+    title = f"{experiment}: all pairs, {split} {metric}{unit}, {caption}"
     columns, notes = pairs_columns(pairs, metric), pairs_notes(pairs)
     if format == "csv":
         out = io.StringIO()
@@ -146,7 +148,7 @@ def _p_value(p: float) -> str:
     return "<0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
-def _sentence(result: Comparison, metric: str, split: str, rule: str) -> str:
+def _sentence(result: Comparison, metric: str, split: str, caption: str) -> str:
     scale, unit, decimals = (100, ", percentage points", 2) if is_fraction(metric) else (1, "", 4)
     differences = ", ".join(
         f"{difference * scale:+.{decimals}f} ({pair})"
@@ -160,7 +162,7 @@ def _sentence(result: Comparison, metric: str, split: str, rule: str) -> str:
     low, high, mean = (f"{x * scale:+.{decimals}f}" for x in (result.low, result.high, result.difference))
     effect = "" if result.effect != result.effect else f" Effect size d_z {result.effect:+.2f}."
     return (
-        f"{result.second} − {result.first}, {split} {metric}{unit}, mean over clients, {rule}: {mean}, 95 % confidence "
+        f"{result.second} − {result.first}, {split} {metric}{unit}, {caption}: {mean}, 95 % confidence "
         f"interval {low} to {high} ({over}). p = {_p_value(result.p_t)} by the paired t test, "
         f"{_p_value(result.p_wilcoxon)} by Wilcoxon's signed ranks.{effect} Differences by {result.over[:-1]}: "
         f"{differences}.{_left_out(result)}"

@@ -13,7 +13,7 @@ import pandas as pd
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SERVER
 from rayfed.results.captions import RULE_CAPTIONS, mean_caption, unit
-from rayfed.results.common_rounds import scored_clients_notes
+from rayfed.results.common_rounds import few_rounds_notes, scored_clients_notes
 from rayfed.results.folder import join
 from rayfed.results.latex_table import PACKAGES, latex_table
 from rayfed.results.markdown_table import markdown_table
@@ -100,7 +100,7 @@ def render(
         stars=stars,
         every_domain=format == "csv",
     )
-    notes = [*summary.notes, *failures]
+    notes = [*_absent_experiments(summary, shown, metric, split), *summary.notes, *failures]
     if format == "csv":
         return _as_csv(shown)
     if format == "latex":
@@ -139,6 +139,26 @@ def sections(
     return parts
 
 
+def reported_rows(
+    summary: Summary, tables: Tables, *, metric: str, point: str | None, split: str | None
+) -> pd.DataFrame:
+    """Return the rows of the summary that the tables of `sections` show, under all rules, and all quantities of them.
+
+    Raises:
+        UsageError: no values of that metric, point or split.
+    """
+    rows = filter_rows(summary.rows, tables, metric=metric, point=point, split=split)
+    others = summary.rows[summary.rows["metric"] == metric]
+    others = others.assign(chosen=others["chosen_by_default"])
+    splits = others.merge(rows[["experiment", "split"]].drop_duplicates(), on=["experiment", "split"])
+    parts = [rows, splits[splits["unseen"] & (splits["rule"] == "final")]]
+    if split is None:
+        ood = others[~others["unseen"] & (others["split"] == OOD) & (others["point"] == "global")]
+        has_table = set(rows.loc[rows["split"] == OOD, "experiment"])
+        parts.append(ood[ood["experiment"].isin(set(rows["experiment"]) - has_table)])
+    return pd.concat(parts, ignore_index=True)
+
+
 class _Experiment:
     """Makes the sections of one experiment."""
 
@@ -162,6 +182,8 @@ class _Experiment:
         notes = _not_shown(self._rows, rows, shown, f"{split} {self.metric}") if split != OOD else []
         if rule != "final":
             notes += scored_clients_notes(self._tables.metrics, shown)
+        if rule == "best5":
+            notes += few_rounds_notes(self._tables.metrics, shown)
         return Section(
             experiment=self.name,
             split=split,
@@ -280,6 +302,17 @@ def _as_csv(shown: Iterable[Section]) -> str:
                 seeds = table.seeds[index] if cell is None else cell.seeds
                 writer.writerow((section.experiment, section.title, *row, *numbers, seeds))
     return out.getvalue().rstrip("\n")
+
+
+def _absent_experiments(summary: Summary, shown: Iterable[Section], metric: str, split: str | None) -> list[str]:
+    """Return a note on the experiments that have finished trials and no table."""
+    names = sorted(set(summary.rows["experiment"]) - {section.experiment for section in shown})
+    what = " ".join(filter(None, [split, metric]))
+    return (
+        [f"Experiments not shown, because they have no {what} at the model scored: {', '.join(names)}."]
+        if names
+        else []
+    )
 
 
 def _not_shown(rows: pd.DataFrame, scored: pd.DataFrame, shown: pd.DataFrame, what: str) -> list[str]:

@@ -1,5 +1,7 @@
 """Rounds and gigabytes that trials need to reach a target."""
 
+import math
+
 import pandas as pd
 
 from rayfed.core.errors import UsageError
@@ -59,11 +61,16 @@ def target_table(reached: pd.DataFrame, trials: pd.DataFrame, *, width: int) -> 
         columns["algorithm"].append(group["algorithm"].iloc[0])
         columns["hyperparameters"].append(group["hyperparameters"].iloc[0])
         columns["rounds"].append(_format_mean(group["round"], 1))
-        columns["GB"].append(_format_mean(group["gigabytes"], 3))
+        columns["GB"].append(_format_mean(group["gigabytes"], _decimals(group["gigabytes"].mean())))
         columns["reached"].append(f"{group['round'].notna().sum()} of {len(group)}")
     if not any(columns["hyperparameters"]):
         del columns["hyperparameters"]
     return plain_table(columns, left=("algorithm", "hyperparameters"), width=width)
+
+
+def _decimals(gigabytes: float) -> int:
+    """Return three decimals, or as many as show three digits of what a small model sends."""
+    return max(3, 2 - math.floor(math.log10(gigabytes))) if gigabytes > 0 else 3
 
 
 def _format_mean(values: pd.Series, decimals: int) -> str:

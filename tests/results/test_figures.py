@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from score_rows import row, write
 from small_results import add
 
 from helpers.commands import command
@@ -16,6 +17,8 @@ from rayfed.results.holdings import read_holdings, write_holdings
 from rayfed.results.maps import write_map
 from rayfed.results.read import read
 from rayfed.results.storage import open_storage
+from rayfed.results.trials import record_trial
+from rayfed.results.writer import TrialWriter
 
 main = command("report")
 
@@ -83,6 +86,43 @@ class TestKinds:
         assert (ring.get_xdata().tolist(), ring.get_ydata().tolist()) == ([1.0], pytest.approx([64.5]))
         with pytest.raises(UsageError, match=r"^key=local.lr: does not vary"):
             draw("sensitivity", figure_data(folder, read(folder), key="local.lr"))
+
+    def test_null_is_a_value_and_parts_lines(self, tmp_path: Path) -> None:
+        """A line joins what differs in the key of its panel alone, also where another value is null."""
+        cases = ((0.5, None, 0.2), (1.0, None, 0.4), (1.0, 2, 0.6))
+        for number, (cohort, epochs, mean) in enumerate(cases):
+            add(tmp_path, f"t{number}", "fedavg", 0, mean, **{"cohort": cohort, "local.epochs": epochs})
+        add(tmp_path, "u", "fedbn", 0, 0.5, **{"cohort": 1.0, "algorithm.mu": 3.0})
+        axes = draw("sensitivity", figure_data(tmp_path, read(tmp_path))).axes
+        panels = {panel.get_xlabel().split()[0]: panel for panel in axes}
+        shown = {
+            key: {
+                name: [round(y, 6) for y in box[0].get_ydata()]
+                for box, name in zip(*panel.get_legend_handles_labels(), strict=True)
+            }
+            for key, panel in panels.items()
+        }
+        assert shown == {  # percent; 2 of the last round on average over both domains
+            "local.epochs": {"fedavg cohort=0.5": [22.0], "fedavg cohort=1.0": [62.0, 42.0]},
+            "cohort": {"fedavg local.epochs=none": [22.0, 42.0], "fedavg local.epochs=2": [62.0]},
+        }
+        ticks = {key: [text.get_text() for text in panel.get_xticklabels()] for key, panel in panels.items()}
+        assert ticks == {"local.epochs": ["2", "none"], "cohort": ["0.5", "1.0"]}
+
+    def test_switches_are_true_and_false_and_one_client_is_not_all(self, tmp_path: Path) -> None:
+        for number, (cohort, prbm) in enumerate(((1, True), (1, False), (1.0, False), (20, False))):
+            add(tmp_path, f"t{number}", "dbe", 0, 0.5, **{"cohort": cohort, "algorithm.prbm": prbm})
+        panels = draw("sensitivity", figure_data(tmp_path, read(tmp_path))).axes
+        ticks = {panel.get_xlabel().split()[0]: [t.get_text() for t in panel.get_xticklabels()] for panel in panels}
+        assert ticks == {"algorithm.prbm": ["false", "true"], "cohort": ["1", "1.0", "20"]}
+
+    def test_clients_that_were_set_aside_at_some_seeds_have_fewer(self, tmp_path: Path) -> None:
+        for seed in (0, 1):
+            record_trial(tmp_path, "e", f"t{seed}", {"algorithm": "fedavg", "seed": seed, "status": "done"})
+            with TrialWriter(tmp_path, "e", f"t{seed}", "fedavg", seed) as writer:
+                write(writer, [row(1, c, "a", "test", "global", "accuracy", 0.5, 10) for c in (0, 1)[: 2 - seed]])
+        axes = draw("clients", figure_data(tmp_path, read(tmp_path))).axes[0]
+        assert "mean over 1 to 2 seeds" in axes.get_title(loc="left")
 
     def test_clients(self, data) -> None:
         axes = draw("clients", data).axes[0]

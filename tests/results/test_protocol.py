@@ -58,6 +58,13 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
 
 
 class TestBestFive:
+    def test_a_note_says_where_there_are_fewer(self, tmp_path, capsys) -> None:
+        add(tmp_path, "t", curve([0.5, 0.6]))
+        note = "e: trials have as few as 2 scored rounds; best5 is then their mean."
+        assert note in told(tmp_path, capsys, "--rule", "best5")
+        add(tmp_path, "t", curve([0.5, 0.6, 0.7, 0.7, 0.7]))
+        assert "best5" not in told(tmp_path, capsys, "--rule", "best5")
+
     def test_each_quantity_has_its_own_five_best_rounds(self) -> None:
         # means .1 .9 .5 .7 .8 .6: the five best have mean .7; client 0 is worst but in round 2, where client 1 has 0
         rows = [*curve([0.1, 0.9, 0.5, 0.7, 0.8, 0.6])]
@@ -323,6 +330,20 @@ class TestPointsThatDependOnHyperparameters:
         assert [part.table.chosen for part in (downloaded, adapted, ood)] == [[False, True]] * 3
         assert downloaded.legend.startswith("†: the algorithm's hyperparameters with the best mean validation accuracy")
 
+    def test_the_csv_has_the_rows_of_all_tables(self, folder, capsys) -> None:
+        told(folder, capsys, "--csv", str(folder / "t.csv"))
+        rows = pd.read_csv(folder / "t.csv").query("algorithm == 'dbe' and quantity == 'mean' and rule == 'final'")
+        tables = rows.groupby(["split", "unseen", "point"])["mean"].agg(list).map(lambda means: [*map(float, means)])
+        assert tables.to_dict() == {
+            ("test", False, "global"): [pytest.approx(0.515)],
+            ("test", False, "downloaded"): [pytest.approx(0.715)],
+            ("test", True, "downloaded"): [0.3, 0.3],
+            ("test", True, "adapted"): [0.3, 0.3],
+            ("ood", False, "global"): [0.1, 0.1],
+        }
+        told(folder, capsys, "--csv", str(folder / "t.csv"), "--split", "test")
+        assert set(pd.read_csv(folder / "t.csv")["split"]) == {"test"}
+
     def test_pairs_are_with_the_chosen_ones(self, folder, capsys) -> None:
         assert "dbe − fedavg +11.50" in told(folder, capsys, "--compare")
         assert "dbe prbm=false" in told(folder, capsys, "--target", "0.5").partition("first evaluated round")[2]
@@ -359,7 +380,7 @@ class TestDomainsWithFewerSeeds:
     def test_a_sentence_says_so(self, folder, capsys) -> None:
         words = told(folder, capsys)
         assert "mean ± sd over 2 seeds" in words
-        assert "Clients held these domains at fewer seeds: b 1." in words
+        assert "Domains with values at fewer seeds: b 1." in words
 
     def test_csv_has_the_number_of_each_cell(self, folder, capsys) -> None:
         assert main([str(folder), "--format", "csv"]) == 0
@@ -403,3 +424,54 @@ class TestTies:
         one = compare(pd.DataFrame(frames), ("x", "y"))
         other = compare(pd.DataFrame(frames).assign(side=lambda rows: 1 - rows["side"]), ("y", "x"))
         assert (one.wins, other.wins) == (0, 0)
+
+
+class TestSeveralExperiments:
+    """In e two methods can be compared; f has one only, and no value of the metric drift."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        for algorithm, mean in (("fedavg", 0.5), ("dbe", 0.6)):
+            rows = curve([mean])
+            add(tmp_path, algorithm, [*rows, *(r.with_(metric="drift") for r in rows)], algorithm=algorithm)
+        record_trial(tmp_path, "f", "t", {"algorithm": "fedavg", "seed": 0, "status": "done"})
+        with TrialWriter(tmp_path, "f", "t", "fedavg", 0) as writer:
+            write(writer, curve([0.7]))
+        return tmp_path
+
+    def test_those_that_can_be_compared_are(self, folder, capsys) -> None:
+        words = told(folder, capsys, "--compare")
+        assert "e: all pairs, test accuracy, percentage points, mean over clients, at the last evaluated round" in words
+        assert "f: no pairs; needs two methods or more with finished trials." in words
+        assert "needs two methods" in refused(folder, capsys, "--compare", "--experiment", "f")
+
+    def test_a_note_names_those_without_the_metric(self, folder, capsys) -> None:
+        note = "Experiments not shown, because they have no drift at the model scored: f."
+        assert note in told(folder, capsys, "--metric", "drift")
+        assert "Experiments not shown" not in told(folder, capsys)
+
+
+class TestWhatMeansAreOver:
+    def test_of_domains_that_no_client_holds_the_servers_values(self, tmp_path, capsys) -> None:
+        for algorithm, mean in (("fedavg", 0.5), ("dbe", 0.6)):
+            for seed in (0, 1):
+                rows = [
+                    row(1, SERVER, "c", "ood", "global", "accuracy", mean + 0.01 * seed * mean, 10),
+                    *curve([mean]),
+                ]
+                add(tmp_path, f"{algorithm}{seed}", rows, algorithm=algorithm, seed=seed)
+        words = told(tmp_path, capsys, "--split", "ood", "--compare", "--target", "0.5")
+        assert "all pairs, ood accuracy, percentage points, mean over the server's values, at the last" in words
+        assert "first evaluated round whose ood accuracy, mean over the server's values, is at least 0.5" in words
+        words = told(tmp_path, capsys, "--split", "ood", "--compare", "fedavg", "dbe")
+        assert "dbe − fedavg, ood accuracy, percentage points, mean over the server's values, at the last" in words
+        plot = ("--split", "ood", "--plot", str(tmp_path / "p.png"), "--kind", "clients")
+        assert "no client has ood accuracy; these values are the server's" in refused(tmp_path, capsys, *plot)
+
+
+def test_gigabytes_of_a_small_model_have_digits(tmp_path, capsys) -> None:
+    record_trial(tmp_path, "e", "t", {"algorithm": "fedavg", "seed": 0, "status": "done"})
+    with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
+        write(writer, curve([0.6]))
+        writer.add_round(Record(round=1, stage="round", cohort=2, bytes_down={"x": 1234}, bytes_up={"x": 1234}))
+    assert "fedavg 1.0 0.00000247 1 of 1" in told(tmp_path, capsys, "--target", "0.5")

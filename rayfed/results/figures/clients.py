@@ -25,10 +25,11 @@ def draw_clients(data: FigureData) -> Figure:
         UsageError: the values belong to the server and not to clients.
     """
     rows, rule = data.scores()
-    values = filter_rows(
-        client_scores(data.tables), data.tables, metric=data.metric, point=data.point, split=data.split
-    )
-    values = values[values["rule"] == rule]
+    values = client_scores(data.tables)
+    values = values[(values["metric"] == data.metric) & (values["split"] == data.split)]
+    if not values.empty:
+        values = filter_rows(values, data.tables, metric=data.metric, point=data.point, split=data.split)
+        values = values[values["rule"] == rule]
     if values.empty:
         raise UsageError(f"plot: no client has {data.split} {data.metric}; these values are the server's")
     shown, remark = shown_methods(rows[rows["quantity"] == "mean"], _MOST_METHODS)
@@ -63,8 +64,9 @@ def draw_clients(data: FigureData) -> Figure:
     if len(borders) < len(holders) - 1:
         for border in borders:
             axes.axvline(border - 0.5, color="white", linewidth=1.5)
-    seeds = sorted(set(shown["seeds"].astype(int)))
-    over = "a single seed" if seeds == [1] else f"mean over {seeds[-1]} seeds"
+    seeds = sorted(set(values["seeds"]))  # fewer of a client that was set aside at some
+    counted = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[-1]}"
+    over = "a single seed" if seeds == [1] else f"mean over {counted} seeds"
     if most_partitions(data.tables) > 1:
         over += " with other partitions, so a client holds other data in each"
     caption = RULE_CAPTIONS[rule].split(":")[0].format(criterion=selection_criterion(data.summary.rows))

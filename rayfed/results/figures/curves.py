@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rayfed.core.errors import UsageError
+from rayfed.results.captions import average_words
 from rayfed.results.figures.data import FigureData
 from rayfed.results.figures.style import (
     COLOURS,
@@ -80,7 +81,7 @@ def _draw(rows: pd.DataFrame, data: FigureData, axis: str) -> Figure:
     axes.set_ylabel(f"{data.split} {data.metric}" + (" (%)" if scale == 100 else ""))
     words = seeds_words(means["seeds"])
     band = words if words.startswith("a single") else f"band: {words}"
-    title(axes, f"{data.experiment}: mean over clients, {band}{remark}")
+    title(axes, f"{data.experiment}: {average_words(data.tables.metrics, data.split, data.metric)}, {band}{remark}")
     plain_axes(axes)
     if axis == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

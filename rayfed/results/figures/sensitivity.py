@@ -1,16 +1,19 @@
 """Sensitivity to hyperparameters: the score against each value that a sweep varied."""
 
+import math
+from collections.abc import Mapping
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.results.captions import RULE_CAPTIONS
-from rayfed.results.chart_data import varying_keys
+from rayfed.results.captions import RULE_CAPTIONS, average_words
+from rayfed.results.chart_data import setting_texts, varying_keys
 from rayfed.results.figures.data import FigureData
 from rayfed.results.figures.style import COLOURS, legend_below, new_figure, plain_axes, seeds_words
-from rayfed.results.hyperparameter_groups import format_value
+from rayfed.results.hyperparameter_groups import format_setting
 from rayfed.results.metric_names import is_fraction
 from rayfed.results.summary import selection_criterion
 
@@ -45,8 +48,9 @@ def draw_sensitivity(data: FigureData) -> Figure:
     for axes in figure.axes[::columns]:
         axes.set_ylabel(f"{data.split} {data.metric}" + (" (%)" if is_fraction(data.metric) else ""))
     caption = RULE_CAPTIONS[rule].format(criterion=selection_criterion(data.summary.rows))
+    average = average_words(data.tables.metrics, data.split, data.metric)
     more = f"; not shown: {', '.join(left_out)}" if left_out else ""
-    words = f"{data.experiment}: mean over clients, {caption}, {seeds_words(rows['seeds'])}{more}"
+    words = f"{data.experiment}: {average}, {caption}, {seeds_words(rows['seeds'])}{more}"
     figure.suptitle(words, fontsize=8, x=0.01, ha="left")
     if len(keys) == 1:
         legend_below(figure, list(labels))
@@ -56,35 +60,30 @@ def draw_sensitivity(data: FigureData) -> Figure:
 def _panel(axes: Axes, rows: pd.DataFrame, key: str, keys: list[str], data: FigureData) -> list[str]:
     """Draw one key, and return the labels of the lines."""
     scale = 100 if is_fraction(data.metric) else 1
-    counts = rows.groupby("algorithm")[key].nunique()
-    rows = rows[rows["algorithm"].map(counts) > 1]
-    numeric = pd.to_numeric(rows[key], errors="coerce")
-    is_numeric = bool(numeric.notna().all())
-    values = sorted(numeric.unique()) if is_numeric else sorted(rows[key].map(format_value).unique())
-    is_log = is_numeric and values[0] > 0 and values[-1] / values[0] >= 20
-    place = {value: (value if is_log else index) for index, value in enumerate(values)}
-    x = (numeric if is_numeric else rows[key].map(format_value)).map(place)
-    rows = rows.assign(x=x, y=rows["mean"] * scale, error=rows["sd"].fillna(0.0) * scale)
-    others = [other for other in varying_keys(rows) if other != key]
+    rows = rows[rows["algorithm"].isin(_varying(rows, key))]
+    texts = setting_texts(rows, key)
+    numbers = {text: _number(text) for text in texts}
+    values = sorted(numbers, key=lambda text: (math.isnan(numbers[text]), numbers[text], text))  # numbers come first
+    span = numbers[values[0]], numbers[values[-1]]  # NaN where there is another value than a number
+    is_log = span[0] > 0 and span[1] / span[0] >= 20 and len(set(numbers.values())) == len(numbers)
+    place = {text: (numbers[text] if is_log else index) for index, text in enumerate(values)}
+    rows = rows.assign(x=texts.map(place), y=rows["mean"] * scale, error=rows["sd"].fillna(0.0) * scale)
+    others = {other: _varying(rows, other) for other in varying_keys(rows) if other != key}
+    rows = rows.assign(label=[_line_label(row, others) for _, row in rows.iterrows()]).sort_values("order")
     labels = []
-    lines = rows.groupby(["algorithm", *others], dropna=False) if others else rows.groupby("algorithm")
-    for index, (name, line) in enumerate(lines):
-        values_of_others = [] if isinstance(name, str) else list(name)[1:]
-        pairs = zip(others, values_of_others, strict=True)
-        words = ", ".join(f"{other.removeprefix('algorithm.')}={format_value(value)}" for other, value in pairs)
-        label = " ".join(filter(None, [str(line["algorithm"].iloc[0]), words]))
+    for index, (label, line) in enumerate(rows.groupby("label", sort=False)):
         line = line.sort_values("x")
         colour = COLOURS[index % len(COLOURS)]
         axes.errorbar(
             line["x"], line["y"], line["error"], color=colour, marker="o", ms=4, capsize=2, lw=1.4, label=label
         )
-        labels.append(label)
+        labels.append(str(label))
         if (best := line[line["chosen"]]).shape[0]:
             axes.plot(best["x"], best["y"], marker="o", ms=9, mfc="none", mec=colour, lw=0)
     if is_log:
         axes.set_xscale("log")
     places = [place[value] for value in values]
-    axes.set_xticks(places, [format_value(float(value)) if is_numeric else value for value in values], fontsize=8)
+    axes.set_xticks(places, values, fontsize=8)
     axes.set_xticks([], minor=True)
     axes.set_xlabel(f"{key}   (ring: chosen by validation)" if rows["chosen"].any() else key)
     if len(keys) > 1:
@@ -92,3 +91,27 @@ def _panel(axes: Axes, rows: pd.DataFrame, key: str, keys: list[str], data: Figu
     plain_axes(axes)
     axes.margins(x=0.08)
     return labels
+
+
+def _varying(rows: pd.DataFrame, key: str) -> set[str]:
+    """Return the algorithms of `rows` that have several values of a key."""
+    counts = setting_texts(rows, key).groupby(rows["algorithm"]).nunique()
+    return set(counts.index[counts > 1])
+
+
+def _line_label(row: pd.Series, others: Mapping[str, set[str]]) -> str:
+    """Return the algorithm of a row and the values of those of the `others` that vary for it."""
+    pairs = [
+        f"{key.removeprefix('algorithm.')}={format_setting(key, row[key])}"
+        for key, algorithms in others.items()
+        if row["algorithm"] in algorithms
+    ]
+    return " ".join(filter(None, [str(row["algorithm"]), ", ".join(pairs)]))
+
+
+def _number(text: str) -> float:
+    """Return the number that a text is, or NaN."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -23,7 +23,7 @@ function pairsSection(experiment, methods) {
   const rows = pairs.columns[0][1].map((_, i) => pairs.columns.map(([, cells]) => cells[i])).filter((_, i) => keep[i]);
   if (!rows.length) return null;
   return element("section", { id: "pairs" }, element("h2", {}, "All pairs"),
-    element("p", { class: "note" }, `${pairs.split} ${pairs.metric}, mean over clients, ${pairs.caption}, ` +
+    element("p", { class: "note" }, `${pairs.split} ${pairs.metric}, ${pairs.caption}, ` +
       "at the model that each method's paper scores"),
     plainTable(pairs.columns.map(([name]) => name), [0], rows),
     ...pairs.notes.map((note) => element("p", { class: "note" }, note)));

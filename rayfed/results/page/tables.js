@@ -76,7 +76,7 @@ function resultTable(experiment, methods, rows, metric) {
   });
   return element("div", { class: "scroll" },
     element("table", { class: "results" }, element("thead", {}, header), element("tbody", {}, ...body)),
-    fewer.length ? element("p", { class: "note" }, `Clients held these domains at fewer seeds: ${fewer.join(", ")}.`) : null);
+    fewer.length ? element("p", { class: "note" }, `Domains with values at fewer seeds: ${fewer.join(", ")}.`) : null);
 }
 
 // The standard deviation with the decimals of the mean
