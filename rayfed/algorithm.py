@@ -350,6 +350,11 @@ class Algorithm(Exchange):
     """The point at which the paper scores models: "global", "downloaded", "trained" or "adapted"."""
     logged_scalars: ClassVar[tuple[str, ...]] = ()
     """Scalars of the server's state that are recorded after each round, once they exist."""
+    depends_on_rounds: ClassVar[bool] = False
+    """Whether a round depends on how many follow (`ctx.rounds`), such as by its share of a privacy budget.
+
+    Trials of such algorithms are not continued with more rounds.
+    """
     held_out_share: ClassVar[float] = 0.0
     """Share of every client's training examples that nobody trains on; hooks find them at `ctx.data.held_out`."""
 

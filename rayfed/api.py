@@ -1,7 +1,7 @@
 """The Python API: `run`, `sweep`, `report`, `load` and `check`. The command line uses it, too."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rayfed.distributed.placement import launch, launch_sweep
 from rayfed.engine.checkpoint import Saved, verified
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import Finding, findings
+from rayfed.experiments.more_rounds import Longer, continue_shorter
 from rayfed.experiments.plan import Given, Loss, ModelFactory, Plan, make_plan
 from rayfed.experiments.result import Report, Result, SweepResult
 from rayfed.experiments.run_summary import run_summary
@@ -78,6 +79,8 @@ def run(
     if not quiet:
         print(run_summary(plan), file=sys.stderr, flush=True)
     with claimed(config.results, config.experiment, [plan.trial]):
+        if config.resume:
+            _say(continue_shorter([Longer(plan.trial, config, plan.given_hash)]), quiet)
         digest = launch(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
     if not quiet and plan.evaluation.stop_rule is not None:
         reason = recorded_value(config.results, config.experiment, plan.trial, "stop_reason")
@@ -141,6 +144,8 @@ def run_sweep(space: Space, given: Given | None = None, *, quiet: bool = False, 
     if not plan.jobs and plan.study is None:
         return 0
     with claimed(plan.results, plan.experiment, plan.names):
+        if plan.configs[0].resume:
+            _say(continue_shorter(plan.longer()), quiet)
         return launch_sweep(plan, quiet=quiet)
 
 
@@ -300,6 +305,11 @@ def _refuse_data(tree: Mapping[str, Any]) -> None:
                 shown = f"{key}={value}" if (group, key) == ("partition", "name") else key
                 advice = f"clients= are given in place of data and partition; leave out {group}.*"
                 raise UsageError(f"{group}.{shown}: {advice}")
+
+
+def _say(lines: Iterable[str], quiet: bool) -> None:
+    for line in () if quiet else lines:
+        print(f"rayfed: {line}", file=sys.stderr, flush=True)
 
 
 def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:

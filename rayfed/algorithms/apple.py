@@ -39,6 +39,7 @@ class APPLE(FedAvg):
     supports_loss_terms: ClassVar[bool] = False
     averaged: ClassVar[tuple[str, ...]] = ()
     default_eval_point: ClassVar[str] = "downloaded"
+    depends_on_rounds: ClassVar[bool] = True
     refuses_unseen_clients: ClassVar[str] = (
         "mixes the core models of all clients, and an unseen client has none among them"
     )

@@ -32,6 +32,7 @@ class DPFedBN(FedBN):
     name: ClassVar[str] = "dp_fedbn"
     reference: ClassVar[str] = "Li, He and Song 2023, table 17, baseline DP-FedBN"
     sample_without_replacement: ClassVar[bool] = True
+    depends_on_rounds: ClassVar[bool] = True
 
     uniform: bool = option(True, help="average with equal weights; else by examples, whose numbers ε does not cover")
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")

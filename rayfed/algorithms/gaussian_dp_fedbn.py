@@ -40,6 +40,7 @@ class GaussianDPFedBN(FedBN):
     name: ClassVar[str] = "gaussian_dp_fedbn"
     reference: ClassVar[str] = "Li, He and Song 2023, appendix B.12, DP-FedBN with a trusted server"
     sample_without_replacement: ClassVar[bool] = True
+    depends_on_rounds: ClassVar[bool] = True
 
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")
     delta: float = option(0.01, above=0, high=0.01, help="δ of all rounds together")

@@ -36,6 +36,11 @@ class LrSchedule:
         """Whether the factor is 1 in every round."""
         return self.kind == "constant" and not self.warmup
 
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether the factors of the first rounds depend on how many follow."""
+        return self.kind == "cosine"
+
     def factor(self, round: int, rounds: int) -> float:
         """Return s(`round`) of a run with `rounds` rounds; 1 outside of them."""
         if not 1 <= round <= rounds:

@@ -75,6 +75,7 @@ EVENTS = (
     "trial hanging",
     "trial restarted",
     "checkpoint damaged",
+    "rounds added",
 )
 """What may happen to the processes of a trial and to its checkpoints."""
 

@@ -295,8 +295,8 @@ class Config:
     experiment: str = option("run", help="subfolder of results, for one sweep or for runs that belong together")
     resume: bool = option(
         False,
-        help="continue from the checkpoint of the same configuration; refused if your own code has changed, but the "
-        "data files are assumed to be the same",
+        help="continue from the checkpoint of the same configuration, or of one with fewer rounds; refused if your own "
+        "code has changed, but the data files are assumed to be the same",
     )
 
     @classmethod

@@ -22,6 +22,7 @@ import torch
 from rayfed.algorithm import Algorithm
 from rayfed.core.batch_norm import batch_norm_names
 from rayfed.core.errors import Diverged, UsageError
+from rayfed.core.lr_schedule import CONSTANT
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.policies import BATCH_NORM_POLICIES
 from rayfed.core.records import Record
@@ -256,6 +257,25 @@ def _fleet(plan: Plan) -> LocalFleet:
     return LocalFleet(plan.blueprint, plan.population)
 
 
+def _number_of_rounds(trial: _Trial) -> str:
+    if trial.algorithm.depends_on_rounds:
+        return "it says that a round depends on how many follow; its trials are not continued with more rounds"
+    half, states = _ROUNDS // 2, []
+    for rounds in (half, _ROUNDS):
+        blueprint = trial.blueprint(rounds=rounds, schedule=CONSTANT)
+        if refused := trial.refusal(blueprint):
+            return f"refused: {refused}"
+        server = trial.server(blueprint)
+        next(record for record in server.run() if record.stage == "round" and record.round == half)
+        states.append(facts(_state(server)))
+    _check_equal(
+        states,
+        f"after round {half} of {half} it has other bits than after round {half} of {_ROUNDS}; set depends_on_rounds = "
+        "True, so that its trials are not continued with more rounds",
+    )
+    return "a round does not depend on how many follow, so that a trial can be continued with more rounds"
+
+
 def _hosts(trial: _Trial) -> str:
     assert trial.launch is not None, "checked only where there is one"
     hosts, ends = trial.plan.config.placement.least_hosts, []
@@ -385,6 +405,7 @@ CHECKS: dict[str, Callable[[_Trial], str]] = {
     "hooks": _hooks_are_pure,
     "seeds": _seeds,
     "resume": _resume,
+    "rounds": _number_of_rounds,
     "at once": _clients_at_once,
     "cohorts": _part_of_the_clients,
     "scores": _scores,

@@ -80,6 +80,7 @@ class Plan:
         trial: The name of the trial: equal configurations have equal names, wherever they are placed.
         partition_seed: The seed with which the partition draws; None if it has none. It is found here, since the server
             may run on a machine that cannot import a user's own partition.
+        given_hash: What was given in Python, as far as the name of the trial depends on it.
         clients_hash: A hash of the contents of clients given in Python.
         model_label, loss_label: The names of a model and a loss given in Python, such as "own:Net-1a2b3c".
         code_hash: A hash of the user's own code in this trial, None without any; see `rayfed.experiments.user_code`.
@@ -94,6 +95,7 @@ class Plan:
     evaluation: Evaluation
     trial: str
     partition_seed: int | None = None
+    given_hash: str = ""
     clients_hash: str | None = None
     model_label: str | None = None
     loss_label: str | None = None
@@ -235,7 +237,8 @@ def make_plan(
     model_label = None if model is None else display_name(model, model_hash(model, blueprint.model))
     loss_label = None if loss is None else display_name(loss, object_hash(loss))
     weights_hash = "" if model is None else state_hash(weights_of(blueprint.model))
-    trial = trial_name(config, f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}")
+    given_hash = f"{contents}{weights_hash}{model_label or ''}{loss_label or ''}"
+    trial = trial_name(config, given_hash)
     objects = named_objects(config) | given_objects(model, loss, clients)
     code_hash = checked_code_hash(config, trial, objects)
     return Plan(
@@ -245,6 +248,7 @@ def make_plan(
         evaluation=evaluation,
         trial=trial,
         partition_seed=partition_seed(config) if clients is None else None,
+        given_hash=given_hash,
         clients_hash=contents[:12] or None,
         model_label=model_label,
         loss_label=loss_label,

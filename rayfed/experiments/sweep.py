@@ -8,6 +8,7 @@ from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.jobs import Job
+from rayfed.experiments.more_rounds import Longer
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import Given, Plan, data_key, load_data, make_plan
 from rayfed.experiments.run_summary import counted, notes, unused_gpu
@@ -55,6 +56,12 @@ class SweepPlan:
     def names(self) -> list[str]:
         """What another command may not run meanwhile: the trials, or the search, whose trials are not known before."""
         return [LOG_FILE] if self.study is not None else [job["trial"] for job in self.jobs]
+
+    def longer(self) -> list[Longer]:
+        """Return the jobs as trials that may go on from shorter ones."""
+        return [
+            Longer(job["trial"], Config.read(job["values"]), job["identity"].get("given_hash", "")) for job in self.jobs
+        ]
 
     def summary(self) -> str:
         """Return what to print before the start: the numbers of trials by algorithm, and the notes."""
@@ -133,7 +140,8 @@ def _study(space: Space, config: Config, given: Given) -> Study:
 
 
 def _identity(plan: Plan) -> Mapping[str, Any]:
-    return {name: getattr(plan, name) for name in ("trial", "clients_hash", "model_label", "loss_label", "code_hash")}
+    names = ("trial", "given_hash", "clients_hash", "model_label", "loss_label", "code_hash")
+    return {name: getattr(plan, name) for name in names}
 
 
 class Populations:

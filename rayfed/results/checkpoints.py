@@ -137,6 +137,28 @@ class CheckpointStore:
         with contextlib.suppress(OSError):  # what is left over now is deleted after the next checkpoint
             self._prune({*content["segments"], *base["segments"]})
 
+    def copy(self, source: "CheckpointStore", content: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+        """Write a checkpoint of another trial as the first one of this trial.
+
+        Args:
+            source: The checkpoints of the other trial.
+            content: The content of the manifest of one of them, from `source.saved()`.
+            header: As for `commit`, in place of that in `content`.
+
+        Raises:
+            OSError: The disk is full or gone; the checkpoint is discarded.
+            StorageError: The checkpoint is damaged.
+        """
+        self.begin(None)
+        parts: dict[int, dict[str, Part]] = {}
+        for name, part in (("server", content["server"]), *content["clients"].items()):
+            parts.setdefault(part[0], {})[name] = Part(*part)
+        copied: dict[str, Part] = {}
+        with self._discarded_on_error():
+            for number in sorted(parts):
+                copied |= self._moved(parts[number], source)
+        self.commit(header, copied.pop("server"), copied, self._size)
+
     def discard(self) -> None:
         """Remove the unfinished checkpoint, if there is one."""
         if self._staged is not None:
@@ -222,21 +244,21 @@ class CheckpointStore:
         if len(in_use) - len(moved) >= MAX_SEGMENTS:
             moved |= set(by_size[: MAX_SEGMENTS // 2])
         return dict(parts) | {
-            client: part for number in sorted(moved) for client, part in self._moved(in_use[number]).items()
+            client: part for number in sorted(moved) for client, part in self._moved(in_use[number], self).items()
         }
 
-    def _moved(self, parts: Mapping[str, Part]) -> dict[str, Part]:
-        """Copy parts of one segment to the end of the new one."""
+    def _moved(self, parts: Mapping[str, Part], source: "CheckpointStore") -> dict[str, Part]:
+        """Copy parts of one segment of `source` to the end of the new one."""
         moved = {}
         for client, part in sorted(parts.items(), key=lambda item: item[1].offset):
             digest, offset = hashlib.blake2b(digest_size=16), self._size
             for start in range(0, part.length, BLOCK_BYTES):
                 length = min(BLOCK_BYTES, part.length - start)
-                block = self.read(part.segment, part.offset + start, length)
+                block = source.read(part.segment, part.offset + start, length)
                 digest.update(block)
                 self.append(block)
             if digest.hexdigest() != part.checksum:
-                raise StorageError(f"checkpoint {self._base} of {self._trial}: {_segment(part.segment)} is damaged")
+                raise StorageError(f"{source.folder.location}: {_segment(part.segment)} is damaged")
             moved[client] = Part(self._number, offset, part.length, part.checksum)
         return moved
 

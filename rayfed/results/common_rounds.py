@@ -6,6 +6,10 @@ from rayfed.core.records import SERVER
 from rayfed.results.selection import BEST, TRIAL
 
 _EVERY = "evaluate.every"
+DIFFERENT_CLIENTS = (
+    "rounds were scored on different clients (evaluate.clients=selected, or the point trained), so a rule that "
+    "compares rounds also compares clients; --rule final does not."
+)
 
 
 def evaluation_interval_notes(trials: pd.DataFrame) -> list[str]:
@@ -68,8 +72,14 @@ def scored_clients_notes(metrics: pd.DataFrame, rows: pd.DataFrame) -> list[str]
     scores = scores.merge(rows[keys].drop_duplicates(), on=keys)
     per_round = scores.groupby([*TRIAL, "round"])["client"].agg(frozenset).reset_index()
     cohorts = per_round.groupby(TRIAL)["client"].nunique()
-    return [
-        f"{experiment}: rounds were scored on different clients (evaluate.clients=selected, or the point trained), so "
-        "a rule that compares rounds also compares clients; --rule final does not."
-        for experiment in sorted({experiment for experiment, _ in cohorts[cohorts > 1].index})
-    ]
+    return [f"{name}: {DIFFERENT_CLIENTS}" for name in sorted({name for name, _ in cohorts[cohorts > 1].index})]
+
+
+def scored_on_different_clients(metrics: pd.DataFrame) -> list[tuple[str, str, str]]:
+    """Return each point, split and metric for which `DIFFERENT_CLIENTS` holds in some trial."""
+    scores = metrics[~metrics["unseen"] & (metrics["client"] != SERVER) & metrics["value"].notna()]
+    keys = ["point", "split", "metric"]
+    per_round = scores.groupby([*TRIAL, *keys, "round"])["client"].agg(frozenset).reset_index()
+    cohorts = per_round.groupby([*TRIAL, *keys])["client"].nunique().reset_index()
+    different = cohorts.loc[cohorts["client"] > 1, keys].drop_duplicates()
+    return list(different.itertuples(index=False, name=None))

@@ -92,7 +92,16 @@ def render(
     failures, location = failure_notes(tables.trials), _parquet_location(folder, tables)
     if summary.rows.empty:
         return "\n".join(["No trial is done yet.", *summary.notes, *failures, location])
-    shown = sections(tables, summary, metric=metric, point=point, split=split, rule=rule, stars=stars)
+    shown = sections(
+        tables,
+        summary,
+        metric=metric,
+        point=point,
+        split=split,
+        rule=rule,
+        stars=stars,
+        every_domain=format == "csv",
+    )
     notes = [*_absent_experiments(summary, shown, metric, split), *summary.notes, *failures]
     if format == "csv":
         return _as_csv(shown)
@@ -113,8 +122,9 @@ def sections(
     split: str | None = None,
     rule: str | None = None,
     stars: Mapping[str, Stars] | None = None,
+    every_domain: bool = False,
 ) -> list[Section]:
-    """Return the tables of the report; the arguments are those of `render`.
+    """Return the tables of the report; the arguments are those of `render` and of `make_table`.
 
     Raises:
         UsageError: no values of that metric, point, split or rule.
@@ -122,7 +132,7 @@ def sections(
     rows = filter_rows(summary.rows, tables, metric=metric, point=point, split=split)
     parts = []
     for name, of_experiment in rows.groupby("experiment"):
-        experiment = _Experiment(str(name), tables, summary, metric)
+        experiment = _Experiment(str(name), tables, summary, metric, every_domain=every_domain)
         main = experiment.section(of_experiment, rule, (stars or {}).get(str(name)))
         parts.append(main)
         parts += experiment.unseen(main.split)
@@ -154,8 +164,8 @@ def reported_rows(
 class _Experiment:
     """Makes the sections of one experiment."""
 
-    def __init__(self, name: str, tables: Tables, summary: Summary, metric: str):
-        self.name, self.metric, self._tables = name, metric, tables
+    def __init__(self, name: str, tables: Tables, summary: Summary, metric: str, *, every_domain: bool):
+        self.name, self.metric, self._tables, self._every_domain = name, metric, tables, every_domain
         self._rows = summary.rows[summary.rows["experiment"] == name]
         self._criterion = selection_criterion(self._rows)
         done = countable_trials(tables)[0]
@@ -168,7 +178,7 @@ class _Experiment:
         """Return the section of `rows` of one split, for the participants."""
         shown, rule = rows_of_rule(rows, rule)
         split = str(shown["split"].iloc[0])
-        table = make_table(shown, self.metric, stars)
+        table = make_table(shown, self.metric, stars, every_domain=self._every_domain)
         what = f"out-of-domain {self.metric} (split ood)" if split == OOD else f"{split} {self.metric}"
         caption = RULE_CAPTIONS[rule].format(criterion=self._criterion)
         notes = _not_shown(self._rows, rows, shown, f"{split} {self.metric}") if split != OOD else []
@@ -194,7 +204,7 @@ class _Experiment:
         ]
         for point, caption in _UNSEEN_CAPTIONS.items():
             if not (at_point := rows[rows["point"] == point]).empty:
-                table = make_table(at_point, self.metric)
+                table = make_table(at_point, self.metric, every_domain=self._every_domain)
                 what = f"unseen clients, {caption}: {split} {self.metric}{unit(self.metric)}"
                 title = f"{self.name}: {what}; {self._repetitions(table)}"
                 words = [_mark_legend(at_point, self._criterion), *table.remarks]
@@ -221,10 +231,12 @@ class _Experiment:
         of_server = bool((rows["client"] == SERVER).all())
         mean = "the server's values, one for each domain if it has several" if of_server else "clients"
         worst = "the worst of them" if of_server else "the worst client"
+        tenth = "the best (worst) tenth of them" if of_server else "the best (worst) tenth of the clients"
         if "AVG" in headers:
             yield f"AVG: mean over {mean}."
         else:
             yield "Values are the server's." if of_server else "Means are over clients."
+        yield f"best (worst) 10 %: mean over {tenth}." if "worst 10 %" in headers else ""
         yield f"worst: {worst}." if "worst" in headers else ""
         yield _mark_legend(shown, self._criterion)
         yield _points(shown)

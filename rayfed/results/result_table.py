@@ -10,11 +10,11 @@ from typing import NamedTuple
 import pandas as pd
 
 from rayfed.results.metric_names import is_fraction
-from rayfed.results.selection import DOMAIN
+from rayfed.results.selection import DOMAIN, FEW_CLIENTS
 
 CHOSEN = "†"
 """Marks hyperparameters that validation chose."""
-_LAST = (("mean", "AVG"), ("worst", "worst"))
+_LAST = (("mean", "AVG"), ("best10", "best 10 %"), ("worst10", "worst 10 %"), ("worst", "worst"))
 _SEEDS = "seeds"
 
 
@@ -112,34 +112,42 @@ class Stars(NamedTuple):
     marks: Mapping[tuple[str, str], str] = MappingProxyType({})
 
 
-def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> ResultTable:
+def make_table(
+    rows: pd.DataFrame, metric: str, stars: Stars | None = None, *, every_domain: bool = False
+) -> ResultTable:
     """Return `rows` (of one experiment, metric, split and rule; see `Summary.rows`) as a table.
 
-    There is a column for each domain, then the mean over clients and the worst client. The mean is left out where there
-    is one domain that it repeats, and the worst client where it repeats another column.
+    There is a column for each domain, unless there are more than `FEW_CLIENTS`; then the mean over clients, the best
+    and the worst tenth of them, where there are many, and the worst client. The mean is left out where there is one
+    domain that it repeats, and the worst client where it repeats another column.
 
     Args:
         rows: The rows.
         metric: Their metric.
         stars: Stars of the column of means.
+        every_domain: Whether each domain has a column, however many there are.
     """
     groups = {int(order): group.set_index("quantity") for order, group in rows.groupby("order")}
     first = [group.iloc[0] for group in groups.values()]
     counts = rows.groupby("algorithm")["order"].nunique()
     domains = sorted({name for name in rows["quantity"] if name.startswith(DOMAIN)}, key=_number_key)
+    remarks = []
+    if len(domains) > FEW_CLIENTS and not every_domain:
+        remarks = [f"The {len(domains)} domains have no columns here; --format csv has one for each."]
+        domains = []
     better = bool(rows["higher_is_better"].iloc[0])
+    last = [(name, header) for name, header in _LAST if (rows["quantity"] == name).any()]
     columns = {
         name: Column(header, _ranked([_cell(group, name, metric) for group in groups.values()], better))
-        for name, header in [*((name, _domain_header(name)) for name in domains), *_LAST]
+        for name, header in [*((name, _domain_header(name)) for name in domains), *last]
     }
-    remarks = []
-    for name, header in reversed(_LAST):
-        if name == "mean" and len(domains) > 1:
+    for name, header in (("worst", "worst"), ("mean", "AVG")):
+        if name == "mean" and len(domains) != 1:
             continue  # if it equals a domain's column, then by coincidence
-        others = [columns[other] for other in columns if other != name and (name, other) != ("mean", "worst")]
+        others = [columns[o] for o in columns if o.startswith(DOMAIN) or (name == "worst" and o != name)]
         if same := next((column for column in others if column.cells == columns[name].cells), None):
             del columns[name]
-            if len(domains) > 1:
+            if len(domains) > 1 or "worst10" in columns:
                 remarks.append(f"{header}: the same as {same.header} in every row.")
     seeds = [int(group.loc["mean", "seeds"]) for group in groups.values()]
     remarks += _fewer_seeds(columns.values(), seeds)

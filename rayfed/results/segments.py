@@ -6,6 +6,7 @@ has just listed the folder therefore finds every file, and no row in two of them
 """
 
 import re
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,8 +54,7 @@ class Segments:
 
     def _trimmed(self, name: str, schema: pa.Schema, keep_through_round: int | None) -> pa.Table:
         # Trimming twice does no harm, so a crash between two files needs no special care.
-        table = read_parquet(self._folder, name)
-        table = pa.concat_tables([schema.empty_table(), table], promote_options="default")  # older: fewer columns
+        table = _read(self._folder, name, schema)
         if keep_through_round is None:
             kept = table.slice(0, 0)
         else:
@@ -65,6 +65,17 @@ class Segments:
             last = pc.max(kept["round"]).as_py()
             self.last_round = last if self.last_round is None else max(last, self.last_round)
         return kept
+
+
+def rows_of(folder: Storage, trial: str, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of a trial in one table, file by file."""
+    for _, name in _existing(folder, trial):
+        yield _read(folder, name, schema)
+
+
+def _read(folder: Storage, name: str, schema: pa.Schema) -> pa.Table:
+    """Return the rows of a file; one of an earlier version may have fewer columns."""
+    return pa.concat_tables([schema.empty_table(), read_parquet(folder, name)], promote_options="default")
 
 
 def _existing(folder: Storage, trial: str) -> list[tuple[int, str]]:

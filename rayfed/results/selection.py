@@ -5,6 +5,8 @@ Frames are long, with a column `quantity`, which is one of
 - `mean`      the mean over clients, each counting once
 - `weighted`  the mean over clients, each counting with its number of examples n
 - `worst`     the client with the worst value: the lowest accuracy, the highest loss
+- `best10`, `worst10`  the mean over the tenth of the clients (rounded up) with the best or the worst values; only with
+              more than `FEW_CLIENTS`
 - `domain:X`  the mean over the clients of domain X
 - `client:I`  the value of client I (from `client_values` only)
 
@@ -13,6 +15,7 @@ in (a global model on a domain that no client has). Unseen clients, which took n
 those that did. NaN values are left out.
 """
 
+import numpy as np
 import pandas as pd
 
 from rayfed.core.records import SERVER
@@ -25,6 +28,8 @@ RULES = ("final", "selected", "oracle", "best5")
 BEST = 5
 CRITERIA = ("accuracy", "loss")
 """The metrics that may select a round or hyperparameters: the first one that the validation data have."""
+FEW_CLIENTS = 20
+"""So many clients have no tenths, and so many domains can stand beside each other in a table."""
 DOMAIN = "domain:"
 CLIENT = "client:"
 
@@ -43,10 +48,28 @@ def aggregate_clients(metrics: pd.DataFrame) -> pd.DataFrame:
     sums["worst"] = as_cost(sums["worst"], sums["higher_is_better"])  # back to values
     wide = sums.drop(columns=["product", "n"])
     overall = wide.melt([*CURVE, "round"], ["mean", "weighted", "worst"], var_name="quantity", value_name="value")
+    tenths = _tenths(rows)
     domains = rows[rows["domain"].notna() & (rows["domain"] != "")]
     per_domain = domains.groupby([*CURVE, "round", "domain"], sort=False)["value"].mean().reset_index()
     per_domain["quantity"] = DOMAIN + per_domain["domain"].astype(str)
-    return pd.concat([overall, per_domain[overall.columns]], ignore_index=True)
+    return pd.concat([overall, *(part[overall.columns] for part in (tenths, per_domain))], ignore_index=True)
+
+
+def _tenths(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the means over the best and the worst tenth of the clients, where there are many."""
+    keys = [*CURVE, "round"]
+    rows = rows[rows.groupby(keys, sort=False)["value"].transform("size") > FEW_CLIENTS]
+    costs = rows.groupby(keys, sort=False)["cost"]
+    tenth = np.ceil(costs.transform("size") / 10)
+    parts = [
+        rows[costs.rank(method="first", ascending=best) <= tenth]
+        .groupby(keys, sort=False)["value"]
+        .mean()
+        .reset_index()
+        .assign(quantity="best10" if best else "worst10")
+        for best in (True, False)
+    ]
+    return pd.concat(parts, ignore_index=True)
 
 
 def client_values(metrics: pd.DataFrame) -> pd.DataFrame:

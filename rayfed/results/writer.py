@@ -6,9 +6,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from rayfed.core.file_names import check_name
 from rayfed.core.records import Event, Record, Score
-from rayfed.results.segments import SEGMENT_ROWS, Segments
+from rayfed.results.segments import SEGMENT_ROWS, Segments, rows_of
 from rayfed.results.storage import open_storage
 from rayfed.results.tables import (
     EVENTS_SCHEMA,
@@ -23,6 +26,7 @@ from rayfed.results.tables import (
 WRITING_SHARE = 0.02
 """The fraction of the elapsed time that writing may take before `flush` starts to skip."""
 _ALL_ROUNDS = 2**31 - 1
+_SCHEMAS = {"metrics": METRICS_SCHEMA, "rounds": ROUNDS_SCHEMA}
 
 
 class TrialWriter:
@@ -58,12 +62,12 @@ class TrialWriter:
         segment_rows: int = SEGMENT_ROWS,
     ):
         self._id = TrialId(check_name(experiment, "experiment"), check_name(trial, "trial"), algorithm, seed)
-        home = open_storage(folder).child(experiment)
+        self._home = home = open_storage(folder).child(experiment)
         self._segments = {
             name: Segments(
                 home.child(name), trial, schema, keep_through_round=keep_through_round, segment_rows=segment_rows
             )
-            for name, schema in (("metrics", METRICS_SCHEMA), ("rounds", ROUNDS_SCHEMA))
+            for name, schema in _SCHEMAS.items()
         }
         keep = _ALL_ROUNDS if keep_events or keep_through_round is not None else None
         self._events = Segments(home.child("events"), trial, EVENTS_SCHEMA, keep_through_round=keep)
@@ -85,6 +89,23 @@ class TrialWriter:
         """Write events to disk at once; they are rare, and say why what should follow does not."""
         if events := list(events):
             self._events.append(events_table(self._id, events))
+
+    def copy_rows(self, trial: str, *, through_round: int) -> None:
+        """Write the rows of `metrics` and `rounds` of another trial to disk as rows of this one.
+
+        Scores of unseen clients are left out, since these join when training is over.
+
+        Args:
+            through_round: The last round to copy.
+        """
+        for name, segments in self._segments.items():
+            for rows in rows_of(self._home.child(name), trial, _SCHEMAS[name]):
+                kept = rows.filter(pc.less_equal(rows["round"], through_round))
+                if "unseen" in kept.column_names:
+                    kept = kept.filter(pc.invert(pc.fill_null(kept["unseen"], False)))
+                own = pa.array([self._id.trial] * kept.num_rows, pa.string())
+                segments.append(kept.set_column(kept.schema.get_field_index("trial"), "trial", own))
+        self.written_round = through_round
 
     def flush(self, *, force: bool = False) -> None:
         """Write what was added to disk, unless writing has taken more than `WRITING_SHARE` of the time so far.

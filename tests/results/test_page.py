@@ -174,6 +174,18 @@ class TestContent:
         (final,) = [one[5] for one in clients["series"] if one[4] == "final"]
         assert dict(zip(holders, final, strict=True)) == {("a", 0): 0.2, ("b", 0): 0.2, ("b", 1): 0.4, ("c", 1): 0.4}
 
+    def test_the_note_on_clients_that_differ_belongs_to_the_scores_of_which_it_is_true(self, tmp_path: Path) -> None:
+        """Everybody is scored at `global`, and the cohort of each round at `trained`."""
+        config = {"algorithm": "fedavg", "seed": 0, "status": "done", "default_eval_point": "global"}
+        record_trial(tmp_path, "e", "t", config)
+        with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
+            for number in (1, 2):
+                rows = [(0, "global", "test", "accuracy"), (1, "global", "test", "accuracy")]
+                rows += [(number % 2, "trained", "train", "loss")]
+                write(writer, [row(number, i, "", split, point, name, 0.5, 5) for i, point, split, name in rows])
+        (experiment,) = page_content(tmp_path)["experiments"]
+        assert experiment["different"]["scores"] == [("trained", "train", "loss")]
+
     def test_nothing_is_loaded_and_no_result_becomes_markup(self, page: str) -> None:
         loaded = re.sub(r'<script type="application/json".*?</script>', "", page, flags=re.S)
         assert not re.search(r"(?:src|href)=[\"'](?!data:)|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", loaded)

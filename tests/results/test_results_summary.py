@@ -443,3 +443,43 @@ def test_a_note_says_where_own_code_has_changed_between_seeds(tmp_path: Path) ->
         add_trial(tmp_path, f"u{seed}", [(0.5, 0.5)], seed=seed)
     note = "e mine:Mine: your own code has changed between seeds (code_hash aa at seeds 0, 1; bb at seed 2)."
     assert summarise(read(tmp_path)).notes == [note]
+
+
+class TestManyClients:
+    """25 clients, each with its own domain, whose accuracies are 0.01, 0.02, ... 0.25 (losses: 1, 2, ... 25)."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        config = {"algorithm": "fedavg", "seed": 0, "status": "done", "default_eval_point": "global"}
+        record_trial(tmp_path, "e", "t", config)
+        rows = [
+            row(1, client, f"client-{client}", "test", "global", metric, unit * (client + 1), 5)
+            for client in range(25)
+            for metric, unit in (("accuracy", 0.01), ("loss", 1.0))
+        ]
+        with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
+            write(writer, rows)
+        return tmp_path
+
+    def test_the_means_of_the_best_and_worst_three(self, folder: Path) -> None:
+        """A tenth of 25 clients, rounded up, are three."""
+        rows = summarise(read(folder)).rows
+        accuracy, loss = (rows[rows["metric"] == metric] for metric in ("accuracy", "loss"))
+        assert value(accuracy, "final", "best10") == pytest.approx(0.24)
+        assert value(accuracy, "final", "worst10") == pytest.approx(0.02)
+        assert value(loss, "final", "best10") == pytest.approx(2)
+        assert value(loss, "final", "worst10") == pytest.approx(24)
+
+    def test_they_stand_in_place_of_the_columns_of_domains(self, folder: Path) -> None:
+        words = render(folder)
+        assert re.search(r"^algorithm +AVG +best 10 % +worst 10 % +worst$", words, re.M)
+        assert re.search(r"^fedavg +13\.00 +24\.00 +2\.00 +1\.00$", words, re.M)
+        assert "The 25 domains have no columns here; --format csv has one for each." in " ".join(words.split())
+        assert r"worst 10 \%" in render(folder, format="latex")
+        lines = render(folder, format="csv").splitlines()
+        assert len([line for line in lines if ",client-" in line]) == 25
+
+    def test_a_few_clients_have_neither(self, tmp_path: Path) -> None:
+        add_trial(tmp_path, "t", [(NAN, 0.5)])
+        assert not summarise(read(tmp_path)).rows["quantity"].isin(["best10", "worst10"]).any()
+        assert "10 %" not in render(tmp_path)

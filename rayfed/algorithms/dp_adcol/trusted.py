@@ -34,6 +34,7 @@ class DPAdcol(Adcol):
 
     name: ClassVar[str] = "dp_adcol"
     reference: ClassVar[str] = "Li, He and Song 2023, differential privacy, table 16"
+    depends_on_rounds: ClassVar[bool] = True
     removed_options: ClassVar[Mapping[str, str]] = SETTING_REMOVED | {
         "guarantee": "is an option of algorithm.name=local_dp_adcol, for an honest but curious server; leave it out",
     }

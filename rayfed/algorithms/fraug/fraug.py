@@ -56,6 +56,7 @@ class FRAug(FedAvg):
     supports_loss_terms: ClassVar[bool] = False
     requires_hard_labels: ClassVar[bool] = True
     default_eval_point: ClassVar[str] = "downloaded"
+    depends_on_rounds: ClassVar[bool] = True
 
     # What is augmented, and how
 

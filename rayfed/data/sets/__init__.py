@@ -24,6 +24,7 @@ DATASETS = {
     "imagefolder": "rayfed.data.sets.imagefolder:ImageFolder",
     "ag_news": "rayfed.data.sets.ag_news:AgNews",
     "uci_har": "rayfed.data.sets.uci_har:UciHar",
+    "synthetic": "rayfed.data.sets.synthetic:Synthetic",
     "npz": "rayfed.data.sets.npz:Npz",
     "parquet": "rayfed.data.sets.parquet:Parquet",
     "huggingface": "rayfed.data.sets.huggingface:HuggingFace",

@@ -5,7 +5,8 @@
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8B5CF6"];
 const SPLITS = ["test", "ood", "val", "train"];
 const RULES = ["selected", "final", "oracle", "best5"];
-const QUANTITIES = { mean: "AVG", worst: "worst" };
+const QUANTITIES = { mean: "AVG", best10: "best 10 %", worst10: "worst 10 %", worst: "worst" };
+const FEW_CLIENTS = 20; // as in rayfed.results.selection
 const state = { experiment: null, metric: "accuracy", split: null, point: "", rule: null, x: "round", find: "",
   chosen: false, sort: null };
 let data = JSON.parse(document.getElementById("data").textContent);

@@ -14,14 +14,14 @@ import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.core.options import key_path
 from rayfed.results.captions import RULE_CAPTIONS, mean_caption
-from rayfed.results.common_rounds import missing_values_notes, scored_clients_notes
+from rayfed.results.common_rounds import DIFFERENT_CLIENTS, missing_values_notes, scored_on_different_clients
 from rayfed.results.metric_names import is_fraction
 from rayfed.results.page import charts
 from rayfed.results.page.charts import short_number
 from rayfed.results.pairs import all_pairs, paired_scores
 from rayfed.results.queries import pairs_columns, pairs_notes
 from rayfed.results.read import Tables, list_experiments, of_experiment, read
-from rayfed.results.selection import TRIAL
+from rayfed.results.selection import DOMAIN, FEW_CLIENTS, TRIAL
 from rayfed.results.storage import open_storage
 from rayfed.results.summary import (
     Summary,
@@ -94,7 +94,7 @@ def _experiment(folder: str | Path, tables: Tables, name: str) -> dict[str, Any]
             metric: {"percent": is_fraction(metric), "higher": bool(rows["higher_is_better"].iloc[0])}
             for metric, rows in summary.rows.groupby("metric")
         },
-        "rows": _values(summary.rows, ["order", "unseen", "point", "split", "metric", "rule", "quantity"]),
+        "rows": _values(_shown(summary.rows), ["order", "unseen", "point", "split", "metric", "rule", "quantity"]),
         "curves": _values(
             summary.curves[
                 (summary.curves["quantity"] == "mean") & ~summary.curves["unseen"] & np.isfinite(summary.curves["mean"])
@@ -103,7 +103,8 @@ def _experiment(folder: str | Path, tables: Tables, name: str) -> dict[str, Any]
         ),
         "axes": _axes(tables),
         "repetitions": _repetitions(tables),
-        "notes": [*summary.notes, *_notes(tables, summary)],
+        "notes": [*summary.notes, *missing_values_notes(tables.metrics, summary.rows[~summary.rows["unseen"]])],
+        "different": {"note": DIFFERENT_CLIENTS, "scores": scored_on_different_clients(tables.metrics)},
         "pairs": list(_pairs(tables, summary)),
         "sensitivity": charts.hyperparameter_values(summary.rows),
         "clients": charts.client_values(tables),
@@ -128,6 +129,13 @@ def _methods(tables: Tables, summary: Summary) -> Iterator[dict[str, Any]]:
             "chosen": sorted(set(rows.loc[rows["chosen"], "point"])),
             "chosen_by_default": bool(first["chosen_by_default"]),
         }
+
+
+def _shown(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return `rows` without those of domains that are too many for columns of tables."""
+    domains = rows[rows["quantity"].str.startswith(DOMAIN)]
+    count = domains.groupby(["unseen", "point", "split", "metric"])["quantity"].transform("nunique")
+    return rows.drop(index=domains.index[count > FEW_CLIENTS])
 
 
 def _values(rows: pd.DataFrame, keys: list[str]) -> list[list[Any]]:
@@ -158,13 +166,6 @@ def _repetitions(tables: Tables) -> str:
     if done.empty:
         return ""
     return mean_caption(done.merge(tables.trials[[*TRIAL, "partition_hash"]], on=TRIAL))
-
-
-def _notes(tables: Tables, summary: Summary) -> list[str]:
-    if summary.rows.empty:
-        return ["No trial is done yet."]
-    rows = summary.rows[~summary.rows["unseen"]]
-    return [*scored_clients_notes(tables.metrics, rows), *missing_values_notes(tables.metrics, rows)]
 
 
 def _pairs(tables: Tables, summary: Summary) -> Iterator[dict[str, Any]]:

@@ -102,7 +102,7 @@ function render() {
   const open = [...main.querySelectorAll("details[open] > summary")].map((summary) => summary.textContent);
   main.replaceChildren(
     ...tableSections(experiment, methods),
-    ...experiment.notes.map((note) => element("p", { class: "note" }, note)),
+    ...[...differentClients(experiment, methods), ...experiment.notes].map((note) => element("p", { class: "note" }, note)),
     ...chartSections(experiment, methods),
     ...[pairsSection(experiment, methods)].filter(Boolean),
     trialsSection(experiment), repeatSection(experiment, methods));

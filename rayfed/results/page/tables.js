@@ -14,15 +14,17 @@ function resultTable(experiment, methods, rows, metric) {
   for (const row of rows) byMethod.get(row.order)?.set(row.quantity, row);
   const shown = methods.filter((method) => byMethod.get(method.order).has("mean"));
   if (!shown.length) return element("p", { class: "note" }, "No method has such values.");
-  const domains = unique(rows.map((row) => row.quantity).filter((name) => name.startsWith("domain:")))
+  const present = unique(rows.map((row) => row.quantity));
+  const everyDomain = present.filter((name) => name.startsWith("domain:"))
     .sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
+  const domains = everyDomain.length > FEW_CLIENTS ? [] : everyDomain;
   const text = (method, quantity) => {
     const cell = byMethod.get(method.order).get(quantity);
     return cell ? numberText(cell.mean, percent) + (cell.sd === null ? "" : ` ± ${numberText2(cell, percent)}`) : "-";
   };
-  let columns = [...domains, "mean", "worst"];
+  let columns = [...domains, ...Object.keys(QUANTITIES).filter((name) => present.includes(name))];
   const same = (one, other) => shown.every((method) => text(method, one) === text(method, other));
-  if (domains.some((name) => same("worst", name)) || same("worst", "mean")) columns = columns.filter((c) => c !== "worst");
+  if (columns.some((name) => name !== "worst" && same("worst", name))) columns = columns.filter((c) => c !== "worst");
   if (domains.length === 1 && same("mean", domains[0])) columns = columns.filter((c) => c !== "mean");
   const seeds = unique(shown.map((method) => byMethod.get(method.order).get("mean").seeds));
   const several = new Map();
@@ -92,6 +94,14 @@ function plainTable(columns, textColumns, rows) {
       element("tr", {}, ...row.map((cell, i) => element("td", { class: kind(i) }, cell)))))));
 }
 
+// Whether rounds of the scores that are shown were scored on different clients, as a list of one note or none.
+function differentClients(experiment, methods) {
+  const points = methods.map((method) => pointOf(method, state.split));
+  const differ = experiment.different.scores.some(([point, split, metric]) =>
+    split === state.split && metric === state.metric && points.includes(point));
+  return differ ? [experiment.different.note] : [];
+}
+
 function tableSections(experiment, methods) {
   const rows = rowsOf(experiment).filter((row) => row.metric === state.metric);
   const byOrder = new Map(experiment.methods.map((method) => [method.order, method]));
@@ -101,6 +111,8 @@ function tableSections(experiment, methods) {
   const caption = (rule) => data.rules[rule].replace("{criterion}", experiment.criterion);
   const parts = [element("h2", {}, `${state.split} ${state.metric}${percent}`),
     element("p", { class: "note" }, `${caption(state.rule)}; ${experiment.repetitions}. AVG: mean over clients. ` +
+      (part(state.split, state.rule).some((row) => row.quantity === "worst10")
+        ? "best (worst) 10 %: mean over the best (worst) tenth of the clients. " : "") +
       "worst: the worst client. Bold: best; underlined: second. †: chosen by validation."),
     resultTable(experiment, methods, part(state.split, state.rule), state.metric)];
   if (state.split !== "ood" && rows.some((row) => row.split === "ood" && !row.unseen)) {

@@ -1,0 +1,82 @@
+"""Synthetic(α, β): clients whose labelling rules and whose inputs differ by degrees that are set."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.data.dataset import Dataset
+from rayfed.data.draws import numpy_generator
+
+SHARED = 2**31
+"""The number of the stream of what all clients share; clients have numbers below it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthetic:
+    """Synthetic(α, β) of FedProx (Li et al. 2020, section 5.1 and appendix C.1), drawn anew from a seed.
+
+    Client k labels an input x by y = argmax(Wx + b). The entries of W and b are drawn from N(u_k, 1), u_k ~ N(0, α²):
+    α is how much rules differ. The inputs are drawn from N(v_k, Σ), with the entries of v_k from N(B_k, 1), B_k ~
+    N(0, β²), and Σ diagonal, Σ_jj = j^−1.2: β is how much inputs differ. The paper writes N(0, α) and N(0, β); as in
+    its code, α and β are standard deviations. The number of examples of a client is 50 + ⌊exp(N(4, 2²))⌋, so a few
+    clients have most of the data.
+
+    With `iid`, all clients share one W and b, with u = 0, and v = 0. A client's own draws do not depend on how many
+    clients there are. Nothing is read or downloaded. The usual model is linear: `model={name: mlp, hidden: []}`. A
+    fifth of each client's examples is for testing, as in the paper.
+    """
+
+    alpha: float | None = option(None, low=0, help="α, how much the labelling rules of clients differ; null: 1")
+    beta: float | None = option(None, low=0, help="β, how much the inputs of clients differ; null: 1")
+    clients: int = option(30, low=1, high=100_000, help="number of clients")
+    iid: bool = option(False, help="give all clients the same rule and the same distribution of inputs")
+    dimensions: int = option(60, low=1, high=65536, help="values per input")
+    classes: int = option(10, low=2, high=65536, help="number of classes")
+    most_examples: int | None = option(
+        None, low=50, help="cut clients with more examples to this number; null: cut none, as in the paper"
+    )
+    seed: int = option(0, low=0, help="seed of all draws")
+
+    name: ClassVar[str] = "synthetic"
+    default_partition: ClassVar[str] = "natural"
+    partition_defaults: ClassVar[dict[str, float]] = {"test": 0.2}
+
+    def __post_init__(self) -> None:
+        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
+            if self.iid and value is not None:
+                raise UsageError(
+                    f"data.{name}={value:g}: clients do not differ with data.iid=true; leave one of them out"
+                )
+
+    def load(self) -> Dataset:
+        """Return the examples of all clients, float32 [N, dimensions], one client after the other."""
+        parts = [self.examples(number) for number in range(self.clients)]
+        client = np.repeat(np.arange(self.clients), [len(y) for _, y in parts])
+        return Dataset.of(
+            self.name,
+            np.concatenate([x for x, _ in parts]),
+            np.concatenate([y for _, y in parts]),
+            num_classes=self.classes,
+            client=client,
+        )
+
+    def examples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the inputs of a client, float32 [n, dimensions], and their classes, int64 [n]."""
+        draw = numpy_generator(self.seed, client)
+        count = 50 + int(draw.lognormal(4.0, 2.0))
+        if self.most_examples is not None:
+            count = min(count, self.most_examples)
+        centre = draw.normal(draw.normal(0.0, 1.0 if self.beta is None else self.beta), 1.0, self.dimensions)
+        spread = np.arange(1, self.dimensions + 1) ** -0.6
+        x = (0.0 if self.iid else centre) + spread * draw.normal(size=(count, self.dimensions))
+        weights, bias = self.rule(client)
+        return x.astype(np.float32), (x @ weights + bias).argmax(1)
+
+    def rule(self, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the Wᵀ [dimensions, classes] and b [classes] by which a client labels its inputs."""
+        draw = numpy_generator(self.seed, SHARED if self.iid else client, 1)
+        mean = 0.0 if self.iid else draw.normal(0.0, 1.0 if self.alpha is None else self.alpha)
+        return draw.normal(mean, 1.0, (self.dimensions, self.classes)), draw.normal(mean, 1.0, self.classes)

@@ -1,0 +1,144 @@
+"""Training longer: a trial goes on from a finished one with the same values and fewer rounds.
+
+The longer trial ends with the bits of one that had all rounds from the start. It takes a copy of the rows of the
+shorter one, which stays as it is, with all that was scored after its last round but the scores of unseen clients.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from rayfed.core.errors import StorageError
+from rayfed.core.lr_schedule import LrSchedule
+from rayfed.core.records import Event
+from rayfed.engine.checkpoint import configuration_hash
+from rayfed.experiments.config import Config
+from rayfed.experiments.naming import outcome_values, trial_name
+from rayfed.results.checkpoints import CheckpointStore
+from rayfed.results.storage import Storage, open_storage, storage_errors
+from rayfed.results.trials import read_trials
+from rayfed.results.writer import TrialWriter
+
+
+class Longer(NamedTuple):
+    """A trial that may go on from a shorter one.
+
+    Attributes:
+        given_hash: The hash of what was given in Python that is part of its name; see `Plan`.
+    """
+
+    trial: str
+    config: Config
+    given_hash: str = ""
+
+
+def continue_shorter(trials: Sequence[Longer]) -> list[str]:
+    """Give each trial the state and the rows of a finished trial with fewer rounds, if it has no checkpoint itself.
+
+    The caller has claimed the trials, and then resumes them, which compares the data and the user's code.
+
+    Args:
+        trials: Trials of one experiment.
+
+    Returns:
+        A line on each trial that has a shorter one.
+
+    Raises:
+        StorageError: The results cannot be written.
+    """
+    if not trials:
+        return []
+    home = open_storage(trials[0].config.results).child(trials[0].config.experiment)
+    with storage_errors(home.location):
+        rows = {row["trial"]: row for row in read_trials(home.child("trials")) if row["status"] == "done"}
+        found = ((longer.trial, _found(longer, rows, home)) for longer in trials)
+        return [f"{trial} {what}" for trial, what in found if what]
+
+
+def _found(longer: Longer, rows: Mapping[str, Mapping[str, Any]], home: Storage) -> str:
+    """Go on from a shorter trial if possible, and return what was found; nothing without a shorter trial."""
+    store = CheckpointStore(home, longer.trial)
+    shorter = _shorter(longer, rows)
+    if not shorter or store.exists():
+        return ""
+    if reason := _dependence(longer.config):
+        return f"starts at round 1 and not where {shorter[0]['trial']} ended, since {reason}"
+    for row in shorter:
+        kept = CheckpointStore(home, row["trial"])
+        for checkpoint in kept.saved():
+            content = checkpoint.get("content")
+            if content is None or not _fits(content, longer, row):
+                continue
+            with contextlib.suppress(StorageError):  # damaged; the one before it may not be
+                _hand_over(longer, row, store, kept, content)
+                return f"goes on after round {content['round']} of {row['trial']}"
+    return f"starts at round 1, since no checkpoint of {shorter[0]['trial']} can be used (checkpoint.every=k keeps one)"
+
+
+def _shorter(longer: Longer, rows: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of the trials that differ in nothing but fewer rounds, the longest first."""
+    rounds = {row["rounds"] for row in rows.values() if type(row.get("rounds")) is int}
+    names = {
+        number: trial_name(replace(longer.config, rounds=number), longer.given_hash)
+        for number in rounds
+        if 1 <= number < longer.config.rounds
+    }
+    return [rows[names[number]] for number in sorted(names, reverse=True) if names[number] in rows]
+
+
+def _dependence(config: Config) -> str | None:
+    """Return why the first rounds depend on how many follow, or None if they do not."""
+    if LrSchedule(kind=config.local.lr_schedule).depends_on_rounds:
+        return f"local.lr_schedule={config.local.lr_schedule} depends on rounds={config.rounds} from the start"
+    if config.algorithm.depends_on_rounds:
+        return f"{config.algorithm_name} depends on rounds={config.rounds} from the start"
+    return None
+
+
+def _fits(content: Mapping[str, Any], longer: Longer, row: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint of the trial in `row` is a state through which the longer trial goes, too."""
+    shorter = replace(longer.config, rounds=row["rounds"])
+    if content["configuration"] != _configuration(row["trial"], shorter, row):
+        return False  # of an attempt with other code or data
+    if content["round"] > row["rounds"]:
+        return False  # after the final stage
+    if not content["progress"].get("finished"):
+        return True
+    if longer.config.unseen_clients and longer.config.algorithm.setup_exchanges:
+        return False  # unseen clients have a state by then
+    stops, every = longer.config.early_stopping.patience is not None, longer.config.evaluate.every
+    return not stops or content["round"] % every == 0  # else the rule has seen a score that the longer trial has not
+
+
+def _configuration(trial: str, config: Config, row: Mapping[str, Any]) -> str:
+    """Return the hash in checkpoints of `trial`, whose data and code are those of the trial in `row`."""
+    model = str(row.get("model.name") or "")
+    labels = row.get("partition_hash"), model if model.startswith("own:") else None, row.get("loss"), row["code_hash"]
+    return configuration_hash(trial, outcome_values(config), *(label or "" for label in labels))
+
+
+def _hand_over(
+    longer: Longer,
+    row: Mapping[str, Any],
+    store: CheckpointStore,
+    kept: CheckpointStore,
+    content: Mapping[str, Any],
+) -> None:
+    """Copy rows and then the checkpoint, with which the longer trial is one that was interrupted."""
+    config, round = longer.config, content["round"]
+    writer = TrialWriter(config.results, config.experiment, longer.trial, row["algorithm"], config.seed)
+    writer.copy_rows(row["trial"], through_round=round)
+    detail = f"goes on from {row['trial']}, which had rounds={row['rounds']}"
+    writer.add_events([Event(event="rounds added", detail=detail, round=round)])
+    progress = dict(content["progress"])
+    if progress.get("early_stopping", {}).get("reason") is None:
+        progress["finished"] = False
+    header = {
+        "trial": longer.trial,
+        "configuration": _configuration(longer.trial, config, row),
+        "rayfed": content["rayfed"],
+        "round": round,
+        "progress": progress,
+    }
+    store.copy(kept, content, header)
