@@ -190,7 +190,7 @@ def _fewer_seeds(columns: Iterable[Column], seeds: Sequence[int]) -> list[str]:
         if any(of_cell < of_row for of_cell, of_row in cells):
             least, most = min(of_cell for of_cell, _ in cells), max(of_cell for of_cell, _ in cells)
             words.append(f"{column.header} {least if least == most else f'{least} to {most}'}")
-    return [f"Domains with values at fewer seeds: {', '.join(words)}."] if words else []
+    return [f"Columns with values of fewer seeds: {', '.join(words)}."] if words else []
 
 
 def _ranked(cells: Sequence[Cell | None], higher_is_better: bool) -> list[Cell | None]:

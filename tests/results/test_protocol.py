@@ -391,7 +391,7 @@ class TestDomainsWithFewerSeeds:
     def test_a_sentence_says_so(self, folder, capsys) -> None:
         words = told(folder, capsys)
         assert "mean ± sd over 2 seeds" in words
-        assert "Domains with values at fewer seeds: b 1." in words
+        assert "Columns with values of fewer seeds: b 1." in words
 
     def test_csv_has_the_number_of_each_cell(self, folder, capsys) -> None:
         assert main([str(folder), "--format", "csv"]) == 0

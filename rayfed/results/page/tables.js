@@ -77,7 +77,7 @@ function resultTable(experiment, methods, rows, metric) {
   });
   return element("div", { class: "scroll" },
     element("table", { class: "results" }, element("thead", {}, header), element("tbody", {}, ...body)),
-    fewer.length ? element("p", { class: "note" }, `Domains with values at fewer seeds: ${fewer.join(", ")}.`) : null);
+    fewer.length ? element("p", { class: "note" }, `Columns with values of fewer seeds: ${fewer.join(", ")}.`) : null);
 }
 
 // The standard deviation with the decimals of the mean
