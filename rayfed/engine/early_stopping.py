@@ -48,6 +48,7 @@ class EarlyStopping:
 
     Attributes:
         reason: Why training is over, in words; None while it goes on.
+        round: The round after which it is; None while it goes on.
     """
 
     def __init__(self, rule: StopRule | None):
@@ -55,6 +56,7 @@ class EarlyStopping:
         self._best: float | None = None
         self._best_round = self._waited = 0
         self.reason: str | None = None
+        self.round: int | None = None
 
     def look(self, record: Record) -> None:
         """Take the scores of a round in, if it has any."""
@@ -66,6 +68,7 @@ class EarlyStopping:
             return
         self._waited += 1
         if self._waited >= rule.patience:
+            self.round = record.round
             evaluations = "1 evaluation" if rule.patience == 1 else f"{rule.patience} evaluations"
             self.reason = (
                 f"validation {rule.metric} ({rule.point}) has not improved on {self._best:.4g} of round "
@@ -74,12 +77,13 @@ class EarlyStopping:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as JSON takes it."""
-        return {"best": self._best, "best_round": self._best_round, "waited": self._waited, "reason": self.reason}
+        kept = {"best": self._best, "best_round": self._best_round, "waited": self._waited}
+        return kept | {"reason": self.reason, "round": self.round}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._best, self._best_round = state["best"], state["best_round"]
-        self._waited, self.reason = state["waited"], state["reason"]
+        self._waited, self.reason, self.round = state["waited"], state["reason"], state.get("round")
 
     @staticmethod
     def _is_better(score: float, best: float, rule: StopRule) -> bool:

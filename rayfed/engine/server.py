@@ -102,6 +102,12 @@ class Server:
     def _rounds_are_over(self) -> bool:
         return self.round >= self.blueprint.rounds or self.early_stopping.reason is not None
 
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training ended before its last round; None if it did not, also where the rule would end it there."""
+        ended_early = self.early_stopping.round != self.blueprint.rounds
+        return self.early_stopping.reason if ended_early else None
+
     def progress(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside states and the round, as JSON takes it."""
         sampling = {} if (state := self.cohorts.state()) is None else {"sampling": state}

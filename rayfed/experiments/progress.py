@@ -52,7 +52,7 @@ def one_trial(progress: Progress, countdown: Countdown | None = None) -> list[Ba
         parts.append("stopped early")
     if progress.lost:
         parts.append(f"restarted {_times(progress.lost)}")
-    return [Bar("round", progress.round, progress.rounds, " · ".join(parts))]
+    return [Bar("round", min(progress.round, progress.rounds), progress.rounds, " · ".join(parts))]
 
 
 def many_trials(
@@ -74,7 +74,7 @@ def many_trials(
     parts = []
     work = sum(max(0, p.round - p.first_round) for p in trials)
     rounds = sum(p.rounds for p in trials) + max((p.rounds for p in trials), default=0) * (len(names) - len(trials))
-    finished = sum(p.rounds if p.status != "running" else p.round for p in trials)
+    finished = sum(p.rounds if p.status != "running" else min(p.round, p.rounds) for p in trials)
     left = seconds_left(trials, names, seconds)
     if work and left is not None:
         parts.append(f"{span(countdown.shown(left) if countdown is not None else left)} left")

@@ -182,7 +182,7 @@ class TrialRun:
         if self._profile is not None:
             self._profile.finish()
         self.outcome = server.state_hash()
-        values = {"status": "done", "weights_hash": self.outcome, "stop_reason": server.early_stopping.reason}
+        values = {"status": "done", "weights_hash": self.outcome, "stop_reason": server.stop_reason}
         self._sink.end(self.plan.trial, values)
         self.done = True
 

@@ -32,13 +32,15 @@ class Progress:
 
     `left` are the seconds that its rounds will still take, None while that is unknown. `val` and `test` are the last
     accuracies at `default_eval_point` (means over clients), or None. `lost` is how often the process of the trial was
-    lost, so that it went back to its last checkpoint. `stop_reason` says why it stopped early, if it did.
+    lost, so that it went back to its last checkpoint. `stop_reason` says why it stopped early, if it did. `round` is
+    the last one that was recorded, which may be the final stage; `rounds_done` counts rounds of training.
     """
 
     trial: str
     rounds: int
     status: str = "running"
     round: int = 0
+    rounds_done: int = 0
     first_round: int = 0
     clients: int = 0
     seconds: float = 0.0
@@ -147,6 +149,7 @@ class Recorder:
         self._writers[trial] = writer
         writer.add_events(self._events.pop(trial, []))
         done = keep_through_round or 0
+        rounds_done = min(done, rounds)
         if trial in self._lost_at and before is not None:
             writer.add_events([self._restart_event(trial, before.round, done)])
         self._work[trial] = [work for work in self._work.get(trial, []) if again and work[0] <= done]
@@ -154,10 +157,16 @@ class Recorder:
             best = before.best_val if done else None
             first = before.first_round if before.rounds else done
             self._progress[trial] = replace(
-                before, rounds=rounds, status="running", round=done, first_round=min(first, done), best_val=best
+                before,
+                rounds=rounds,
+                status="running",
+                round=done,
+                rounds_done=rounds_done,
+                first_round=min(first, done),
+                best_val=best,
             )
         else:
-            self._progress[trial] = Progress(trial, rounds, round=done, first_round=done)
+            self._progress[trial] = Progress(trial, rounds, round=done, rounds_done=rounds_done, first_round=done)
             self._began[trial] = time.monotonic()
         self._began.setdefault(trial, time.monotonic() - self._progress[trial].seconds)
         self._points[trial] = str(values["default_eval_point"])
@@ -181,6 +190,8 @@ class Recorder:
         self._feed.record(trial, record)
         progress = self._progress[trial]
         progress.round = record.round
+        if record.stage == "round":
+            progress.rounds_done = record.round
         progress.clients += record.cohort
         self._work[trial].append((record.round, record.cohort, record.seconds["total"]))
         now, pace = time.monotonic(), self._paces[trial]
@@ -282,7 +293,7 @@ class Recorder:
         self._feed.end(trial, progress.status, progress.error)
         measured: dict[str, Any] = {}
         if trial in self._began:
-            measured = {"seconds": progress.seconds, "rounds_done": progress.round}
+            measured = {"seconds": progress.seconds, "rounds_done": progress.rounds_done}
         if not measured:
             self._owner = self._owner or Owner(self._home)
             measured = {"owner": self._owner.name}

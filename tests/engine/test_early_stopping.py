@@ -1,5 +1,6 @@
 """Early stopping: the rule by hand, what ends with it, resuming, and what is said about it."""
 
+import pandas as pd
 import pytest
 
 import rayfed
@@ -115,6 +116,14 @@ class TestTrial:
         command("report")(["results"])
         assert f"{result.trial} stopped early, after round 5 of 12: validation accuracy" in capsys.readouterr().out
 
+    def test_patience_that_ends_with_the_last_round_stops_nothing(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        rayfed.run(STOPPING | {"rounds": 5}, quiet=False)
+        assert "early stopping: all rounds ran" in capsys.readouterr().err
+        (row,) = rayfed.read_results("results").trials.to_dict("records")
+        assert (row["status"], row["rounds_done"]) == ("done", 5)
+        assert pd.isna(row["stop_reason"])
+
     def test_the_rounds_before_are_those_of_a_run_to_its_end(self, tmp_path):
         stopped = rayfed.run(STOPPING | {"results": str(tmp_path / "a")}).metrics
         whole = rayfed.run(QUICK | {"results": str(tmp_path / "b")}).metrics.query("round <= 5")
@@ -153,6 +162,8 @@ class TestTrial:
         result = rayfed.run(STOPPING | {"results": str(tmp_path), "algorithm.name": "fedbabu", "checkpoint.every": 1})
         assert result.rounds["round"].tolist() == [1, 2, 3, 4, 5, 13]
         assert result.rounds["stage"].tolist()[-1] == "final"
+        assert result.trials["rounds_done"].tolist() == [5]
+        assert "stopped early, after round 5 of 12: " in result.report()
         again = rayfed.run(
             STOPPING | {"results": str(tmp_path), "algorithm.name": "fedbabu", "checkpoint.every": 1, "resume": True}
         )
