@@ -326,3 +326,13 @@ def test_a_reader_that_has_gone(here, name):
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(60) in (0, 141)  # argparse itself passes over it where stdout is unbuffered
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_to_a_full_disk(here):
+    """The list of everything, as in `rayfed list > FILE`."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rayfed", "list"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (1, "rayfed: No space left on device; the output is not complete\n")
