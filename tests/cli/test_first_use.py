@@ -332,7 +332,13 @@ def test_a_reader_that_has_gone(here, name):
 def test_output_to_a_full_disk(here):
     """The list of everything, as in `rayfed list > FILE`."""
     with open("/dev/full", "w") as full:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         done = subprocess.run(
-            [sys.executable, "-m", "rayfed", "list"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [sys.executable, "-m", "rayfed", "list"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env=environment,
         )
     assert (done.returncode, done.stderr) == (1, "rayfed: No space left on device; the output is not complete\n")
