@@ -95,7 +95,8 @@ def execute(options: argparse.Namespace) -> int:
     for name, (found, split, caption) in pairs.items():
         choices = {"width": width, "format": options.format}
         answers.append(pairs_table(found, name, options.metric, split, caption, **choices))
-    answers += [textwrap.fill(note, width) for note in unpaired]
+    if options.format != "csv":  # which has no notes
+        answers += [f"% {note}" if options.format == "latex" else textwrap.fill(note, width) for note in unpaired]
     if options.target is not None:
         answers.append(target_text(tables, options.target, width=width, **scored))
     if options.compare:

@@ -454,6 +454,8 @@ class TestSeveralExperiments:
         words = told(folder, capsys, "--compare")
         assert "e: all pairs, test accuracy, percentage points, mean over clients, at the last evaluated round" in words
         assert "f: no pairs; needs two methods or more with finished trials." in words
+        assert "% f: no pairs; needs" in told(folder, capsys, "--compare", "--format", "latex")
+        assert "no pairs" not in told(folder, capsys, "--compare", "--format", "csv")
         assert "needs two methods" in refused(folder, capsys, "--compare", "--experiment", "f")
 
     def test_a_note_names_those_without_the_metric(self, folder, capsys) -> None:
