@@ -153,7 +153,7 @@ def report(
     folder: str | Path = "results",
     experiment: str | None = None,
     *,
-    metric: str = "accuracy",
+    metric: str | None = None,
     point: str | None = None,
     split: str | None = None,
     rule: str | None = None,
@@ -163,7 +163,7 @@ def report(
     Args:
         folder: The folder of the results, a path or a URL.
         experiment: One experiment; None: every one in `folder`.
-        metric: The metric to show.
+        metric: The metric to show; None: accuracy, or loss where there is no accuracy.
         point: The model to show; None: the one at which each algorithm's paper evaluates.
         split: The data to show; None: the first of test, ood, val and train with values.
         rule: How the round is chosen: final, selected, oracle or best5; None: selected if there are validation values.

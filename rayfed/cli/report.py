@@ -10,6 +10,7 @@ import pandas as pd
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
 from rayfed.results.figures.kinds import KINDS, plot
+from rayfed.results.metric_names import default_metric
 from rayfed.results.pairs import Pairs, all_pairs, paired_scores, stars_against_best
 from rayfed.results.queries import comparison_text, pairs_table, target_text
 from rayfed.results.read import Tables, of_experiment, read
@@ -27,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("folder", metavar="RESULTS", help="folder of the results (the key `results` of the runs)")
     parser.add_argument("--experiment", metavar="NAME", help="one experiment of the folder (default: all of them)")
-    parser.add_argument("--metric", default="accuracy", help="accuracy, loss, ... (default: accuracy)")
+    parser.add_argument("--metric", help="accuracy, loss, ... (default: accuracy; loss where there is none)")
     parser.add_argument("--point", choices=POINTS, help="model scored (default: the one scored in the method's paper)")
     parser.add_argument(
         "--split",
@@ -75,9 +76,10 @@ def execute(options: argparse.Namespace) -> int:
         from rayfed.results.page.server import serve
 
         return serve(options.folder, options.experiment, options.serve)
-    scored = {"metric": options.metric, "point": options.point, "split": options.split}
     width = shutil.get_terminal_size((100, 24)).columns
     tables = read(options.folder, options.experiment)
+    options.metric = options.metric or default_metric(tables.metrics)
+    scored = {"metric": options.metric, "point": options.point, "split": options.split}
     pairs, unpaired = _all_pairs(tables, options) if options.compare == [] else ({}, [])
     stars = {name: stars_against_best(found) for name, (found, _, _) in pairs.items()}
     answers = [

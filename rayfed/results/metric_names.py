@@ -23,6 +23,12 @@ def fill_higher_is_better(metrics: pd.DataFrame) -> pd.DataFrame:
     return metrics.assign(higher_is_better=metrics["metric"].map(values).astype(bool))
 
 
+def default_metric(metrics: pd.DataFrame) -> str:
+    """Return what a report on the table `metrics` shows by default: accuracy, or loss where labels are no classes."""
+    present = set(metrics["metric"])
+    return "loss" if "loss" in present and "accuracy" not in present else "accuracy"
+
+
 def lower_is_better_by_name(metric: str) -> bool:
     """Return whether the name of a metric that declares nothing says that lower is better (`test_loss`)."""
     return not _LOWER_IS_BETTER.isdisjoint(_words(metric))

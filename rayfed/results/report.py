@@ -17,6 +17,7 @@ from rayfed.results.common_rounds import few_rounds_notes, missing_values_notes,
 from rayfed.results.folder import join
 from rayfed.results.latex_table import PACKAGES, latex_table
 from rayfed.results.markdown_table import markdown_table
+from rayfed.results.metric_names import default_metric
 from rayfed.results.read import Tables, read
 from rayfed.results.result_table import CHOSEN, ResultTable, Stars, make_table
 from rayfed.results.row_filter import filter_rows
@@ -61,7 +62,7 @@ def render(
     folder: str | Path,
     experiment: str | None = None,
     *,
-    metric: str = "accuracy",
+    metric: str | None = None,
     point: str | None = None,
     split: str | None = None,
     rule: str | None = None,
@@ -73,7 +74,7 @@ def render(
     """Return the report on `experiment`, or on every experiment in `folder`.
 
     Args:
-        metric: the metric to show.
+        metric: the metric to show; None is accuracy, or loss where there is no accuracy.
         point: the model to show; None is the point at which each algorithm's paper evaluates.
         split: None is the first of test, ood, val and train with values there, and ood besides if it is another.
         rule: the rule that picks the round; None is `selected` if every trial has a value in the round that validation
@@ -88,6 +89,7 @@ def render(
     """
     tables = read(folder, experiment) if tables is None else tables
     width = width or shutil.get_terminal_size((100, 24)).columns
+    metric = metric or default_metric(tables.metrics)
     summary = summarise(tables)
     failures, location = failure_notes(tables.trials), _parquet_location(folder, tables)
     if summary.rows.empty:

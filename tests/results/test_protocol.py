@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from score_rows import Row, frame, row, write
 
+import rayfed
 from helpers.commands import command
 from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER, Record
@@ -508,3 +509,15 @@ class TestValuesThatAreNoNumbers:
                 add(tmp_path, f"{algorithm}{seed}", rows, algorithm=algorithm, seed=seed)
         line = refused(tmp_path, capsys, "--metric", "loss", "--compare", "fedavg", "dbe")
         assert "compare: seed 0 has an infinite value, so there is no mean difference" in line
+
+
+def test_where_labels_are_no_classes_the_loss_is_shown(tmp_path, capsys) -> None:
+    for algorithm, mean in (("fedavg", 2.0), ("dbe", 1.0)):
+        rows = [r.with_(metric="loss", higher_is_better=False) for r in curve([mean])]
+        add(tmp_path, algorithm, rows, algorithm=algorithm)
+    words = told(tmp_path, capsys, "--compare", "--plot", str(tmp_path / "p.png"), "--target", "1.5")
+    assert words.startswith("e: test loss, at the last evaluated round; 1 seed")
+    assert "e: all pairs, test loss" in words
+    assert rayfed.report(tmp_path).startswith("e: test loss")
+    add(tmp_path, "u", curve([0.5]))
+    assert rayfed.report(tmp_path).startswith("e: test accuracy")
