@@ -15,6 +15,7 @@ from rayfed.core.records import Event
 from rayfed.engine.checkpoint import configuration_hash
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import outcome_values, trial_name
+from rayfed.experiments.user_code import checked_code_hash, named_objects
 from rayfed.results.checkpoints import CheckpointStore
 from rayfed.results.storage import Storage, open_storage, storage_errors
 from rayfed.results.trials import read_trials
@@ -36,7 +37,7 @@ class Longer(NamedTuple):
 def continue_shorter(trials: Sequence[Longer]) -> list[str]:
     """Give each trial the state and the rows of a finished trial with fewer rounds, if it has no checkpoint itself.
 
-    The caller has claimed the trials, and then resumes them, which compares the data and the user's code.
+    The caller has claimed the trials, and then resumes them, which compares the data.
 
     Args:
         trials: Trials of one experiment.
@@ -45,6 +46,7 @@ def continue_shorter(trials: Sequence[Longer]) -> list[str]:
         A line on each trial that has a shorter one.
 
     Raises:
+        UsageError: The user's own code has changed since the shorter trial ran.
         StorageError: The results cannot be written.
     """
     if not trials:
@@ -70,6 +72,8 @@ def _found(longer: Longer, rows: Mapping[str, Mapping[str, Any]], home: Storage)
             content = checkpoint.get("content")
             if content is None or not _fits(content, longer, row):
                 continue
+            if not longer.given_hash:  # otherwise the hash covers more than the configuration names
+                checked_code_hash(longer.config, row["trial"], named_objects(longer.config))
             with contextlib.suppress(StorageError):  # damaged; the one before it may not be
                 _hand_over(longer, row, store, kept, content)
                 return f"goes on after round {content['round']} of {row['trial']}"
