@@ -18,6 +18,7 @@ from rayfed.algorithm import State
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.core.records import Event
+from rayfed.core.trees import tree_map
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.cohorts import sampled_cohort
@@ -309,12 +310,12 @@ def _runs(parts: Iterable[tuple[str, Part]]) -> Iterator[list[tuple[str, Part]]]
 def _states(parts: Iterable[tuple[str, bytes]], device: torch.device) -> Iterator[tuple[str, State]]:
     for name, content in parts:
         try:
-            state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
             raise _Unusable(f"is damaged: part {name} cannot be read ({one_line(error)})") from error
         if not isinstance(state, dict):
             raise _Unusable(f"is damaged: part {name} is not a state but {type(state).__name__}")
-        yield name, state
+        yield name, tree_map(lambda tensor: tensor.to(device), state)
 
 
 def _checked(

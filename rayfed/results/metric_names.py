@@ -25,7 +25,8 @@ def fill_higher_is_better(metrics: pd.DataFrame) -> pd.DataFrame:
 
 def default_metric(metrics: pd.DataFrame) -> str:
     """Return what a report on the table `metrics` shows by default: accuracy, or loss where labels are no classes."""
-    present = set(metrics["metric"])
+    of_training = (metrics["split"] == "train") & (metrics["point"] == "trained")
+    present = set(metrics.loc[~of_training, "metric"])
     return "loss" if "loss" in present and "accuracy" not in present else "accuracy"
 
 
