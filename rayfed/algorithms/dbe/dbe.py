@@ -11,9 +11,9 @@ agreed upon before the first round (mean regularization, MR):
 
 κ and μ depend on the architecture: 50 and 1 for a small CNN. Batch norm needs a small μ; 1 and 0.1 for ResNet-18 are
 unconfirmed. They depend on the data as well, by their product: on Fashion-MNIST, κμ from 1 to 5 is 4 points better than
-50 (docs/fidelity/experiments.md), so choose κ by validation. The noise on m_i is that of FedPCL's code: (1−q)·m_i + s·N(0, I). The global model is θ with z^p = 0. PRBM
-needs a head that is trained and that makes the predictions, so only MR works with FedBABU and FedProto. Unseen clients
-receive the consensus, and their means are not collected.
+50 (docs/fidelity/experiments.md), so choose κ by validation. The noise on m_i is that of FedPCL's code: (1−q)·m_i +
+s·N(0, I). The global model is θ with z^p = 0. PRBM needs a head that is trained and that makes the predictions, so only
+MR works with FedBABU and FedProto. Unseen clients receive the consensus, and their means are not collected.
 """
 
 import copy
