@@ -308,6 +308,7 @@ def _refuse_data(tree: Mapping[str, Any]) -> None:
 
 
 def _say(lines: Iterable[str], quiet: bool) -> None:
+    """Print lines to standard error, unless `quiet`."""
     for line in () if quiet else lines:
         print(f"rayfed: {line}", file=sys.stderr, flush=True)
 
@@ -321,8 +322,7 @@ def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:
     if saved:
         check = plan.configuration_hash, plan.blueprint, plan.population
         saved, notes = verified(saved, recorder, plan.trial, *check)
-        for note in notes:
-            print(f"rayfed: {note}", file=sys.stderr, flush=True)
+        _say(notes, quiet=False)
     if not quiet:
         print(f"{'resume':>10}  {resume_message(plan, saved)}", file=sys.stderr, flush=True)
     return saved

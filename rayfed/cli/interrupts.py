@@ -3,16 +3,15 @@
 None of them prints a traceback.
 """
 
-import errno
 import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
 
+from rayfed.core.errors import FULL
+
 INTERRUPTED = 130  # the code with which a shell reports a command that SIGINT ended
 UNREAD = 141  # the same for SIGPIPE
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Main = Callable[[Sequence[str] | None], int]
 
@@ -32,7 +31,7 @@ def command(main: Main) -> Callable[..., int]:
             _discard_output()
             return UNREAD
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in FULL:
                 raise
             _discard_output()
             print(f"rayfed: {error.strerror}; the output is not complete", file=sys.stderr)

@@ -1,4 +1,9 @@
-"""Exceptions that rayfed raises deliberately."""
+"""Exceptions that rayfed raises deliberately, and the numbers of the system's errors that it treats alike."""
+
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The numbers of the errors that say that a disk or a quota is full."""
 
 
 class UsageError(ValueError):

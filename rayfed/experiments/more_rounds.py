@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from rayfed.core.errors import StorageError
 from rayfed.core.lr_schedule import LrSchedule
 from rayfed.core.records import Event
-from rayfed.engine.checkpoint import configuration_hash
 from rayfed.experiments.config import Config
-from rayfed.experiments.naming import outcome_values, trial_name
+from rayfed.experiments.naming import trial_name
+from rayfed.experiments.plan import hash_in_checkpoints
 from rayfed.experiments.user_code import checked_code_hash, named_objects
 from rayfed.results.checkpoints import CheckpointStore
 from rayfed.results.storage import Storage, open_storage, storage_errors
@@ -118,8 +118,10 @@ def _fits(content: Mapping[str, Any], longer: Longer, row: Mapping[str, Any]) ->
 def _configuration(trial: str, config: Config, row: Mapping[str, Any]) -> str:
     """Return the hash in checkpoints of `trial`, whose data and code are those of the trial in `row`."""
     model = str(row.get("model.name") or "")
-    labels = row.get("partition_hash"), model if model.startswith("own:") else None, row.get("loss"), row["code_hash"]
-    return configuration_hash(trial, outcome_values(config), *(label or "" for label in labels))
+    model_label = model if model.startswith("own:") else None
+    return hash_in_checkpoints(
+        trial, config, row.get("partition_hash"), model_label, row.get("loss"), row.get("code_hash")
+    )
 
 
 def _hand_over(

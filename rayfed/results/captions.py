@@ -27,8 +27,13 @@ def average_words(metrics: pd.DataFrame, split: str, metric: str) -> str:
         split: the split of the values.
         metric: their metric.
     """
-    of_server = metrics[(metrics["split"] == split) & (metrics["metric"] == metric)]["client"].eq(SERVER).all()
-    return "mean over the server's values" if of_server else "mean over clients"
+    return "mean over the server's values" if is_of_server(metrics, split, metric) else "mean over clients"
+
+
+def is_of_server(metrics: pd.DataFrame, split: str, metric: str) -> bool:
+    """Return whether no client has a value of `metric` on `split`; `metrics` has the rows of one experiment."""
+    clients = metrics.loc[(metrics["split"] == split) & (metrics["metric"] == metric), "client"]
+    return bool(clients.eq(SERVER).all())
 
 
 def repetitions(trials: pd.DataFrame) -> str:

@@ -32,8 +32,7 @@ def missing_values_notes(metrics: pd.DataFrame, rows: pd.DataFrame) -> list[str]
     Args:
         metrics, rows: as in `scored_clients_notes`.
     """
-    keys = ["experiment", "algorithm", "point", "split", "metric"]
-    scores = metrics[~metrics["unseen"]].merge(rows[keys].drop_duplicates(), on=keys)
+    scores = _shown(metrics, rows)
     notes = []
     for (experiment, split, metric), group in scores.groupby(["experiment", "split", "metric"]):
         if len(missing := group[group["value"].isna()]):
@@ -51,9 +50,8 @@ def few_rounds_notes(metrics: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     Args:
         metrics, rows: as in `scored_clients_notes`.
     """
-    keys = ["experiment", "algorithm", "point", "split", "metric"]
-    scores = metrics[~metrics["unseen"] & metrics["value"].notna()].merge(rows[keys].drop_duplicates(), on=keys)
-    rounds = scores.groupby(TRIAL)["round"].nunique()
+    scores = _shown(metrics, rows)
+    rounds = scores[scores["value"].notna()].groupby(TRIAL)["round"].nunique()
     return [
         f"{experiment}: trials have as few as {fewest} scored round{'s' * (fewest > 1)}; best5 is then their mean."
         for experiment, fewest in rounds[rounds < BEST].groupby("experiment").min().items()
@@ -67,19 +65,26 @@ def scored_clients_notes(metrics: pd.DataFrame, rows: pd.DataFrame) -> list[str]
         metrics: the table `metrics`.
         rows: what is shown (experiment, algorithm, point, split, metric); only its values matter.
     """
-    keys = ["experiment", "algorithm", "point", "split", "metric"]
-    scores = metrics[~metrics["unseen"] & (metrics["client"] != SERVER) & metrics["value"].notna()]
-    scores = scores.merge(rows[keys].drop_duplicates(), on=keys)
-    per_round = scores.groupby([*TRIAL, "round"])["client"].agg(frozenset).reset_index()
-    cohorts = per_round.groupby(TRIAL)["client"].nunique()
-    return [f"{name}: {DIFFERENT_CLIENTS}" for name in sorted({name for name, _ in cohorts[cohorts > 1].index})]
+    different = _on_different_clients(_shown(metrics, rows), TRIAL)
+    return [f"{name}: {DIFFERENT_CLIENTS}" for name in sorted(different["experiment"].unique())]
 
 
 def scored_on_different_clients(metrics: pd.DataFrame) -> list[tuple[str, str, str]]:
     """Return each point, split and metric for which `DIFFERENT_CLIENTS` holds in some trial."""
-    scores = metrics[~metrics["unseen"] & (metrics["client"] != SERVER) & metrics["value"].notna()]
     keys = ["point", "split", "metric"]
-    per_round = scores.groupby([*TRIAL, *keys, "round"])["client"].agg(frozenset).reset_index()
-    cohorts = per_round.groupby([*TRIAL, *keys])["client"].nunique().reset_index()
-    different = cohorts.loc[cohorts["client"] > 1, keys].drop_duplicates()
-    return list(different.itertuples(index=False, name=None))
+    different = _on_different_clients(metrics[~metrics["unseen"]], [*TRIAL, *keys])
+    return list(different[keys].drop_duplicates().itertuples(index=False, name=None))
+
+
+def _shown(metrics: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the values of the participants that `rows` summarise."""
+    keys = ["experiment", "algorithm", "point", "split", "metric"]
+    return metrics[~metrics["unseen"]].merge(rows[keys].drop_duplicates(), on=keys)
+
+
+def _on_different_clients(scores: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Return the groups of `scores` by the columns `by` in which other clients were scored in other rounds."""
+    scores = scores[(scores["client"] != SERVER) & scores["value"].notna()]
+    per_round = scores.groupby([*by, "round"])["client"].agg(frozenset).reset_index()
+    cohorts = per_round.groupby(by)["client"].nunique().reset_index()
+    return cohorts[cohorts["client"] > 1]

@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayfed.core.errors import StorageError
-from rayfed.results.storage import FULL, LocalStorage, Storage, one_line
+from rayfed.core.errors import FULL, StorageError
+from rayfed.results.storage import LocalStorage, Storage, one_line
 
 ROOM = 2**16
 """Bytes of a disk that are taken for the next version of a file, besides twice its size."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.core.records import POINTS, SERVER
-from rayfed.results.captions import RULE_CAPTIONS, mean_caption, unit
+from rayfed.core.records import POINTS
+from rayfed.results.captions import RULE_CAPTIONS, is_of_server, mean_caption, unit
 from rayfed.results.common_rounds import few_rounds_notes, missing_values_notes, scored_clients_notes
 from rayfed.results.folder import join
 from rayfed.results.latex_table import PACKAGES, latex_table
@@ -152,12 +152,10 @@ def reported_rows(
         UsageError: no values of that metric, point or split.
     """
     rows = filter_rows(summary.rows, tables, metric=metric, point=point, split=split)
-    others = summary.rows[summary.rows["metric"] == metric]
-    others = others.assign(chosen=others["chosen_by_default"])
-    splits = others.merge(rows[["experiment", "split"]].drop_duplicates(), on=["experiment", "split"])
-    parts = [rows, splits[splits["unseen"] & (splits["rule"] == "final")]]
+    shown = rows[["experiment", "split"]].drop_duplicates()
+    parts = [rows, _unseen_rows(summary.rows, metric).merge(shown, on=["experiment", "split"])]
     if split is None:
-        ood = others[~others["unseen"] & (others["split"] == OOD) & (others["point"] == "global")]
+        ood = _ood_rows(summary.rows, metric)
         has_table = set(rows.loc[rows["split"] == OOD, "experiment"])
         parts.append(ood[ood["experiment"].isin(set(rows["experiment"]) - has_table)])
     return pd.concat(parts, ignore_index=True)
@@ -200,10 +198,8 @@ class _Experiment:
 
     def unseen(self, split: str) -> Iterator[Section]:
         """Yield the sections of unseen clients, which are scored once, so that no rule applies."""
-        rows = self._rows.assign(chosen=self._rows["chosen_by_default"])
-        rows = rows[
-            rows["unseen"] & (rows["metric"] == self.metric) & (rows["split"] == split) & (rows["rule"] == "final")
-        ]
+        rows = _unseen_rows(self._rows, self.metric)
+        rows = rows[rows["split"] == split]
         for point, caption in _UNSEEN_CAPTIONS.items():
             if not (at_point := rows[rows["point"] == point]).empty:
                 table = make_table(at_point, self.metric, every_domain=self._every_domain)
@@ -215,10 +211,7 @@ class _Experiment:
 
     def out_of_domain(self, rule: str | None) -> Iterator[Section]:
         """Yield the section of domains that no client holds, if there are any."""
-        rows = self._rows.assign(chosen=self._rows["chosen_by_default"])
-        rows = rows[
-            ~rows["unseen"] & (rows["split"] == OOD) & (rows["metric"] == self.metric) & (rows["point"] == "global")
-        ]
+        rows = _ood_rows(self._rows, self.metric)
         if not rows.empty:
             with_rule = rows["rule"].eq(rule).any()
             yield self.section(rows, rule if with_rule else None)
@@ -228,9 +221,8 @@ class _Experiment:
 
     def _legend(self, table: ResultTable, shown: pd.DataFrame, split: str) -> Iterator[str]:
         headers = {column.header for column in table.columns}
-        rows = self._tables.metrics
-        rows = rows[(rows["experiment"] == self.name) & (rows["metric"] == self.metric) & (rows["split"] == split)]
-        of_server = bool((rows["client"] == SERVER).all())
+        metrics = self._tables.metrics
+        of_server = is_of_server(metrics[metrics["experiment"] == self.name], split, self.metric)
         mean = "the server's values, one for each domain if it has several" if of_server else "clients"
         worst = "the worst of them" if of_server else "the worst client"
         tenth = "the best (worst) tenth of them" if of_server else "the best (worst) tenth of the clients"
@@ -242,6 +234,18 @@ class _Experiment:
         yield f"worst: {worst}." if "worst" in headers else ""
         yield _mark_legend(shown, self._criterion)
         yield _points(shown)
+
+
+def _unseen_rows(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the rows of unseen clients, marked where hyperparameters are chosen by default."""
+    rows = rows[rows["unseen"] & (rows["metric"] == metric) & (rows["rule"] == "final")]
+    return rows.assign(chosen=rows["chosen_by_default"])
+
+
+def _ood_rows(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the rows of domains that no client holds, marked where hyperparameters are chosen by default."""
+    rows = rows[~rows["unseen"] & (rows["split"] == OOD) & (rows["metric"] == metric) & (rows["point"] == "global")]
+    return rows.assign(chosen=rows["chosen_by_default"])
 
 
 def rows_of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
@@ -313,12 +317,10 @@ def _as_csv(shown: Iterable[Section]) -> str:
 def _absent_experiments(summary: Summary, shown: Iterable[Section], metric: str, split: str | None) -> list[str]:
     """Return a note on the experiments that have finished trials and no table."""
     names = sorted(set(summary.rows["experiment"]) - {section.experiment for section in shown})
+    if not names:
+        return []
     what = " ".join(filter(None, [split, metric]))
-    return (
-        [f"Experiments not shown, because they have no {what} at the model scored: {', '.join(names)}."]
-        if names
-        else []
-    )
+    return [f"Experiments not shown, because they have no {what} at the model scored: {', '.join(names)}."]
 
 
 def _not_shown(rows: pd.DataFrame, scored: pd.DataFrame, shown: pd.DataFrame, what: str) -> list[str]:

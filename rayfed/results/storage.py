@@ -18,8 +18,6 @@ from rayfed.core.errors import StorageError, UsageError
 
 SCHEMES = ("file", "s3", "gs")
 """Of URLs that `open_storage` takes. `memory`, fsspec's filesystem within one process, is there for tests."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""The numbers of the errors that say that a disk or a quota is full."""
 _ROOM = ".room"
 # What the store said, in the paragraph that Google's client makes of it.
 _GOOGLES_WORDS = re.compile(r"gcloud-cpp\.retry\.original-message=(?:PerformWork\(\) - )?(.*?)\}\}\)")
