@@ -343,7 +343,8 @@ class Algorithm(Exchange):
     sample_without_replacement: ClassVar[bool] = False
     """Whether clients are sampled without replacement across rounds, until all have taken part."""
     assumes_uniform_sampling: ClassVar[bool] = False
-    """Whether the update rule uses the share of clients that take part, as if each took part equally often."""
+    """Whether `aggregate` uses the share of clients that take part, as if each took part equally often, or weighs some
+    of what they send itself."""
     refuses_unseen_clients: ClassVar[str] = ""
     """Why unseen clients cannot join after training; empty if they can."""
     default_eval_point: ClassVar[str] = "global"

@@ -17,6 +17,7 @@ from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import InputSpec, Task
+from rayfed.core.trees import named_tensors, only
 from rayfed.data.population import Population
 from rayfed.engine.availability import ALWAYS, Availability
 from rayfed.engine.device_data import client_data
@@ -178,14 +179,17 @@ class Blueprint:
         for exchange in algorithm.round_exchanges:
             if exchange.server_side_weighting:
                 raise UsageError(f"{where} weights clients, and so does {named}; use sampling.name=uniform")
-        if not any(exchange.averaged for exchange in algorithm.round_exchanges):
-            raise UsageError(
-                f"{where} weights clients in the mean, and {named} averages nothing; use sampling.name=uniform"
-            )
-        sent = algorithm.broadcast(ctx.at(cohort=tuple(range(self.cohort))), algorithm.init(ctx))
+        with torch_state_kept():
+            sent = algorithm.broadcast(ctx.at(cohort=tuple(range(self.cohort))), algorithm.init(ctx))
         if missing := [field for field in algorithm.averaged if field not in sent]:
             raise UsageError(
                 f"{where}: {named} averages {missing[0]}, which clients do not receive; use sampling.name=uniform"
+            )
+        averaged = {field for exchange in algorithm.round_exchanges for field in exchange.averaged}
+        # A model that stays with the clients as a whole is averaged as a field without tensors.
+        if averaged <= set(sent) and not any(named_tensors(only(sent, averaged))):
+            raise UsageError(
+                f"{where} weights clients in the mean, and {named} averages nothing; use sampling.name=uniform"
             )
 
     def _refuse_single_examples(self, ctx: Context, problem: ProblemSpec) -> None:

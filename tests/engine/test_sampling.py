@@ -10,10 +10,14 @@ import torch
 import rayfed
 from helpers.commands import command
 from helpers.federations import blobs, blueprint
+from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.feddyn import FedDyn
 from rayfed.algorithms.fedfomo import FedFomo
+from rayfed.algorithms.fedgen import FedGen
+from rayfed.algorithms.fedproto import FedProto
 from rayfed.algorithms.scaffold import Scaffold
+from rayfed.algorithms.solo import Solo
 from rayfed.core.errors import BadHook, UsageError
 from rayfed.engine.availability import Availability
 from rayfed.engine.fleet import LocalFleet
@@ -337,7 +341,11 @@ class TestRefusals:
             (BySize(), {"cohort": 4}, "BySize has no effect, since all 4 clients take part in every round; set cohort"),
             (BySize(), {"algorithm": Scaffold()}, "algorithm.name=scaffold assumes that clients are sampled uniformly"),
             (BySize(), {"algorithm": FedDyn()}, "algorithm.name=feddyn assumes that clients are sampled uniformly"),
+            (BySize(), {"algorithm": FedGen()}, "algorithm.name=fedgen assumes that clients are sampled uniformly"),
             (BySize(), {"algorithm": FedFomo()}, "algorithm.name=fedfomo averages nothing"),
+            (BySize(), {"algorithm": Solo()}, "algorithm.name=solo averages nothing"),
+            (BySize(), {"algorithm": FedProto()}, "algorithm.name=fedproto averages nothing"),
+            (PowerOfChoice(), {"algorithm": Adcol()}, "algorithm.name=adcol averages nothing"),
             (Importance(), {"availability": Availability(dropout=0.1)}, "availability.* makes some"),
             (PowerOfChoice(candidates=1), {}, "sampling.candidates=1: give at least the cohort (2)"),
             (PowerOfChoice(candidates=5), {}, "at most the number of clients (4)"),
