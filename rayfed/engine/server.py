@@ -237,7 +237,9 @@ class Server:
         for part in sums:
             total.merge(part)
         if ctx.stage == "round" and self.cohorts.has_factors and total.value is not None:
-            total = completed_mean(total, down, math.fsum(weights.values()), frozenset(ctx.task.model.buffers))
+            networks = [ctx.task.model, *ctx.task.modules.values()]
+            buffers = frozenset(name for network in networks for name in network.buffers)
+            total = completed_mean(total, down, math.fsum(weights.values()), buffers)
         return {} if total.value is None else ctx.task.to_memory_format(total.result())
 
     def _check_finite(self, ctx: Context) -> None:

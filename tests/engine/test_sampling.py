@@ -16,6 +16,7 @@ from rayfed.algorithms.feddyn import FedDyn
 from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.fedgen import FedGen
 from rayfed.algorithms.fedproto import FedProto
+from rayfed.algorithms.fraug import FRAug
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.algorithms.solo import Solo
 from rayfed.core.errors import BadHook, UsageError
@@ -156,19 +157,20 @@ def server(sampler, algorithm=None, population=None, **changes):
     population = population or blobs(4)
     plan = blueprint(algorithm or FedAvg(), population, **{"cohort": 2, "sampler": sampler} | changes)
     plan.check(population)
-    return Server(plan, population, LocalFleet(plan, population), Evaluation(points=("global",)))
+    points = (plan.algorithm.default_eval_point,)
+    return Server(plan, population, LocalFleet(plan, population), Evaluation(points=points))
 
 
-def trained_alone(client):
-    """The model of a client after its training in round 1 from the initial weights."""
+def trained_alone(client, algorithm=None):
+    """The server's state after training of one client in round 1 from the initial weights."""
 
     @dataclass(frozen=True, kw_only=True)
     class Only(Fixed):
         cohort = Cohort([client], equal=True)
 
-    one = server(Only())
+    one = server(Only(), algorithm)
     next(one.run())
-    return one.state["weights"]
+    return one.state
 
 
 class TestAggregate:
@@ -177,7 +179,7 @@ class TestAggregate:
         tested = server(Fixed())
         start = {name: value.clone() for name, value in tested.state["weights"].items()}
         record = next(tested.run())
-        zero, two = trained_alone(0), trained_alone(2)
+        zero, two = trained_alone(0)["weights"], trained_alone(2)["weights"]
         a, b = 3.0 * 20 / 120, 1.5 * 33 / 120
         buffers = tested.ctx.task.model.buffers
         for name, value in tested.state["weights"].items():
@@ -190,6 +192,20 @@ class TestAggregate:
             assert torch.allclose(value, expected, atol=1e-5), name
         assert (record.cohort, record.sampled) == (2, 2)
 
+    def test_running_statistics_of_a_methods_own_networks_are_averaged(self):
+        """Moved by 3 · 20/120 + 1.5 · 33/120 = 0.91 in place of 1 they would keep a part of what was sent; by more
+        than 1, variances may become negative."""
+        tested = server(Fixed(), FRAug(latent=4))
+        sent = tested.state["generator"]
+        next(tested.run())
+        zero, two = (trained_alone(client, FRAug(latent=4))["generator"] for client in (0, 2))
+        a, b = 3.0 * 20 / 120, 1.5 * 33 / 120
+        for name, value in tested.state["generator"].items():
+            moved = sent[name] + a * (zero[name] - sent[name]) + b * (two[name] - sent[name])
+            mean = (a * zero[name] + b * two[name]) / (a + b)
+            expected = mean if "running" in name else moved
+            assert not value.is_floating_point() or torch.allclose(value, expected, atol=1e-5), name
+
     def test_equal_weights(self):
         @dataclass(frozen=True, kw_only=True)
         class Equal(Fixed):
@@ -197,7 +213,7 @@ class TestAggregate:
 
         tested = server(Equal())
         next(tested.run())
-        zero, two = trained_alone(0), trained_alone(2)
+        zero, two = trained_alone(0)["weights"], trained_alone(2)["weights"]
         for name, value in tested.state["weights"].items():
             if value.is_floating_point():
                 assert torch.allclose(value, (zero[name] + two[name]) / 2, atol=1e-6), name
@@ -210,7 +226,7 @@ class TestAggregate:
 
         tested = server(Plain())
         next(tested.run())
-        zero, two = trained_alone(0), trained_alone(2)
+        zero, two = trained_alone(0)["weights"], trained_alone(2)["weights"]
         name = "fc.weight"
         expected = (20 * zero[name] + 33 * two[name]) / 53
         assert torch.allclose(tested.state["weights"][name], expected, atol=1e-6)
