@@ -1,6 +1,6 @@
 """What server and hosts need to know about a simulation, as one value that can be sent to other processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -143,7 +143,21 @@ class Blueprint:
         self.algorithm.check(problem)
         self._refuse_lost_clients(problem)
         self._check_sampling(ctx)
-        self._refuse_single_examples(ctx, problem)
+        self._refuse_single_examples(ctx, problem, self._phases)
+
+    def check_adaptation(self, population: Population, epochs: int, *, of_participants: bool) -> None:
+        """Raise UsageError if a client cannot train for `epochs` before its model is scored at the point `adapted`.
+
+        Unseen clients are always scored there, participants if `of_participants`.
+        """
+
+        def phases(ctx: Context) -> Sequence[Phase]:
+            local = self.local._replace(epochs=epochs, steps=None)
+            at = ctx.at(Moment("final", self.rounds), local=local)
+            return self.algorithm.adaptation.phases(at) if of_participants or ctx.unseen else ()
+
+        ctx = self.context(population, "cpu")
+        self._refuse_single_examples(ctx, self.problem(population, ctx.task), phases, " in evaluate.adapt_epochs")
 
     def _refuse_lost_clients(self, problem: ProblemSpec) -> None:
         """Raise UsageError if sampled clients may be missing and the algorithm needs them."""
@@ -192,32 +206,41 @@ class Blueprint:
                 f"{where} weights clients in the mean, and {named} averages nothing; use sampling.name=uniform"
             )
 
-    def _refuse_single_examples(self, ctx: Context, problem: ProblemSpec) -> None:
-        """Raise UsageError if a client has a training batch of one example and the network cannot train on it."""
+    def _phases(self, ctx: Context) -> list[Phase]:
+        """Return all local training of the client of `ctx` in the setup, a round and the final stage."""
+        stages: tuple[tuple[Stage, int], ...] = (("setup", 0), ("round", 1), ("final", self.rounds + 1))
+        return [
+            phase
+            for stage, number in stages
+            for place, exchange in enumerate(self.algorithm.exchanges(stage))
+            for phase in exchange.phases(ctx.at(Moment(stage, number, place)))
+        ]
+
+    def _refuse_single_examples(
+        self, ctx: Context, problem: ProblemSpec, phases: Callable[[Context], Sequence[Phase]], where: str = ""
+    ) -> None:
+        """Raise UsageError if a client has a training batch of one example and the network cannot train on it.
+
+        Args:
+            phases: The training of the client of a context; `where` says which, in the message.
+        """
         size = self.batch_size
         if self.drop_last and size > 1:
             return
         if trains_on_single_examples(ctx.task, problem.shape, tokens=problem.tokens):
             return
         for place, (client, n) in enumerate(problem.examples.items()):
-            if self._trains_on_single_example(ctx.at(client=place, examples=n)):
+            if self._leaves_single_example(n, phases(ctx.at(client=place, examples=n))):
                 raise UsageError(
                     f"local.batch_size={size}: client {client} has {n} training examples, which leave a batch of one "
-                    f"example, on which the model's batch norm cannot train; {batch_size_advice(size, enough=n > 1)}"
+                    f"example{where}, on which the model's batch norm cannot train; "
+                    f"{batch_size_advice(size, enough=n > 1)}"
                 )
 
-    def _trains_on_single_example(self, ctx: Context) -> bool:
-        """Return whether any local training of the client of `ctx` has a batch of one example."""
-        stages: tuple[tuple[Stage, int], ...] = (("setup", 0), ("round", 1), ("final", self.rounds + 1))
-        phases = [
-            phase
-            for stage, number in stages
-            for place, exchange in enumerate(self.algorithm.exchanges(stage))
-            for phase in exchange.phases(ctx.at(Moment(stage, number, place)))
-        ]
+    def _leaves_single_example(self, examples: int, phases: Sequence[Phase]) -> bool:
         return any(
             leaves_single_example(
-                ctx.examples,
+                examples,
                 phase.batch_size or self.batch_size,
                 epochs=phase.epochs,
                 steps=phase.steps,

@@ -229,6 +229,8 @@ def make_plan(
     _check_input_type(blueprint, population)
     server_model, is_whole = blueprint.global_model(population)
     points = _points(config, has_global=server_model is not None)
+    if "adapted" in points or population.unseen_clients:
+        blueprint.check_adaptation(population, config.evaluate.adapt_epochs, of_participants="adapted" in points)
     evaluation = Evaluation(
         every=config.evaluate.every,
         initial=config.evaluate.initial,

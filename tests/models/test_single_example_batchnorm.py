@@ -1,5 +1,7 @@
 """Batches of one example: refused in a line where batch norm cannot train on them, and only there."""
 
+from dataclasses import replace
+
 import pytest
 from torch import nn
 
@@ -10,6 +12,8 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.per_fedavg import PerFedAvg
 from rayfed.core.errors import UsageError
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
 from rayfed.models.single_example_batchnorm import leaves_single_example
 
 SIZES = (20, 26)  # batches of 5 leave one of the latter
@@ -82,6 +86,26 @@ def test_every_phase_counts():
         check(FedRep(), people, local=few)  # its head trains for an epoch
     check(FedRep(), people, batch_size=4)
     check(ERM(), people)  # one batch in a round
+
+
+def test_the_training_before_a_score_counts_where_there_is_one():
+    """Five steps of six, which never reach the last batch; an epoch before the score does."""
+    people = blobs(2, sizes=SIZES)
+    message = r"^local.batch_size=5: client 1 has 26 training examples, which leave a batch .* in evaluate.adapt_epochs"
+    for plan in (
+        blueprint(FedAvg(), people, local=Phase("train", steps=5), drop_last=False),
+        blueprint(ERM(), people, drop_last=False),
+    ):
+        plan.check(people)
+        plan.check_adaptation(people, 1, of_participants=False)
+        for others, of_participants in ((people, True), (replace(people, unseen_clients=1), False)):
+            with pytest.raises(UsageError, match=message):
+                plan.check_adaptation(others, 1, of_participants=of_participants)
+    local = {"steps": 5, "batch_size": 5, "drop_last": False}
+    for more in ({}, {"local.drop_last": True, "evaluate.points": ["adapted"]}):
+        make_plan(Config.read({"local": local}, more), clients=people.clients, model=net)
+    with pytest.raises(UsageError, match=message):
+        make_plan(Config.read({"local": local, "evaluate.points": ["adapted"]}), clients=people.clients, model=net)
 
 
 @pytest.mark.parametrize(
