@@ -111,6 +111,8 @@ def _fits(content: Mapping[str, Any], longer: Longer, row: Mapping[str, Any]) ->
         return True
     if longer.config.unseen_clients and longer.config.algorithm.setup_exchanges:
         return False  # unseen clients have a state by then
+    if longer.config.unseen_clients and content["progress"].get("early_stopping", {}).get("reason") is not None:
+        return False  # the longer trial ends there as well, and scores of unseen clients are not copied
     stops, every = longer.config.early_stopping.patience is not None, longer.config.evaluate.every
     return not stops or content["round"] % every == 0  # else the rule has seen a score that the longer trial has not
 

@@ -158,6 +158,17 @@ def test_states_of_unseen_clients_after_a_setup_do_not_come_along(capsys):
     assert set(rows[rows["unseen"]]["round"]) == {6}
 
 
+def test_a_trial_that_stopped_early_scores_unseen_clients_anew(capsys):
+    """The longer trial stops at the same round, after which unseen clients join."""
+    arguments = ("early_stopping.patience=1", "unseen_clients=1", "local.lr=1e-9", "checkpoint.every=1")
+    shorter(*arguments)
+    longer(*arguments)
+    assert "goes on after round 1 of" in capsys.readouterr().err
+    longer(*arguments, results="straight")
+    the_same()
+    assert set(table("metrics", 6).query("unseen")["round"]) == {2}
+
+
 def test_a_rule_for_stopping_that_saw_another_score_goes_back_further(capsys):
     """The shorter trial scored its last round, 4, which is not due in a trial of six rounds."""
     arguments = ("early_stopping.patience=2", "evaluate.every=3")
