@@ -45,6 +45,11 @@ class Evaluation:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     stop_rule: StopRule | None = None
 
+    @property
+    def scores_training(self) -> bool:
+        """Whether models are scored after local training on the data that they were trained on."""
+        return "trained" in self.points and "train" in self.splits
+
     def due(self, round: int, rounds: int) -> bool:
         """Return whether to score after `round` of `rounds`."""
         return round % self.every == 0 or round == rounds

@@ -78,6 +78,8 @@ class Server:
             record = self._stage("round", number, cohort)
             record.sampled, record.simulated_seconds = len(sampled), simulated
             self.cohorts.look(record, cohort)
+            if self.evaluation.scores_training:
+                record.scores = _without_reports(record.scores, scored=self.evaluation.due(number, rounds))
             if self.evaluation.due(number, rounds):
                 self._evaluated(record, cohort, with_unseen_clients=number == rounds and not final)
                 self.early_stopping.look(record)
@@ -306,6 +308,23 @@ class Server:
         seconds = time.perf_counter() - began
         record.seconds["evaluate"] += seconds
         record.seconds["total"] += seconds
+
+
+def _without_reports(scores: Sequence[Score], *, scored: bool) -> list[Score]:
+    """Return the scores of a round without the means over local steps that have the name and place of a score.
+
+    A curve would mix the two otherwise, and a row would not be unique.
+
+    Args:
+        scored: Whether models were scored in this round. Their scores come first.
+    """
+    if not scored:
+        names = {("train", "trained", "accuracy"), ("train", "trained", "loss")}
+        return [score for score in scores if (score.split, score.point, score.metric) not in names]
+    first: dict[tuple[Any, ...], Score] = {}
+    for score in scores:
+        first.setdefault(_key(score), score)
+    return list(first.values())
 
 
 def _key(score: Score) -> tuple[Any, ...]:

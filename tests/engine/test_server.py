@@ -17,6 +17,8 @@ from rayfed.core.records import Record, Score
 from rayfed.core.trees import nbytes, tree_map
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
+from rayfed.sampling.base import Uniform
+from rayfed.sampling.power_of_choice import PowerOfChoice
 
 POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
 
@@ -251,6 +253,25 @@ class TestEvaluation:
         first = next(server.run())
         assert (first.stage, first.round) == ("setup", 0)
         assert set(self.by_point(first)["global"]) == {0, 1, 2, 3}
+
+    @pytest.mark.parametrize("sampler", [Uniform(), PowerOfChoice(losses="last")])
+    def test_of_the_training_data_one_value_is_told(self, sampler):
+        """That of the trained model, in rounds that are scored; samplers still see the means over local steps."""
+        people, states = blobs(4), []
+        for splits in (("test",), ("train", "test")):
+            plan = blueprint(FedAvg(), people, rounds=4, cohort=2, sampler=sampler)
+            server = Server(
+                plan, people, LocalFleet(plan, people), Evaluation(points=("trained",), splits=splits, every=2)
+            )
+            records = list(server.run())
+            states.append((server.state_hash(), server.cohorts.state()))
+            told = [{s.client: s for s in r.scores if (s.split, s.metric) == ("train", "loss")} for r in records]
+            for record, values in zip(records, told, strict=True):
+                assert len({(s.client, s.split, s.point, s.metric) for s in record.scores}) == len(record.scores)
+                expected = 0 if splits == ("train", "test") and record.round % 2 else 2
+                assert len(values) == expected
+        assert states[0] == states[1]
+        assert all(score.higher_is_better is False for score in told[1].values())  # as the score of a model declares
 
     @pytest.mark.parametrize("policy", ["aggregate", "local"])
     def test_evaluation_changes_nothing(self, policy):
