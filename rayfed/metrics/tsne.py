@@ -17,15 +17,21 @@ class Tsne(OfRepresentations):
     perplexity: float = option(30.0, above=0, help="perplexity of t-SNE; reduced if there are too few examples")
 
     def map(self, groups: Sequence[Representations], seed: int) -> list[MapPoint]:
-        """Return the coordinates of every example; none if there are fewer than four."""
+        """Return the coordinates of every example; none if there are fewer than four.
+
+        Representations that are all the same, such as those of a network whose last ReLU is always 0, lie in one point.
+        """
         count = sum(len(group.z) for group in groups)
         if count < 4:
             return []
         from sklearn.manifold import TSNE  # imported late: takes a second, and every host imports this module
 
         z = np.concatenate([group.z.cpu().numpy() for group in groups])
-        perplexity = min(self.perplexity, (count - 1) / 3)
-        coordinates = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(z)
+        if float(np.ptp(z, axis=0).max()) ** 2 < np.finfo(np.float32).tiny:
+            coordinates = np.zeros((count, 2))  # scikit-learn would divide by their spread, and then end the process
+        else:
+            perplexity, init = min(self.perplexity, (count - 1) / 3), "pca" if z.shape[1] > 1 else "random"
+            coordinates = TSNE(perplexity=perplexity, init=init, random_state=seed).fit_transform(z)
         rows = [(g.client, g.domain, label) for g in groups for label in g.y.tolist()]
         return [
             MapPoint(client, domain, label, float(x), float(y))

@@ -138,3 +138,14 @@ def test_tsne_keeps_clusters_apart():
     centres = at[:25].mean(0), at[25:].mean(0)
     for half, own, other in ((at[:25], *centres), (at[25:], *centres[::-1])):
         assert (np.linalg.norm(half - own, axis=1) < np.linalg.norm(half - other, axis=1)).all()
+
+
+@pytest.mark.parametrize("z", [torch.zeros(60, 4), torch.full((60, 3), 0.1), 1e-30 * torch.arange(60.0)[:, None]])
+def test_tsne_of_what_is_all_the_same(z):
+    """As a network whose last ReLU never opens; scikit-learn ends the process by a segmentation fault."""
+    assert {(p.x, p.y) for p in Tsne().map([group(0, z, torch.zeros(60))], 0)} == {(0.0, 0.0)}
+
+
+def test_tsne_of_single_numbers():
+    groups = [group(i, torch.rand(20, 1) + 9 * i, torch.full((20,), i)) for i in range(2)]
+    assert np.isfinite([(p.x, p.y) for p in Tsne(perplexity=5).map(groups, 0)]).all()
