@@ -7,7 +7,9 @@
 The fine-tuning is the final exchange (round R + 1) and starts from the last aggregate, not from the client's last local
 state. Before it, `downloaded` scores the body received with the common head, which is also the global model. `adapted`
 scores it after evaluate.adapt_epochs of the same training of the whole model, both in rounds and at the end. In rounds,
-the running statistics of batch norm in the head change, but its affine parameters do not.
+the running statistics of batch norm in the head change, but its affine parameters do not. Fine-tuning and adaptation
+have an optimiser of their own, also with `keep_optimizer`: that of the rounds knows nothing of the head, and its count
+of steps would spoil the bias correction of the head's moments in Adam.
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from rayfed.algorithms.ditto import PERSONAL, PersonalTraining
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
 from rayfed.core.task import Task
-from rayfed.core.trees import only
+from rayfed.core.trees import only, without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,9 @@ class FedBABU(FedAvg):
 
     def trained(self, ctx: Context) -> Sequence[str]:
         return ctx.task.trainable if ctx.phase == PERSONAL else body(ctx.task)
+
+    def start(self, ctx: Context, client: State, down: State) -> State:
+        return super().start(ctx, client if ctx.stage == "round" else without(client, ("optimizer",)), down)
 
     def global_model(self, ctx: Context, server: State) -> Any:
         head = only(ctx.task.initial_weights(), ctx.task.head_names)

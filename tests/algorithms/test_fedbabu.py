@@ -10,7 +10,7 @@ from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedbabu import FedBABU
 from rayfed.core.errors import UsageError
-from rayfed.core.optim import SGD
+from rayfed.core.optim import SGD, Adam
 
 HEAD = ("fc.weight", "fc.bias")
 CHANGES = {"optimizer": SGD(lr=0.1, momentum=0.9, weight_decay=0.1)}  # decay must leave the head alone, too
@@ -35,6 +35,16 @@ def test_two_rounds_and_the_end_by_hand():
         assert_weights(state["model"], tuned)
         assert_weights(state["weights"], net())  # the head that is kept is still everyone's
         assert not torch.equal(state["model"]["fc.weight"], net().fc.weight)
+
+
+def test_fine_tuning_does_not_go_on_with_the_optimiser_of_the_rounds():
+    """Whose count of steps is not that of the head's moments, which torch's Adam counts apart."""
+    people, model, adam = population(), net(batch_norm=False), Adam(lr=0.01, eps=1e-3)
+    server = run(FedBABU(finetune_epochs=2, keep_optimizer=True), people, model, rounds=2, steps=5, optimizer=adam)
+    model.load_state_dict(server.state["weights"], strict=False)
+    for i in CLIENTS:
+        tuned = descend(model, *data(people, i), 2, optimizer=lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3))
+        assert_weights(server.fleet.states[i]["model"], tuned)
 
 
 def test_what_is_sent_and_scored_when():
