@@ -1,5 +1,6 @@
 """Local training of a block of clients: one after the other, or several at once with `torch.vmap`."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ class Job(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The result of local training: `work`, and the mean of each of `step`'s metrics over all steps."""
+    """The result of local training: `work`, and the mean of each metric over the steps that returned it."""
 
     work: State
     metrics: dict[str, float]
@@ -53,7 +54,7 @@ def train(
 ) -> list[Trained]:
     """Run all phases for all jobs, with `torch.vmap` if there is more than one job."""
     work = [clone(job.work) for job in jobs]  # private copies: steps may change them in place
-    totals: list[dict[str, Tensor]] = [{} for _ in jobs]
+    totals = [Sums() for _ in jobs]
     steps = [0] * len(jobs)
     for number, phase in enumerate(phases):
         rows = [_rows(job, phase, number, seed, drop_last) for job in jobs]
@@ -66,10 +67,7 @@ def train(
         else:
             work = _vmap(exchange, ctxs[0], work, down, takes, rows, totals)
         steps = [done + len(some) for done, some in zip(steps, rows, strict=True)]
-    return [
-        Trained(w, {name: float(total) / max(count, 1) for name, total in sums.items()}, count)
-        for w, sums, count in zip(work, totals, steps, strict=True)
-    ]
+    return [Trained(w, sums.means(), count) for w, sums, count in zip(work, totals, steps, strict=True)]
 
 
 def steps_of(exchange: Exchange, ctx: Context, *, drop_last: bool) -> int:
@@ -84,6 +82,23 @@ def steps_of(exchange: Exchange, ctx: Context, *, drop_last: bool) -> int:
         )
         for phase in exchange.phases(ctx)
     )
+
+
+class Sums(dict[str, Tensor]):
+    """The sum of each metric that the steps of a client have returned, and the number of steps that did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts = Counter[str]()
+
+    def take(self, name: str, value: Tensor) -> None:
+        """Add the value of a step."""
+        self[name] = self[name] + value if name in self else value
+        self._counts[name] += 1
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of each metric."""
+        return {name: float(total) / self._counts[name] for name, total in self.items()}
 
 
 Take = Callable[[Context, Tensor], Batch]
@@ -141,14 +156,14 @@ def _loop(
     down: State,
     take: Take,
     rows: list[Tensor],
-    totals: dict[str, Tensor],
+    totals: Sums,
 ) -> None:
     state = work[0]
     for step, some in enumerate(rows):
         ctx.step = step
         state, metrics = exchange.step(ctx, state, down, take(ctx, some))
         for name, value in metrics.items():
-            totals[name] = totals[name] + value if name in totals else value
+            totals.take(name, value)
     work[0] = state
 
 
@@ -159,7 +174,7 @@ def _vmap(
     down: State,
     takes: list[Take],
     rows: list[list[Tensor]],
-    totals: list[dict[str, Tensor]],
+    totals: list[Sums],
 ) -> list[State]:
     """Train all clients in step; those with fewer batches repeat their last one at the end, without effect."""
     counts = [len(some) for some in rows]
@@ -183,7 +198,7 @@ def _vmap(
         for name, values in metrics.items():
             for index, sums in enumerate(totals):
                 if step < counts[index]:
-                    sums[name] = sums[name] + values[index] if name in sums else values[index]
+                    sums.take(name, values[index])
     return unstack(stacked, len(work))
 
 

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from helpers.federations import Point, net, quadratic, quadratics
-from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
+from helpers.federations import Point, net, quadratic, quadratics, simulate
+from helpers.reference import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.partialfed import PartialFed, layer_positions, mixture
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
@@ -104,6 +104,27 @@ def test_batches_alternate_between_weights_and_choice():
     assert torch.equal(after["logits"], client["logits"])
     assert "loss" in metrics
     assert not torch.equal(after["weights"]["fc.weight"], before["fc.weight"])
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_each_loss_is_the_mean_over_its_own_batches(width):
+    """Two batches train the weights and one the choice, none of them by much: both losses are that of the start."""
+    people, model = population((12, 12, 12)), net(batch_norm=False)
+    how = plan(
+        PartialFed(variant="adaptive"),
+        people,
+        model,
+        steps=3,
+        rounds=1,
+        optimizer=SGD(lr=1e-9),
+        batch_size=12,
+        vmap_clients=width,
+    )
+    _, (record,) = simulate(how, people, points=("downloaded",))
+    for i in CLIENTS:
+        loss = cross_entropy(model, *data(people, i)).item()
+        told = {s.metric: s.value for s in record.scores if (s.client, s.split) == (i, "train")}
+        assert told == pytest.approx({"loss": loss, "policy_loss": loss}, abs=1e-5)
 
 
 def test_refusal():
