@@ -125,7 +125,11 @@ class DueMetrics:
     def representation_scores(
         self, collected: Iterable[CollectedRepresentations], classes: int, seed: int, device: torch.device
     ) -> tuple[list[Score], list[RepresentationMap]]:
-        """On the server: return the scores and maps from the representations that all hosts collected."""
+        """On the server: return the scores and maps from the representations that all hosts collected.
+
+        Where one of them is NaN, infinite or nearly so, as of a model that diverged, the metrics that use it have no
+        values: the libraries that compute them would end the trial.
+        """
         by_layer: dict[tuple[str, str], list[Representations]] = {}
         for item in collected:
             by_layer.setdefault((item.point, item.layer), []).append(item.representations)
@@ -136,7 +140,7 @@ class DueMetrics:
                     continue
                 groups = [group for group in groups if group.split in metric.splits]
                 counts = Counter(group.split for group in groups)
-                if metric.split not in counts:
+                if metric.split not in counts or not all(bool(g.z.square().isfinite().all()) for g in groups):
                     continue
                 samples = []
                 for g in sorted(groups, key=lambda g: (g.client, g.domain, g.split)):

@@ -78,6 +78,19 @@ def test_metrics_change_nothing(tmp_path):
     assert len(both) == len(plain.metrics)
 
 
+def test_models_that_diverged_in_the_last_step_end_no_trial(tmp_path):
+    """The loss was finite before that step, so the trial is done; nobody can fit a head to what is infinite."""
+    diverging = {"algorithm.name": "solo", "local.lr": 3e37, "local.steps": 1, "rounds": 1, "batch_norm": "frozen"}
+    points = {"evaluate.points": ["downloaded"]}
+    metrics = {name: options for name, options in ALL.items() if name != "gradient_norm"}
+    plain = run(tmp_path, {**diverging, **points}, experiment="a").metrics
+    found = run(tmp_path, {**diverging, **points, "metrics": metrics}, experiment="b").metrics
+    assert plain.query("metric == 'loss' and split == 'test'")["value"].isna().all()
+    of_representations = {"mdl", "mdl@logits", "frechet", "frechet_mean", "client_probe", "head_accuracy"}
+    assert not of_representations & set(found["metric"])
+    assert {"loss", "accuracy", "ece", "drift"} <= set(found["metric"])
+
+
 def test_what_a_head_is_fitted_to_need_not_be_scored(tmp_path):
     """The training part is not in evaluate.splits: the same values as if it were, and no other row changes."""
     points = {"evaluate.points": ["global", "downloaded", "trained"]}
