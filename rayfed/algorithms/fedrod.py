@@ -52,6 +52,7 @@ class FedRoD(FedAvg):
 
     name: ClassVar[str] = "fedrod"
     reference: ClassVar[str] = "Chen and Chao 2022, Alg. 1, linear head"
+    requires_classes: ClassVar[bool] = True
     default_eval_point: ClassVar[str] = "downloaded"
 
     gamma: float = option(1.0, low=0, help="γ, power of the class counts in the balanced loss; 0 is the plain loss")
@@ -99,6 +100,5 @@ class FedRoD(FedAvg):
 
 
 def class_counts(ctx: Context) -> Tensor:
-    """Return the client's number of training examples of each class [classes]; soft labels are summed."""
-    y = ctx.data.train.y
-    return (F.one_hot(y.long(), ctx.task.num_classes) if y.dim() == 1 else y).sum(0).float()
+    """Return the client's number of training examples of each class [classes]."""
+    return F.one_hot(ctx.data.train.y.long(), ctx.task.num_classes).sum(0).float()

@@ -141,6 +141,7 @@ class Blueprint:
         ctx = self.context(population, "cpu")
         problem = self.problem(population, ctx.task)
         self.algorithm.check(problem)
+        self._refuse_other_labels(population)
         self._refuse_lost_clients(problem)
         self._check_sampling(ctx)
         self._refuse_single_examples(ctx, problem, self._phases)
@@ -158,6 +159,14 @@ class Blueprint:
 
         ctx = self.context(population, "cpu")
         self._refuse_single_examples(ctx, self.problem(population, ctx.task), phases, " in evaluate.adapt_epochs")
+
+    def _refuse_other_labels(self, population: Population) -> None:
+        """Raise UsageError if the algorithm needs classes and the labels are none."""
+        labels, algorithm = population.clients[0].train.y, self.algorithm
+        classes = labels.ndim == 1 and labels.dtype.kind in "iu"
+        if not classes and (algorithm.requires_classes or algorithm.requires_hard_labels):
+            kind = f"{labels.dtype} [n{''.join(f', {side}' for side in labels.shape[1:])}]"
+            raise UsageError(f"algorithm.name={algorithm.name}: needs data with classes; these labels are {kind}")
 
     def _refuse_lost_clients(self, problem: ProblemSpec) -> None:
         """Raise UsageError if sampled clients may be missing and the algorithm needs them."""

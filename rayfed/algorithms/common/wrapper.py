@@ -32,6 +32,7 @@ class Wrapper(Delegate, Algorithm):
 
     supports_loss_terms = derived(lambda self: self.base.supports_loss_terms)
     requires_hard_labels = derived(lambda self: self.base.requires_hard_labels)
+    requires_classes = derived(lambda self: self.base.requires_classes)
     sample_without_replacement = derived(lambda self: self.base.sample_without_replacement)
     assumes_uniform_sampling = derived(lambda self: self.base.assumes_uniform_sampling)
     refuses_unseen_clients = derived(lambda self: self.base.refuses_unseen_clients)
