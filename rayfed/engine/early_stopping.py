@@ -59,21 +59,21 @@ class EarlyStopping:
         self.round: int | None = None
 
     def look(self, record: Record) -> None:
-        """Take the scores of a round in, if it has any."""
+        """Take the scores of a round in, if it has any. A score that is not finite is no improvement."""
         rule = self._rule
-        if rule is None or self.reason is not None or (score := rule.score(record)) is None or not math.isfinite(score):
+        if rule is None or self.reason is not None or (score := rule.score(record)) is None:
             return
-        if self._best is None or self._is_better(score, self._best, rule):
+        if math.isfinite(score) and (self._best is None or self._is_better(score, self._best, rule)):
             self._best, self._best_round, self._waited = score, record.round, 0
             return
         self._waited += 1
         if self._waited >= rule.patience:
             self.round = record.round
             evaluations = "1 evaluation" if rule.patience == 1 else f"{rule.patience} evaluations"
-            self.reason = (
-                f"validation {rule.metric} ({rule.point}) has not improved on {self._best:.4g} of round "
-                f"{self._best_round} by more than {rule.min_delta:g} for {evaluations}"
-            )
+            missed = "been finite"
+            if self._best is not None:
+                missed = f"improved on {self._best:.4g} of round {self._best_round} by more than {rule.min_delta:g}"
+            self.reason = f"validation {rule.metric} ({rule.point}) has not {missed} for {evaluations}"
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as JSON takes it."""

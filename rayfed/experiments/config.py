@@ -47,7 +47,9 @@ class Local:
         True, help="drop the last, incomplete batch of each epoch; false: train on a smaller last batch"
     )
     optimizer: str = option(
-        "sgd", choices=("sgd", "adam", "adamw"), help="local optimiser; its state is reset every round"
+        "sgd",
+        choices=("sgd", "adam", "adamw"),
+        help="local optimiser; its state is reset every round, unless algorithm.keep_optimizer is true",
     )
     lr: float = option(0.01, above=0, help="learning rate")
     lr_schedule: str = option(

@@ -1,5 +1,7 @@
 """Early stopping: the rule by hand, what ends with it, resuming, and what is said about it."""
 
+import math
+
 import pandas as pd
 import pytest
 
@@ -54,6 +56,18 @@ class TestRule:
     )
     def test_accuracy(self, patience, min_delta, values, stop):
         assert stopped_after(StopRule(patience=patience, min_delta=min_delta), values) == stop
+
+    @pytest.mark.parametrize(
+        ("values", "stop"),
+        [([2.0, math.inf, math.nan], 3), ([math.nan, math.inf], 2), ([math.nan, 2.0, math.nan, 1.0, 1.5], None)],
+    )
+    def test_what_is_not_finite_is_no_improvement(self, values, stop):
+        assert stopped_after(StopRule(patience=2, metric="loss"), values) == stop
+
+    def test_the_reason_where_no_score_was_finite(self):
+        stopping = EarlyStopping(StopRule(patience=1, metric="loss"))
+        stopping.look(record(1, math.nan, "loss"))
+        assert stopping.reason == "validation loss (global) has not been finite for 1 evaluation"
 
     def test_loss_falls(self):
         rule = StopRule(patience=2, metric="loss")
