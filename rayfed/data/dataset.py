@@ -7,7 +7,7 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.data.lazy_rows import LazyRows
-from rayfed.data.population import TestSet
+from rayfed.data.population import TestSet, check_class_count
 
 
 class ClientRows(NamedTuple):
@@ -84,7 +84,7 @@ class Dataset:
                 f"dataset {self.name}: labels {low}..{high}, but num_classes={self.num_classes} allows "
                 f"0..{self.num_classes - 1}"
             )
-
+        check_class_count(f"dataset {self.name}", self.num_classes)
         for name, names in (("domain", self.domains), ("source", self.sources)):
             codes = getattr(self, name)
             if len(codes) and not 0 <= codes.min() <= codes.max() < len(names):

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
 from rayfed.data.lazy_rows import LazyRows
 
+MOST_CLASSES = 1_000_000
+"""More classes than a network has outputs: such labels are numbers of something else, and would fill the memory."""
 BLOCK = 1024  # examples that are hashed or checked at a time
 
 
@@ -96,6 +99,15 @@ class Population:
     def participants(self) -> tuple[Client, ...]:
         """The clients that take part in training."""
         return self.clients[: len(self.clients) - self.unseen_clients]
+
+
+def check_class_count(where: str, num_classes: int) -> None:
+    """Raise UsageError if labels from 0 to `num_classes` - 1 cannot be classes, as those of a column of ids."""
+    if num_classes > MOST_CLASSES:
+        raise UsageError(
+            f"{where}: labels up to {num_classes - 1} would be {num_classes} classes, at most {MOST_CLASSES} are "
+            "possible; number the classes from 0"
+        )
 
 
 def not_finite(values: np.ndarray | LazyRows) -> int:
