@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rayfed.algorithm import Phase
 from rayfed.augment.base import Augment, build_augment
@@ -46,7 +49,7 @@ from rayfed.experiments.user_code import (
 )
 from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
-from rayfed.models.split_model import ensure_split
+from rayfed.models.split_model import ensure_split, initialise_lazy_layers
 from rayfed.results.holdings import Holding
 from rayfed.results.storage import LocalStorage, one_line, open_storage
 from rayfed.sampling.base import build_sampler
@@ -67,6 +70,10 @@ class Given:
     model: ModelFactory | nn.Module | None = None
     loss: Loss | None = None
     num_classes: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.clients, Iterable) and not isinstance(self.clients, (Mapping, str)):
+            object.__setattr__(self, "clients", tuple(self.clients))  # they are read several times
 
     def __bool__(self) -> bool:
         return any(value is not None for value in vars(self).values())
@@ -225,6 +232,10 @@ def make_plan(
         population = load_data(config)
     population = with_unseen_clients(population, config.unseen_clients, config.seed)
     blueprint = _blueprint(config, population, augment, model, loss)
+    name = config.model.name or ""
+    own_model = "model" if model is not None else f"model.name={name}" if ":" in name else None
+    if own_model:
+        _check_token_ids(blueprint, population, own_model)
     blueprint.check(population)
     _check_input_type(blueprint, population)
     server_model, is_whole = blueprint.global_model(population)
@@ -242,9 +253,8 @@ def make_plan(
     if evaluation.stop_rule is not None:
         _check_stopping(evaluation.stop_rule, population, loss)
     check_metrics(blueprint, population, evaluation, whole=is_whole)
-    name = config.model.name or ""
-    if loss is None and (model is not None or ":" in name):
-        _check_logits(blueprint, population, "model" if model is not None else f"model.name={name}")
+    if loss is None and own_model:
+        _check_logits(blueprint, population, own_model)
     if loss is not None:
         _check_loss(blueprint, population)
     model_label = None if model is None else display_name(model, model_hash(model, blueprint.model))
@@ -335,19 +345,56 @@ def _model(config: Config, population: Population, model: ModelFactory | nn.Modu
         if model is None:
             name, options = config.model.name or "", config.model.options
             built = build_model(name, options, population.shape, population.num_classes, dtype)
-            if not dtype.is_floating_point:
+            if not dtype.is_floating_point and ":" not in name:
                 _check_vocabulary(built, population)
             return built
-        given = fresh_module(model)
+        given = fresh_module(model, population.shape, dtype)
         return given if hasattr(given, "feature_shape") else ensure_split(given, population.shape, dtype)
 
 
-def fresh_module(model: ModelFactory | nn.Module) -> nn.Module:
-    """Return the user's module, newly made or as a copy, because a model that is split is changed."""
-    module = model if isinstance(model, nn.Module) else model()
+def fresh_module(
+    model: ModelFactory | nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Return the user's module, newly made or as a copy, because a model that is split is changed.
+
+    Args:
+        model: The module, or a function that makes it.
+        shape: Shape of one input, by which lazy layers of a new module get their weights.
+        dtype: Type of the inputs.
+
+    Raises:
+        UsageError: There is no module, or it cannot be copied.
+    """
+    module = model if isinstance(model, nn.Module) else _made(model)
+    if module is not model:
+        initialise_lazy_layers(module, shape, dtype)
+    elif any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
+        raise UsageError(
+            f"model: a {type(module).__name__} with lazy layers that have no weights yet; give a function that makes "
+            "it, so that they are drawn by the seed"
+        )
+    try:
+        return copy.deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"model: {type(module).__name__} cannot be copied ({one_line(error)})") from error
+
+
+def _made(model: ModelFactory) -> nn.Module:
+    expected = "model: expected a torch.nn.Module, or a function without arguments that makes one"
+    if not callable(model):
+        named = f"; to choose one by name, write model.name={model}" if isinstance(model, str) else ""
+        raise UsageError(f"{expected}; got {type(model).__name__}{named}")
+    try:
+        inspect.signature(model).bind()
+    except TypeError as error:
+        name = getattr(model, "__name__", type(model).__name__)
+        raise UsageError(f"{expected}; calling {name}() fails ({error})") from error
+    except ValueError:  # some callables have no signature
+        pass
+    module = model()
     if not isinstance(module, nn.Module):
-        raise UsageError(f"model: expected a function that makes a torch.nn.Module, got {type(module).__name__}")
-    return copy.deepcopy(module)
+        raise UsageError(f"{expected}; got a function that returns {type(module).__name__}")
+    return module
 
 
 def _input_type(population: Population) -> torch.dtype:
@@ -375,6 +422,33 @@ def _check_vocabulary(model: nn.Module, population: Population) -> None:
         )
 
 
+def _check_token_ids(blueprint: Blueprint, population: Population, where: str) -> None:
+    """Raise UsageError if a model of the user's own has no embedding for some integers of the data.
+
+    Which embedding gets which integers is known to the model alone, so it runs on the examples with the smallest and
+    the largest integer at each position.
+    """
+    if population.clients[0].train.x.dtype.kind not in "iu" or _input_type(population).is_floating_point:
+        return
+    parts = [part.x for part in population.examples()]
+    extremes = np.zeros((0, *population.shape), parts[0].dtype)
+    for part in parts:
+        for start in range(0, len(part), 4096):  # in blocks, since the texts may lie in a file
+            block = np.concatenate([extremes, part[start : start + 4096]])
+            flat = block.reshape(len(block), -1)
+            extremes = block[np.unique([flat.argmin(0), flat.argmax(0)])]
+    with torch_state_kept():
+        task = blueprint.context(population, "cpu").task
+        for start in range(0, len(extremes), 64):
+            try:
+                task.predict(task.initial_weights(), torch.from_numpy(extremes[start : start + 64]))
+            except IndexError as error:
+                raise UsageError(
+                    f"{where}: fails on inputs of {population.name}, which are integers from {extremes.min()} to "
+                    f"{extremes.max()} ({one_line(error)}); nn.Embedding(n, …) takes 0 to n - 1"
+                ) from error
+
+
 def _check_input_type(blueprint: Blueprint, population: Population) -> None:
     """Raise UsageError if inputs reach the model in a type on which it cannot compute, such as float64."""
     kind = population.clients[0].train.x.dtype
@@ -398,7 +472,16 @@ def _check_logits(blueprint: Blueprint, population: Population, where: str) -> N
 
 def _check_loss(blueprint: Blueprint, population: Population) -> None:
     """Raise UsageError if the user's loss does not return one scalar for a batch."""
-    value = blueprint.loss(*_first_outputs(blueprint, population, 2))
+    outputs, labels = _first_outputs(blueprint, population, 2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Using a target size")
+        try:
+            value = blueprint.loss(outputs, labels)
+        except UserWarning as error:
+            raise UsageError(
+                f"loss: got outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}, which "
+                "it compares all with all; give labels of the same shape as the outputs, such as y[:, None]"
+            ) from error
     if not isinstance(value, Tensor) or value.ndim:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise UsageError(f'loss: must return the mean over the batch, a scalar tensor, not {got}; use reduction="mean"')
