@@ -324,5 +324,5 @@ def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:
         saved, notes = verified(saved, recorder, plan.trial, *check)
         _say(notes, quiet=False)
     if not quiet:
-        print(f"{'resume':>10}  {resume_message(plan, saved)}", file=sys.stderr, flush=True)
+        print(f"{'resume':>10}  {resume_message(plan.config, saved)}", file=sys.stderr, flush=True)
     return saved

@@ -156,9 +156,7 @@ class TestSeeds:
 
     @pytest.mark.parametrize("space", [{"arms": [{"seed": 1}, {"seed": 2}]}, {"seed": {"grid": [0, 1]}}])
     def test_several_seeds_are_a_list(self, space):
-        assert (
-            refusal(space) == "seed: all arms share it; for several seeds, write seeds: [0, 1, 2] outside of the arms"
-        )
+        assert refusal(space).startswith("seed: all arms share it; for several seeds, write seeds: [0, 1, 2]")
 
     @pytest.mark.parametrize("seeds", [[], 3, [1.5], [-1], [True], ["a"], [0, 0]])
     def test_bad_seeds(self, seeds):
