@@ -110,6 +110,20 @@ def check_class_count(where: str, num_classes: int) -> None:
         )
 
 
+def check_channels_first(where: str, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
+    """Raise UsageError if images [n, ...] of uint8 have their channels last, as PIL and NumPy give them."""
+    if dtype == np.uint8 and len(shape) == 4 and shape[1] > 4 >= shape[3]:
+        raise UsageError(
+            f"{where}: uint8 {list(shape)}, channels last; images are [n, channels, height, width], so give "
+            "x.transpose(0, 3, 1, 2)"
+        )
+
+
+def native(values: np.ndarray) -> np.ndarray:
+    """Return `values` in the byte order of this machine, as torch takes no other, in which some files are."""
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
 def not_finite(values: np.ndarray | LazyRows) -> int:
     """Return how many rows of `values` [n, ...] hold NaN or infinity."""
     if values.dtype.kind != "f":

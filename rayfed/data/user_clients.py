@@ -7,7 +7,15 @@ import numpy as np
 from torch import Tensor
 
 from rayfed.core.errors import UsageError
-from rayfed.data.population import Client, Examples, Population, check_class_count, not_finite
+from rayfed.data.population import (
+    Client,
+    Examples,
+    Population,
+    check_channels_first,
+    check_class_count,
+    native,
+    not_finite,
+)
 
 
 def user_population(
@@ -91,8 +99,7 @@ def _examples(pair: Any, where: str, classes: bool) -> Examples:
         raise UsageError(f"{where}: x has the type {x.dtype}; give numbers, such as x.astype('float32')")
     with np.errstate(over="ignore"):
         x = x.astype(np.float32) if x.dtype.kind == "f" and x.dtype.itemsize >= 8 else x
-    x = x.astype(x.dtype.newbyteorder("="), copy=False)  # torch takes no other byte order, in which some files are
-    return Examples(x, _classes(y, where) if classes else _targets(y, where))
+    return Examples(native(x), _classes(y, where) if classes else _targets(y, where))
 
 
 def _classes(y: np.ndarray, where: str) -> np.ndarray:
@@ -135,6 +142,7 @@ def _check_alike(clients: Sequence[Client]) -> None:
                 raise UsageError(
                     f"{where}: an input is {actual}, but in clients[0].train {expected}; all inputs must be alike"
                 )
+            check_channels_first(where, x.shape, x.dtype)
             if x.dtype == np.uint8 and x.ndim < 3:
                 raise UsageError(
                     f"{where}: x [n, ...] of uint8 with the shape {tuple(x.shape)}; uint8 is for images [n, channels, "

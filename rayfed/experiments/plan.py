@@ -236,6 +236,8 @@ def make_plan(
     own_model = "model" if model is not None else f"model.name={name}" if ":" in name else None
     if own_model:
         _check_token_ids(blueprint, population, own_model)
+    if augment is not None and ":" in (config.augment.name or ""):
+        _check_augment(augment, population, f"augment.name={config.augment.name}")
     blueprint.check(population)
     _check_input_type(blueprint, population)
     server_model, is_whole = blueprint.global_model(population)
@@ -420,6 +422,21 @@ def _check_vocabulary(model: nn.Module, population: Population) -> None:
             f"model.vocabulary={sizes[0]}: {population.name} has token ids up to {highest}; give at least "
             f"{highest + 1}, or a smaller data.vocabulary"
         )
+
+
+def _check_augment(augment: Augment, population: Population, where: str) -> None:
+    """Raise UsageError if an augmentation of the user's own returns something else than a batch like the one given."""
+    augment.check(population.shape, population.clients[0].train.x.dtype)
+    part = next((client.train for client in population.clients if len(client.train)), population.clients[0].train)
+    x = torch.from_numpy(part.x[:8].copy())
+    x = x.float() / 255 if x.dtype == torch.uint8 else x
+    with torch_state_kept():
+        augmented = augment(x.clone())
+    if not isinstance(augmented, Tensor) or (augmented.shape, augmented.dtype) != (x.shape, x.dtype):
+        got = type(augmented).__name__
+        if isinstance(augmented, Tensor):
+            got = f"a tensor of {augmented.dtype} {tuple(augmented.shape)}"
+        raise UsageError(f"{where}: returned {got}; expected one like the batch, of {x.dtype} {tuple(x.shape)}")
 
 
 def _check_token_ids(blueprint: Blueprint, population: Population, where: str) -> None:

@@ -367,7 +367,7 @@ class TestErrors:
                 {"clients": [{"train": (np.zeros((3, 6)), np.zeros(2, int)), "test": None}]},
                 r"clients\[0\]\.train: 3 inputs but 2 labels",
             ),
-            ({}, {"model": lambda: 3}, "model: expected a function that makes a torch.nn.Module, got int"),
+            ({}, {"model": lambda: 3}, "model: expected a torch.nn.Module, or a function without arguments that makes one; got a function that returns int"),
             ({}, {"model": lambda: nn.Linear(7, 3)}, "model: .*shape 6"),
             ({}, {"num_classes": 2}, "num_classes=2"),
             ({"partition.name": "dirichlet"}, {}, r"^partition\.name=dirichlet: clients= are given in place of data"),

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,16 @@ from torch import nn
 
 import rayfed
 from helpers.commands import command
+from rayfed.augment.base import Augment
 from rayfed.core.errors import BadHook
-from rayfed.core.options import suggestion
-from rayfed.data.dataset import Dataset
+from rayfed.core.options import option, suggestion
+from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.partitions.base import Partition
 from rayfed.data.population import Examples
 from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments, from_file
+from rayfed.metrics.base import OfPredictions, Value
 
 main = command("run")
 report = command("report")
@@ -234,6 +238,130 @@ class TestOwnClients:
             4,
             2,
         )
+
+    def test_images_with_channels_last(self):
+        part = (np.zeros((4, 8, 8, 3), np.uint8), np.array([0, 1, 2, 1]))
+        said = r"uint8 \[4, 8, 8, 3\], channels last; images are \[n, channels, height, width\], so give x.transpose"
+        with pytest.raises(rayfed.UsageError, match=rf"clients\[0\]\.train: {said}"):
+            user_population([{"train": part, "test": part}])
+        with pytest.raises(rayfed.UsageError, match=f"dataset photos: images: {said}"):
+            Dataset.of("photos", *part)
+
+
+class TestOwnDataset:
+    def test_tensors_and_lists(self):
+        made = Dataset.of("x", torch.zeros(4, 3), torch.tensor([0, 1, 2, 1]), is_test=[0, 0, 1, 1])
+        assert isinstance(made.images, np.ndarray)
+        assert made.is_test.tolist() == [False, False, True, True]
+        assert Dataset.of("x", np.zeros((4, 3), ">f4"), [0, 1, 2, 1]).images.dtype.isnative
+
+    @pytest.mark.parametrize(
+        ("columns", "words"),
+        [
+            (
+                {"domain": np.array(list("abab")), "domains": ("a", "b")},
+                "domain is <U1; expected an array of integers",
+            ),
+            ({"client": np.array([0.5] * 4)}, "client is float64; expected an array of integers"),
+            ({"index": [0, 1, 2, 3]}, "index is list; expected an array of integers"),
+            ({"is_test": np.array([0, 2, 0, 0])}, "is_test is int64; expected an array of booleans"),
+        ],
+    )
+    def test_columns_of_another_type(self, columns, words):
+        with pytest.raises(rayfed.UsageError, match=f"dataset x: {words}"):
+            Dataset.of("x", *_part(), **columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPartition(Partition):
+    form: str = option("fine", help="what split returns")
+
+    def split(self, dataset):
+        rows = np.arange(40)
+        forms = {
+            "fine": [ClientRows(0, 7, rows.tolist(), [], (50, 51))],
+            "nothing": None,
+            "pairs": [(rows, rows)],
+            "mask": [ClientRows(0, "a", rows > 3, rows[:0], rows[:0])],
+            "floats": [ClientRows(0, "a", rows / 2, rows[:0], rows[:0])],
+        }
+        return forms[self.form]
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("nothing", "OwnPartition.split returned NoneType; expected a list of ClientRows"),
+        ("pairs", "OwnPartition.split returned tuple in a list; expected a list of ClientRows"),
+        ("mask", "client 0 of OwnPartition has rows that are bool [40]; expected positions in the dataset, integers"),
+        ("floats", "client 0 of OwnPartition has rows that are float64 [40]"),
+    ],
+)
+def test_a_partition_that_returns_no_clients(line, form, words):
+    name = f"partition={{name: '{__name__}:OwnPartition', form: {form}}}"
+    assert line(name).startswith(f"partition: {words}")
+    assert main([*QUICK, name.replace(form, "fine")]) == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnAugment(Augment):
+    form: str = option("fine", help="what it returns")
+
+    def __call__(self, x):
+        forms = {"fine": x, "nothing": None, "smaller": x[..., 1:], "fewer": x[1:], "double": x.double()}
+        return forms[self.form]
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("nothing", "NoneType"),
+        ("smaller", "a tensor of torch.float32 (8, 3, 28, 27)"),
+        ("fewer", "a tensor of torch.float32 (7, 3, 28, 28)"),
+        ("double", "a tensor of torch.float64 (8, 3, 28, 28)"),
+    ],
+)
+def test_an_augmentation_that_returns_no_such_batch(line, form, words):
+    name = f"augment={{name: '{__name__}:OwnAugment', form: {form}}}"
+    expected = "expected one like the batch, of torch.float32 (8, 3, 28, 28)"
+    assert line(name) == f"augment.name={__name__}:OwnAugment: returned {words}; {expected}"
+    assert main([*QUICK, name.replace(form, "fine")]) == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnMetric(OfPredictions):
+    form: str = option("fine", help="what measure returns")
+
+    def measure(self, logits, y):
+        forms = {
+            "fine": [Value("mine", logits.mean(), len(y))],
+            "nothing": None,
+            "number": [0.5],
+            "text": [Value("mine", "high", len(y))],
+            "half": [Value("mine", 1.0, 0.5)],
+            "taken": [Value("accuracy", 1.0, len(y))],
+            "twice": [Value("mine", 1.0, len(y)), Value("mine", 2.0, len(y))],
+        }
+        return forms[self.form]
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("nothing", "OwnMetric.measure returned NoneType; yield values, or return a list of them"),
+        ("number", "OwnMetric.measure gave float, not a Value(name, value, n)"),
+        ("text", "OwnMetric.measure: mine has value='high' and n="),
+        ("half", "OwnMetric.measure: mine has value=1.0 and n=0.5; expected a number and an integer"),
+        ("taken", "OwnMetric.measure gave a value called accuracy, which every model has; give it another name"),
+        ("twice", "metrics: two values of a model on the same data are called mine; rename one of them"),
+    ],
+)
+def test_a_metric_that_measures_no_values(here, capsys, form, words):
+    name = f"metrics={{'{__name__}:OwnMetric': {{form: {form}}}}}"
+    assert main([*QUICK, name]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"rayfed: {words}")
+    assert main([*QUICK, name.replace(form, "fine"), "experiment=fine"]) == 0
+    assert "mine" in set(rayfed.read_results("results", "fine").metrics["metric"])
 
 
 def small(tmp_path, **more):
