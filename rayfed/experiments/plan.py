@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -488,20 +489,51 @@ def _check_logits(blueprint: Blueprint, population: Population, where: str) -> N
 
 
 def _check_loss(blueprint: Blueprint, population: Population) -> None:
-    """Raise UsageError if the user's loss does not return one scalar for a batch."""
+    """Raise UsageError if the user's loss does not return one scalar for a batch that its outputs determine."""
+    loss = blueprint.loss
+    if isinstance(loss, type) or not callable(loss):
+        name = loss.__name__ if isinstance(loss, type) else repr(loss)
+        hint = f"; give an instance, {name}()" if isinstance(loss, type) else ""
+        raise UsageError(f"loss: expected a function (outputs, labels) -> scalar, got {name}{hint}")
     outputs, labels = _first_outputs(blueprint, population, 2)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.enable_grad():
         warnings.filterwarnings("error", message="Using a target size")
         try:
-            value = blueprint.loss(outputs, labels)
+            value = loss(outputs.requires_grad_(), labels)
         except UserWarning as error:
-            raise UsageError(
-                f"loss: got outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}, which "
-                "it compares all with all; give labels of the same shape as the outputs, such as y[:, None]"
-            ) from error
+            raise _mismatch(outputs, labels) from error
     if not isinstance(value, Tensor) or value.ndim:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise UsageError(f'loss: must return the mean over the batch, a scalar tensor, not {got}; use reduction="mean"')
+    if not value.requires_grad:
+        raise UsageError("loss: its value has no gradient; compute it from the outputs by operations of torch")
+    if labels.ndim == 1 and outputs.shape[1:] == (1,):
+        _check_pairs(loss, population)
+
+
+def _check_pairs(loss: Loss, population: Population) -> None:
+    """Raise UsageError if a loss of outputs [n, 1] and labels [n] does not compare each output with its own label.
+
+    Torch broadcasts their difference to [n, n], whose mean depends on the labels, but not on their order.
+    """
+    labels = np.concatenate([client.train.y for client in population.clients])
+    if not (others := np.flatnonzero(labels != labels[0])).size:
+        return
+    y = torch.from_numpy(labels[[0, others[0]]])
+    outputs, first, second = y.float()[:, None], y[[0, 0]], y[[1, 1]]
+    with torch.no_grad():
+        in_order, turned = float(loss(outputs, y)), float(loss(outputs, y.flip(0)))
+        of_first, of_second = (float(loss(outputs[[0, 0]], given)) for given in (first, second))
+    if math.isclose(in_order, turned, rel_tol=1e-5) and not math.isclose(of_first, of_second, rel_tol=1e-5):
+        raise _mismatch(outputs, y)
+
+
+def _mismatch(outputs: Tensor, labels: Tensor) -> UsageError:
+    shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}"
+    return UsageError(
+        f"loss: got {shapes}, which it compares all with all; give labels of the same shape as the outputs, such as "
+        "y[:, None]"
+    )
 
 
 def _first_outputs(blueprint: Blueprint, population: Population, count: int) -> tuple[Tensor, Tensor]:

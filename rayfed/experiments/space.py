@@ -111,7 +111,7 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     if not isinstance(sweep.get("search", {}), Mapping):
         raise UsageError(f"search={sweep['search']!r}: expected a mapping; did you mean search.kind={sweep['search']}?")
     search = build(Search, sweep.get("search", {}), where="search")
-    arms = sweep.get("arms", [{}])
+    arms = _listed(sweep.get("arms", [{}]))
     if not isinstance(arms, list) or not arms or not all(isinstance(arm, Mapping) for arm in arms):
         raise UsageError("arms: expected a list of mappings, one per arm, such as - algorithm.name: fedavg")
     trees = [merged(common, arm, *overrides) for arm in arms]
@@ -125,7 +125,7 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
         raise UsageError(f"seed={ignored[0]!r}: has no effect beside seeds={sweep['seeds']!r}; give one of them")
     if any(seed != single[0] for seed in single) or isinstance(single[0], Mapping):
         raise UsageError("seed: all arms share it; for several seeds, write seeds: [0, 1, 2] outside of the arms")
-    seeds = sweep.get("seeds", single[:1])
+    seeds = _listed(sweep.get("seeds", single[:1]))
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise UsageError(f"seeds={seeds!r}: expected a list of non-negative integers, such as [0, 1, 2]")
     if len(set(seeds)) < len(seeds):
@@ -207,7 +207,15 @@ def _spaces(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, tuple[s
                 yield from _spaces(value, f"{prefix}{key}.")
 
 
+def _listed(values: Any) -> Any:
+    """Return what counts as a list in Python, such as a range or an array, as a list of Python's own values."""
+    if not isinstance(values, (list, tuple, range, np.ndarray)):
+        return values
+    return [item.item() if isinstance(item, np.generic) else item for item in values]
+
+
 def _bounds(key: str, kind: str, values: Any) -> Sequence[Any]:
+    values = _listed(values)
     if not isinstance(values, list) or not values:
         raise UsageError(f"{key}: {kind} needs a list of values, got {values!r}")
     if kind in ("grid", "choice"):

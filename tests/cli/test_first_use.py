@@ -383,8 +383,24 @@ def test_a_loss_that_compares_all_with_all_is_refused(tmp_path):
     part = _part(y=np.arange(4.0))
     model = lambda: nn.Linear(3, 1)  # noqa: E731
     clients = [{"train": part, "test": part}]
-    with pytest.raises(rayfed.UsageError, match=r"loss: got outputs of shape \(2, 1\) and labels of shape \(2,\)"):
-        small(tmp_path, clients=clients, model=model, loss=nn.functional.mse_loss)
+    for loss in (nn.functional.mse_loss, lambda outputs, y: (outputs - y).square().mean(), nn.L1Loss()):
+        with pytest.raises(rayfed.UsageError, match=r"loss: got outputs of shape \(2, 1\) and labels of shape \(2,\)"):
+            small(tmp_path, clients=clients, model=model, loss=loss)
+    for loss in (lambda outputs, y: (outputs[:, 0] - y).abs().mean(), lambda outputs, y: outputs.square().mean()):
+        small(tmp_path, clients=clients, model=model, loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (nn.CrossEntropyLoss, r"got CrossEntropyLoss; give an instance, CrossEntropyLoss\(\)"),
+        ("mse", "got 'mse'"),
+        (lambda outputs, y: torch.tensor(1.0), "its value has no gradient; compute it from the outputs"),
+    ],
+)
+def test_what_is_no_loss_is_refused(tmp_path, loss, words):
+    with pytest.raises(rayfed.UsageError, match=f"loss: .*{words}"):
+        small(tmp_path, loss=loss)
 
 
 class Categories(nn.Module):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from rayfed.core.errors import UsageError
@@ -157,6 +158,12 @@ class TestSeeds:
     @pytest.mark.parametrize("space", [{"arms": [{"seed": 1}, {"seed": 2}]}, {"seed": {"grid": [0, 1]}}])
     def test_several_seeds_are_a_list(self, space):
         assert refusal(space).startswith("seed: all arms share it; for several seeds, write seeds: [0, 1, 2]")
+
+    def test_lists_as_python_has_them(self):
+        for seeds in ((3, 1), range(2), np.arange(2), [np.int64(2)]):
+            space = {"seeds": seeds, "local.lr": {"grid": np.array([0.5, 0.25])}, "arms": ({"rounds": 1},)}
+            trials = [(t["seed"], t["local"]["lr"]) for t in read_space(space).trials()]
+            assert trials == [(int(seed), lr) for seed in seeds for lr in (0.5, 0.25)]
 
     @pytest.mark.parametrize("seeds", [[], 3, [1.5], [-1], [True], ["a"], [0, 0]])
     def test_bad_seeds(self, seeds):
