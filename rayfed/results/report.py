@@ -90,11 +90,16 @@ def render(
     """
     tables = read(folder, experiment) if tables is None else tables
     width = width or shutil.get_terminal_size((100, 24)).columns
-    metric = metric or default_metric(tables.metrics)
+    is_default, metric = metric is None, metric or default_metric(tables.metrics)
     summary = summarise(tables)
     failures, location = failure_notes(tables.trials), _parquet_location(folder, tables)
     if summary.rows.empty:
         return "\n".join(["No trial is done yet.", *summary.notes, *failures, location])
+    if is_default and metric not in set(summary.rows["metric"]):
+        raise UsageError(
+            "no model was scored; clients need test or validation data (partition.test, partition.validation), which "
+            "evaluate.splits names"
+        )
     shown = sections(
         tables,
         summary,

@@ -456,6 +456,11 @@ class TestOwnModel:
             small(tmp_path, model=model)
 
 
+def test_a_run_without_scores_says_so(here, capsys):
+    assert main([*QUICK, "evaluate.splits=[]"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith("no table: no model was scored; clients need test or val")
+
+
 def test_clients_may_be_an_array_or_an_iterator(tmp_path):
     clients = [{"train": _part(), "test": _part()}] * 2
     first = small(tmp_path, clients=np.array(clients))
