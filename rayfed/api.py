@@ -119,7 +119,7 @@ def sweep(
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
     quiet = not is_watched() if quiet is None else quiet
-    drawn = read_space(from_file(space) if isinstance(space, (str, Path)) else space, overrides)
+    drawn = read_space(_values_of(space, "space"), overrides)
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
     failed = run_sweep(drawn, given, quiet=quiet, keep_state=keep_state)
     config = Config.read(next(drawn.trials()))
@@ -132,10 +132,10 @@ def run_sweep(space: Space, given: Given | None = None, *, quiet: bool = False, 
     With resume=true, trials that are done are skipped. Arguments and errors are those of `sweep`.
     """
     given = given or Given()
-    configs = configurations(space)
     if given.clients is not None:
         for values in space.trials():
             _refuse_data(values)
+    configs = configurations(space)
     check_sweep(config.placement for config in configs)
     plan = plan_sweep(space, configs, given, keep_state=keep_state)
     make_experiment_folder(plan.results, plan.experiment)
@@ -258,8 +258,16 @@ def _config_of(
     """Return the configuration that `run` and `check` are called with."""
     if isinstance(config, Config):
         return Config.read(config.tree(), overrides) if overrides else config
-    source = from_file(config) if isinstance(config, (str, Path)) else config or {}
-    return _read_config(source, overrides, has_clients=given.clients is not None)
+    return _read_config(_values_of(config or {}, "config"), overrides, has_clients=given.clients is not None)
+
+
+def _values_of(source: Mapping[str, Any] | str | Path, name: str) -> Mapping[str, Any]:
+    """Return the values in a mapping or a YAML file; `name` is that of the argument."""
+    if isinstance(source, (str, Path)):
+        return from_file(source)
+    if not isinstance(source, Mapping):
+        raise UsageError(f"{name}: expected a mapping of keys or the path of a YAML file, got {type(source).__name__}")
+    return source
 
 
 def _only(names: Sequence[str], name: str | None, key: str, where: str) -> str:
@@ -324,5 +332,5 @@ def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:
         saved, notes = verified(saved, recorder, plan.trial, *check)
         _say(notes, quiet=False)
     if not quiet:
-        print(f"{'resume':>10}  {resume_message(plan, saved)}", file=sys.stderr, flush=True)
+        print(f"{'resume':>10}  {resume_message(plan.config, saved)}", file=sys.stderr, flush=True)
     return saved

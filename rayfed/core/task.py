@@ -80,7 +80,7 @@ class Task:
         model: The network.
         modules: Additional networks of the algorithm, by name.
         feature_shape: Shape of one representation at the split; empty if the model has no split.
-        trainable: Names of the parameters that are trained.
+        trainable: Names of the parameters that are trained: those of the model with `requires_grad`.
         batch_norm_names: Names of the parameters and buffers of batch-norm layers.
         head_names: Names of the parameters and buffers of the head.
         personal_names: Names of the weights that stay on the client whatever the algorithm.
@@ -120,7 +120,8 @@ class Task:
         local = {"local": layers, "local_statistics": statistics}
         self.personal_names: frozenset[str] = local.get(self.batch_norm, frozenset())
         frozen = layers if self.batch_norm == "frozen" else frozenset()
-        self.trainable = tuple(name for name in self.model.parameters if name not in frozen)
+        trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
+        self.trainable = tuple(name for name in trained if name not in frozen)
         self.head_names = _head_names(model, self.feature_shape)
 
     def with_modules(self, modules: Mapping[str, nn.Module]) -> "Task":
@@ -235,11 +236,19 @@ def _head_names(model: nn.Module, feature_shape: tuple[int, ...]) -> frozenset[s
     device = next(iter(named.values())).device
     features = torch.zeros((2, *feature_shape), device=device)
     model.eval()  # so that batch norm in the head does not update its statistics
+    frozen = [value for value in named.values() if not value.requires_grad and value.is_floating_point()]
+    named = {name: value for name, value in named.items() if value.is_floating_point()}
     with torch.enable_grad():
-        logits = model.head(features)  # type: ignore[operator]
-        if not logits.requires_grad:
-            return frozenset()
-        grads = torch.autograd.grad(logits.sum(), list(named.values()), allow_unused=True)
+        for value in frozen:
+            value.requires_grad_(True)
+        try:
+            logits = model.head(features)  # type: ignore[operator]
+            if not logits.requires_grad:
+                return frozenset()
+            grads = torch.autograd.grad(logits.sum(), list(named.values()), allow_unused=True)
+        finally:
+            for value in frozen:
+                value.requires_grad_(False)
     used = {name for name, grad in zip(named, grads, strict=True) if grad is not None}
     owners = {name.rpartition(".")[0] for name in used}
     return frozenset(used | {name for name, _ in model.named_buffers() if name.rpartition(".")[0] in owners})

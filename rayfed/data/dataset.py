@@ -7,7 +7,7 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.data.lazy_rows import LazyRows
-from rayfed.data.population import TestSet
+from rayfed.data.population import TestSet, check_channels_first, check_class_count, native
 
 
 class ClientRows(NamedTuple):
@@ -74,6 +74,7 @@ class Dataset:
     client_view: ClientView | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name in ("images", "domain", "is_test", "source", "index", "client", "leakage_group"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.labels):
@@ -84,7 +85,7 @@ class Dataset:
                 f"dataset {self.name}: labels {low}..{high}, but num_classes={self.num_classes} allows "
                 f"0..{self.num_classes - 1}"
             )
-
+        check_class_count(f"dataset {self.name}", self.num_classes)
         for name, names in (("domain", self.domains), ("source", self.sources)):
             codes = getattr(self, name)
             if len(codes) and not 0 <= codes.min() <= codes.max() < len(names):
@@ -93,6 +94,19 @@ class Dataset:
         unknown = sorted(set(self.ood) - set(self.domains))
         if unknown:
             raise UsageError(f"dataset {self.name}: ood {unknown[0]!r}; its domains are {', '.join(self.domains)}")
+
+    def _check_types(self) -> None:
+        """Raise UsageError if a column is not of the type that the class describes."""
+        kinds = {"images": "biuf", "is_test": "b", "labels": "iu"}
+        for name in ("images", "labels", "domain", "is_test", "source", "index", "client", "leakage_group"):
+            values = getattr(self, name)
+            kind = kinds.get(name, "iu")
+            if values is not None and not (isinstance(values, (np.ndarray, LazyRows)) and values.dtype.kind in kind):
+                actual = getattr(values, "dtype", type(values).__name__)
+                what = {"biuf": "numbers", "b": "booleans"}.get(kind, "integers")
+                more = ", the position of each row's domain in `domains`" if name == "domain" else ""
+                raise UsageError(f"dataset {self.name}: {name} is {actual}; expected an array of {what}{more}")
+        check_channels_first(f"dataset {self.name}: images", self.images.shape, self.images.dtype)
 
     @classmethod
     def of(
@@ -109,8 +123,8 @@ class Dataset:
 
         Args:
             name: Name of the dataset.
-            images: Inputs [N, ...].
-            labels: Class indices [N].
+            images: Inputs [N, ...], an array or a tensor.
+            labels: Class indices [N], likewise.
             is_test: Test examples, bool [N]; None: none.
             num_classes: Number of classes; None: the highest label plus 1.
             **others: Further attributes of `Dataset`.
@@ -118,13 +132,14 @@ class Dataset:
         Raises:
             UsageError: Labels are no classes, or attributes do not fit together.
         """
-        size = len(labels)
+        images = images if isinstance(images, LazyRows) else native(np.asanyarray(images))
+        labels, size = np.asarray(labels), len(labels)
         if labels.ndim != 1 or labels.dtype.kind not in "biuf":
             raise UsageError(f"dataset {name}: labels are {labels.dtype} {list(labels.shape)}; expected integers [N]")
         if labels.dtype.kind == "f" and len(invalid := labels[labels != np.floor(labels)]):  # also NaN
             raise UsageError(f"dataset {name}: label {invalid[0]:g}; expected integers from 0")
         defaults = {
-            "is_test": np.zeros(size, bool) if is_test is None else is_test,
+            "is_test": np.zeros(size, bool) if is_test is None else _as_booleans(np.asarray(is_test)),
             "domain": np.zeros(size, np.int16),
             "domains": (name,),
             "source": np.zeros(size, np.int8),
@@ -152,6 +167,11 @@ class Dataset:
         """Return the name of the only domain among `rows`, or "mixed"."""
         present = np.unique(self.domain[rows])
         return self.domains[present[0]] if len(present) == 1 else "mixed"
+
+
+def _as_booleans(values: np.ndarray) -> np.ndarray:
+    """Return zeros and ones as booleans, and others as they are."""
+    return values.astype(bool) if values.dtype.kind in "iu" and np.isin(values, (0, 1)).all() else values
 
 
 def index_within_group(groups: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,7 +100,7 @@ def load_partitioned(
     """Return the dataset and the rows of each client; arguments and errors are those of `load`."""
     data, partition = build_data(data_name, data_options, partition_name, partition_options, seed)
     dataset = load_without_domain(data, leave_out)
-    clients = [ClientRows(*client) for client in partition.split(dataset)]
+    clients = _clients(partition.split(dataset), type(partition).__name__)
     _check_clients(dataset, clients)
     return dataset, clients
 
@@ -111,6 +111,30 @@ def _class(name: str, table: Mapping[str, str], where: str, method: str) -> type
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and hasattr(cls, method)):
         raise UsageError(f"{where}={name}: expected a dataclass with a method {method}(), got {cls!r}")
     return cls
+
+
+def _clients(split: Any, name: str) -> list[ClientRows]:
+    """Return what a partition's `split` returned, with rows as integers.
+
+    Raises:
+        UsageError: It is no list of clients.
+    """
+    expected = f"partition: {name}.split returned {{}}; expected a list of ClientRows (id, domain, train, val, test)"
+    if not isinstance(split, Iterable):
+        raise UsageError(expected.format(type(split).__name__))
+    clients = []
+    for client in split:
+        if not isinstance(client, tuple) or len(client) != len(ClientRows._fields):
+            raise UsageError(expected.format(f"{type(client).__name__} in a list"))
+        parts = [np.asarray(rows) for rows in client[2:]]
+        for rows in parts:
+            if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+                raise UsageError(
+                    f"partition: client {client[0]} of {name} has rows that are {rows.dtype} {list(rows.shape)}; "
+                    "expected positions in the dataset, integers [n], such as np.flatnonzero(mask)"
+                )
+        clients.append(ClientRows(client[0], str(client[1]), *(rows.astype(np.int64) for rows in parts)))
+    return clients
 
 
 def _check_clients(dataset: Dataset, clients: list[ClientRows]) -> None:

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from rayfed.core.errors import UsageError
 from rayfed.data.lazy_rows import LazyRows
 
+MOST_CLASSES = 1_000_000
+"""More classes than a network has outputs: such labels are numbers of something else, and would fill the memory."""
 BLOCK = 1024  # examples that are hashed or checked at a time
 
 
@@ -96,6 +99,29 @@ class Population:
     def participants(self) -> tuple[Client, ...]:
         """The clients that take part in training."""
         return self.clients[: len(self.clients) - self.unseen_clients]
+
+
+def check_class_count(where: str, num_classes: int) -> None:
+    """Raise UsageError if labels from 0 to `num_classes` - 1 cannot be classes, as those of a column of ids."""
+    if num_classes > MOST_CLASSES:
+        raise UsageError(
+            f"{where}: labels up to {num_classes - 1} would be {num_classes} classes, at most {MOST_CLASSES} are "
+            "possible; number the classes from 0"
+        )
+
+
+def check_channels_first(where: str, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
+    """Raise UsageError if images [n, ...] of uint8 have their channels last, as PIL and NumPy give them."""
+    if dtype == np.uint8 and len(shape) == 4 and shape[1] > 4 >= shape[3]:
+        raise UsageError(
+            f"{where}: uint8 {list(shape)}, channels last; images are [n, channels, height, width], so give "
+            "x.transpose(0, 3, 1, 2)"
+        )
+
+
+def native(values: np.ndarray) -> np.ndarray:
+    """Return `values` in the byte order of this machine, as torch takes no other, in which some files are."""
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 def not_finite(values: np.ndarray | LazyRows) -> int:

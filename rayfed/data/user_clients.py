@@ -1,6 +1,5 @@
 """A user's own clients, given as arrays or tensors in place of a dataset and a partition."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +7,15 @@ import numpy as np
 from torch import Tensor
 
 from rayfed.core.errors import UsageError
-from rayfed.data.population import Client, Examples, Population, not_finite
+from rayfed.data.population import (
+    Client,
+    Examples,
+    Population,
+    check_channels_first,
+    check_class_count,
+    native,
+    not_finite,
+)
 
 
 def user_population(
@@ -29,10 +36,11 @@ def user_population(
     """
     if isinstance(clients, Mapping) or not isinstance(clients, Iterable):
         raise UsageError(f"clients: expected a list, {_FORM}; got {type(clients).__name__}")
-    checked = [c if isinstance(c, Client) else _client(i, c, classes) for i, c in enumerate(clients)]
+    if num_classes is not None and not isinstance(num_classes, (int, np.integer)):
+        raise UsageError(f"num_classes={num_classes!r}: expected an integer or None, got {type(num_classes).__name__}")
+    checked = [_client(i, _mapping(c) if isinstance(c, Client) else c, classes) for i, c in enumerate(clients)]
     if not checked:
         raise UsageError("clients: expected at least one")
-    checked = [dataclasses.replace(client, id=i) for i, client in enumerate(checked)]
     _check_alike(checked)
     _check_finite(checked)
     labels = [part.y for client in checked for part in (client.train, client.val, client.test) if len(part)]
@@ -42,7 +50,15 @@ def user_population(
         num_classes = least if are_integers else 1
     if are_integers and num_classes < least:
         raise UsageError(f"num_classes={num_classes}: the labels go up to {least - 1}, so there are at least {least}")
+    if classes:
+        check_class_count("clients", num_classes)
     return Population("clients", tuple(checked), num_classes, tuple(checked[0].train.x.shape[1:]))
+
+
+def _mapping(client: Client) -> dict[str, Any]:
+    """Return a client as the mapping that `_client` reads, so that its arrays are checked and converted like others."""
+    parts = {name: getattr(client, name) for name in ("train", "val", "test")}
+    return {"domain": client.domain} | {name: (part.x, part.y) for name, part in parts.items()}
 
 
 def _client(number: int, given: Any, classes: bool) -> Client:
@@ -59,13 +75,18 @@ def _client(number: int, given: Any, classes: bool) -> Client:
     train = _examples(given["train"], f"{where}.train", classes)
     empty = Examples(train.x[:0], train.y[:0])
     val = _examples(given["val"], f"{where}.val", classes) if given.get("val") is not None else empty
-    domain = str(given.get("domain", f"client-{number}"))
+    domain = f"client-{number}" if given.get("domain") is None else str(given["domain"])
     return Client(number, domain, train, val, _examples(given["test"], f"{where}.test", classes))
 
 
 def _examples(pair: Any, where: str, classes: bool) -> Examples:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise UsageError(f"{where}: expected a pair (x, y), got {type(pair).__name__}")
+        whole = ""
+        if hasattr(pair, "__getitem__") or hasattr(pair, "__iter__"):  # such as a torch Dataset or a DataLoader
+            whole = ", such as (torch.stack([x for x, y in d]), [int(y) for x, y in d]) of a torch Dataset d"
+        raise UsageError(f"{where}: expected a pair (x, y) of arrays or tensors{whole}; got {type(pair).__name__}")
+    if any(isinstance(part, np.ma.MaskedArray) and part.mask.any() for part in pair):
+        raise UsageError(f"{where}: x or y has masked values; fill them in, as by x.filled(0), or leave these rows out")
     try:
         x, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part) for part in pair)
     except (ValueError, TypeError) as error:  # rows of uneven lengths, or a dtype that only torch has
@@ -77,8 +98,8 @@ def _examples(pair: Any, where: str, classes: bool) -> Examples:
     if x.dtype.kind not in "biuf":
         raise UsageError(f"{where}: x has the type {x.dtype}; give numbers, such as x.astype('float32')")
     with np.errstate(over="ignore"):
-        x = x.astype(np.float32) if x.dtype == np.float64 else x
-    return Examples(x, _classes(y, where) if classes else _targets(y, where))
+        x = x.astype(np.float32) if x.dtype.kind == "f" and x.dtype.itemsize >= 8 else x
+    return Examples(native(x), _classes(y, where) if classes else _targets(y, where))
 
 
 def _classes(y: np.ndarray, where: str) -> np.ndarray:
@@ -121,6 +142,7 @@ def _check_alike(clients: Sequence[Client]) -> None:
                 raise UsageError(
                     f"{where}: an input is {actual}, but in clients[0].train {expected}; all inputs must be alike"
                 )
+            check_channels_first(where, x.shape, x.dtype)
             if x.dtype == np.uint8 and x.ndim < 3:
                 raise UsageError(
                     f"{where}: x [n, ...] of uint8 with the shape {tuple(x.shape)}; uint8 is for images [n, channels, "

@@ -2,12 +2,14 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rayfed.distributed.capacity import Bundle, bundles, check_run, check_sweep, fits, known_nodes
 from rayfed.engine.device import device_for
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.forecast import Estimate, Probe, estimate, needs_of, probe, probe_key
+from rayfed.experiments.more_rounds import Longer, Start, foreseen_starts
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.progress import span
@@ -26,13 +28,17 @@ def run_text(plan: Plan) -> str:
     """Return what `plan` is, what it needs, and how long it will take."""
     check_run(plan.config.placement)
     check_trackers(vars(plan.config.tracking), plan.config.results)
-    found = _estimate(plan, {})
-    lines = {"needs": f"{_reserved(plan.config.placement)}; {_held(plan)}"}
+    start, lines = Start(), {"needs": f"{_reserved(plan.config.placement)}; {_held(plan)}"}
+    if plan.config.resume:
+        start = foreseen_starts([Longer(plan.trial, plan.config, plan.given_hash)])[plan.trial]
+        lines["resume"] = start.what or "nothing saved: starts at round 1"
+    found = _estimate(plan, {}, start)
     if isinstance(found, str):
         lines["estimate"] = found
-    else:
+    elif not start.finished:
         each, scores = f"{found.round:.2g} s per round", f"{found.scores:.2g} s for scores"
-        lines["estimate"] = f"about {_span(found.total)} ({each}, {scores}), from a probe of two clients"
+        left = f" for {counted(plan.config.rounds - start.round, 'round')} more" if start.round else ""
+        lines["estimate"] = f"about {_span(found.total)}{left} ({each}, {scores}), from a probe of two clients"
     return "\n".join([run_summary(plan), *(f"{name:>10}  {text}" for name, text in lines.items())])
 
 
@@ -42,26 +48,29 @@ def sweep_text(space: Space) -> str:
     check_sweep(config.placement for config in configs)
     plan = plan_sweep(space, configs, Given())
     number = len(configs) // len(space.seeds)
-    left = {job["trial"] for job in plan.jobs}
+    starts = {job["trial"]: Start() for job in plan.jobs}
+    if configs[0].resume:
+        starts |= foreseen_starts(plan.longer())
     populations, probes = Populations(keep_all=True), dict[str, Probe | str]()
     rows, seconds, unknown = [], [], 0
     trees = [dict(flattened(config.tree())) for config in configs[:number]]
     varied = _varied(trees)
     for position in range(number):
         planned = populations.plan(configs[position], Given())
-        found = _estimate(planned, probes)
-        still = sum(trial_name(config) in left for config in configs[position::number])
-        repeats = 1 if plan.study is not None else still
-        seconds += [0.0 if isinstance(found, str) else found.total] * repeats
-        unknown += isinstance(found, str)
+        trials = [trial_name(config) for config in configs[position::number]]
+        still = [starts[trial] for trial in trials if trial in starts]
+        found = [_estimate(planned, probes, start) for start in still or [Start()]]
+        known = [one.total for one in found if not isinstance(one, str)]
+        seconds += known if still or plan.study is not None else []
+        unknown += not known
         rows.append(
             [
                 planned.config.algorithm_name,
                 _shown(trees[position], varied),
-                "corner" if plan.study is not None else str(still),
+                "corner" if plan.study is not None else str(len(still)),
                 _reserved(planned.config.placement),
                 _held(planned),
-                found if isinstance(found, str) else _span(found.total),
+                _span(max(known)) if known else str(found[0]),
             ]
         )
     if plan.study is not None:  # the rows are the corners of the space
@@ -78,11 +87,13 @@ def sweep_text(space: Space) -> str:
     columns = dict(zip(head, zip(*shown, strict=True), strict=True))
     table = plain_table(columns, left=head, width=shutil.get_terminal_size((100, 24)).columns)
     end = f"{counted(to_run, 'trial')} to run, {at_once} at once: about {_span(total)}{more}"
-    return "\n".join([plan.summary(), "", table, "", end])
+    saved = [f"{trial} {start.what}" for trial, start in starts.items() if start.what]
+    more_saved = [f"… {len(saved) - _ROWS} more"] if len(saved) > _ROWS else []
+    return "\n".join([plan.summary(), "", table, "", *saved[:_ROWS], *more_saved, end])
 
 
-def _estimate(plan: Plan, probes: dict[str, Probe | str]) -> Estimate | str:
-    """Return the expected seconds, or why they are not known; a probe is kept for similar configurations."""
+def _estimate(plan: Plan, probes: dict[str, Probe | str], start: Start) -> Estimate | str:
+    """Return the expected seconds after `start`, or why they are not known; similar configurations share a probe."""
     key = probe_key(plan.config.tree())
     if key not in probes:
         try:
@@ -91,7 +102,10 @@ def _estimate(plan: Plan, probes: dict[str, Probe | str]) -> Estimate | str:
             first = (str(error).strip().splitlines() or [""])[0]
             probes[key] = f"unknown ({type(error).__name__}: {first[:60]})"
     measured = probes[key]
-    return measured if isinstance(measured, str) else estimate(plan, measured)
+    if isinstance(measured, str):
+        return measured
+    found = estimate(plan, measured, done=start.round)
+    return replace(found, total=0.0) if start.finished else found
 
 
 def _span(seconds: float) -> str:

@@ -139,6 +139,9 @@ class Blueprint:
                     "placement.vmap_clients=1"
                 )
         ctx = self.context(population, "cpu")
+        if not ctx.task.trainable:
+            frozen = ", as batch_norm=frozen leaves its batch norm untrained" if self.batch_norm == "frozen" else ""
+            raise UsageError(f"model: no parameter is trained{frozen}; set requires_grad of some to True")
         problem = self.problem(population, ctx.task)
         self.algorithm.check(problem)
         self._refuse_other_labels(population)

@@ -119,7 +119,7 @@ class DueMetrics:
         return [
             metric.declared(Value(name, value, ctx.examples))
             for metric in self.training
-            for name, value in metric.measure(start, end)
+            for name, value in metric.each(metric.measure(start, end))
         ]
 
     def representation_scores(
@@ -150,9 +150,10 @@ class DueMetrics:
                     maps.append(RepresentationMap(name, point, metric.split, layer, metric.map(samples, seed)))
                     continue
                 suffix = "" if layer == "features" else f"@{layer}"
-                for client, domain, value in metric.measure(samples, classes, seed):
+                for client, domain, value in metric.each(metric.measure(samples, classes, seed)):
                     scored = ScoredPart(client=client, domain=domain, split=metric.split, point=point)
-                    scores.append(scored.score(metric.declared(value._replace(metric=value.metric + suffix))))
+                    value = metric.declared(value)
+                    scores.append(scored.score(value._replace(metric=value.metric + suffix)))
         return scores, maps
 
 
@@ -198,7 +199,7 @@ def gradient_scores(metrics: Sequence[OfGradients], gradients: Iterable[Gradient
             if n := sum(examples for _, examples in parts):
                 totals = [total.value for total, _ in parts]
                 means[domain] = ({name: sum(part[name] for part in totals) / (n * _UNIT) for name in totals[0]}, n)
-        for domain, value in metric.measure(means):
+        for domain, value in metric.each(metric.measure(means)):
             scored = ScoredPart(domain=domain, split=metric.splits[0], point="global")
             scores.append(scored.score(metric.declared(value)))
     return scores

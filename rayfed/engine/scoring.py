@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
+from rayfed.core.errors import BadHook
 from rayfed.core.records import SERVER, Score
 from rayfed.engine.device_data import Part
 from rayfed.metrics.base import OfPredictions, Value
@@ -56,7 +57,11 @@ def score(
         loss = ctx.task.scoring_loss(logits, part.y).double()
         accuracy = (logits.argmax(1) == part.y).double().mean() if _has_classes(part) else torch.zeros_like(loss)
         results.append(torch.stack([accuracy, loss]))
-        others.append([metric.declared(v) for metric in metrics for v in metric.measure(logits, part.y)])
+        more = [metric.declared(v) for metric in metrics for v in metric.each(metric.measure(logits, part.y))]
+        names = [value.metric for value in more]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise BadHook(f"metrics: two values of a model on the same data are called {twice[0]}; rename one of them")
+        others.append(more)
     values: list[list[Value]] = []
     rows = torch.stack(results).tolist() if results else []  # one transfer from the device for all
     for part, (accuracy, loss), more in zip(parts, rows, others, strict=True):

@@ -334,7 +334,7 @@ def _scores(trial: _Trial) -> str:
     def spy(name: str, hook: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         result = hook(self, *args, **kwargs)
         if name == "predict":
-            x = inspect.signature(hook).bind(self, *args, **kwargs).arguments["x"]
+            x = inspect.signature(Algorithm.predict).bind(self, *args, **kwargs).arguments["x"]
             if len(result) != len(x):
                 raise _Broken(f"predict returned {len(result)} rows for {len(x)} inputs")
             if result.requires_grad:

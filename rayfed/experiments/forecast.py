@@ -49,7 +49,7 @@ class Estimate:
     Attributes:
         round: Seconds of a round without scores.
         scores: Seconds of scoring once.
-        total: Seconds of the trial, with its setup and final exchanges.
+        total: Seconds of what is left of the trial, with its setup and final exchanges.
     """
 
     round: float
@@ -93,10 +93,15 @@ def probe(plan: Plan, device: str | torch.device = "cpu") -> Probe:
     return measured if time.perf_counter() - began > _PATIENCE else _probed(plan, second, device)
 
 
-def estimate(plan: Plan, measured: Probe) -> Estimate:
+def estimate(plan: Plan, measured: Probe, *, done: int = 0) -> Estimate:
     """Return the expected seconds of the trial of `plan`, from the probe of a plan with the same model and method.
 
     Hosts are taken to share the work evenly.
+
+    Args:
+        plan: The trial.
+        measured: What the probe measured.
+        done: The rounds that are done already; with any, the setup is, too.
     """
     blueprint, evaluation = plan.blueprint, plan.evaluation
     hosts = max(1, plan.config.placement.least_hosts)
@@ -106,8 +111,10 @@ def estimate(plan: Plan, measured: Probe) -> Estimate:
     seconds = {stage: steps[stage] * shares[stage] * measured.step / min(hosts, shares[stage]) for stage in steps}
     scored = everyone if evaluation.clients == "all" else cohort
     scores = _scored(plan, scored / everyone) * measured.score / hosts
-    times = sum(evaluation.due(number, blueprint.rounds) for number in range(1, blueprint.rounds + 1))
-    total = seconds["setup"] + blueprint.rounds * seconds["round"] + times * scores + seconds["final"]
+    left = range(done + 1, blueprint.rounds + 1)
+    times = sum(evaluation.due(number, blueprint.rounds) for number in left)
+    setup = 0.0 if done else seconds["setup"]
+    total = setup + len(left) * seconds["round"] + times * scores + seconds["final"]
     return Estimate(seconds["round"], scores, total)
 
 

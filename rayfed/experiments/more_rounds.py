@@ -5,16 +5,18 @@ shorter one, which stays as it is, with all that was scored after its last round
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rayfed.core.errors import StorageError
 from rayfed.core.lr_schedule import LrSchedule
 from rayfed.core.records import Event
+from rayfed.engine.checkpoint import newest_round
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import hash_in_checkpoints
+from rayfed.experiments.trial import nothing_left, resume_message
 from rayfed.experiments.user_code import checked_code_hash, named_objects
 from rayfed.results.checkpoints import CheckpointStore
 from rayfed.results.storage import Storage, open_storage, storage_errors
@@ -34,6 +36,20 @@ class Longer(NamedTuple):
     given_hash: str = ""
 
 
+class Start(NamedTuple):
+    """Where a trial is going to start.
+
+    Attributes:
+        round: The last round that is done already; 0: none.
+        what: What happens, in words that follow the name of the trial; empty if nothing is saved.
+        finished: Whether nothing is left to do.
+    """
+
+    round: int = 0
+    what: str = ""
+    finished: bool = False
+
+
 def continue_shorter(trials: Sequence[Longer]) -> list[str]:
     """Give each trial the state and the rows of a finished trial with fewer rounds, if it has no checkpoint itself.
 
@@ -51,21 +67,47 @@ def continue_shorter(trials: Sequence[Longer]) -> list[str]:
     """
     if not trials:
         return []
+    with _results(trials) as (home, rows):
+        found = ((longer.trial, _found(longer, rows, home, _hand_over)) for longer in trials)
+        return [f"{trial} {start.what}" for trial, start in found if start.what]
+
+
+def foreseen_starts(trials: Sequence[Longer]) -> dict[str, Start]:
+    """Return by trial where `resume=true` would start: after its own checkpoint, or after a shorter trial.
+
+    Nothing is written. Arguments and errors are those of `continue_shorter`.
+    """
+    if not trials:
+        return {}
+    with _results(trials) as (home, rows):
+        return {longer.trial: _own_start(longer, home) or _found(longer, rows, home, _check) for longer in trials}
+
+
+@contextlib.contextmanager
+def _results(trials: Sequence[Longer]) -> Iterator[tuple[Storage, Mapping[str, Mapping[str, Any]]]]:
+    """Yield the folder of the experiment of `trials` and the rows of the trials in it that are done."""
     home = open_storage(trials[0].config.results).child(trials[0].config.experiment)
     with storage_errors(home.location):
-        rows = {row["trial"]: row for row in read_trials(home.child("trials")) if row["status"] == "done"}
-        found = ((longer.trial, _found(longer, rows, home)) for longer in trials)
-        return [f"{trial} {what}" for trial, what in found if what]
+        yield home, {row["trial"]: row for row in read_trials(home.child("trials")) if row["status"] == "done"}
 
 
-def _found(longer: Longer, rows: Mapping[str, Mapping[str, Any]], home: Storage) -> str:
-    """Go on from a shorter trial if possible, and return what was found; nothing without a shorter trial."""
+def _own_start(longer: Longer, home: Storage) -> Start | None:
+    """Return where a trial continues after its own checkpoints; None if it has none."""
+    saved = CheckpointStore(home, longer.trial).saved()
+    if not saved:
+        return None
+    what, finished = resume_message(longer.config, saved), nothing_left(longer.config, saved)
+    return Start(min(newest_round(saved) or 0, longer.config.rounds), what, finished)
+
+
+def _found(longer: Longer, rows: Mapping[str, Mapping[str, Any]], home: Storage, take: "_Take") -> Start:
+    """Return where the trial goes on from a shorter one; `take` raises StorageError if the checkpoint is damaged."""
     store = CheckpointStore(home, longer.trial)
     shorter = _shorter(longer, rows)
     if not shorter or store.exists():
-        return ""
+        return Start()
     if reason := _dependence(longer.config):
-        return f"starts at round 1 and not where {shorter[0]['trial']} ended, since {reason}"
+        return Start(what=f"starts at round 1 and not where {shorter[0]['trial']} ended, since {reason}")
     for row in shorter:
         kept = CheckpointStore(home, row["trial"])
         for checkpoint in kept.saved():
@@ -75,9 +117,10 @@ def _found(longer: Longer, rows: Mapping[str, Mapping[str, Any]], home: Storage)
             if not longer.given_hash:  # otherwise the hash covers more than the configuration names
                 checked_code_hash(longer.config, row["trial"], named_objects(longer.config))
             with contextlib.suppress(StorageError):  # damaged; the one before it may not be
-                _hand_over(longer, row, store, kept, content)
-                return f"goes on after round {content['round']} of {row['trial']}"
-    return f"starts at round 1, since no checkpoint of {shorter[0]['trial']} can be used (checkpoint.every=k keeps one)"
+                take(longer, row, store, kept, content)
+                return Start(content["round"], f"goes on after round {content['round']} of {row['trial']}")
+    reason = f"no checkpoint of {shorter[0]['trial']} can be used (checkpoint.every=k keeps one)"
+    return Start(what=f"starts at round 1, since {reason}")
 
 
 def _shorter(longer: Longer, rows: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -126,6 +169,17 @@ def _configuration(trial: str, config: Config, row: Mapping[str, Any]) -> str:
     )
 
 
+def _check(
+    longer: Longer,
+    row: Mapping[str, Any],
+    store: CheckpointStore,
+    kept: CheckpointStore,
+    content: Mapping[str, Any],
+) -> None:
+    """Only read the checkpoint."""
+    kept.check(content)
+
+
 def _hand_over(
     longer: Longer,
     row: Mapping[str, Any],
@@ -150,3 +204,6 @@ def _hand_over(
         "progress": progress,
     }
     store.copy(kept, content, header)
+
+
+_Take = Callable[[Longer, Mapping[str, Any], CheckpointStore, CheckpointStore, Mapping[str, Any]], None]

@@ -2,7 +2,10 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -11,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rayfed.algorithm import Phase
 from rayfed.augment.base import Augment, build_augment
@@ -46,7 +50,7 @@ from rayfed.experiments.user_code import (
 )
 from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
-from rayfed.models.split_model import ensure_split
+from rayfed.models.split_model import ensure_split, initialise_lazy_layers
 from rayfed.results.holdings import Holding
 from rayfed.results.storage import LocalStorage, one_line, open_storage
 from rayfed.sampling.base import build_sampler
@@ -67,6 +71,10 @@ class Given:
     model: ModelFactory | nn.Module | None = None
     loss: Loss | None = None
     num_classes: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.clients, Iterable) and not isinstance(self.clients, (Mapping, str)):
+            object.__setattr__(self, "clients", tuple(self.clients))  # they are read several times
 
     def __bool__(self) -> bool:
         return any(value is not None for value in vars(self).values())
@@ -225,6 +233,12 @@ def make_plan(
         population = load_data(config)
     population = with_unseen_clients(population, config.unseen_clients, config.seed)
     blueprint = _blueprint(config, population, augment, model, loss)
+    name = config.model.name or ""
+    own_model = "model" if model is not None else f"model.name={name}" if ":" in name else None
+    if own_model:
+        _check_token_ids(blueprint, population, own_model)
+    if augment is not None and ":" in (config.augment.name or ""):
+        _check_augment(augment, population, f"augment.name={config.augment.name}")
     blueprint.check(population)
     _check_input_type(blueprint, population)
     server_model, is_whole = blueprint.global_model(population)
@@ -244,9 +258,8 @@ def make_plan(
     if evaluation.stop_rule is not None:
         _check_stopping(evaluation.stop_rule, population, loss)
     check_metrics(blueprint, population, evaluation, whole=is_whole)
-    name = config.model.name or ""
-    if loss is None and (model is not None or ":" in name):
-        _check_logits(blueprint, population, "model" if model is not None else f"model.name={name}")
+    if loss is None and own_model:
+        _check_logits(blueprint, population, own_model)
     if loss is not None:
         _check_loss(blueprint, population)
     model_label = None if model is None else display_name(model, model_hash(model, blueprint.model))
@@ -337,19 +350,56 @@ def _model(config: Config, population: Population, model: ModelFactory | nn.Modu
         if model is None:
             name, options = config.model.name or "", config.model.options
             built = build_model(name, options, population.shape, population.num_classes, dtype)
-            if not dtype.is_floating_point:
+            if not dtype.is_floating_point and ":" not in name:
                 _check_vocabulary(built, population)
             return built
-        given = fresh_module(model)
+        given = fresh_module(model, population.shape, dtype)
         return given if hasattr(given, "feature_shape") else ensure_split(given, population.shape, dtype)
 
 
-def fresh_module(model: ModelFactory | nn.Module) -> nn.Module:
-    """Return the user's module, newly made or as a copy, because a model that is split is changed."""
-    module = model if isinstance(model, nn.Module) else model()
+def fresh_module(
+    model: ModelFactory | nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Return the user's module, newly made or as a copy, because a model that is split is changed.
+
+    Args:
+        model: The module, or a function that makes it.
+        shape: Shape of one input, by which lazy layers of a new module get their weights.
+        dtype: Type of the inputs.
+
+    Raises:
+        UsageError: There is no module, or it cannot be copied.
+    """
+    module = model if isinstance(model, nn.Module) else _made(model)
+    if module is not model:
+        initialise_lazy_layers(module, shape, dtype)
+    elif any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
+        raise UsageError(
+            f"model: a {type(module).__name__} with lazy layers that have no weights yet; give a function that makes "
+            "it, so that they are drawn by the seed"
+        )
+    try:
+        return copy.deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"model: {type(module).__name__} cannot be copied ({one_line(error)})") from error
+
+
+def _made(model: ModelFactory) -> nn.Module:
+    expected = "model: expected a torch.nn.Module, or a function without arguments that makes one"
+    if not callable(model):
+        named = f"; to choose one by name, write model.name={model}" if isinstance(model, str) else ""
+        raise UsageError(f"{expected}; got {type(model).__name__}{named}")
+    try:
+        inspect.signature(model).bind()
+    except TypeError as error:
+        name = getattr(model, "__name__", type(model).__name__)
+        raise UsageError(f"{expected}; calling {name}() fails ({error})") from error
+    except ValueError:  # some callables have no signature
+        pass
+    module = model()
     if not isinstance(module, nn.Module):
-        raise UsageError(f"model: expected a function that makes a torch.nn.Module, got {type(module).__name__}")
-    return copy.deepcopy(module)
+        raise UsageError(f"{expected}; got a function that returns {type(module).__name__}")
+    return module
 
 
 def _input_type(population: Population) -> torch.dtype:
@@ -377,6 +427,48 @@ def _check_vocabulary(model: nn.Module, population: Population) -> None:
         )
 
 
+def _check_augment(augment: Augment, population: Population, where: str) -> None:
+    """Raise UsageError if an augmentation of the user's own returns something else than a batch like the one given."""
+    augment.check(population.shape, population.clients[0].train.x.dtype)
+    part = next((client.train for client in population.clients if len(client.train)), population.clients[0].train)
+    x = torch.from_numpy(part.x[:8].copy())
+    x = x.float() / 255 if x.dtype == torch.uint8 else x
+    with torch_state_kept():
+        augmented = augment(x.clone())
+    if not isinstance(augmented, Tensor) or (augmented.shape, augmented.dtype) != (x.shape, x.dtype):
+        got = type(augmented).__name__
+        if isinstance(augmented, Tensor):
+            got = f"a tensor of {augmented.dtype} {tuple(augmented.shape)}"
+        raise UsageError(f"{where}: returned {got}; expected one like the batch, of {x.dtype} {tuple(x.shape)}")
+
+
+def _check_token_ids(blueprint: Blueprint, population: Population, where: str) -> None:
+    """Raise UsageError if a model of the user's own has no embedding for some integers of the data.
+
+    Which embedding gets which integers is known to the model alone, so it runs on the examples with the smallest and
+    the largest integer at each position.
+    """
+    if population.clients[0].train.x.dtype.kind not in "iu" or _input_type(population).is_floating_point:
+        return
+    parts = [part.x for part in population.examples()]
+    extremes = np.zeros((0, *population.shape), parts[0].dtype)
+    for part in parts:
+        for start in range(0, len(part), 4096):  # in blocks, since the texts may lie in a file
+            block = np.concatenate([extremes, part[start : start + 4096]])
+            flat = block.reshape(len(block), -1)
+            extremes = block[np.unique([flat.argmin(0), flat.argmax(0)])]
+    with torch_state_kept():
+        task = blueprint.context(population, "cpu").task
+        for start in range(0, len(extremes), 64):
+            try:
+                task.predict(task.initial_weights(), torch.from_numpy(extremes[start : start + 64]))
+            except IndexError as error:
+                raise UsageError(
+                    f"{where}: fails on inputs of {population.name}, which are integers from {extremes.min()} to "
+                    f"{extremes.max()} ({one_line(error)}); nn.Embedding(n, …) takes 0 to n - 1"
+                ) from error
+
+
 def _check_input_type(blueprint: Blueprint, population: Population) -> None:
     """Raise UsageError if inputs reach the model in a type on which it cannot compute, such as float64."""
     kind = population.clients[0].train.x.dtype
@@ -399,11 +491,51 @@ def _check_logits(blueprint: Blueprint, population: Population, where: str) -> N
 
 
 def _check_loss(blueprint: Blueprint, population: Population) -> None:
-    """Raise UsageError if the user's loss does not return one scalar for a batch."""
-    value = blueprint.loss(*_first_outputs(blueprint, population, 2))
+    """Raise UsageError if the user's loss does not return one scalar for a batch that its outputs determine."""
+    loss = blueprint.loss
+    if isinstance(loss, type) or not callable(loss):
+        name = loss.__name__ if isinstance(loss, type) else repr(loss)
+        hint = f"; give an instance, {name}()" if isinstance(loss, type) else ""
+        raise UsageError(f"loss: expected a function (outputs, labels) -> scalar, got {name}{hint}")
+    outputs, labels = _first_outputs(blueprint, population, 2)
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.filterwarnings("error", message="Using a target size")
+        try:
+            value = loss(outputs.requires_grad_(), labels)
+        except UserWarning as error:
+            raise _mismatch(outputs, labels) from error
     if not isinstance(value, Tensor) or value.ndim:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise UsageError(f'loss: must return the mean over the batch, a scalar tensor, not {got}; use reduction="mean"')
+    if not value.requires_grad:
+        raise UsageError("loss: its value has no gradient; compute it from the outputs by operations of torch")
+    if labels.ndim == 1 and outputs.shape[1:] == (1,):
+        _check_pairs(loss, population)
+
+
+def _check_pairs(loss: Loss, population: Population) -> None:
+    """Raise UsageError if a loss of outputs [n, 1] and labels [n] does not compare each output with its own label.
+
+    Torch broadcasts their difference to [n, n], whose mean depends on the labels, but not on their order.
+    """
+    labels = np.concatenate([client.train.y for client in population.clients])
+    if not (others := np.flatnonzero(labels != labels[0])).size:
+        return
+    y = torch.from_numpy(labels[[0, others[0]]])
+    outputs, first, second = y.float()[:, None], y[[0, 0]], y[[1, 1]]
+    with torch.no_grad():
+        in_order, turned = float(loss(outputs, y)), float(loss(outputs, y.flip(0)))
+        of_first, of_second = (float(loss(outputs[[0, 0]], given)) for given in (first, second))
+    if math.isclose(in_order, turned, rel_tol=1e-5) and not math.isclose(of_first, of_second, rel_tol=1e-5):
+        raise _mismatch(outputs, y)
+
+
+def _mismatch(outputs: Tensor, labels: Tensor) -> UsageError:
+    shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}"
+    return UsageError(
+        f"loss: got {shapes}, which it compares all with all; give labels of the same shape as the outputs, such as "
+        "y[:, None]"
+    )
 
 
 def _first_outputs(blueprint: Blueprint, population: Population, count: int) -> tuple[Tensor, Tensor]:

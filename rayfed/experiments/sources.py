@@ -1,5 +1,6 @@
 """The sources of a configuration (YAML files, `key=value` arguments, mappings), merged into one nested dict."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,48 @@ from rayfed.core.options import key_path
 SPACE_KEYS = ("seeds", "search", "arms")
 """The keys that only a search space has; see `rayfed.experiments.space`."""
 _INVALID = (yaml.YAMLError, ValueError, TypeError, RecursionError)  # the others from values such as 2001-99-99
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """Reads YAML without traps: a key given twice is an error, and only decimal numbers are numbers.
+
+    YAML 1.1 reads 010 as 8, 1_000 as 1000 and 12:30 as 750. They stay strings here: a folder may be called 010, and
+    where a number is expected, they are refused.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        keys: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in keys:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"found the key {key.value!r} twice", problem_mark=key.start_mark
+                    )
+                keys.add((key.tag, key.value))
+        return node
+
+
+_NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+][0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+    ),
+}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, _NUMBERS.get(tag, pattern)) for tag, pattern in resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _parsed(text: str, name: str) -> Any:
+    """Return the content of a YAML document, which errors call `name`."""
+    loader = _Loader(text)
+    loader.name = name
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +120,7 @@ def from_file(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"{path}: no such file (give values as key=value)")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = _parsed(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     except _INVALID as error:
@@ -102,7 +145,7 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
         if not equals or not key:
             raise UsageError(f"{argument}: expected key=value, such as algorithm.name=fedavg")
         try:
-            values[key] = text if _has_comment(text) else yaml.safe_load(text) if text else None
+            values[key] = text if _has_comment(text) else _parsed(text, key) if text else None
         except _INVALID as error:
             raise UsageError(f"{argument}: {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
     return values

@@ -111,7 +111,7 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     if not isinstance(sweep.get("search", {}), Mapping):
         raise UsageError(f"search={sweep['search']!r}: expected a mapping; did you mean search.kind={sweep['search']}?")
     search = build(Search, sweep.get("search", {}), where="search")
-    arms = sweep.get("arms", [{}])
+    arms = _listed(sweep.get("arms", [{}]))
     if not isinstance(arms, list) or not arms or not all(isinstance(arm, Mapping) for arm in arms):
         raise UsageError("arms: expected a list of mappings, one per arm, such as - algorithm.name: fedavg")
     trees = [merged(common, arm, *overrides) for arm in arms]
@@ -120,7 +120,12 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
         drawn = tuple(tuple(arm.corners()) for arm in adaptive)
     else:
         drawn = tuple(tuple(_draw(tree, search, number)) for number, tree in enumerate(trees))
-    seeds = sweep.get("seeds", [trees[0].get("seed", 0)])
+    single = [tree.get("seed", 0) for tree in trees]
+    if "seeds" in sweep and (ignored := [tree["seed"] for tree in trees if "seed" in tree]):
+        raise UsageError(f"seed={ignored[0]!r}: has no effect beside seeds={sweep['seeds']!r}; give one of them")
+    if any(seed != single[0] for seed in single) or isinstance(single[0], Mapping):
+        raise UsageError("seed: all arms share it; for several seeds, write seeds: [0, 1, 2] outside of the arms")
+    seeds = _listed(sweep.get("seeds", single[:1]))
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise UsageError(f"seeds={seeds!r}: expected a list of non-negative integers, such as [0, 1, 2]")
     if len(set(seeds)) < len(seeds):
@@ -151,8 +156,12 @@ def _draw(tree: dict[str, Any], search: Search, arm: int) -> Iterator[dict[str, 
                 "search.samples: required for search.kind=random; give the number of configurations per arm"
             )
         rng = generator(search.seed, "search", arm=arm)
-        for _ in range(search.samples):
-            yield _filled(tree, {key: _sample(kind, bounds, rng) for key, (kind, bounds) in spaces.items()})
+        drawn: set[str] = set()
+        while len(drawn) < min(search.samples, _size(spaces)):
+            values = {key: _sample(kind, bounds, rng) for key, (kind, bounds) in spaces.items()}
+            if repr(values) not in drawn:  # lists of values may give the same configuration again
+                drawn.add(repr(values))
+                yield _filled(tree, values)
         return
     for key, (kind, _) in spaces.items():
         if kind not in ("grid", "choice"):
@@ -163,6 +172,16 @@ def _draw(tree: dict[str, Any], search: Search, arm: int) -> Iterator[dict[str, 
         points = [points[i] for i in sorted(rng.choice(len(points), search.samples, replace=False))]
     for point in points:
         yield _filled(tree, dict(zip(spaces, point, strict=True)))
+
+
+def _size(spaces: Mapping[str, tuple[str, Sequence[Any]]]) -> float:
+    """Return how many configurations there are in `spaces`; infinity if one of them is continuous."""
+    size = 1.0
+    for kind, bounds in spaces.values():
+        if kind in ("uniform", "loguniform"):
+            return math.inf
+        size *= bounds[1] - bounds[0] + 1 if kind == "randint" else len(set(map(repr, bounds)))
+    return size
 
 
 def _filled(tree: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -188,7 +207,15 @@ def _spaces(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, tuple[s
                 yield from _spaces(value, f"{prefix}{key}.")
 
 
+def _listed(values: Any) -> Any:
+    """Return what counts as a list in Python, such as a range or an array, as a list of Python's own values."""
+    if not isinstance(values, (list, tuple, range, np.ndarray)):
+        return values
+    return [item.item() if isinstance(item, np.generic) else item for item in values]
+
+
 def _bounds(key: str, kind: str, values: Any) -> Sequence[Any]:
+    values = _listed(values)
     if not isinstance(values, list) or not values:
         raise UsageError(f"{key}: {kind} needs a list of values, got {values!r}")
     if kind in ("grid", "choice"):

@@ -109,10 +109,10 @@ def plan_sweep(
     check_search(space)
     first, given = configs[0], given or Given()
     names = [trial_name(config) for config in configs]
-    if len(set(names)) < len(names):
-        raise UsageError(f"arms: two trials have the same configuration ({_repeated(names)}); each must differ")
     if any((config.results, config.experiment) != (first.results, first.experiment) for config in configs):
         raise UsageError("results and experiment: all arms of a sweep share them; give them outside the arms")
+    if len(set(names)) < len(names):
+        raise UsageError(f"arms: two trials have the same configuration ({_repeated(names)}); each must differ")
     for tracking in dict.fromkeys(config.tracking for config in configs):  # once each, since a server may be asked
         check_trackers(vars(tracking), first.results)
     notes_of_plans, identities = _check_plans(space, configs, given)

@@ -92,7 +92,7 @@ def _users(plan: Plan, given: ModelFactory | nn.Module | None, weights: Mapping[
     """Return the model of the plan with `weights`, under the names of the user's module if it is one."""
     if given is None:
         return _filled(copy.deepcopy(plan.blueprint.model), weights)
-    module, twin = fresh_module(given), fresh_module(given)
+    module, twin = (fresh_module(given, plan.population.shape, plan.input_type) for _ in range(2))
     before = {id(value): name for name, value in _tensors(twin).items()}
     split = twin if hasattr(twin, "feature_shape") else ensure_split(twin, plan.population.shape, plan.input_type)
     own_names = {name: before[id(value)] for name, value in _tensors(split).items() if id(value) in before}

@@ -19,6 +19,7 @@ from rayfed.core.rng import torch_state_kept
 from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, Saved, is_finished, newest_round
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.server import Server
+from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.profile import Profile
 from rayfed.results.holdings import Holding
@@ -41,14 +42,18 @@ class Sink(CheckpointFiles, Protocol):
     def save_profile(self, trial: str, name: str, content: bytes) -> None: ...
 
 
-def resume_message(plan: Plan, saved: Saved) -> str:
+def resume_message(config: Config, saved: Saved) -> str:
     """Return in a few words what `resume=true` does with the checkpoints `saved`."""
     if not saved:
         return "nothing saved: starts at round 1"
     if (done := newest_round(saved)) is None:
         return "the checkpoint cannot be read"
-    finished = done >= _last_round(plan) or is_finished(saved)
-    return "already finished: nothing to do" if finished else f"continues after round {done}"
+    return "already finished: nothing to do" if nothing_left(config, saved) else f"continues after round {done}"
+
+
+def nothing_left(config: Config, saved: Saved) -> bool:
+    """Return whether the newest of the checkpoints `saved` is that of a trial that has ended."""
+    return (newest_round(saved) or 0) >= _last_round(config) or is_finished(saved)
 
 
 class TrialRun:
@@ -260,8 +265,8 @@ def make_checkpointer(plan: Plan, server: Server, sink: Sink) -> Checkpointer:
     return Checkpointer(server, sink, plan.trial, plan.configuration_hash, version)
 
 
-def _last_round(plan: Plan) -> int:
-    return plan.config.rounds + bool(plan.blueprint.algorithm.final_exchanges)
+def _last_round(config: Config) -> int:
+    return config.rounds + bool(config.algorithm.final_exchanges)
 
 
 def interrupted(plan: Plan, round: int) -> KeyboardInterrupt:

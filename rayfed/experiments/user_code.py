@@ -100,7 +100,7 @@ def named_objects(config: Config) -> dict[str, Any]:
 
 def given_objects(model: Any, loss: Any, clients: Iterable[Any] | None) -> dict[str, Any]:
     """Return what was given in Python, by keyword; of clients the classes, since their contents are the data."""
-    types_of_clients = {type(value) for client in clients or () for value in _parts(client)}
+    types_of_clients = {type(value) for client in (() if clients is None else clients) for value in _parts(client)}
     own = sorted((cls for cls in types_of_clients if is_user_module(cls.__module__)), key=lambda cls: cls.__qualname__)
     given = {"model=": model, "loss=": loss, "clients=": own or None}
     return {key: value for key, value in given.items() if value is not None}

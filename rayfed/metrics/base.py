@@ -6,6 +6,7 @@ taken of the models, splits and clients that are scored anyway (`evaluate.*`), a
 last. They never change the outcome of a simulation.
 """
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import BadHook, UsageError
 from rayfed.core.options import build, option
 from rayfed.core.registry import resolve
 from rayfed.metrics import METRICS, chosen_metrics
@@ -49,8 +50,34 @@ class Metric:
         return round >= last or (self.every is not None and round % self.every == 0)
 
     def declared(self, value: Value) -> Value:
-        """Return `value` with the class's `higher_is_better`, unless it has its own."""
-        return value if value.higher_is_better is not None else value._replace(higher_is_better=self.higher_is_better)
+        """Return `value` as a Python number, with the class's `higher_is_better`, unless it has its own.
+
+        Raises:
+            BadHook: It is no value, or has the name of a score that all models have.
+        """
+        where = f"{type(self).__name__}.measure"
+        if not isinstance(value, Value):
+            raise BadHook(f"{where} gave {type(value).__name__}, not a Value(name, value, n)")
+        if value.metric in ("accuracy", "loss"):
+            raise BadHook(f"{where} gave a value called {value.metric}, which every model has; give it another name")
+        try:
+            number, n = float(value.value), operator.index(value.n)
+        except (TypeError, ValueError, RuntimeError) as error:  # the last of a tensor of several numbers
+            given = f"value={value.value!r} and n={value.n!r}"
+            raise BadHook(f"{where}: {value.metric} has {given}; expected a number and an integer") from error
+        better = self.higher_is_better if value.higher_is_better is None else value.higher_is_better
+        return Value(value.metric, number, n, better)
+
+    def each(self, measured: Any) -> Iterable[Any]:
+        """Return what `measure` returned, to be iterated over.
+
+        Raises:
+            BadHook: It is not iterable.
+        """
+        if not isinstance(measured, Iterable):
+            kind = type(measured).__name__
+            raise BadHook(f"{type(self).__name__}.measure returned {kind}; yield values, or return a list of them")
+        return measured
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from rayfed.core.options import build, checked
 from rayfed.core.registry import resolve
 from rayfed.models import MODELS
 from rayfed.models.projection import with_projection
-from rayfed.models.split_model import SplitModel, ensure_split
+from rayfed.models.split_model import SplitModel, ensure_split, initialise_lazy_layers
 
 
 def build_model(
@@ -42,6 +42,7 @@ def build_model(
     module = create(tuple(shape), num_classes)
     if not isinstance(module, nn.Module):
         raise UsageError(f"model.name={name}: must create an nn.Module, got {type(module).__name__}")
+    initialise_lazy_layers(module, shape, dtype)
     model = module if isinstance(module, SplitModel) and module.feature_shape else ensure_split(module, shape, dtype)
     return model if projection is None else with_projection(model, projection, num_classes)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rayfed.core.errors import UsageError
 
@@ -46,8 +47,8 @@ def dry_run(module: nn.Module, x: Tensor) -> Tensor:
     try:
         with torch.no_grad():
             out = module(x)
-    except (RuntimeError, ValueError, IndexError) as error:
-        reason = str(error).splitlines()[0]
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(f"model: an input of shape {_format_shape(x.shape[1:])} does not fit ({reason})") from error
     finally:
         for layer, mode in modes:
@@ -62,6 +63,16 @@ def example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -
     if not dtype.is_floating_point:
         return torch.zeros(2, *shape, dtype=dtype)
     return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+def initialise_lazy_layers(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
+    """Give lazy layers, such as `nn.LazyLinear`, their weights for inputs of `shape`, drawn from the global generator.
+
+    Raises:
+        UsageError: The module cannot take an input of this shape.
+    """
+    if any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
+        dry_run(module, example_inputs(shape, dtype))
 
 
 def ensure_split(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> SplitModel:
@@ -135,9 +146,25 @@ def split_last_linear(module: nn.Module, shape: tuple[int, ...], dtype: torch.dt
     model = SplitModel(features, head)
     for actual, expected in ((dry_run(features, x), z), (dry_run(model, x), logits)):
         if actual.shape != expected.shape or not torch.allclose(actual, expected, atol=1e-5, equal_nan=True):
-            raise UsageError(f"{where}: does not end in its last nn.Linear; {advice}")
+            raise UsageError(
+                f"{where}: {_obstacle(model, shape, dtype) or f'does not end in its last nn.Linear; {advice}'}"
+            )
     model.feature_shape = tuple(z.shape[1:])
     return model
+
+
+def _obstacle(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+    """Return why outputs of `module` cannot be compared, or None if they can."""
+    x = example_inputs(shape, dtype)
+    first = dry_run(module, x)
+    if not torch.equal(x, example_inputs(shape, dtype)):
+        return "modifies its input; write x = x + 1 in place of x += 1"
+    if not torch.allclose(first, dry_run(module, x), atol=1e-5, equal_nan=True):
+        return (
+            "gives different outputs for the same input in evaluation mode; draw random numbers, and change attributes "
+            "that outputs depend on, only if self.training"
+        )
+    return None
 
 
 def split_after(layers: "OrderedDict[str, nn.Module]", last: str, shape: tuple[int, ...]) -> SplitModel:

@@ -186,6 +186,30 @@ class CheckpointStore:
         """Return bytes of a segment; fewer than `length` if it was cut off."""
         return self.folder.read(_segment(segment), offset, length)
 
+    def blocks(self, part: Part) -> Iterator[bytes]:
+        """Yield the bytes of a part in blocks.
+
+        Raises:
+            StorageError: After the last block, if the bytes are not those that were written.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for start in range(0, part.length, BLOCK_BYTES):
+            block = self.read(part.segment, part.offset + start, min(BLOCK_BYTES, part.length - start))
+            digest.update(block)
+            yield block
+        if digest.hexdigest() != part.checksum:
+            raise StorageError(f"{self.folder.location}: {_segment(part.segment)} is damaged")
+
+    def check(self, content: Mapping[str, Any]) -> None:
+        """Read a checkpoint, given by the content of its manifest.
+
+        Raises:
+            StorageError: A part is damaged.
+        """
+        for part in (content["server"], *content["clients"].values()):
+            for _ in self.blocks(Part(*part)):
+                pass
+
     def exists(self) -> bool:
         """Return whether there is a checkpoint, whole or not."""
         return any(kind == "manifest" for kind, _ in _numbered(self.folder.files()))
@@ -251,14 +275,9 @@ class CheckpointStore:
         """Copy parts of one segment of `source` to the end of the new one."""
         moved = {}
         for client, part in sorted(parts.items(), key=lambda item: item[1].offset):
-            digest, offset = hashlib.blake2b(digest_size=16), self._size
-            for start in range(0, part.length, BLOCK_BYTES):
-                length = min(BLOCK_BYTES, part.length - start)
-                block = source.read(part.segment, part.offset + start, length)
-                digest.update(block)
+            offset = self._size
+            for block in source.blocks(part):
                 self.append(block)
-            if digest.hexdigest() != part.checksum:
-                raise StorageError(f"{source.folder.location}: {_segment(part.segment)} is damaged")
             moved[client] = Part(self._number, offset, part.length, part.checksum)
         return moved
 

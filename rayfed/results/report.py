@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS
 from rayfed.results.captions import RULE_CAPTIONS, is_of_server, mean_caption, unit
 from rayfed.results.common_rounds import few_rounds_notes, missing_values_notes, scored_clients_notes
@@ -21,7 +22,7 @@ from rayfed.results.metric_names import default_metric
 from rayfed.results.read import Tables, read
 from rayfed.results.result_table import CHOSEN, ResultTable, Stars, make_table
 from rayfed.results.row_filter import filter_rows
-from rayfed.results.selection import TRIAL
+from rayfed.results.selection import RULES, TRIAL
 from rayfed.results.storage import is_url
 from rayfed.results.summary import Summary, countable_trials, selection_criterion, summarise
 from rayfed.results.text_table import text_table
@@ -89,11 +90,16 @@ def render(
     """
     tables = read(folder, experiment) if tables is None else tables
     width = width or shutil.get_terminal_size((100, 24)).columns
-    metric = metric or default_metric(tables.metrics)
+    is_default, metric = metric is None, metric or default_metric(tables.metrics)
     summary = summarise(tables)
     failures, location = failure_notes(tables.trials), _parquet_location(folder, tables)
     if summary.rows.empty:
         return "\n".join(["No trial is done yet.", *summary.notes, *failures, location])
+    if is_default and metric not in set(summary.rows["metric"]):
+        raise UsageError(
+            "no model was scored; clients need test or validation data (partition.test, partition.validation), which "
+            "evaluate.splits names"
+        )
     shown = sections(
         tables,
         summary,
@@ -258,6 +264,8 @@ def rows_of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, st
     groups = {name: set(zip(group["order"], group["seeds"], strict=True)) for name, group in means.groupby("rule")}
     if rule is None:
         rule = "selected" if groups.get("selected") == groups["final"] else "final"
+    if rule not in RULES:
+        raise UsageError(f"rule={rule}: {suggestion(rule, RULES)}")
     if rule not in groups:
         raise UsageError(
             f"rule={rule}: no validation split was evaluated at this point, or this metric was not measured in the "

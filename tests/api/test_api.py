@@ -367,7 +367,7 @@ class TestErrors:
                 {"clients": [{"train": (np.zeros((3, 6)), np.zeros(2, int)), "test": None}]},
                 r"clients\[0\]\.train: 3 inputs but 2 labels",
             ),
-            ({}, {"model": lambda: 3}, "model: expected a function that makes a torch.nn.Module, got int"),
+            ({}, {"model": lambda: 3}, "model: expected a torch.nn.Module, .*; got a function that returns int"),
             ({}, {"model": lambda: nn.Linear(7, 3)}, "model: .*shape 6"),
             ({}, {"num_classes": 2}, "num_classes=2"),
             ({"partition.name": "dirichlet"}, {}, r"^partition\.name=dirichlet: clients= are given in place of data"),
@@ -384,6 +384,18 @@ class TestErrors:
     def test_a_whole_config_may_not_name_other_data_than_the_clients(self, run):
         with pytest.raises(rayfed.UsageError, match=r"data\.name=mnist: clients= are given in place"):
             rayfed.run(rayfed.Config.read({"data.name": "mnist"}), clients=own(), model=plain_model)
+
+    @pytest.mark.parametrize("given", [3, [{"rounds": 1}]])
+    def test_what_is_no_configuration(self, given):
+        with pytest.raises(rayfed.UsageError, match="config: expected a mapping of keys or the path of a YAML file"):
+            rayfed.run(given)
+        with pytest.raises(rayfed.UsageError, match="space: expected a mapping of keys or the path of a YAML file"):
+            rayfed.sweep(given)
+
+    def test_clients_beside_a_partition_in_an_arm(self):
+        said = r"partition\.alpha: clients= are given in place of data and partition"
+        with pytest.raises(rayfed.UsageError, match=said):
+            rayfed.sweep({"arms": [{"partition.alpha": 1}]}, clients=own(), model=plain_model)
 
     def test_a_missing_test_part_is_told(self, run):
         x, y = np.zeros((9, 6), np.float32), np.zeros(9, int)

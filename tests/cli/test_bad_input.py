@@ -181,6 +181,11 @@ class TestFiles:
         (tmp_path / "broken.yaml").write_text("rounds: [1,\nlocal: {lr: 3\n")
         assert refused("broken.yaml").startswith("broken.yaml: not valid YAML: ")
 
+    def test_a_key_given_twice(self, refused, tmp_path):
+        (tmp_path / "twice.yaml").write_text("x: &x {lr: 1}\nlocal: {<<: *x, lr: 3}\nrounds: 2\nrounds: 3\n")
+        said = "twice.yaml: not valid YAML: found the key 'rounds' twice in \"twice.yaml\", line 4, column 1"
+        assert refused("twice.yaml").startswith(said)
+
     def test_yaml_that_is_no_mapping(self, refused, tmp_path):
         (tmp_path / "list.yaml").write_text("- rounds\n")
         assert refused("list.yaml").startswith("list.yaml: expected a mapping, got list")

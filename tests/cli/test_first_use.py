@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,16 @@ from torch import nn
 
 import rayfed
 from helpers.commands import command
+from rayfed.augment.base import Augment
 from rayfed.core.errors import BadHook
-from rayfed.core.options import suggestion
+from rayfed.core.options import option, suggestion
+from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.partitions.base import Partition
+from rayfed.data.population import Examples
 from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
+from rayfed.experiments.sources import from_arguments, from_file
+from rayfed.metrics.base import OfPredictions, Value
 
 main = command("run")
 report = command("report")
@@ -78,6 +85,18 @@ class TestNamesLikeNumbers:
     def test_and_dates(self, line):
         assert line("leave_out=2010-01-31").startswith("leave_out=2010-01-31: no such domain")
         assert line("data.domains=[2010]").startswith("data.domains=2010: no such domain")
+
+    def test_and_numbers_that_are_not_decimal(self, here, line):
+        """YAML 1.1 would read them as 8, 202401 and 750."""
+        (here / "names.yaml").write_text("experiment: 010\nleave_out: 2024_01\ndata.domains: [12:30, 001, 10]\n")
+        texts = {"experiment": "010", "leave_out": "2024_01", "data.domains": ["12:30", "001", 10]}
+        assert from_file(here / "names.yaml") == texts
+        assert from_arguments(["experiment=010", "rounds=+10", "local.lr=.5"]) == {
+            "experiment": "010",
+            "rounds": 10,
+            "local.lr": 0.5,
+        }
+        assert line("rounds=010") == "rounds='010': expected an integer, got str"
 
     def test_what_is_wrong_in_a_list_is_said(self, line):
         assert line("data.domains=[[1]]") == "data.domains=[[1]]: expected a list of strings, got [1] in it"
@@ -156,6 +175,48 @@ class TestOwnClients:
         with pytest.raises(rayfed.UsageError, match=rf"clients\[1\]\.test: {words}"):
             user_population(clients)
 
+    @pytest.mark.parametrize("kind", [">f4", np.longdouble, ">f8", np.float64])
+    def test_other_floats_are_those_that_torch_takes(self, kind):
+        x = np.arange(12, dtype=kind).reshape(4, 3)
+        (client,) = user_population([{"train": _part(x=x), "test": _part(y=np.arange(4, dtype=">i8") % 3)}]).clients
+        assert torch.from_numpy(client.train.x).dtype == torch.float32
+        assert client.train.x.tolist() == x.tolist()
+        assert client.test.y.tolist() == [0, 1, 2, 0]
+
+    def test_masked_values_are_no_values(self):
+        masked = np.ma.masked_array(np.zeros((4, 3), np.float32), np.eye(4, 3) > 0)
+        with pytest.raises(rayfed.UsageError, match=r"clients\[0\]\.train: x or y has masked values; fill them in"):
+            user_population([{"train": _part(x=masked), "test": _part()}])
+
+    def test_a_torch_dataset_is_told_how_it_becomes_arrays(self):
+        pairs = torch.utils.data.TensorDataset(torch.zeros(4, 3), torch.zeros(4))
+        with pytest.raises(rayfed.UsageError, match=r"a pair \(x, y\) of arrays or tensors, such as \(torch.stack"):
+            user_population([{"train": pairs, "test": _part()}])
+
+    def test_a_client_is_checked_as_a_mapping_is(self):
+        part = Examples(torch.zeros(4, 3), torch.tensor([0, 1, 2, 1]))
+        (client,) = user_population([rayfed.Client(7, "north", part, Examples(part.x[:0], part.y[:0]), part)]).clients
+        assert (client.id, client.domain, client.train.y.tolist()) == (0, "north", [0, 1, 2, 1])
+        half = Examples(np.zeros((4, 3)), np.full(4, 0.5))
+        with pytest.raises(rayfed.UsageError, match=r"clients\[0\]\.test: label 0.5; a class is an integer from 0"):
+            user_population([rayfed.Client(0, "north", part, part, half)])
+
+    def test_a_domain_that_is_none_has_the_clients_name(self):
+        (client,) = user_population([{"train": _part(), "test": _part(), "domain": None}]).clients
+        assert client.domain == "client-0"
+
+    @pytest.mark.parametrize("number", ["3", 3.0])
+    def test_a_number_of_classes_is_an_integer(self, number):
+        with pytest.raises(rayfed.UsageError, match=rf"num_classes={number!r}: expected an integer or None"):
+            user_population([{"train": _part(), "test": _part()}], number)
+
+    def test_labels_that_number_something_else(self):
+        part = _part(y=np.array([0, 1, 2, 10**9]))
+        with pytest.raises(rayfed.UsageError, match="labels up to 1000000000 would be 1000000001 classes"):
+            user_population([{"train": part, "test": part}])
+        with pytest.raises(rayfed.UsageError, match="dataset ids: labels up to 1000000000 would be 1000000001 classes"):
+            Dataset.of("ids", *part)
+
     def test_targets_that_are_not_finite(self):
         part = _part(y=np.array([0.5, np.nan, 1, 1]))
         with pytest.raises(rayfed.UsageError, match=r"clients\[0\].test: 1 of 4 targets hold NaN"):
@@ -178,18 +239,232 @@ class TestOwnClients:
             2,
         )
 
+    def test_images_with_channels_last(self):
+        part = (np.zeros((4, 8, 8, 3), np.uint8), np.array([0, 1, 2, 1]))
+        said = r"uint8 \[4, 8, 8, 3\], channels last; images are \[n, channels, height, width\], so give x.transpose"
+        with pytest.raises(rayfed.UsageError, match=rf"clients\[0\]\.train: {said}"):
+            user_population([{"train": part, "test": part}])
+        with pytest.raises(rayfed.UsageError, match=f"dataset photos: images: {said}"):
+            Dataset.of("photos", *part)
+
+
+class TestOwnDataset:
+    def test_tensors_and_lists(self):
+        made = Dataset.of("x", torch.zeros(4, 3), torch.tensor([0, 1, 2, 1]), is_test=[0, 0, 1, 1])
+        assert isinstance(made.images, np.ndarray)
+        assert made.is_test.tolist() == [False, False, True, True]
+        assert Dataset.of("x", np.zeros((4, 3), ">f4"), [0, 1, 2, 1]).images.dtype.isnative
+
+    @pytest.mark.parametrize(
+        ("columns", "words"),
+        [
+            (
+                {"domain": np.array(list("abab")), "domains": ("a", "b")},
+                "domain is <U1; expected an array of integers",
+            ),
+            ({"client": np.array([0.5] * 4)}, "client is float64; expected an array of integers"),
+            ({"index": [0, 1, 2, 3]}, "index is list; expected an array of integers"),
+            ({"is_test": np.array([0, 2, 0, 0])}, "is_test is int64; expected an array of booleans"),
+        ],
+    )
+    def test_columns_of_another_type(self, columns, words):
+        with pytest.raises(rayfed.UsageError, match=f"dataset x: {words}"):
+            Dataset.of("x", *_part(), **columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPartition(Partition):
+    form: str = option("fine", help="what split returns")
+
+    def split(self, dataset):
+        rows = np.arange(40)
+        forms = {
+            "fine": [ClientRows(0, 7, rows.tolist(), [], (50, 51))],
+            "nothing": None,
+            "pairs": [(rows, rows)],
+            "mask": [ClientRows(0, "a", rows > 3, rows[:0], rows[:0])],
+            "floats": [ClientRows(0, "a", rows / 2, rows[:0], rows[:0])],
+        }
+        return forms[self.form]
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("nothing", "OwnPartition.split returned NoneType; expected a list of ClientRows"),
+        ("pairs", "OwnPartition.split returned tuple in a list; expected a list of ClientRows"),
+        ("mask", "client 0 of OwnPartition has rows that are bool [40]; expected positions in the dataset, integers"),
+        ("floats", "client 0 of OwnPartition has rows that are float64 [40]"),
+    ],
+)
+def test_a_partition_that_returns_no_clients(line, form, words):
+    name = f"partition={{name: '{__name__}:OwnPartition', form: {form}}}"
+    assert line(name).startswith(f"partition: {words}")
+    assert main([*QUICK, name.replace(form, "fine")]) == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnAugment(Augment):
+    form: str = option("fine", help="what it returns")
+
+    def __call__(self, x):
+        forms = {"fine": x, "nothing": None, "smaller": x[..., 1:], "fewer": x[1:], "double": x.double()}
+        return forms[self.form]
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("nothing", "NoneType"),
+        ("smaller", "a tensor of torch.float32 (8, 3, 28, 27)"),
+        ("fewer", "a tensor of torch.float32 (7, 3, 28, 28)"),
+        ("double", "a tensor of torch.float64 (8, 3, 28, 28)"),
+    ],
+)
+def test_an_augmentation_that_returns_no_such_batch(line, form, words):
+    name = f"augment={{name: '{__name__}:OwnAugment', form: {form}}}"
+    expected = "expected one like the batch, of torch.float32 (8, 3, 28, 28)"
+    assert line(name) == f"augment.name={__name__}:OwnAugment: returned {words}; {expected}"
+    assert main([*QUICK, name.replace(form, "fine")]) == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnMetric(OfPredictions):
+    form: str = option("fine", help="what measure returns")
+
+    def measure(self, logits, y):
+        forms = {
+            "fine": [Value("mine", logits.mean(), len(y))],
+            "nothing": None,
+            "number": [0.5],
+            "text": [Value("mine", "high", len(y))],
+            "half": [Value("mine", 1.0, 0.5)],
+            "taken": [Value("accuracy", 1.0, len(y))],
+            "twice": [Value("mine", 1.0, len(y)), Value("mine", 2.0, len(y))],
+        }
+        return forms[self.form]
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("nothing", "OwnMetric.measure returned NoneType; yield values, or return a list of them"),
+        ("number", "OwnMetric.measure gave float, not a Value(name, value, n)"),
+        ("text", "OwnMetric.measure: mine has value='high' and n="),
+        ("half", "OwnMetric.measure: mine has value=1.0 and n=0.5; expected a number and an integer"),
+        ("taken", "OwnMetric.measure gave a value called accuracy, which every model has; give it another name"),
+        ("twice", "metrics: two values of a model on the same data are called mine; rename one of them"),
+    ],
+)
+def test_a_metric_that_measures_no_values(here, capsys, form, words):
+    name = f"metrics={{'{__name__}:OwnMetric': {{form: {form}}}}}"
+    assert main([*QUICK, name]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"rayfed: {words}")
+    assert main([*QUICK, name.replace(form, "fine"), "experiment=fine"]) == 0
+    assert "mine" in set(rayfed.read_results("results", "fine").metrics["metric"])
+
 
 def small(tmp_path, **more):
-    clients = [{"train": _part(), "test": _part()}] * 2
-    model = lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))  # noqa: E731
+    given = {
+        "clients": [{"train": _part(), "test": _part()}] * 2,
+        "model": lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)),
+    }
     values = {"local.batch_size": 2, "results": tmp_path / "results", "rounds": 1}
-    return rayfed.run(values, clients=clients, model=model, **more)
+    return rayfed.run(values, **(given | more))
 
 
 def test_a_loss_for_each_example_is_refused(tmp_path):
     with pytest.raises(rayfed.UsageError, match=r"loss: must return the mean over the batch, .* shape \(2,\)"):
         small(tmp_path, loss=nn.CrossEntropyLoss(reduction="none"))
     assert not (tmp_path / "results").exists()
+
+
+def test_a_loss_that_compares_all_with_all_is_refused(tmp_path):
+    part = _part(y=np.arange(4.0))
+    model = lambda: nn.Linear(3, 1)  # noqa: E731
+    clients = [{"train": part, "test": part}]
+    for loss in (nn.functional.mse_loss, lambda outputs, y: (outputs - y).square().mean(), nn.L1Loss()):
+        with pytest.raises(rayfed.UsageError, match=r"loss: got outputs of shape \(2, 1\) and labels of shape \(2,\)"):
+            small(tmp_path, clients=clients, model=model, loss=loss)
+    for loss in (lambda outputs, y: (outputs[:, 0] - y).abs().mean(), lambda outputs, y: outputs.square().mean()):
+        small(tmp_path, clients=clients, model=model, loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (nn.CrossEntropyLoss, r"got CrossEntropyLoss; give an instance, CrossEntropyLoss\(\)"),
+        ("mse", "got 'mse'"),
+        (lambda outputs, y: torch.tensor(1.0), "its value has no gradient; compute it from the outputs"),
+    ],
+)
+def test_what_is_no_loss_is_refused(tmp_path, loss, words):
+    with pytest.raises(rayfed.UsageError, match=f"loss: .*{words}"):
+        small(tmp_path, loss=loss)
+
+
+class Categories(nn.Module):
+    """Has an embedding of each of three columns, the first of which has fewer values than the last."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.columns = nn.ModuleList(nn.Embedding(size, 4) for size in sizes)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(sum(column(x[:, k]) for k, column in enumerate(self.columns)))
+
+
+class TestOwnModel:
+    def test_integers_without_an_embedding_are_refused(self, tmp_path):
+        part = _part(x=np.array([[0, 1, 2], [1, 3, 9], [0, 0, 4], [0, 1, 7]]))
+        given = {"clients": [{"train": part, "test": part}]}
+        small(tmp_path, model=lambda: Categories((2, 4, 10)), **given)
+        with pytest.raises(rayfed.UsageError, match=r"model: fails on inputs of clients, .* from 0 to 9 \(index"):
+            small(tmp_path, model=lambda: Categories((2, 4, 9)), **given)
+
+    def test_lazy_layers_of_a_function_are_drawn_by_the_seed(self, tmp_path):
+        def lazy():
+            return nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(3))
+
+        ends = [small(tmp_path, model=lazy, seed=seed) for seed in (0, 0, 1)]
+        assert ends[0].weights_hash == ends[1].weights_hash != ends[2].weights_hash
+        assert ends[0].model()[0].weight.shape == (4, 3)
+        with pytest.raises(rayfed.UsageError, match=r"model: a Sequential with lazy layers .* give a function that"):
+            small(tmp_path, model=lazy())
+
+    def test_what_needs_no_gradient_is_not_trained(self, tmp_path):
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+        model[0].requires_grad_(False)
+        for algorithm in ("fedavg", "scaffold", "apple"):
+            trained = small(tmp_path, model=model, **{"algorithm.name": algorithm, "local.lr": 0.5}).model(client=0)
+            assert torch.equal(trained[0].weight, model[0].weight)
+            assert not torch.equal(trained[2].weight, model[2].weight)
+        with pytest.raises(rayfed.UsageError, match="model: no parameter is trained; set requires_grad"):
+            small(tmp_path, model=model.requires_grad_(False))
+
+    @pytest.mark.parametrize(
+        ("model", "words"),
+        [
+            ("cnn", "got str; to choose one by name, write model.name=cnn"),
+            (nn.Linear, r"calling Linear\(\) fails \(missing a required argument: 'in_features'\)"),
+            (lambda: 3, "got a function that returns int"),
+        ],
+    )
+    def test_what_makes_no_module_is_refused(self, tmp_path, model, words):
+        with pytest.raises(rayfed.UsageError, match=f"model: expected a torch.nn.Module, .*; {words}"):
+            small(tmp_path, model=model)
+
+
+def test_a_run_without_scores_says_so(here, capsys):
+    assert main([*QUICK, "evaluate.splits=[]"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith("no table: no model was scored; clients need test or val")
+
+
+def test_clients_may_be_an_array_or_an_iterator(tmp_path):
+    clients = [{"train": _part(), "test": _part()}] * 2
+    first = small(tmp_path, clients=np.array(clients))
+    assert small(tmp_path, clients=iter(clients)).weights_hash == first.weights_hash
 
 
 def test_a_result_is_shown_in_one_line(tmp_path):

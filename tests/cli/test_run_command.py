@@ -133,10 +133,10 @@ class TestRun:
     @pytest.mark.parametrize(
         ("more", "words"),
         [
-            (["evaluate.splits=[]"], "no table: metric=accuracy: "),
+            (["evaluate.splits=[]"], "no table: no model was scored; "),
             (
                 ["partition.name=iid", "partition.test=0", "partition.validation=0", "local.batch_size=4"],
-                "no table: metric=accuracy: ",
+                "no table: no model was scored; ",
             ),
             (["partition.test=0", "evaluate.points=[trained]"], "try: val accuracy, %, at"),
             (

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import scipy.io
 import torch
+from PIL import Image
 
 from helpers import image_sets
 from helpers.image_sets import WRITERS, options, picture
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
 from rayfed.data.sets import DATASETS
+from rayfed.data.sets.imagefolder import ImageFolder
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +99,26 @@ def test_an_image_that_is_listed_but_not_there_is_named(name, written, tmp_path)
     path = written(name, tmp_path) / IMAGES[name]
     path.unlink()
     assert refused(name, tmp_path).startswith(f"{path}: cannot be opened (No such file")
+
+
+@pytest.mark.parametrize(
+    ("pixels", "facts"),
+    [
+        (np.arange(256, dtype=np.uint16).reshape(16, 16) * 256, "uint16 from 0 to 65280"),
+        (np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16), "float32 from 0 to 1"),
+    ],
+)
+def test_pixels_that_8_bits_do_not_hold(pixels, facts, tmp_path):
+    """Pillow would cut them off at 255, so that most of a 16-bit image would be white."""
+    kept = np.arange(256).reshape(16, 16)
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        Image.fromarray(kept.astype(np.uint16)).save(tmp_path / folder / "1.png")
+    dataset = ImageFolder(folder=str(tmp_path), size=16)
+    assert (dataset.load().images[0] == kept).all()
+    Image.fromarray(pixels).save(tmp_path / "a" / "2.tif")
+    with pytest.raises(UsageError, match=rf"2\.tif: its pixels are {facts}; .* save these with 8 bits first"):
+        dataset.load()
 
 
 def test_any_byte_of_an_image_may_be_wrong(tmp_path):

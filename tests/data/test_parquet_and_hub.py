@@ -43,6 +43,17 @@ class TestFeatures:
         assert dataset.images.tolist() == [[0.5, 1, 1], [1.5, 2, 0], [2.5, 3, 1]]
         assert (dataset.name, dataset.num_classes, dataset.labels.tolist()) == ("mine", 2, [0, 1, 1])
 
+    def test_hidden_files_are_not_read(self, tmp_path):
+        folder = tmp_path / "visits"
+        folder.mkdir()
+        write(folder, a=[0.0, 1.0], b=[2.0, 3.0], label=[0, 1])
+        (folder / "._visits.parquet").write_bytes(b"of a Mac")
+        for dataset in (
+            Parquet(file=str(folder), features=["a", "b"]).load(),
+            HuggingFace(folder=str(folder), features=["a", "b"]).load(),
+        ):
+            assert dataset.images.tolist() == [[0, 2], [1, 3]]
+
     def test_lists(self, tmp_path):
         tokens = write(tmp_path, "tokens.parquet", x=[[1, 2, 3], [4, 5, 6]], label=[0, 1])
         dataset = Parquet(file=tokens, features=["x"]).load()

@@ -65,6 +65,7 @@ def test_validation_rows_of_the_file_are_taken_as_they_are(write):
         ({"split": ["dev"] * 12}, ["split 'dev'", "train, val, test"]),
         ({"split": ["train"] * 6 + ["test"] * 6}, ["client 9 has no row with split=train"]),
         ({"index": [0.5] * 12}, ["column 'index' is float64", "integers"]),
+        ({"client": [-1] + [4] * 5 + [9] * 6}, ["client -1", "numbers from 0"]),
         ({"client": [None] + [1.0] * 11}, ["column 'client' has empty cells"]),
     ],
 )

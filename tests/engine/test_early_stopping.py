@@ -153,12 +153,13 @@ class TestTrial:
             run.step()
         run.close()
         recorder.close()
-        assert resume_message(plan, Recorder(str(tmp_path), "run").saved(plan.trial)) == "continues after round 4"
+        saved = Recorder(str(tmp_path), "run").saved(plan.trial)
+        assert resume_message(plan.config, saved) == "continues after round 4"
         again = rayfed.run(values | {"resume": True})
         assert again.rounds["round"].max() == 5
         assert again.weights_hash == whole.weights_hash
         saved = Recorder(str(tmp_path), "run").saved(plan.trial)
-        assert resume_message(plan, saved) == "already finished: nothing to do"
+        assert resume_message(plan.config, saved) == "already finished: nothing to do"
         assert rayfed.run(values | {"resume": True}).weights_hash == whole.weights_hash
 
     def test_what_is_scored_at_the_end_is_scored(self, tmp_path):

@@ -66,6 +66,11 @@ class Halves(FedAvg):
         return super().predict(ctx, model, x)[: len(x) // 2]
 
 
+class AnyArguments(FedAvg):
+    def predict(self, *args):
+        return super().predict(*args)
+
+
 class Explodes(FedAvg):
     def aggregate(self, ctx, server, replies):
         return super().aggregate(ctx, server, replies.median)
@@ -120,6 +125,10 @@ def test_what_breaks_it_is_found(algorithm, subjects, words):
     assert any(words in text for text in found.values()), found
     if algorithm in ("Zeroes", "Branches", "Silent"):
         assert set(found) == subjects
+
+
+def test_a_hook_may_name_its_arguments_otherwise():
+    assert broken("AnyArguments") == {}
 
 
 def test_the_line_of_an_error_is_named():

@@ -5,11 +5,13 @@ import re
 import pytest
 import torch
 
+import rayfed
 from helpers.commands import command
 from rayfed.experiments import forecast
 from rayfed.experiments.config import Config
 from rayfed.experiments.forecast import Probe, estimate, needs_of, probe
 from rayfed.experiments.plan import make_plan
+from rayfed.experiments.sources import from_arguments
 
 QUICK = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},
@@ -34,6 +36,12 @@ class TestEstimate:
         assert found.round == pytest.approx(2 * 12 * 0.1)
         assert found.scores == pytest.approx(24 * 0.01)
         assert found.total == pytest.approx(5 * found.round + 3 * found.scores)  # after rounds 2, 4 and 5
+
+    def test_rounds_that_are_done_do_not_count(self):
+        whole = plan(rounds=5, algorithm={"name": "fedbabu"}, **{"evaluate.every": 2})
+        found, left = estimate(whole, self.measured), estimate(whole, self.measured, done=3)
+        assert found.total - left.total == pytest.approx(3 * found.round + found.scores)  # after round 2
+        assert estimate(whole, self.measured, done=5).total > 0  # the fine-tuning after the last round
 
     def test_hosts_share_the_work(self):
         one, two = (estimate(plan(**{"placement.hosts": hosts}), self.measured) for hosts in (1, 2))
@@ -75,6 +83,8 @@ def test_needs_are_the_bytes_of_data_and_states():
     assert found.data == 120 * (3 * 28 * 28 + 8)
     assert found.clients == 2 * parameters * 4
 
+
+SMALL_RUN = ("data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}")
 
 SPACE = """
 seeds: [0, 1]
@@ -119,6 +129,50 @@ class TestCommands:
     def test_one_trial_at_a_time(self, capsys):
         command("sweep")(["--dry-run", "space.yaml", "search.max_concurrent=1", "arms=[{}]"])
         assert "2 trials to run, 1 at once" in capsys.readouterr().out
+
+    def said(self, capsys, *arguments):
+        """What a dry run with resume=true says; it writes nothing."""
+        before = {path: path.stat().st_mtime_ns for path in self.folder.rglob("*")}
+        assert command("run")(["--dry-run", "resume=true", *SMALL_RUN, *arguments]) == 0
+        assert {path: path.stat().st_mtime_ns for path in self.folder.rglob("*")} == before
+        lines = capsys.readouterr().out.splitlines()
+        return [line.split("  ")[-1] for line in lines if line.startswith(("    resume", "  estimate"))]
+
+    def test_a_run_that_goes_on_counts_what_is_left(self, capsys):
+        command("run")([*SMALL_RUN, "checkpoint.every=1", "rounds=2"])
+        name = next((self.folder / "results" / "run" / "checkpoints").iterdir()).name
+        capsys.readouterr()
+        resume, time = self.said(capsys, "rounds=5")
+        assert resume == f"goes on after round 2 of {name}"
+        assert " for 3 rounds more (" in time
+        assert self.said(capsys, "rounds=2") == ["already finished: nothing to do"]
+        assert self.said(capsys, "rounds=5", "seed=1")[0] == "nothing saved: starts at round 1"
+        for path in (self.folder / "results" / "run" / "checkpoints" / name).glob("segment-*2.bin"):
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+        assert self.said(capsys, "rounds=5")[0] == f"goes on after round 1 of {name}"
+
+    def test_a_trial_continues_after_its_own_checkpoint(self, capsys):
+        rayfed.run(from_arguments([*SMALL_RUN, "checkpoint.every=2", "rounds=3"]))
+        manifest = sorted((self.folder / "results").rglob("manifest-*.json"))[-1]
+        manifest.unlink()  # that of the last round
+        capsys.readouterr()
+        resume, time = self.said(capsys, "checkpoint.every=2", "rounds=3")
+        assert resume == "continues after round 2"
+        assert " for 1 round more (" in time
+
+    def test_a_sweep_that_goes_on_names_its_trials(self, capsys):
+        sweep = ["space.yaml", "search.max_concurrent=1", "checkpoint.every=1", "seeds=[0]"]
+        assert command("sweep")(sweep) == 0
+        capsys.readouterr()
+        before = {path: path.stat().st_mtime_ns for path in self.folder.rglob("*")}
+        assert command("sweep")(["--dry-run", *sweep, "seeds=[0,1]", "rounds=5", "resume=true"]) == 0
+        assert {path: path.stat().st_mtime_ns for path in self.folder.rglob("*")} == before
+        out = capsys.readouterr().out
+        pattern = r"^(\w+)-seed0-\w{8} goes on after round 3 of \1-seed0-\w{8}$"
+        assert re.findall(pattern, out, re.MULTILINE) == ["fedavg", "fedprox", "fedprox"]
+        assert "\n6 trials to run, 1 at once: about " in out
+        assert command("sweep")(["--dry-run", *sweep, "seeds=[0,1]", "resume=true"]) == 0
+        assert "\n3 trials to run, 1 at once: about " in capsys.readouterr().out
 
     def test_what_cannot_be_probed_is_said(self, capsys, monkeypatch):
         def failing(*given):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from rayfed.core.errors import UsageError
@@ -121,6 +122,19 @@ class TestRandom:
         assert len(first) == len(second) == 60
         assert [c["a"] for c in first] != [c["a"] for c in second]
 
+    def test_lists_of_values_are_drawn_without_repetition(self):
+        space = {
+            "search": {"kind": "random", "samples": 5},
+            "local.lr": {"choice": [0.1, 0.2]},
+            "local.epochs": {"randint": [1, 3]},
+        }
+        (first,) = drawn(space)
+        assert len({repr(one) for one in first}) == len(first) == 5
+        assert drawn(space, {"search.samples": 3}) == [first[:3]]
+        assert len(drawn(space, {"search.samples": 100})[0]) == 6  # there are no more
+        mixed = space | {"local.momentum": {"uniform": [0, 0.9]}}
+        assert len(drawn(mixed, {"search.samples": 100})[0]) == 100
+
     def test_an_arm_with_nothing_to_search_is_one_configuration(self):
         first, second = drawn(RANDOM, {"arms": [{"a": 2, "b": 1, "c": 1, "d": "x"}, {}]})
         assert (len(first), len(second)) == (1, 60)
@@ -134,6 +148,22 @@ class TestSeeds:
     def test_one_seed_by_default(self):
         assert [t["seed"] for t in read_space({"rounds": 1}).trials()] == [0]
         assert [t["seed"] for t in read_space({"seed": 5}).trials()] == [5]
+
+    @pytest.mark.parametrize("seed", [{"seed": 5}, {"arms": [{"rounds": 1}, {"seed": 0}]}])
+    def test_a_seed_beside_seeds_would_be_ignored(self, seed):
+        value = seed.get("seed", 0)
+        message = f"seed={value}: has no effect beside seeds=[0, 1]; give one of them"
+        assert refusal({"seeds": [0, 1]} | seed) == message
+
+    @pytest.mark.parametrize("space", [{"arms": [{"seed": 1}, {"seed": 2}]}, {"seed": {"grid": [0, 1]}}])
+    def test_several_seeds_are_a_list(self, space):
+        assert refusal(space).startswith("seed: all arms share it; for several seeds, write seeds: [0, 1, 2]")
+
+    def test_lists_as_python_has_them(self):
+        for seeds in ((3, 1), range(2), np.arange(2), [np.int64(2)]):
+            space = {"seeds": seeds, "local.lr": {"grid": np.array([0.5, 0.25])}, "arms": ({"rounds": 1},)}
+            trials = [(t["seed"], t["local"]["lr"]) for t in read_space(space).trials()]
+            assert trials == [(int(seed), lr) for seed in seeds for lr in (0.5, 0.25)]
 
     @pytest.mark.parametrize("seeds", [[], 3, [1.5], [-1], [True], ["a"], [0, 0]])
     def test_bad_seeds(self, seeds):

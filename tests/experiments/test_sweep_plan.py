@@ -63,6 +63,7 @@ def test_a_gpu_that_no_process_uses_is_noted_once(plan, monkeypatch):
     ("changes", "message"),
     [
         ({"arms": [{}, {}]}, "arms: two trials have the same configuration"),
+        ({"arms": [{"experiment": "a"}, {"experiment": "b"}]}, "results and experiment: all arms"),
         ({"arms": [{"results": "a"}, {"results": "b", "rounds": 2}]}, "results and experiment: all arms"),
         ({"search.scheduler": "asha", "partition.validation": 0}, "search.scheduler=asha: needs validation"),
         ({"cohort": 9}, "cohort=9: there are 2 clients"),

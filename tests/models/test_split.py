@@ -52,6 +52,22 @@ class WrongShape(OwnSplit):
     feature_shape = (7,)
 
 
+class Noisy(Plain):
+    def forward(self, x):
+        return super().forward(x + torch.randn_like(x))
+
+
+class InPlace(Plain):
+    def forward(self, x):
+        x += 1
+        return super().forward(x)
+
+
+class TwoInputs(Plain):
+    def forward(self, x, mask):
+        return super().forward(x * mask)
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -104,6 +120,9 @@ def test_own_split_is_kept():
         (Contradiction(), "forward(x) must equal head(features(x))"),
         (WrongShape(), "feature_shape is 7, but features(x) has shape 5"),
         (Plain((9,)), "an input of shape 6 does not fit"),
+        (Noisy(), "gives different outputs for the same input in evaluation mode"),
+        (InPlace(), "modifies its input; write x = x + 1 in place of x += 1"),
+        (TwoInputs(), "missing 1 required positional argument: 'mask'"),
     ],
 )
 def test_refusals(module, message):

@@ -370,6 +370,8 @@ def test_oracle_is_labelled_and_final_is_the_default_without_validation(tmp_path
     add_trial(tmp_path, "t", [(NAN, 0.5), (NAN, 0.4)])
     assert "at the last evaluated round" in render(tmp_path)
     assert "ORACLE: " in render(tmp_path, rule="oracle")
+    with pytest.raises(UsageError, match="rule=orakle: did you mean oracle"):
+        render(tmp_path, rule="orakle")
     with pytest.raises(UsageError, match="rule=selected: no validation split"):
         render(tmp_path, rule="selected")
 

@@ -78,6 +78,11 @@ class File(Partition):
             if not pandas.api.types.is_integer_dtype(table[name]):
                 kind = table[name].dtype
                 raise UsageError(f"partition.file={self.file}: column {name!r} is {kind}; expected integers")
+        if (table["client"] < 0).any():
+            raise UsageError(
+                f"partition.file={self.file}: client {table['client'].min()}; clients have numbers from 0; leave out "
+                "the rows of examples that no client holds"
+            )
         unknown = sorted(set(table["split"].unique()) - set(SPLITS), key=str)
         if unknown:
             raise UsageError(f"partition.file={self.file}: split {unknown[0]!r}; expected {', '.join(SPLITS)}")

@@ -18,6 +18,9 @@ from rayfed.data.cache import memory_mapped
 VERSION = 1  # raise it when the pixels change
 BLOCK = 64  # files per task of a thread
 
+DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N", "F")
+"""Pillow's modes with more than 8 bits per pixel."""
+
 # Raised by Pillow for a file that it cannot decode.
 UNREADABLE = (
     OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, KeyError, OverflowError,
@@ -75,11 +78,31 @@ def run_in_threads(work: Callable[[int], None], count: int, what: str) -> None:
             status.show(f"{what}: {done:,} of {count:,}")
 
 
+def check_depth(image: Image.Image, where: str) -> None:
+    """Raise UsageError if pixels are lost in 8 bits per channel, to which Pillow cuts them off: above 255 is white."""
+    if image.mode not in DEEP:
+        return
+    pixels = np.asarray(image)
+    if not ((pixels >= 0) & (pixels <= 255) & (pixels == np.floor(pixels))).all():
+        raise UsageError(
+            f"{where}: its pixels are {pixels.dtype} from {pixels.min():g} to {pixels.max():g}; an image has integers "
+            "from 0 to 255, so scale and save these with 8 bits first"
+        )
+
+
 def open_image(path: Path) -> Image.Image:
-    """Open an image file as RGB."""
+    """Open an image file as RGB.
+
+    Raises:
+        UsageError: The file cannot be decoded, or has pixels that are no bytes.
+    """
     try:
         with Image.open(path) as image:
+            image.load()
+            check_depth(image, str(path))
             return image.convert("RGB")
+    except UsageError:
+        raise
     except UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise UsageError(

@@ -12,7 +12,7 @@ from PIL import Image
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import memory_mapped
 from rayfed.data.readers import tables
-from rayfed.data.readers.decoding import UNREADABLE, files_hash, run_in_threads
+from rayfed.data.readers.decoding import UNREADABLE, check_depth, files_hash, run_in_threads
 
 VERSION = 1  # raise it when the pixels change
 BLOCK = 1024  # rows that are in memory at a time
@@ -104,4 +104,5 @@ def _opened(cell: object, path: Path, number: int, column: str) -> Image.Image:
         raise UsageError(
             f"{path}: row {number}: column {column!r} is truncated, damaged or not an image ({reason})"
         ) from error
+    check_depth(image, f"{path}: row {number}: column {column!r}")
     return image

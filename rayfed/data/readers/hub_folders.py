@@ -32,7 +32,7 @@ def tables_by_split(folder: Path) -> dict[str, list[Path]]:
         return {str(_json(folder / "state.json").get("_split") or "train"): _saved(folder)}
     by_split: dict[str, list[Path]] = {}
     for path in sorted(_snapshot(folder).rglob("*")):
-        if path.suffix in ENDINGS and not path.name.startswith("cache-"):
+        if path.suffix in ENDINGS and not path.name.startswith(("cache-", ".")):
             by_split.setdefault(_split_of(path), []).append(path)
     if not by_split:
         raise UsageError(f"data.folder={folder}: no .parquet or .arrow files; {FORMATS}")

@@ -37,7 +37,8 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
                 )
         values = np.stack([column(files, feature).to_numpy().astype(np.float32) for feature in features], 1)
     if not np.isfinite(values).all():
-        raise UsageError(f"{files[0].parent}: {', '.join(features)}: has values that are not finite")
+        where = files[0] if len(files) == 1 else files[0].parent
+        raise UsageError(f"{where}: {', '.join(features)}: has values that are not finite")
     return values
 
 

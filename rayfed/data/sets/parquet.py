@@ -35,7 +35,9 @@ class Parquet(LabelledTable):
             UsageError: A file is missing or damaged, or a column is missing, of a wrong type or has empty cells.
         """
         path = Path(self.file).expanduser()
-        files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+        files = [path]
+        if path.is_dir():  # hidden files are what systems leave there, such as ._a.parquet on a disk of a Mac
+            files = sorted(file for file in path.rglob("*.parquet") if not file.name.startswith("."))
         if not files or not files[0].is_file():
             raise UsageError(f"data.file={self.file}: no such file, or a folder without .parquet files")
         size = sum(len(tables.read(file, [self.label])) for file in files)
