@@ -5,6 +5,7 @@ The order of the fields does not matter. torch is imported where it is used: sea
 """
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -45,6 +46,25 @@ def seed_torch(seed: int, purpose: str, moment: Moment | None = None, **fields: 
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(value)
+
+
+@contextmanager
+def global_generators_seeded(seed: int, purpose: str) -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python for a stream, and restore them afterwards.
+
+    This is for code of users, who may draw from any of them.
+    """
+    value = stream_seed(seed, purpose)
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch_state_kept():
+        seed_torch(seed, purpose)
+        random.seed(value)
+        np.random.seed(value % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.lr_schedule import LrSchedule
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD, Adam
-from rayfed.core.rng import seed_torch, torch_state_kept
+from rayfed.core.rng import global_generators_seeded, torch_state_kept
 from rayfed.data.draws import floor_share
 from rayfed.data.leave_out import population_without_domain
 from rayfed.data.loading import build_data, load
@@ -345,8 +345,7 @@ def _blueprint(
 def _model(config: Config, population: Population, model: ModelFactory | nn.Module | None) -> nn.Module:
     """Build the model with the weights that follow from the seed, split into features and head."""
     dtype = _input_type(population)
-    with torch_state_kept():
-        seed_torch(config.seed, "model")
+    with global_generators_seeded(config.seed, "model"):
         if model is None:
             name, options = config.model.name or "", config.model.options
             built = build_model(name, options, population.shape, population.num_classes, dtype)

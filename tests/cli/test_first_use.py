@@ -1,6 +1,7 @@
 """What a new user runs into: paths with ~, names that look like numbers, Ctrl-C, folders that cannot be written."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -422,6 +423,16 @@ class TestOwnModel:
         small(tmp_path, model=lambda: Categories((2, 4, 10)), **given)
         with pytest.raises(rayfed.UsageError, match=r"model: fails on inputs of clients, .* from 0 to 9 \(index"):
             small(tmp_path, model=lambda: Categories((2, 4, 9)), **given)
+
+    def test_a_model_may_draw_from_numpy_and_python(self, tmp_path):
+        def scaled():
+            model = nn.Linear(3, 3)
+            with torch.no_grad():
+                model.weight.mul_(np.random.rand() + random.random())
+            return model
+
+        ends = [small(tmp_path, model=scaled, seed=seed) for seed in (0, 0, 1)]
+        assert ends[0].weights_hash == ends[1].weights_hash != ends[2].weights_hash
 
     def test_lazy_layers_of_a_function_are_drawn_by_the_seed(self, tmp_path):
         def lazy():

@@ -1,10 +1,13 @@
 """Seeds, and torch's random state."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 
 from rayfed.core.moment import Moment
-from rayfed.core.rng import stream_seed, torch_state_kept
+from rayfed.core.rng import global_generators_seeded, stream_seed, torch_state_kept
 
 
 class TestSeeds:
@@ -29,6 +32,18 @@ class TestSeeds:
 
     def test_streams_stay_what_they_are(self):
         assert stream_seed(0, "batches", Moment("round", 1), phase=0, client=3) == 11075573076275568
+
+    def test_code_of_users_draws_by_the_seed_and_leaves_no_trace(self):
+        def draws(seed):
+            with global_generators_seeded(seed, "model"):
+                return random.random(), np.random.rand(), torch.rand(1).item()
+
+        before = random.getstate(), np.random.get_state()[2], torch.get_rng_state()
+        first, again, other = draws(0), draws(0), draws(1)
+        assert first == again
+        assert all(a != b for a, b in zip(first, other, strict=True))
+        assert (random.getstate(), np.random.get_state()[2]) == before[:2]
+        assert torch.equal(torch.get_rng_state(), before[2])
 
     def test_torch_is_left_alone(self):
         torch.manual_seed(3)

@@ -80,6 +80,10 @@ class TestPathological:
             UsageError, match=r"no client is left for class 3"
         ):  # two clients for each of 0, 1; one for 2
             split("pathological", of(np.arange(80) % 4), clients=5, classes_per_client=1)
+
+    def test_more_classes_than_there_are_are_refused(self):
+        with pytest.raises(UsageError, match=r"classes_per_client=5: tiny has 4 classes"):
+            split("pathological", of(np.arange(80) % 4), clients=4, classes_per_client=5)
         with pytest.raises(UsageError, match=r"nothing of tiny is left for client 1"):
             split("pathological", of(np.arange(80) % 2, num_classes=4), clients=2)
 

@@ -28,6 +28,10 @@ class Pathological(PooledPartition):
     def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
         random = numpy_generator(self.seed, ASSIGNMENT)
         stacks = by_class(dataset, rows)
+        if self.classes_per_client > len(stacks):
+            raise UsageError(
+                f"partition.classes_per_client={self.classes_per_client}: {dataset.name} has {len(stacks)} classes"
+            )
         quota = np.full(self.clients, self.classes_per_client)
         group_size = -(-self.clients * self.classes_per_client // len(stacks))  # rounded up
         least = min(40, len(rows) // (2 * self.clients)) / len(stacks)
