@@ -296,7 +296,7 @@ class TestTableAfterwards:
     def test_without_any_scores(self, tmp_path, monkeypatch, capsys, wrong):
         code, out, plots = self.swept(tmp_path, monkeypatch, capsys, wrong=wrong, **{"evaluate.splits": []})
         assert (code, plots) == (wrong, [])
-        assert out.startswith("no table: metric=accuracy: ")
+        assert out.startswith("no table: no model was scored; ")
 
     def test_without_a_plot(self, tmp_path, monkeypatch, capsys):
         (tmp_path / "results" / "run" / "curves.png").mkdir(parents=True)
