@@ -5,7 +5,7 @@ shorter one, which stays as it is, with all that was scored after its last round
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ def continue_shorter(trials: Sequence[Longer]) -> list[str]:
     if not trials:
         return []
     with _results(trials) as (home, rows):
-        found = ((longer.trial, _found(longer, rows, home, _hand_over)) for longer in trials)
+        found = ((longer.trial, _found(longer, rows, home, hand_over=True)) for longer in trials)
         return [f"{trial} {start.what}" for trial, start in found if start.what]
 
 
@@ -80,7 +80,7 @@ def foreseen_starts(trials: Sequence[Longer]) -> dict[str, Start]:
     if not trials:
         return {}
     with _results(trials) as (home, rows):
-        return {longer.trial: _own_start(longer, home) or _found(longer, rows, home, _check) for longer in trials}
+        return {longer.trial: _own_start(longer, home) or _found(longer, rows, home) for longer in trials}
 
 
 @contextlib.contextmanager
@@ -100,8 +100,8 @@ def _own_start(longer: Longer, home: Storage) -> Start | None:
     return Start(min(newest_round(saved) or 0, longer.config.rounds), what, finished)
 
 
-def _found(longer: Longer, rows: Mapping[str, Mapping[str, Any]], home: Storage, take: "_Take") -> Start:
-    """Return where the trial goes on from a shorter one; `take` raises StorageError if the checkpoint is damaged."""
+def _found(longer: Longer, rows: Mapping[str, Mapping[str, Any]], home: Storage, *, hand_over: bool = False) -> Start:
+    """Return where the trial goes on from a shorter one, after copying its state and rows if `hand_over`."""
     store = CheckpointStore(home, longer.trial)
     shorter = _shorter(longer, rows)
     if not shorter or store.exists():
@@ -117,7 +117,10 @@ def _found(longer: Longer, rows: Mapping[str, Mapping[str, Any]], home: Storage,
             if not longer.given_hash:  # otherwise the hash covers more than the configuration names
                 checked_code_hash(longer.config, row["trial"], named_objects(longer.config))
             with contextlib.suppress(StorageError):  # damaged; the one before it may not be
-                take(longer, row, store, kept, content)
+                if hand_over:
+                    _hand_over(longer, row, store, kept, content)
+                else:
+                    kept.check(content)
                 return Start(content["round"], f"goes on after round {content['round']} of {row['trial']}")
     reason = f"no checkpoint of {shorter[0]['trial']} can be used (checkpoint.every=k keeps one)"
     return Start(what=f"starts at round 1, since {reason}")
@@ -169,17 +172,6 @@ def _configuration(trial: str, config: Config, row: Mapping[str, Any]) -> str:
     )
 
 
-def _check(
-    longer: Longer,
-    row: Mapping[str, Any],
-    store: CheckpointStore,
-    kept: CheckpointStore,
-    content: Mapping[str, Any],
-) -> None:
-    """Only read the checkpoint."""
-    kept.check(content)
-
-
 def _hand_over(
     longer: Longer,
     row: Mapping[str, Any],
@@ -204,6 +196,3 @@ def _hand_over(
         "progress": progress,
     }
     store.copy(kept, content, header)
-
-
-_Take = Callable[[Longer, Mapping[str, Any], CheckpointStore, CheckpointStore, Mapping[str, Any]], None]

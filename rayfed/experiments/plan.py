@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -412,10 +412,7 @@ def _check_vocabulary(model: nn.Module, population: Population) -> None:
     sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
     if not sizes:
         return
-    parts = [part.x for part in population.examples()]
-    # In blocks, since the texts may lie in a file.
-    blocks = (part[start : start + 4096] for part in parts for start in range(0, len(part), 4096))
-    bounds = [(int(block.min()), int(block.max())) for block in blocks]
+    bounds = [(int(block.min()), int(block.max())) for block in _blocks(population)]
     lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
     if lowest < 0:
         raise UsageError(f"{population.name}: has the token id {lowest}; token ids are integers from 0")
@@ -429,8 +426,7 @@ def _check_vocabulary(model: nn.Module, population: Population) -> None:
 def _check_augment(augment: Augment, population: Population, where: str) -> None:
     """Raise UsageError if an augmentation of the user's own returns something else than a batch like the one given."""
     augment.check(population.shape, population.clients[0].train.x.dtype)
-    part = next((client.train for client in population.clients if len(client.train)), population.clients[0].train)
-    x = torch.from_numpy(part.x[:8].copy())
+    x, _ = _first_examples(population, 8)
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     with torch_state_kept():
         augmented = augment(x.clone())
@@ -449,13 +445,11 @@ def _check_token_ids(blueprint: Blueprint, population: Population, where: str) -
     """
     if population.clients[0].train.x.dtype.kind not in "iu" or _input_type(population).is_floating_point:
         return
-    parts = [part.x for part in population.examples()]
-    extremes = np.zeros((0, *population.shape), parts[0].dtype)
-    for part in parts:
-        for start in range(0, len(part), 4096):  # in blocks, since the texts may lie in a file
-            block = np.concatenate([extremes, part[start : start + 4096]])
-            flat = block.reshape(len(block), -1)
-            extremes = block[np.unique([flat.argmin(0), flat.argmax(0)])]
+    extremes = np.zeros((0, *population.shape), population.clients[0].train.x.dtype)
+    for block in _blocks(population):
+        candidates = np.concatenate([extremes, block])
+        flat = candidates.reshape(len(candidates), -1)
+        extremes = candidates[np.unique([flat.argmin(0), flat.argmax(0)])]
     with torch_state_kept():
         task = blueprint.context(population, "cpu").task
         for start in range(0, len(extremes), 64):
@@ -539,11 +533,24 @@ def _mismatch(outputs: Tensor, labels: Tensor) -> UsageError:
 
 def _first_outputs(blueprint: Blueprint, population: Population, count: int) -> tuple[Tensor, Tensor]:
     """Return the logits of the initial model for the first `count` examples, and their labels."""
-    part = next((client.train for client in population.clients if len(client.train)), population.clients[0].train)
-    x, y = (torch.from_numpy(values[:count].copy()) for values in (part.x, part.y))
+    x, y = _first_examples(population, count)
     with torch_state_kept(), torch.no_grad():
         task = blueprint.context(population, "cpu").task
         return task.predict(task.initial_weights(), x.float() if x.dtype == torch.uint8 else x), y
+
+
+def _first_examples(population: Population, count: int) -> tuple[Tensor, Tensor]:
+    """Return the first `count` inputs and labels of the first client that has training examples."""
+    part = next((client.train for client in population.clients if len(client.train)), population.clients[0].train)
+    x, y = (torch.from_numpy(values[:count].copy()) for values in (part.x, part.y))
+    return x, y
+
+
+def _blocks(population: Population) -> Iterator[np.ndarray]:
+    """Yield all inputs in blocks, since they may lie in a file; those of the test sets are included."""
+    for part in population.examples():
+        for start in range(0, len(part.x), 4096):
+            yield part.x[start : start + 4096]
 
 
 def _optimizer(config: Config) -> SGD | Adam:
