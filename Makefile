@@ -58,7 +58,7 @@ test-lowest: ## run the demo, the tests of Ray and others with the lowest versio
 	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/lowest.txt --editable . pytest hypothesis jsonschema psutil
 	$(LOWEST)/bin/rayfed sweep demo rounds=2 seeds=[0] results=$(LOWEST)/results
 	$(LOWEST)/bin/python -m pytest -m "ray and not slow" tests/distributed tests/engine
-	$(LOWEST)/bin/python -m pytest -m "not ray and not slow" tests/core tests/data tests/metrics tests/models tests/results
+	$(LOWEST)/bin/python -m pytest -m "not ray and not slow" tests/core tests/data tests/metrics tests/models tests/records tests/reports
 
 record-weights: $(STAMP) ## record the final weights that tests compare, only where results are meant to change
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python -m helpers.final_weights

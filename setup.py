@@ -34,7 +34,7 @@ setup(
     package_dir={"rayfed.tune_spaces": "tune_spaces", "rayfed.docs": "docs"},
     package_data={
         "rayfed": ["py.typed", "experiments/catalogue.json"],
-        "rayfed.results.page": ["*.html", "*.css", "*.js"],
+        "rayfed.reports.page": ["*.html", "*.css", "*.js"],
         "rayfed.tune_spaces": ["*.yaml"],
         "rayfed.docs": ["*.md"],
         "rayfed.docs.images": ["*"],

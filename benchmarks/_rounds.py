@@ -19,7 +19,7 @@ from rayfed.distributed.capacity import bundles
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.server_process import make_pool, steps_reserved
 from rayfed.experiments.plan import Plan
-from rayfed.results.read import read
+from rayfed.reports.read import read
 
 TRAINING = ("broadcast", "train", "upload", "aggregate")  # a round without its evaluation
 RAYFED = "rayfed, 2 hosts"

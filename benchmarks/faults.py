@@ -27,7 +27,7 @@ import pandas as pd
 import psutil
 
 from rayfed.core.errors import UsageError
-from rayfed.results.read import read
+from rayfed.reports.read import read
 
 ALGORITHMS = ("fedavg", "scaffold", "adcol", "dbe", "afl")
 VICTIMS = {

@@ -30,7 +30,7 @@ from faults import run_once as undisturbed_run
 from faults import start as start_command
 
 from rayfed.core.errors import UsageError
-from rayfed.results.read import read
+from rayfed.reports.read import read
 
 ROLES = {"driver": "", **{name: VICTIMS[name] for name in ("server", "host", "recorder")}}
 SLICES = 8

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rayfed.data.population import Client, Examples
     from rayfed.experiments.config import Config
     from rayfed.experiments.contract import Finding
-    from rayfed.experiments.result import Report, Result, SweepResult
-    from rayfed.results.read import read as read_results
-    from rayfed.results.read import read_events
+    from rayfed.reports.read import read as read_results
+    from rayfed.reports.read import read_events
+    from rayfed.result import Report, Result, SweepResult
 
 __version__ = "0.1.0"
 
@@ -61,16 +61,16 @@ _ORIGINS = {
     "Examples": "rayfed.data.population:Examples",
     "Finding": "rayfed.experiments.contract:Finding",
     "HostLost": "rayfed.core.errors:HostLost",
-    "Report": "rayfed.experiments.result:Report",
-    "Result": "rayfed.experiments.result:Result",
+    "Report": "rayfed.result:Report",
+    "Result": "rayfed.result:Result",
     "StorageError": "rayfed.core.errors:StorageError",
-    "SweepResult": "rayfed.experiments.result:SweepResult",
+    "SweepResult": "rayfed.result:SweepResult",
     "UsageError": "rayfed.core.errors:UsageError",
     "check": "rayfed.api:check",
     "load": "rayfed.api:load",
     "option": "rayfed.core.options:option",
-    "read_events": "rayfed.results.read:read_events",
-    "read_results": "rayfed.results.read:read",
+    "read_events": "rayfed.reports.read:read_events",
+    "read_results": "rayfed.reports.read:read",
     "report": "rayfed.api:report",
     "run": "rayfed.api:run",
     "sweep": "rayfed.api:sweep",

@@ -19,18 +19,18 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.contract import Finding, findings
 from rayfed.experiments.more_rounds import Longer, continue_shorter
 from rayfed.experiments.plan import Given, ModelFactory, Plan, make_plan
-from rayfed.experiments.result import Report, Result, SweepResult
 from rayfed.experiments.run_summary import run_summary
 from rayfed.experiments.sources import from_file, merged
 from rayfed.experiments.space import Space, read_space
 from rayfed.experiments.sweep import configurations, plan_sweep
 from rayfed.experiments.trial import resume_message
 from rayfed.losses.base import Loss
-from rayfed.results.folder import make_experiment_folder
-from rayfed.results.recorder import Recorder
-from rayfed.results.storage import open_storage
-from rayfed.results.tracking import check_trackers
-from rayfed.results.trials import claimed, read_trials, recorded_configuration, recorded_value
+from rayfed.records.folder import make_experiment_folder
+from rayfed.records.recorder import Recorder
+from rayfed.records.storage import open_storage
+from rayfed.records.tracking import check_trackers
+from rayfed.records.trials import claimed, read_trials, recorded_configuration, recorded_value
+from rayfed.result import Report, Result, SweepResult
 
 
 def run(
@@ -210,7 +210,7 @@ def load(
     Raises:
         UsageError: There is no such trial, or it cannot be made again from what is given.
     """
-    from rayfed.results.read import list_experiments
+    from rayfed.reports.read import list_experiments
 
     names = list_experiments(folder)
     experiment = _only(names, experiment, "experiment", str(folder))

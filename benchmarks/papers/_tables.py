@@ -30,7 +30,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.sources import from_file, merged
 from rayfed.experiments.space import Space, read_space
-from rayfed.results.read import Tables
+from rayfed.reports.read import Tables
 
 HOME = Path(__file__).parent
 KEYS = {"title", "paper", "setting", "columns", "rows", "claims", "full", "small"}

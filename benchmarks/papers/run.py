@@ -24,7 +24,7 @@ from rayfed.api import run_sweep
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments
-from rayfed.results.read import read
+from rayfed.reports.read import read
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

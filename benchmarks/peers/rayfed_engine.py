@@ -12,7 +12,7 @@ from peers.jobs import plan_of
 from rayfed.distributed.capacity import bundles
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.server_process import make_pool, steps_reserved
-from rayfed.results.read import read
+from rayfed.reports.read import read
 
 
 def main() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
-from rayfed.results.figures.kinds import KINDS, plot
-from rayfed.results.pairs import PairedScores, Pairs, all_pairs, paired_scores, stars_against_best
-from rayfed.results.queries import comparison_text, pairs_table, target_text
-from rayfed.results.read import Tables, of_experiment, read
-from rayfed.results.report import FORMATS, render
-from rayfed.results.selection import RULES
+from rayfed.reports.figures.kinds import KINDS, plot
+from rayfed.reports.pairs import PairedScores, Pairs, all_pairs, paired_scores, stars_against_best
+from rayfed.reports.queries import comparison_text, pairs_table, target_text
+from rayfed.reports.read import Tables, of_experiment, read
+from rayfed.reports.render import FORMATS, render
+from rayfed.reports.selection import RULES
 
 DEFAULT_PORT = 8420
 
@@ -73,7 +73,7 @@ def execute(options: argparse.Namespace) -> int:
         if (given := getattr(options, name)) is not None and options.plot is None:
             raise UsageError(f"--{name} {given}: describes a plot; give --plot FILE as well")
     if options.serve is not None:
-        from rayfed.results.page.server import serve
+        from rayfed.reports.page.server import serve
 
         return serve(options.folder, options.experiment, options.serve)
     width = shutil.get_terminal_size((100, 24)).columns
@@ -152,7 +152,7 @@ def _files(options: argparse.Namespace, tables: Tables, scored: dict[str, Any]) 
         _write_csv(render(options.folder, options.experiment, format="csv", tables=tables, **scored), options.csv)
         written.append(f"CSV: {options.csv}")
     if options.html:
-        from rayfed.results.page.build import write_page
+        from rayfed.reports.page.build import write_page
 
         write_page(options.folder, options.experiment, options.html, select=options.select)
         written.append(f"Page: {options.html}")

@@ -49,7 +49,7 @@ def execute(options: argparse.Namespace) -> int:
         print(run_text(make_plan(config)))
         return 0
     from rayfed.api import run  # imports torch, which takes seconds
-    from rayfed.results.report import render
+    from rayfed.reports.render import render
 
     try:
         result = run(config, quiet=False, keep_state=False, profile=options.profile)
@@ -70,8 +70,8 @@ def execute(options: argparse.Namespace) -> int:
 
 def _profile(config: Config, trial: str) -> str:
     from rayfed.experiments.profile import profile_text
-    from rayfed.results.read import read
-    from rayfed.results.storage import open_storage
+    from rayfed.records.storage import open_storage
+    from rayfed.reports.read import read
 
     rounds = read(config.results, config.experiment).rounds
     home = open_storage(config.results).child(config.experiment)

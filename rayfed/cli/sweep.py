@@ -86,10 +86,10 @@ def _space_file(given: str) -> Path:
 
 def _results(config: Config) -> str:
     """Return the report on the sweep, and plot its curves beside the tables."""
-    from rayfed.results.figures.kinds import plot
-    from rayfed.results.read import read
-    from rayfed.results.report import render
-    from rayfed.results.storage import open_storage
+    from rayfed.records.storage import open_storage
+    from rayfed.reports.figures.kinds import plot
+    from rayfed.reports.read import read
+    from rayfed.reports.render import render
 
     tables = read(config.results, config.experiment)
     text = render(config.results, config.experiment, tables=tables)

@@ -1,6 +1,6 @@
 """The records that travel from hosts and the server to the Parquet tables: scores, rounds, and maps.
 
-The columns of the tables `metrics` and `rounds` are derived from these types; see `rayfed.results.tables`.
+The columns of the tables `metrics` and `rounds` are derived from these types; see `rayfed.records.schema`.
 """
 
 import itertools

@@ -37,8 +37,8 @@ from rayfed.engine.checkpoint import Saved, newest_round
 from rayfed.experiments.config import Faults, Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import interrupted
-from rayfed.results.recorder import Progress, Recorder
-from rayfed.results.trials import mark_interrupted
+from rayfed.records.recorder import Progress, Recorder
+from rayfed.records.trials import mark_interrupted
 
 CONNECT_SECONDS = 10
 RESERVE_SECONDS = 60

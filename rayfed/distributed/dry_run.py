@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rayfed.core.plain_table import plain_table
 from rayfed.distributed.capacity import Bundle, bundles, check_run, check_sweep, fits, known_nodes
 from rayfed.engine.device import device_for
 from rayfed.experiments.config import Config, Placement
@@ -16,9 +17,8 @@ from rayfed.experiments.progress import span
 from rayfed.experiments.run_summary import counted, run_summary, size_text
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import Populations, configurations, plan_sweep
-from rayfed.results.text_table import plain_table
-from rayfed.results.tracking import check_trackers
-from rayfed.results.trials import flattened
+from rayfed.records.tracking import check_trackers
+from rayfed.records.trials import flattened
 
 _ROWS = 30  # of a table
 _AT_ONCE = 64  # the most trials that are counted as fitting at once

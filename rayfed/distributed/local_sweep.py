@@ -14,7 +14,7 @@ from rayfed.experiments.jobs import Job
 from rayfed.experiments.progress import Countdown, many_trials, note, span, watched
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import Populations, SweepPlan, failed_before_start, planned
-from rayfed.results.recorder import Recorder
+from rayfed.records.recorder import Recorder
 
 
 def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:

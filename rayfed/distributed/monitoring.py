@@ -9,8 +9,8 @@ from ray.util.metrics import Gauge
 
 from rayfed.core.records import Record
 from rayfed.core.working_folder import enter
-from rayfed.results.holdings import Holding
-from rayfed.results.recorder import Recorder
+from rayfed.records.holdings import Holding
+from rayfed.records.recorder import Recorder
 
 _TRIAL = ("experiment", "trial", "algorithm")
 GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {

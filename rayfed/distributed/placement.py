@@ -9,7 +9,7 @@ from rayfed.engine.device import device_for
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import Countdown, note, one_trial, watch_trials, watched
 from rayfed.experiments.sweep import SweepPlan
-from rayfed.results.recorder import Progress, Recorder
+from rayfed.records.recorder import Progress, Recorder
 
 
 def launch(plan: Plan, saved: Saved, *, quiet: bool) -> Outcome:

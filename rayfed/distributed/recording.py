@@ -24,11 +24,11 @@ from rayfed.distributed.activity import Activity
 from rayfed.distributed.monitoring import RecorderWithGauges
 from rayfed.distributed.processes import cause_of_death, this_process
 from rayfed.engine.checkpoint import Saved
-from rayfed.results.checkpoints import Part
-from rayfed.results.holdings import Holding
-from rayfed.results.recorder import NotBegun, Progress, Sign
-from rayfed.results.storage import is_url
-from rayfed.results.tracking.feed import CLOSE_SECONDS
+from rayfed.records.checkpoints import Part
+from rayfed.records.holdings import Holding
+from rayfed.records.recorder import NotBegun, Progress, Sign
+from rayfed.records.storage import is_url
+from rayfed.records.tracking.feed import CLOSE_SECONDS
 
 _GONE = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError)
 _RETRY_SECONDS = 0.2

@@ -41,8 +41,8 @@ from rayfed.experiments.progress import Countdown, many_trials, span, watched
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import SweepPlan
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
-from rayfed.results.storage import ArrowStorage, open_storage
-from rayfed.results.trials import mark_interrupted
+from rayfed.records.storage import ArrowStorage, open_storage
+from rayfed.records.trials import mark_interrupted
 
 _LOOK_SECONDS = 1.0  # between looks at whether the trials' processes are alive
 _BUFFERED_SECONDS = 0.5  # during which results of short rounds are collected, if no scheduler waits for each

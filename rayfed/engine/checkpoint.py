@@ -2,7 +2,7 @@
 
 Random states are not saved, because random streams are keyed by round. A checkpoint writes only the states of clients
 that changed since the one before, and one client's state at a time is in memory. Bytes go to the recorder in blocks,
-because it may be on another machine; `rayfed.results.checkpoints` describes the files.
+because it may be on another machine; `rayfed.records.checkpoints` describes the files.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.cohorts import sampled_cohort
 from rayfed.engine.serialization import serialised
 from rayfed.engine.server import Server, responding
-from rayfed.results.checkpoints import BLOCK_BYTES, NoCheckpoint, Part, checksum
-from rayfed.results.storage import one_line
+from rayfed.records.checkpoints import BLOCK_BYTES, NoCheckpoint, Part, checksum
+from rayfed.records.storage import one_line
 
 GAP_BYTES = 2**20
 """Unused bytes between two parts that are read along, because a request costs more."""

@@ -13,7 +13,7 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.evaluation import Evaluation
 from rayfed.metrics.base import Metric, OfGradients, OfPredictions, OfRepresentations
 from rayfed.metrics.representations import check_layer
-from rayfed.results.metric_names import lower_is_better_by_name
+from rayfed.records.metric_names import lower_is_better_by_name
 
 _MOST_CLIENTS = 1000  # that are looked at, to find out what a metric is going to measure
 

@@ -38,7 +38,7 @@ from rayfed.experiments.config import Checkpoint, Tracking
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.small_population import small_population
 from rayfed.experiments.trial import run_trial
-from rayfed.results.recorder import Recorder
+from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import UNIFORM
 
 _CLIENTS = 4

@@ -8,7 +8,7 @@ from typing import Any
 from rayfed.core import errors
 from rayfed.core.user_files import error_line
 from rayfed.experiments.jobs import Job
-from rayfed.results.recorder import Progress, traceback_file
+from rayfed.records.recorder import Progress, traceback_file
 
 _LEAST = 3  # trials that fail alike before a sweep is doomed
 _PLACE = re.compile(r"\([^()]*, line \d+, in [^()]*\)")

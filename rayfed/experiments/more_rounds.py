@@ -18,10 +18,10 @@ from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import hash_in_checkpoints
 from rayfed.experiments.trial import nothing_left, resume_message
 from rayfed.experiments.user_code import checked_code_hash, named_objects
-from rayfed.results.checkpoints import CheckpointStore
-from rayfed.results.storage import Storage, open_storage, storage_errors
-from rayfed.results.trials import forget_trial, read_trials
-from rayfed.results.writer import TrialWriter
+from rayfed.records.checkpoints import CheckpointStore
+from rayfed.records.storage import Storage, open_storage, storage_errors
+from rayfed.records.trials import forget_trial, read_trials
+from rayfed.records.writer import TrialWriter
 
 
 class Longer(NamedTuple):

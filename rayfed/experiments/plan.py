@@ -56,8 +56,8 @@ from rayfed.losses.torch_losses import CrossEntropy
 from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
 from rayfed.models.split_model import ensure_split, initialise_lazy_layers
-from rayfed.results.holdings import Holding
-from rayfed.results.storage import LocalStorage, one_line, open_storage
+from rayfed.records.holdings import Holding
+from rayfed.records.storage import LocalStorage, one_line, open_storage
 from rayfed.sampling.base import build_sampler
 
 ModelFactory = Callable[[], nn.Module]

@@ -9,7 +9,7 @@ from typing import Any
 from rayfed.core.records import Record
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.tracing import Tracer
-from rayfed.results.storage import Storage
+from rayfed.records.storage import Storage
 
 TRACED_ROUNDS = 2
 """Rounds in a trace. The first round of a run is left out if there are others, since it also warms up."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rayfed.core.status_line import Bar, StatusLine
-from rayfed.results.metric_names import is_fraction
-from rayfed.results.recorder import Progress
+from rayfed.records.metric_names import is_fraction
+from rayfed.records.recorder import Progress
 
 _LATER = 1.2  # an estimate that is later than the one shown by less than this factor is not shown
 

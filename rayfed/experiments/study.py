@@ -21,9 +21,9 @@ from rayfed.experiments.jobs import Job
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.sources import merged
 from rayfed.experiments.space import AdaptiveArm, Space
-from rayfed.results.storage import Storage, storage_errors
-from rayfed.results.trials import read_trials
-from rayfed.results.validation import best_validation
+from rayfed.records.storage import Storage, storage_errors
+from rayfed.records.trials import read_trials
+from rayfed.records.validation import best_validation
 
 LOG_FILE = "search.json"
 Identify = Callable[[Config], Mapping[str, Any]]

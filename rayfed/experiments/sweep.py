@@ -15,9 +15,9 @@ from rayfed.experiments.plan import Given, Plan, data_key, load_data, make_plan
 from rayfed.experiments.run_summary import counted, notes, unused_gpu
 from rayfed.experiments.space import Space
 from rayfed.experiments.study import LOG_FILE, Study, check_search
-from rayfed.results.storage import open_storage
-from rayfed.results.tracking import check_trackers
-from rayfed.results.trials import read_trials
+from rayfed.records.storage import open_storage
+from rayfed.records.tracking import check_trackers
+from rayfed.records.trials import read_trials
 
 MAX_NOTES = 8  # that are printed before a sweep
 

@@ -23,8 +23,8 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.failures import failure
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.profile import Profile
-from rayfed.results.holdings import Holding
-from rayfed.results.recorder import traceback_file
+from rayfed.records.holdings import Holding
+from rayfed.records.recorder import traceback_file
 
 
 class Sink(CheckpointFiles, Protocol):

@@ -47,7 +47,7 @@ from rayfed.core.registry import resolve
 from rayfed.core.user_files import is_user_file
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.config import Config
-from rayfed.results.trials import recorded_value
+from rayfed.records.trials import recorded_value
 
 # What the user's own code is
 

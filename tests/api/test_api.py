@@ -18,8 +18,8 @@ import rayfed
 from helpers.federations import Net, blobs, net
 from rayfed.core.errors import Diverged, UsageError
 from rayfed.core.trees import named_tensors
-from rayfed.results.hyperparameter_groups import group_trials
-from rayfed.results.read import read
+from rayfed.reports.hyperparameter_groups import group_trials
+from rayfed.reports.read import read
 
 
 def own(number=4, kind=torch.from_numpy):

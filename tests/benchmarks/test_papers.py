@@ -23,7 +23,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import merged
 from rayfed.models.build import build_model
-from rayfed.results.read import Tables
+from rayfed.reports.read import Tables
 
 HOME = Path(__file__).parents[2] / "benchmarks" / "papers"
 NAMES = sorted(path.stem for path in HOME.glob("*.yaml"))

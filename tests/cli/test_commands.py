@@ -155,7 +155,7 @@ class TestModules:
         ("module", "without"),
         [
             ("rayfed", {"torch", "numpy", "yaml", "pandas"}),
-            ("rayfed.results.recorder", {"torch", "sklearn", "pandas", "matplotlib"}),
+            ("rayfed.records.recorder", {"torch", "sklearn", "pandas", "matplotlib"}),
             ("rayfed.cli.report", {"torch", "sklearn", "matplotlib"}),
             ("rayfed.distributed.ray_host", {"pandas", "pyarrow", "sklearn", "matplotlib"}),
             ("rayfed.api", {"ray", "sklearn", "matplotlib", "sympy"}),

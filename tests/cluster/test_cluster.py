@@ -15,7 +15,7 @@ import yaml
 import rayfed
 from helpers.lab import ADDRESSES, ROOT, Lab, cluster_file, missing
 from helpers.ray_processes import wait_until
-from rayfed.results.read import read, read_events
+from rayfed.reports.read import read, read_events
 
 pytestmark = [
     pytest.mark.slow,

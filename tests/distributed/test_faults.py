@@ -16,7 +16,7 @@ from helpers.commands import command
 from helpers.ray_processes import processes, send, wait_until
 from helpers.sleeping import write_sleeping
 from rayfed.distributed.private_session import start_here
-from rayfed.results.read import read, read_events
+from rayfed.reports.read import read, read_events
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -23,7 +23,7 @@ from helpers.ray_processes import processes, wait_until
 from helpers.sleeping import write_sleeping
 from rayfed.distributed.cluster import _patient_start
 from rayfed.distributed.private_session import protect_token
-from rayfed.results.read import read, read_events
+from rayfed.reports.read import read, read_events
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

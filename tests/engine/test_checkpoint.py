@@ -20,7 +20,7 @@ from rayfed.engine.checkpoint import Checkpointer, verified
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
-from rayfed.results import checkpoints, storage
+from rayfed.records import checkpoints, storage
 
 ROUNDS, COHORT, CLIENTS = 9, 3, 12
 PEOPLE = blobs(CLIENTS, sizes=(12, 15))

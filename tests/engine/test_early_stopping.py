@@ -16,7 +16,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.naming import outcome_values, trial_name
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.trial import TrialRun, resume_message
-from rayfed.results.recorder import Recorder
+from rayfed.records.recorder import Recorder
 
 QUICK = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},

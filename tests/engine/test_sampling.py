@@ -27,7 +27,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.naming import outcome_values, trial_name
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.trial import TrialRun
-from rayfed.results.recorder import Recorder
+from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import Cohort, Drawing, Sampler, Uniform
 from rayfed.sampling.by_size import BySize
 from rayfed.sampling.importance import Importance, inclusion_probabilities, systematic_sample

@@ -17,8 +17,8 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import from_arguments, from_file, merged
-from rayfed.results.page.content import configuration
-from rayfed.results.trials import flattened, recorded_configuration
+from rayfed.records.trials import flattened, recorded_configuration
+from rayfed.reports.page.content import configuration
 
 MINE = """
 from dataclasses import dataclass

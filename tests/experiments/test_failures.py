@@ -4,7 +4,7 @@ import pytest
 
 from rayfed.core.errors import Diverged, UsageError
 from rayfed.experiments.failures import Failures, failure
-from rayfed.results.recorder import Progress
+from rayfed.records.recorder import Progress
 
 ERROR = "ValueError: expected 3, got 4 (mine.py, line 7, in measure)"
 

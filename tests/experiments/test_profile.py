@@ -9,7 +9,7 @@ import pytest
 import rayfed
 from helpers.commands import command
 from rayfed.experiments.profile import profile_text, round_parts
-from rayfed.results.storage import open_storage
+from rayfed.records.storage import open_storage
 
 QUICK = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},

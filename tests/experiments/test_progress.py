@@ -12,7 +12,7 @@ from rayfed.core.pace import Pace
 from rayfed.core.records import Record
 from rayfed.core.status_line import Bar, StatusLine
 from rayfed.experiments.progress import Countdown, many_trials, one_trial, seconds_left
-from rayfed.results.recorder import Progress, Recorder
+from rayfed.records.recorder import Progress, Recorder
 
 
 class TestPace:

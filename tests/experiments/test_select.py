@@ -13,8 +13,8 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
 from rayfed.metrics.base import OfPredictions, OfTraining, Value
-from rayfed.results.read import read
-from rayfed.results.report import render
+from rayfed.reports.read import read
+from rayfed.reports.render import render
 
 QUICK = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},

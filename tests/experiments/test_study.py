@@ -14,8 +14,8 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.space import read_space
 from rayfed.experiments.study import Study, check_search
 from rayfed.experiments.sweep import configurations, plan_sweep
-from rayfed.results.storage import open_storage
-from rayfed.results.validation import best_validation
+from rayfed.records.storage import open_storage
+from rayfed.records.validation import best_validation
 
 QUICK = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},

@@ -7,8 +7,8 @@ from rayfed.engine.fleet import LocalFleet
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.trial import TrialRun, run_trial
-from rayfed.results.read import read, read_events
-from rayfed.results.recorder import Recorder
+from rayfed.records.recorder import Recorder
+from rayfed.reports.read import read, read_events
 
 VALUES = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},

@@ -1,7 +1,7 @@
 """Checkpoints without the tables of a trial."""
 
-from rayfed.results.recorder import Recorder
-from rayfed.results.storage import storage_errors
+from rayfed.records.recorder import Recorder
+from rayfed.records.storage import storage_errors
 
 
 class CheckpointRecorder(Recorder):

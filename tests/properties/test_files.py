@@ -16,8 +16,8 @@ from rayfed.core.errors import StorageError, UsageError
 from rayfed.data.loading import load
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.results.read import read, read_events
-from rayfed.results.report import render
+from rayfed.reports.read import read, read_events
+from rayfed.reports.render import render
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 FEW = settings(max_examples=6, deadline=None, suppress_health_check=CHECKS, derandomize=True)

@@ -15,8 +15,8 @@ from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
 from rayfed.experiments.config import build_algorithm
 from rayfed.metrics import METRICS
-from rayfed.results.tables import METRICS_SCHEMA, ROUNDS_SCHEMA
-from rayfed.results.trials import FIXED, STATUSES
+from rayfed.records.schema import METRICS_SCHEMA, ROUNDS_SCHEMA
+from rayfed.records.trials import FIXED, STATUSES
 from rayfed.sampling import SAMPLERS
 
 main = command("run")

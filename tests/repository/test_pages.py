@@ -13,7 +13,7 @@ from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import from_arguments
-from rayfed.results.storage import is_url
+from rayfed.records.storage import is_url
 
 ROOT = Path(__file__).resolve().parents[2]
 while not (ROOT / "pyproject.toml").exists():

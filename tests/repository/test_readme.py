@@ -12,7 +12,7 @@ from helpers.federations import blobs, blueprint, simulate
 from rayfed.experiments.config import build_algorithm
 from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import read_space
-from rayfed.results.report import render
+from rayfed.reports.render import render
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -24,7 +24,7 @@ from helpers.commands import command
 from helpers.ray_session import start_ray
 from rayfed.experiments.config import Config
 from rayfed.experiments.space import read_space
-from rayfed.results.report import render
+from rayfed.reports.render import render
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]

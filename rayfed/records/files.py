@@ -1,0 +1,61 @@
+"""Reading a Parquet file, and replacing it in one step."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayfed.core.errors import FULL, StorageError
+from rayfed.records.storage import LocalStorage, Storage, one_line
+
+ROOM = 2**16
+"""Bytes of a disk that are taken for the next version of a file, besides twice its size."""
+
+
+def replace_parquet(table: pa.Table, folder: Storage, name: str, *, keep_room: bool = False) -> None:
+    """Write `table` to a file, which at every moment holds either the old rows or the new ones, and never a part.
+
+    Only one process may write to a file at a time. A crash leaves a hidden file, which the next call overwrites.
+
+    Args:
+        keep_room: Whether to take space on a disk for the next version of the file, so that it can be written when the
+            disk is full. Only one file of a folder can have it.
+    """
+    stream = pa.BufferOutputStream()
+    pq.write_table(table, stream, write_page_checksum=True)
+    content = memoryview(stream.getvalue())
+    if not keep_room or not isinstance(folder, LocalStorage):
+        folder.write(name, content)
+        return
+    try:
+        folder.write(name, content)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        try:
+            folder.write_in_room(name, content)
+        except OSError:
+            raise error from None
+    folder.keep_room(len(content) + ROOM // 2, 2 * len(content) + ROOM)
+
+
+def read_parquet(folder: Storage, name: str) -> pa.Table:
+    """Return the rows of a file, all of one version, also while another process replaces it.
+
+    Raises:
+        OSError: the file is missing or cannot be read.
+        StorageError: the file is damaged.
+    """
+    for attempt in range(_ATTEMPTS):
+        content = folder.read(name)
+        try:
+            return pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
+        except Exception as error:  # pyarrow raises many kinds for damaged bytes
+            # An object store may have told the size of the old version and sent the new one.
+            if attempt == _ATTEMPTS - 1:
+                raise StorageError(
+                    f"{folder.location}/{name}: damaged, not the Parquet file that rayfed wrote "
+                    f"({one_line(error)[:120]}); restore it, or delete it and run its trials again"
+                ) from error
+    raise AssertionError
+
+
+_ATTEMPTS = 3

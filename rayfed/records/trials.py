@@ -1,0 +1,314 @@
+"""The table `trials`: one row per trial, with a column for every configuration value under its dotted name.
+
+Algorithms have different hyperparameters, so trials have different columns, and a reader of many Parquet files takes
+the columns of the first. The table is therefore a single file, which the trials replace in turn under a lock. While
+trials run, give `pandas.read_parquet` the folder `trials` and not the file in it: pyarrow opens a file's path twice,
+and may take the columns of one version and the rows of the next. Object stores have no locks: there, two commands must
+not write to one experiment at the same time.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import math
+import platform
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rayfed.core.errors import UsageError
+from rayfed.core.file_names import check_name
+from rayfed.records.checkpoints import CheckpointStore
+from rayfed.records.files import read_parquet, replace_parquet
+from rayfed.records.owners import Owner, claims, describe, is_alive
+from rayfed.records.storage import LocalStorage, Storage, open_storage, storage_errors
+
+TRIALS_FILE = "trials.parquet"
+STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted", "lost")
+"""`stopped`: ended early by a sweep's scheduler; `interrupted`: ended by Ctrl-C; `lost`: its command died. Only readers
+know the latter, because the table still says `running`; see `rayfed.reports.read`."""
+
+FIXED: dict[str, pa.DataType] = {
+    "trial": pa.string(),
+    "experiment": pa.string(),
+    "algorithm": pa.string(),
+    "seed": pa.int64(),
+    "status": pa.string(),
+    "stop_reason": pa.string(),
+    "error": pa.string(),
+    "traceback": pa.string(),
+    "owner": pa.string(),
+    "started": pa.timestamp("us", tz="UTC"),
+    "seconds": pa.float64(),
+    "rounds_done": pa.int64(),
+    "weights_hash": pa.string(),
+    "default_eval_point": pa.string(),
+    "selection_metric": pa.string(),
+    "selection_mode": pa.string(),
+    "partition_hash": pa.string(),
+    "partition_seed": pa.int64(),
+    "code_hash": pa.string(),
+    "parameters": pa.int64(),
+    "macs": pa.int64(),
+    "version_rayfed": pa.string(),
+    "version_python": pa.string(),
+    "version_torch": pa.string(),
+    "version_ray": pa.string(),
+    "version_numpy": pa.string(),
+}
+"""The columns that every table `trials` has, first and in this order.
+
+`stop_reason` says why a trial that is done stopped before its last round; null if it did not. `owner` names the process
+that records the trial; see `rayfed.records.owners`.
+`default_eval_point` is the point at which the algorithm's paper evaluates. `selection_metric` is the metric that
+chooses rounds and hyperparameters, and `selection_mode` says whether its best value is the `max` or the `min`.
+`partition_hash` identifies which client holds which rows of the dataset, or the contents of a user's own clients;
+`partition_seed` is the seed with which the partition drew, null where there was none. `code_hash` covers the user's own
+classes that the configuration names; null without any. `parameters` and `macs` (multiply-accumulates of one example's
+forward pass) are the model's."""
+COUNTS_OR_SHARES = ("cohort", "unseen_clients")
+"""Columns in which 1 and 1.0 differ: one client, and all of them."""
+_NOT_CONFIGURATION = ("results", "experiment", "resume")
+_JSON_BEGINS = tuple("[{-0123456789")
+
+
+def record_trial(folder: str | Path, experiment: str, trial: str, values: Mapping[str, Any]) -> None:
+    """Write `values` to the row of `trial`; columns that are not given keep their values.
+
+    A new row begins with the status "running", the present time and the installed versions. Each column has one type:
+    lists and values of several types become JSON strings, and integers beside fractions become fractions, except in
+    `COUNTS_OR_SHARES`. Any number of processes may call this at once, also on several machines if the file system has
+    working locks.
+
+    Args:
+        values: the fixed columns and dotted configuration names. Nested mappings are flattened to dotted names, and
+            `algorithm` defaults to `algorithm.name`.
+
+    Raises:
+        UsageError: a name of the experiment or the trial that cannot be the name of a file, or another `owner` than
+            the one that is running the trial.
+        ValueError: an unknown status.
+    """
+    check_name(experiment, "experiment")
+    check_name(trial, "trial")
+    if (status := values.get("status", "running")) not in STATUSES:
+        raise ValueError(f"status {status!r}: known are {', '.join(STATUSES)}")
+    new = dict(flattened(values))
+    if "algorithm" not in new and "algorithm.name" in new:  # a configuration tree has only the latter
+        new["algorithm"] = new["algorithm.name"]
+    if new.get("error") is not None:
+        new["error"] = " ".join(str(new["error"]).split())
+    home = open_storage(folder).child(experiment)
+    table = home.child("trials")
+    with _locked(table):
+        rows = read_trials(table)
+        row = next((row for row in rows if row["trial"] == trial), None)
+        if row is None:
+            row = {"status": "running", "started": datetime.datetime.now(datetime.UTC), **versions()}
+            rows.append(row)
+        _check_owner(home, row, new)
+        row.update(new, trial=trial, experiment=experiment)
+        replace_parquet(trials_table(rows), table, TRIALS_FILE, keep_room=True)  # to say that the disk is full
+
+
+def forget_trial(folder: str | Path, experiment: str, trial: str) -> None:
+    """Delete the row of a trial."""
+    table = open_storage(folder).child(experiment).child("trials")
+    with _locked(table):
+        rows = [row for row in read_trials(table) if row["trial"] != trial]
+        replace_parquet(trials_table(rows), table, TRIALS_FILE, keep_room=True)
+
+
+def mark_interrupted(folder: str | Path, experiment: str, trials: Iterable[str]) -> int:
+    """Record that those of `trials` that are running were interrupted, and return how many are done."""
+    rows = {row["trial"]: row["status"] for row in read_trials(open_storage(folder).child(experiment, "trials"))}
+    statuses = {trial: rows.get(trial) for trial in trials}
+    for trial, status in statuses.items():
+        if status == "running":
+            record_trial(folder, experiment, trial, {"status": "interrupted"})
+    return list(statuses.values()).count("done")
+
+
+def _check_owner(home: Storage, row: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    before, after = row.get("owner"), new.get("owner")
+    if before and after and before != after and row["status"] == "running" and is_alive(home, before):
+        raise UsageError(_in_use(row["trial"], before))
+
+
+@contextmanager
+def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Iterator[None]:
+    """Claim `trials` for this command, so that no other one begins them meanwhile.
+
+    Raises:
+        UsageError: another process is running one of them, or is going to.
+        StorageError: the claim cannot be written.
+    """
+    home, wanted = open_storage(folder).child(experiment), set(trials)
+    with storage_errors(home.location), _locked(home.child("trials")):
+        _check_unclaimed(home, wanted)
+        claim = Owner(home, sorted(wanted))
+    try:
+        yield
+    finally:
+        claim.release()
+
+
+def _check_unclaimed(home: Storage, wanted: set[str]) -> None:
+    for row in read_trials(home.child("trials")):
+        if row["trial"] in wanted and row["status"] == "running" and row["owner"] and is_alive(home, row["owner"]):
+            raise UsageError(_in_use(row["trial"], row["owner"]))
+    for owner, trials in claims(home):
+        if both := sorted(trials & wanted):
+            others = f" (and {len(both) - 1} more)" if len(both) > 1 else ""
+            raise UsageError(_in_use(f"{both[0]}{others}", owner, "is going to run it"))
+
+
+def _in_use(trial: str, owner: str, does: str = "is running it") -> str:
+    return f"{trial}: {describe(owner)} {does}; wait, or end that process first"
+
+
+def recorded_value(folder: str | Path, experiment: str, trial: str, column: str) -> Any:
+    """Return a column of `trial`, or None if the trial is neither done nor has a checkpoint to resume from."""
+    home = open_storage(folder).child(experiment)
+    row: dict[str, Any] = next((row for row in read_trials(home.child("trials")) if row["trial"] == trial), {})
+    reusable = row.get("status") == "done" or (bool(row) and CheckpointStore(home, trial).exists())
+    return row.get(column) if reusable else None
+
+
+def read_trials(folder: Storage) -> list[dict[str, Any]]:
+    """Return the rows of the table `trials` in its folder; none if there is no table."""
+    try:
+        rows: list[dict[str, Any]] = read_parquet(folder, TRIALS_FILE).to_pylist()
+    except FileNotFoundError:
+        return []
+    return rows
+
+
+def recorded_configuration(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration in a row of the table, with dotted keys, as it may be given to a run again.
+
+    The folder of the results and the name of the experiment are left out, and so are values that are null. `row` may
+    come from pandas, where null is NaN and whole numbers beside nulls are floats.
+    """
+    plain = {str(key): _plain(value) for key, value in row.items()}
+    return {
+        key: _decoded(key, value)
+        for key, value in plain.items()
+        if value is not None and key not in _NOT_CONFIGURATION and (key not in FIXED or key == "seed")
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Return the columns `version_*`; None for a package that is not installed."""
+    packages = {"rayfed": "rayfed-sim", "torch": "torch", "ray": "ray", "numpy": "numpy"}
+    return {
+        "version_python": platform.python_version(),
+        **{f"version_{name}": _version(package) for name, package in packages.items()},
+    }
+
+
+def trials_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Return `rows` as one table: the fixed columns, then the others as they first appear; missing values are null."""
+    rows = list(rows)
+    others = dict.fromkeys(key for row in rows for key in row if key not in FIXED)
+    columns = {name: pa.array([_fixed(row.get(name), kind) for row in rows], kind) for name, kind in FIXED.items()}
+    return pa.table({**columns, **{name: _one_type([row.get(name) for row in rows], name) for name in others}})
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a nested mapping with their dotted keys."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _fixed(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_string(kind):
+        return str(value)
+    if pa.types.is_timestamp(kind) and isinstance(value, (int, float)):
+        return datetime.datetime.fromtimestamp(value, datetime.UTC)
+    return value
+
+
+def _one_type(values: list[Any], name: str) -> pa.Array:
+    values = [_plain(value) for value in values]
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {bool}:
+        return pa.array(values, pa.bool_())
+    if kinds == {int} and all(value is None or abs(value) < 2**63 for value in values):
+        return pa.array(values, pa.int64())
+    if float in kinds and kinds <= ({float} if name in COUNTS_OR_SHARES else {int, float}):
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    texts = [value if value is None or isinstance(value, str) else json.dumps(value, default=str) for value in values]
+    return pa.array(texts, pa.string())
+
+
+def _decoded(key: str, value: Any) -> Any:
+    """Return the value of an option from its column, in which lists, and numbers beside texts, are JSON."""
+    if isinstance(value, str) and (value[:1] in _JSON_BEGINS or value in ("true", "false")):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    if isinstance(value, float) and value.is_integer() and key not in COUNTS_OR_SHARES:
+        return int(value)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and math.isnan(value):
+        return None  # pandas reads null as NaN, which no configuration holds
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple, Mapping)):
+        return json.dumps(value, default=str)
+    if callable(getattr(value, "item", None)):  # a NumPy scalar
+        return value.item()
+    return str(value)
+
+
+@contextmanager
+def _locked(folder: Storage) -> Iterator[None]:
+    """Lock the table against other writers.
+
+    On a disk these are other processes and threads; the system unlocks the table when a process dies, also by kill -9.
+    Object stores have no locks, so there only one process may write the trials of an experiment.
+    """
+    if not isinstance(folder, LocalStorage):
+        with _THREADS:
+            yield
+        return
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with open(folder.path / ".trials.lock", "a+b") as file:
+        _lock(file.fileno())
+        yield  # closing the file unlocks it
+
+
+_THREADS = threading.Lock()
+_lock: Callable[[int], None]
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,0 +1,189 @@
+"""The values that are compared in pairs, and the comparison of all pairs of methods."""
+
+import itertools
+from typing import NamedTuple
+
+import pandas as pd
+
+from rayfed.core.errors import UsageError
+from rayfed.reports.captions import RULE_CAPTIONS, average_words
+from rayfed.reports.comparison import Comparison, check_paired, compare, find_group
+from rayfed.reports.read import Tables
+from rayfed.reports.result_table import Stars
+from rayfed.reports.row_filter import filter_rows
+from rayfed.reports.selection import TRIAL, aggregate_clients, client_values, pick_rounds
+from rayfed.reports.significance import holm, stars
+from rayfed.reports.summary import Summary, countable_trials, seed_values, summarise
+
+_GROUP = ["algorithm", "hyperparameters", "order"]
+
+
+class PairedScores(NamedTuple):
+    """What the methods of one experiment are compared by.
+
+    Attributes:
+        values: columns order, seed, quantity ("mean", "client:I", ...), value, higher_is_better.
+        groups: a row per method with its hyperparameters: algorithm, hyperparameters, order, chosen.
+        trials: the trials that count, with their configuration and `order`.
+        split, metric: the split and the metric.
+        rule: the rule that picks the round.
+        caption: what the values are means over, and the rule, in words.
+    """
+
+    values: pd.DataFrame
+    groups: pd.DataFrame
+    trials: pd.DataFrame
+    split: str
+    metric: str
+    rule: str
+    caption: str
+
+
+class Pairs(NamedTuple):
+    """All pairs of methods.
+
+    Attributes:
+        comparisons: one per pair, the better method second.
+        orders: of each comparison, the `order` of its first and its second.
+        best: the `order` of the best method, and its name.
+        methods: the algorithm and the hyperparameters by `order`.
+        holm_t, holm_wilcoxon: the p-values after Holm's correction.
+        notes: sentences on pairs that are missing and seeds that are left out.
+    """
+
+    comparisons: list[Comparison]
+    orders: list[tuple[int, int]]
+    best: tuple[int, str]
+    methods: dict[int, tuple[str, str]]
+    holm_t: list[float]
+    holm_wilcoxon: list[float]
+    notes: list[str]
+
+
+def paired_scores(
+    tables: Tables,
+    *,
+    metric: str | None,
+    point: str | None,
+    split: str | None,
+    rule: str | None,
+    summary: Summary | None = None,
+) -> PairedScores:
+    """Return what the methods in `tables`, of one experiment, are compared by.
+
+    Args:
+        metric, point, split, rule: as in `render`.
+        summary: that of `tables`, if the caller has it.
+
+    Raises:
+        UsageError: several experiments, or no such values.
+    """
+    if len(experiments := sorted(set(tables.trials["experiment"]))) > 1:
+        raise UsageError(f"compare: takes one experiment; choose with --experiment: {', '.join(experiments)}")
+    done, _ = countable_trials(tables)
+    metrics = tables.metrics.merge(done[TRIAL], on=TRIAL)
+    curves = pd.concat([aggregate_clients(metrics), client_values(metrics)], ignore_index=True)
+    rows = pick_rounds(curves, tables.criteria).merge(done[[*TRIAL, *_GROUP]], on=TRIAL)
+    rows = filter_rows(rows, tables, metric=metric, point=point, split=split)
+    split, metric = str(rows["split"].iloc[0]), str(rows["metric"].iloc[0])
+    all_rows = (summary or summarise(tables)).rows
+    # hyperparameters may be chosen at one point and not at another; what counts is the point that is shown
+    shown = filter_rows(all_rows, tables, metric=metric, point=point, split=split)
+    groups = pd.concat([shown, all_rows.assign(chosen=False)])[[*_GROUP, "chosen"]].drop_duplicates("order")
+    trials_by_rule = rows.groupby("rule")["trial"].agg(set)
+    rule = rule or ("selected" if trials_by_rule.get("selected") == trials_by_rule.get("final") else "final")
+    rows = rows[rows["rule"] == rule]
+    keys = ["metric", "higher_is_better", "quantity"]
+    average = average_words(tables.metrics, split, metric)
+    return PairedScores(
+        values=seed_values(rows[[*TRIAL, *keys, "value"]], done, keys),
+        groups=groups.sort_values("order", ignore_index=True),
+        trials=tables.trials.merge(done[[*TRIAL, "order"]], on=TRIAL),
+        split=split,
+        metric=metric,
+        rule=rule,
+        caption=f"{average}, {RULE_CAPTIONS[rule].format(criterion=tables.criteria[experiments[0]])}",
+    )
+
+
+def one_pair(scores: PairedScores, names: tuple[str, str]) -> Comparison:
+    """Return the comparison of the second of `names` with the first.
+
+    Raises:
+        UsageError: a name that is not in the results, or trials that cannot be paired.
+    """
+    orders = [find_group(name, scores.groups) for name in names]
+    if orders[0] == orders[1]:
+        raise UsageError(f"compare: {names[0]} and {names[1]} are the same algorithm and hyperparameters")
+    return _compared(scores, (orders[0], orders[1]), names)
+
+
+def all_pairs(scores: PairedScores) -> Pairs:
+    """Return the comparison of all pairs of methods.
+
+    A method with several hyperparameters stands for those that validation chose, or if it chose none, for each of them.
+
+    Raises:
+        UsageError: fewer than two methods, or none that can be paired.
+    """
+    groups = scores.groups[scores.groups["order"].isin(scores.values["order"])]
+    has_choice = groups.groupby("algorithm")["chosen"].transform("any")
+    groups = groups[groups["chosen"] | ~has_choice]
+    if len(groups) < 2:
+        raise UsageError("compare: needs two methods or more with finished trials")
+    means = scores.values[scores.values["quantity"] == "mean"].groupby("order")["value"].mean()
+    ascending = bool(scores.values["higher_is_better"].iloc[0])
+    ranked = groups.assign(mean=groups["order"].map(means)).sort_values("mean", ascending=ascending, kind="stable")
+    several = groups.groupby("algorithm")["order"].transform("size") > 1
+    labels = {
+        int(row.order): f"{row.algorithm} {row.hyperparameters}" if many and row.hyperparameters else str(row.algorithm)
+        for row, many in zip(groups.itertuples(), several, strict=True)
+    }
+    comparisons, orders, notes = [], [], []
+    for first, second in itertools.combinations([int(order) for order in ranked["order"]], 2):
+        try:
+            comparison = _compared(scores, (first, second), (labels[first], labels[second]))
+        except UsageError as error:
+            notes.append(f"{labels[second]} − {labels[first]} is missing: {str(error).removeprefix('compare: ')}.")
+            continue
+        comparisons.append(comparison)
+        orders.append((first, second))
+    if not comparisons:
+        raise UsageError(f"compare: no two methods can be paired; {notes[0]}")
+    notes += _left_out(comparisons)
+    holm_t, holm_wilcoxon = (holm([getattr(pair, name) for pair in comparisons]) for name in ("p_t", "p_wilcoxon"))
+    best = int(ranked["order"].iloc[-1])
+    methods = {int(row.order): (str(row.algorithm), str(row.hyperparameters)) for row in groups.itertuples()}
+    return Pairs(comparisons, orders, (best, labels[best]), methods, holm_t, holm_wilcoxon, notes)
+
+
+def stars_against_best(pairs: Pairs) -> Stars:
+    """Return the stars of each method for its difference from the best one."""
+    tested = zip(pairs.orders, pairs.holm_t, strict=True)
+    marks = {pairs.methods[first]: stars(p) for (first, second), p in tested if second == pairs.best[0]}
+    return Stars(pairs.best[1], marks)
+
+
+def _compared(scores: PairedScores, orders: tuple[int, int], names: tuple[str, str]) -> Comparison:
+    sides = {order: side for side, order in enumerate(orders)}
+    trials, values = (
+        frame[frame["order"].isin(orders)].assign(side=lambda rows: rows["order"].map(sides))
+        for frame in (scores.trials, scores.values)
+    )
+    check_paired(trials, names)
+    if set(values["side"]) != {0, 1}:
+        raise UsageError(
+            f"compare: rule={scores.rule}: one side has no {scores.split} {scores.metric} under this rule; use final"
+        )
+    return compare(values, names)
+
+
+def _left_out(comparisons: list[Comparison]) -> list[str]:
+    """Return a note on the seeds that do not count, since a side of a pair lacks them."""
+    notes = {
+        f"{pair.second} − {pair.first}: only the seeds that both have count; left out: "
+        f"{', '.join(map(str, pair.left_out))}."
+        for pair in comparisons
+        if pair.left_out
+    }
+    return sorted(notes)

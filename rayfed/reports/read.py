@@ -1,0 +1,173 @@
+"""Reading the results of one experiment, or of all in a folder, also while trials still write."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import pyarrow as pa
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
+from rayfed.records.files import read_parquet
+from rayfed.records.metric_names import default_metric, fill_higher_is_better
+from rayfed.records.owners import is_alive
+from rayfed.records.schema import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA
+from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
+from rayfed.records.trials import trials_table
+
+TABLES = ("metrics", "rounds", "trials")
+_SCHEMAS = {"metrics": METRICS_SCHEMA, "rounds": ROUNDS_SCHEMA, "events": EVENTS_SCHEMA}
+
+
+class Tables(NamedTuple):
+    """The three tables as data frames."""
+
+    metrics: pd.DataFrame
+    rounds: pd.DataFrame
+    trials: pd.DataFrame
+
+    @property
+    def criteria(self) -> dict[str, str]:
+        """By experiment, the metric that chooses rounds and hyperparameters, and that is shown by default.
+
+        It is the one that all trials were told; accuracy, or loss where there is none, if they differ or do not know.
+        """
+        named = self.trials.groupby("experiment")["selection_metric"].agg(lambda values: sorted(set(values.dropna())))
+        return {
+            str(experiment): metrics[0]
+            if len(metrics) == 1
+            else default_metric(self.metrics[self.metrics["experiment"] == experiment])
+            for experiment, metrics in named.items()
+        }
+
+
+def read(folder: str | Path, experiment: str | None = None, *, select: str | None = None) -> Tables:
+    """Return the tables of `experiment`, or of every experiment in `folder`; tables without rows have all columns.
+
+    In `metrics`, the columns `unseen` and `higher_is_better` are booleans in every row, also for results from before
+    these columns existed. In `trials`, the status of a trial that no process runs any more, although it never ended, is
+    `lost`.
+
+    Args:
+        select: the metric that chooses rounds and hyperparameters, in place of the trials' own.
+
+    Raises:
+        UsageError: the folder has no results, or none of `experiment`, or no validation values of `select`.
+        StorageError: a file is damaged, or the disk or the object store fails.
+    """
+    with storage_errors(str(folder)):
+        homes = _homes(folder, experiment)
+        frames = {name: _read_all(homes, name) for name in TABLES}
+    modes = {
+        row.selection_metric: row.selection_mode == "max"
+        for table in frames["trials"]
+        for row in table.dropna(subset="selection_metric").itertuples()
+    }
+    metrics = frames["metrics"] or [METRICS_SCHEMA.empty_table().to_pandas()]
+    metrics = [fill_higher_is_better(table.assign(unseen=table["unseen"].eq(True)), modes) for table in metrics]
+    rounds = frames["rounds"] or [ROUNDS_SCHEMA.empty_table().to_pandas()]
+    trials = frames["trials"] or [trials_table([]).to_pandas()]
+    if len(trials) > 1:  # experiments have different columns, so join rows as the table itself does
+        rows = [row for table in trials for row in table.astype(object).where(table.notna(), None).to_dict("records")]
+        trials = [trials_table(rows).to_pandas()]
+    tables = Tables(
+        metrics=pd.concat(metrics, ignore_index=True), rounds=pd.concat(rounds, ignore_index=True), trials=trials[0]
+    )
+    if select is None:
+        return tables
+    known = sorted(set(tables.metrics.loc[tables.metrics["split"] == "val", "metric"]))
+    if select not in known:
+        raise UsageError(f"select={select}: no such metric on validation data; {suggestion(select, known)}")
+    return tables._replace(trials=tables.trials.assign(selection_metric=select))
+
+
+def of_experiment(tables: Tables, name: str) -> Tables:
+    """Return the rows of one experiment."""
+    metrics, rounds, trials = (table[table["experiment"] == name].reset_index(drop=True) for table in tables)
+    return Tables(metrics, rounds, trials)
+
+
+def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFrame:
+    """Return what happened to the processes of the trials of `experiment`, or of every experiment in `folder`.
+
+    There is a row for each `Event`, with the columns that name the trial, in the order in which they happened.
+
+    Raises:
+        UsageError: the folder has no results, or none of `experiment`.
+    """
+    with storage_errors(str(folder)):
+        frames = _read_all(_homes(folder, experiment), "events")
+    events = pd.concat(frames or [EVENTS_SCHEMA.empty_table().to_pandas()], ignore_index=True)
+    return events.sort_values("time", ignore_index=True, kind="stable")
+
+
+def _homes(folder: str | Path, experiment: str | None) -> list[Storage]:
+    names = list_experiments(folder)
+    if experiment is not None:
+        if experiment not in names:
+            near = suggestion(experiment, names)
+            raise UsageError(f"experiment={experiment}: no such experiment in {folder}; {near}")
+        names = [experiment]
+    return [open_storage(folder).child(name) for name in names]
+
+
+def list_experiments(folder: str | Path) -> list[str]:
+    """Return the names of the experiments in `folder`, sorted.
+
+    Raises:
+        UsageError: there are none.
+    """
+    storage = open_storage(folder)
+    try:
+        found = storage.exists()
+        names = [name for name in storage.folders() if any(_files(storage.child(name), table) for table in TABLES)]
+        if not names and any(_files(storage, name) for name in TABLES):
+            parent, _, name = str(folder if is_url(folder) else Path(folder).resolve()).rstrip("/").rpartition("/")
+            raise UsageError(f"{folder}: this is a single experiment; give {parent} --experiment {name}")
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be read ({one_line(error)})") from error
+    if not found:
+        raise UsageError(f"{folder}: no such folder of results")
+    if not names:
+        raise UsageError(f"{folder}: no results in it; give the folder that runs write to, as in results={folder}")
+    return names
+
+
+def _read_all(homes: Iterable[Storage], name: str) -> list[pd.DataFrame]:
+    """Return a table of each experiment that has files of it."""
+    return [table for home in homes if (table := _read(home, name)) is not None]
+
+
+def _read(home: Storage, name: str) -> pd.DataFrame | None:
+    folder, files = home.child(name), _files(home, name)
+    if not files:
+        return None
+    tables = [read_parquet(folder, file) for file in files]
+    if name == "trials":
+        return _with_lost(tables[0].to_pandas(), home)
+    return pa.concat_tables([_with_schema(table, _SCHEMAS[name]) for table in tables]).to_pandas()
+
+
+def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return `table` with the columns of `schema`; a trial of an older version may lack some, which are null then."""
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _files(home: Storage, name: str) -> list[str]:
+    return sorted(file for file in home.child(name).files() if file.endswith(".parquet") and file[0] not in "._")
+
+
+def _with_lost(trials: pd.DataFrame, home: Storage) -> pd.DataFrame:
+    """Return `trials` with the status `lost` for those that run according to the table, but have no owner."""
+    if "owner" not in trials:
+        return trials
+    alive = {
+        owner: is_alive(home, owner) for owner in trials.loc[trials["status"] == "running", "owner"].dropna().unique()
+    }
+    lost = (trials["status"] == "running") & trials["owner"].map(alive).eq(False)
+    return trials.assign(status=trials["status"].mask(lost, "lost")) if lost.any() else trials

@@ -1,0 +1,375 @@
+"""The report: tables of the results with their captions, and notes on what does not count, in several formats."""
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
+from rayfed.core.records import POINTS
+from rayfed.records.folder import join
+from rayfed.records.storage import is_url
+from rayfed.reports.captions import RULE_CAPTIONS, is_of_server, mean_caption, unit
+from rayfed.reports.common_rounds import few_rounds_notes, missing_values_notes, scored_clients_notes
+from rayfed.reports.latex_table import PACKAGES, latex_table
+from rayfed.reports.markdown_table import markdown_table
+from rayfed.reports.read import Tables, read
+from rayfed.reports.result_table import CHOSEN, ResultTable, Stars, make_table
+from rayfed.reports.row_filter import filter_rows
+from rayfed.reports.selection import RULES, TRIAL
+from rayfed.reports.summary import Summary, at_default_points, countable_trials, out_of_domain_points, summarise
+from rayfed.reports.text_table import text_table
+
+FORMATS = ("text", "markdown", "latex", "csv")
+OOD = "ood"
+_UNSEEN_CAPTIONS = {
+    "downloaded": "with the downloaded model",
+    "adapted": "after evaluate.adapt_epochs local epochs",
+}
+_FAILURES_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table of the report.
+
+    Attributes:
+        experiment: the experiment.
+        split: the split.
+        title: what the numbers are, in one sentence.
+        table: the table.
+        legend: what columns and marks mean.
+        notes: what the reader should know besides.
+        label: what tells it from the other tables of the report, for LaTeX's references; empty: the title to its comma.
+    """
+
+    experiment: str
+    split: str
+    title: str
+    table: ResultTable
+    legend: str
+    notes: tuple[str, ...] = ()
+    label: str = ""
+
+
+def render(
+    folder: str | Path,
+    experiment: str | None = None,
+    *,
+    metric: str | None = None,
+    point: str | None = None,
+    split: str | None = None,
+    rule: str | None = None,
+    width: int | None = None,
+    format: str = "text",
+    stars: Mapping[str, Stars] | None = None,
+    select: str | None = None,
+    tables: Tables | None = None,
+) -> str:
+    """Return the report on `experiment`, or on every experiment in `folder`.
+
+    Args:
+        metric: the metric to show; None is the one that chooses, `select.metric` of the runs.
+        point: the model to show; None is the point at which each algorithm's paper evaluates.
+        split: None is the first of test, ood, val and train with values there, and ood besides if it is another.
+        rule: the rule that picks the round; None is `selected` if every trial has a value in the round that validation
+            picks, and `final` otherwise.
+        width: the width of the text in characters; None is the terminal's.
+        format: one of `FORMATS`; csv has every row of the summary, also of other rules than `rule`.
+        stars: by experiment, stars of significance.
+        select: the metric that chooses rounds and hyperparameters, in place of `select.metric` of the runs.
+        tables: what `read(folder, experiment, select=select)` returned, if the caller has read them already.
+
+    Raises:
+        UsageError: no results, or none of that metric, point, split or rule.
+    """
+    tables = read(folder, experiment, select=select) if tables is None else tables
+    width = width or shutil.get_terminal_size((100, 24)).columns
+    summary = summarise(tables)
+    failures, location = failure_notes(tables.trials), _parquet_location(folder, tables)
+    if summary.rows.empty:
+        return "\n".join(["No trial is done yet.", *summary.notes, *failures, location])
+    if metric is None and set(summary.rows["metric"]).isdisjoint(tables.criteria.values()):
+        raise UsageError(
+            "no model was scored; clients need test or validation data (partition.test, partition.validation), which "
+            "evaluate.splits names"
+        )
+    if format == "csv":
+        return _as_csv(reported_rows(summary, tables, metric=metric, point=point, split=split))
+    shown = sections(
+        tables,
+        summary,
+        metric=metric,
+        point=point,
+        split=split,
+        rule=rule,
+        stars=stars,
+    )
+    notes = [*_absent_experiments(summary, shown, metric, split), *summary.notes, *failures]
+    if format == "latex":
+        return "\n\n".join([PACKAGES, *map(_as_latex, shown), *(f"% {note}" for note in notes)])
+    if format == "markdown":
+        return "\n\n".join([*map(_as_markdown, shown), *notes])
+    notes = [textwrap.fill(note, width) for note in notes]
+    return "\n\n".join([*(_as_text(section, width) for section in shown), "\n".join([*notes, location])])
+
+
+def sections(
+    tables: Tables,
+    summary: Summary,
+    *,
+    metric: str | None = None,
+    point: str | None = None,
+    split: str | None = None,
+    rule: str | None = None,
+    stars: Mapping[str, Stars] | None = None,
+) -> list[Section]:
+    """Return the tables of the report; the arguments are those of `render` and of `make_table`.
+
+    Raises:
+        UsageError: no values of that metric, point, split or rule.
+    """
+    rows = filter_rows(summary.rows, tables, metric=metric, point=point, split=split)
+    parts = []
+    for name, of_experiment in rows.groupby("experiment"):
+        shown = str(of_experiment["metric"].iloc[0])
+        experiment = _Experiment(str(name), tables, summary, shown)
+        main = experiment.section(of_experiment, rule, (stars or {}).get(str(name)))
+        parts.append(main)
+        parts += experiment.unseen(main.split)
+        if split is None and main.split != OOD:
+            parts += experiment.out_of_domain(rule)
+    return parts
+
+
+def reported_rows(
+    summary: Summary, tables: Tables, *, metric: str | None, point: str | None, split: str | None
+) -> pd.DataFrame:
+    """Return the rows of the summary that the tables of `sections` show, under all rules, and all quantities of them.
+
+    Raises:
+        UsageError: no values of that metric, point or split.
+    """
+    rows = filter_rows(summary.rows, tables, metric=metric, point=point, split=split)
+    shown = rows[["experiment", "split", "metric"]].drop_duplicates()
+    of_metric = summary.rows.merge(shown[["experiment", "metric"]].drop_duplicates())
+    parts = [rows, _unseen_rows(of_metric).merge(shown)]
+    if split is None:
+        ood = _ood_rows(of_metric)
+        has_table = set(rows.loc[rows["split"] == OOD, "experiment"])
+        parts.append(ood[ood["experiment"].isin(set(rows["experiment"]) - has_table)])
+    return pd.concat(parts, ignore_index=True)
+
+
+class _Experiment:
+    """Makes the sections of one experiment."""
+
+    def __init__(self, name: str, tables: Tables, summary: Summary, metric: str):
+        self.name, self.metric, self._tables = name, metric, tables
+        self._rows = summary.rows[summary.rows["experiment"] == name]
+        self._shown = self._rows[self._rows["metric"] == metric]
+        self._criterion = tables.criteria[name]
+        done = countable_trials(tables)[0]
+        done = done[done["experiment"] == name]
+        self._done = done[[*TRIAL, "order", "seed", "leave_out"]].merge(
+            tables.trials[[*TRIAL, "partition_hash"]], on=TRIAL
+        )
+
+    def section(self, rows: pd.DataFrame, rule: str | None, stars: Stars | None = None) -> Section:
+        """Return the section of `rows` of one split, for the participants."""
+        shown, rule = rows_of_rule(rows, rule)
+        split = str(shown["split"].iloc[0])
+        table = make_table(shown, self.metric, stars)
+        what = f"out-of-domain {self.metric} (split ood)" if split == OOD else f"{split} {self.metric}"
+        caption = RULE_CAPTIONS[rule].format(criterion=self._criterion)
+        notes = _not_shown(self._rows, rows, shown, f"{split} {self.metric}") if split != OOD else []
+        notes += missing_values_notes(self._tables.metrics, shown)
+        if rule != "final":
+            notes += scored_clients_notes(self._tables.metrics, shown)
+        if rule == "best5":
+            notes += few_rounds_notes(self._tables.metrics, shown)
+        return Section(
+            experiment=self.name,
+            split=split,
+            title=f"{self.name}: {what}{unit(self.metric)}, {caption}; {self._repetitions(table)}",
+            table=table,
+            legend=" ".join(filter(None, [*self._legend(table, shown, split), _stars_legend(stars), *table.remarks])),
+            notes=tuple(notes),
+        )
+
+    def unseen(self, split: str) -> Iterator[Section]:
+        """Yield the sections of unseen clients, which are scored once, so that no rule applies."""
+        rows = _unseen_rows(self._shown)
+        rows = rows[rows["split"] == split]
+        for point, caption in _UNSEEN_CAPTIONS.items():
+            if not (at_point := rows[rows["point"] == point]).empty:
+                table = make_table(at_point, self.metric)
+                what = f"unseen clients, {caption}: {split} {self.metric}{unit(self.metric)}"
+                title = f"{self.name}: {what}; {self._repetitions(table)}"
+                words = [_mark_legend(at_point, self._criterion), *table.remarks]
+                label = f"{self.name}: unseen clients {point} {split} {self.metric}"
+                yield Section(self.name, split, title, table, " ".join(filter(None, words)), label=label)
+
+    def out_of_domain(self, rule: str | None) -> Iterator[Section]:
+        """Yield the section of domains that no client holds, if there are any."""
+        rows = _ood_rows(self._shown)
+        if not rows.empty:
+            with_rule = rows["rule"].eq(rule).any()
+            yield self.section(rows, rule if with_rule else None)
+
+    def _repetitions(self, table: ResultTable) -> str:
+        return mean_caption(self._done[self._done["order"].isin(table.orders)])
+
+    def _legend(self, table: ResultTable, shown: pd.DataFrame, split: str) -> Iterator[str]:
+        headers = {column.header for column in table.columns}
+        metrics = self._tables.metrics
+        of_server = is_of_server(metrics[metrics["experiment"] == self.name], split, self.metric)
+        mean = "the server's values, one for each domain if it has several" if of_server else "clients"
+        worst = "the worst of them" if of_server else "the worst client"
+        tenth = "the best (worst) tenth of them" if of_server else "the best (worst) tenth of the clients"
+        if "AVG" in headers:
+            yield f"AVG: mean over {mean}."
+        else:
+            yield "Values are the server's." if of_server else "Means are over clients."
+        yield f"best (worst) 10 %: mean over {tenth}." if "worst 10 %" in headers else ""
+        yield f"worst: {worst}." if "worst" in headers else ""
+        yield _mark_legend(shown, self._criterion)
+        yield _points(shown)
+
+
+def _unseen_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of unseen clients, marked where hyperparameters are chosen by default."""
+    rows = rows[rows["unseen"] & (rows["rule"] == "final")]
+    return rows.assign(chosen=rows["chosen_by_default"])
+
+
+def _ood_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of domains that no client holds, marked where hyperparameters are chosen by default."""
+    rows = rows[~rows["unseen"] & (rows["split"] == OOD)]
+    rows = at_default_points(rows, out_of_domain_points(rows))
+    return rows.assign(chosen=rows["chosen_by_default"])
+
+
+def rows_of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
+    """Return the rows of `rule`, or of the default rule, and the rule.
+
+    Raises:
+        UsageError: there are none.
+    """
+    means = rows[rows["quantity"] == "mean"]
+    groups = {name: set(zip(group["order"], group["seeds"], strict=True)) for name, group in means.groupby("rule")}
+    if rule is None:
+        rule = "selected" if groups.get("selected") == groups["final"] else "final"
+    if rule not in RULES:
+        raise UsageError(f"rule={rule}: {suggestion(rule, RULES)}")
+    if rule not in groups:
+        raise UsageError(
+            f"rule={rule}: no validation split was evaluated at this point, or this metric was not measured in the "
+            "round that the rule picks; use final"
+        )
+    return rows[rows["rule"] == rule], rule
+
+
+def failure_notes(trials: pd.DataFrame) -> list[str]:
+    """Return a note on the trials that failed or diverged, if there are any, with their errors."""
+    failed = trials[trials["status"].isin(["failed", "diverged"])]
+    if failed.empty:
+        return []
+    words, failed = [], failed.fillna({"error": "no error recorded"})
+    for (status, error), group in failed.groupby(["status", "error"], sort=False):
+        others = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        words.append(f"{group['trial'].iloc[0]}{others} {status} ({error})")
+    more = f"; and {len(words) - _FAILURES_SHOWN} other errors" if len(words) > _FAILURES_SHOWN else ""
+    return [f"Not finished: {'; '.join(words[:_FAILURES_SHOWN])}{more}."]
+
+
+def _as_text(section: Section, width: int) -> str:
+    words = [section.legend, *section.notes]
+    table = text_table(section.table, width=width)
+    return "\n\n".join(
+        [textwrap.fill(section.title, width), table, *(textwrap.fill(text, width) for text in words if text)]
+    )
+
+
+def _as_markdown(section: Section) -> str:
+    words = [section.title.replace("*", "\\*"), markdown_table(section.table), section.legend.replace("*", "\\*")]
+    return "\n\n".join(filter(None, [*words, *section.notes]))
+
+
+def _as_latex(section: Section) -> str:
+    label = section.label or section.title.partition(",")[0]
+    code = latex_table(section.table, f"{section.title}.", label)
+    return "\n".join([*(f"% {line}" for line in (section.legend, *section.notes) if line), code])
+
+
+def _as_csv(rows: pd.DataFrame) -> str:
+    text: str = rows.drop(columns=["order", "higher_is_better", "chosen_by_default"]).to_csv(index=False)
+    return text.rstrip("\n")
+
+
+def _absent_experiments(summary: Summary, shown: Iterable[Section], metric: str | None, split: str | None) -> list[str]:
+    """Return a note on the experiments that have finished trials and no table."""
+    names = sorted(set(summary.rows["experiment"]) - {section.experiment for section in shown})
+    if not names:
+        return []
+    what = " ".join(filter(None, [split, metric or "values of their metric"]))
+    return [f"Experiments not shown, because they have no {what} at the model scored: {', '.join(names)}."]
+
+
+def _not_shown(rows: pd.DataFrame, scored: pd.DataFrame, shown: pd.DataFrame, what: str) -> list[str]:
+    """Return notes on the methods that have finished trials and are not in the table.
+
+    Args:
+        rows: those of all methods.
+        scored: those of the split and the model scored, under any rule.
+        shown: those of the table.
+        what: the split and the metric.
+    """
+    notes = []
+    for why, have, lack in (("at the model scored", rows, scored), ("in the round that the rule picks", scored, shown)):
+        missing = have[~have["order"].isin(lack["order"])]
+        whole = ~missing["algorithm"].isin(lack["algorithm"])  # no hyperparameters of the algorithm are shown
+        labels = missing["algorithm"].where(
+            whole | missing["hyperparameters"].eq(""), missing["algorithm"] + " " + missing["hyperparameters"]
+        )
+        if names := sorted(set(labels)):
+            notes.append(f"Not shown, because they have no {what} {why}: {'; '.join(names)}.")
+    return notes
+
+
+def _points(rows: pd.DataFrame) -> str:
+    several = rows.groupby("algorithm")["point"].transform("nunique") > 1  # then the hyperparameters tell which
+    labels = rows["algorithm"].where(~several, rows["algorithm"] + " (" + rows["hyperparameters"] + ")")
+    methods = labels.groupby(rows["point"]).unique()
+    if len(methods) == 1:
+        return f"Model scored: {methods.index[0]}."
+    words = [f"{point} of {', '.join(sorted(methods[point]))}" for point in POINTS if point in methods]
+    return f"Model scored: {'; '.join(words)}."
+
+
+def _mark_legend(rows: pd.DataFrame, criterion: str) -> str:
+    counts = rows.groupby("algorithm")["order"].nunique()
+    tuned = rows[rows["algorithm"].map(counts) > 1]
+    if tuned.empty:
+        return ""
+    if tuned["chosen"].any():
+        return f"{CHOSEN}: the algorithm's hyperparameters with the best mean validation {criterion}."
+    return "No hyperparameters are marked as chosen, because no validation split was evaluated."
+
+
+def _stars_legend(stars: Stars | None) -> str:
+    if stars is None or not any(stars.marks.values()):
+        return ""
+    levels = "p below 0.05, 0.01, 0.001 (paired t, Holm-corrected for all pairs)"
+    return f"*, **, ***: differs from {stars.best} with {levels}."
+
+
+def _parquet_location(folder: str | Path, tables: Tables) -> str:
+    names = sorted(set(tables.trials["experiment"]) | set(tables.metrics["experiment"]))
+    home = join(str(folder) if is_url(folder) else Path(folder).as_posix(), names[0] if names else "EXPERIMENT")
+    path = f"{home}/metrics"
+    return f"Parquet: pandas.read_parquet({path!r}), and likewise rounds and trials"  # repr: a name may hold a quote

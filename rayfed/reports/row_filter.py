@@ -1,0 +1,53 @@
+"""Rows of one metric, point and split, with defaults for what the reader does not give."""
+
+import pandas as pd
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
+from rayfed.reports.read import Tables
+from rayfed.reports.summary import out_of_domain_points, points_to_show
+
+DEFAULT_SPLITS = ("test", "ood", "val", "train")
+"""The order in which splits are looked for; some data have no test split."""
+
+
+def filter_rows(
+    rows: pd.DataFrame, tables: Tables, *, metric: str | None, point: str | None, split: str | None = None
+) -> pd.DataFrame:
+    """Return the participants' rows of one metric, point and split.
+
+    Args:
+        rows: columns experiment, algorithm, order, unseen, point, split, metric, and others. Where there is a column
+            `chosen_by_default` (see `Summary`) and no point is given, it becomes `chosen`.
+        metric: None is, for each experiment, the metric that chooses (`Tables.criteria`).
+        point: None is the point at which each algorithm's paper evaluates, and on the split "ood" the global model, or
+            where there is none the downloaded ones.
+        split: None is, for each experiment, the first of `DEFAULT_SPLITS` with values at that point.
+
+    Raises:
+        UsageError: there are no such rows.
+    """
+    rows = rows[~rows["unseen"]]
+    points, of_ood, criteria = points_to_show(tables), out_of_domain_points(rows), tables.criteria
+    for name, value in (("metric", metric), ("split", split)):
+        if value is not None and value not in set(rows[name]):
+            raise UsageError(f"{name}={value}: {suggestion(value, sorted(set(rows[name])))}")
+        rows = rows if value is None else rows[rows[name] == value]
+    if metric is None:
+        rows = rows[rows["metric"] == rows["experiment"].map(criteria)]
+    if point is None and "chosen_by_default" in rows:
+        rows = rows.assign(chosen=rows["chosen_by_default"])
+    keys = zip(rows["experiment"], rows["order"], rows["split"], strict=True)
+    shown = [point or (of_ood if of == "ood" else points)[experiment, order] for experiment, order, of in keys]
+    at_point = rows[rows["point"] == pd.Series(shown, index=rows.index)]
+    if at_point.empty:
+        metric = metric or "/".join(sorted(set(criteria.values())))
+        what = " ".join(filter(None, [split, metric]))
+        raise UsageError(
+            f"point={point or '/'.join(sorted(set(shown)))}: no {what} there; known: "
+            f"{', '.join(sorted(set(rows['point'])))}"
+        )
+    if split is not None:
+        return at_point
+    rank = at_point["split"].map(DEFAULT_SPLITS.index)
+    return at_point[rank == rank.groupby(at_point["experiment"]).transform("min")]

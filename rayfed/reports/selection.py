@@ -1,0 +1,123 @@
+"""From values of clients to one number per trial: aggregates over clients, and the round that a rule picks.
+
+Frames are long, with a column `quantity`, which is one of
+
+- `mean`      the mean over clients, each counting once
+- `weighted`  the mean over clients, each counting with its number of examples n
+- `worst`     the client with the worst value: the lowest accuracy, the highest loss
+- `best10`, `worst10`  the mean over the tenth of the clients (rounded up) with the best or the worst values; only with
+              more than `FEW_CLIENTS`
+- `domain:X`  the mean over the clients of domain X
+- `client:I`  the value of client I (from `client_values` only)
+
+Where a trial has values of clients for a point, split and metric, those of the server are ignored; otherwise they stand
+in (a global model on a domain that no client has). Unseen clients, which took no part in training, are never mixed with
+those that did. NaN values are left out.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from rayfed.core.records import SERVER
+from rayfed.records.metric_names import as_cost, ranking_cost
+
+TRIAL = ["experiment", "trial"]
+_MODEL = ["unseen", "point"]
+CURVE = [*TRIAL, *_MODEL, "split", "metric", "higher_is_better"]
+RULES = ("final", "selected", "oracle", "best5")
+BEST = 5
+FEW_CLIENTS = 20
+"""So many clients have no tenths, and so many domains can stand beside each other in a table."""
+DOMAIN = "domain:"
+CLIENT = "client:"
+
+
+def aggregate_clients(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the table `metrics` with the clients of each round aggregated: columns `CURVE`, round, quantity, value."""
+    rows = metrics[metrics["value"].notna()]
+    is_client = rows["client"] != SERVER
+    any_client = is_client.groupby([rows[name] for name in CURVE]).transform("any")
+    rows = rows[is_client == any_client]
+    rows = rows.assign(product=rows["value"] * rows["n"], cost=as_cost(rows["value"], rows["higher_is_better"]))
+    rounds = rows.groupby([*CURVE, "round"], sort=False)
+    sums = rounds.agg(mean=("value", "mean"), product=("product", "sum"), n=("n", "sum"), worst=("cost", "max"))
+    sums = sums.reset_index()
+    sums["weighted"] = (sums["product"] / sums["n"]).where(sums["n"] > 0)
+    sums["worst"] = as_cost(sums["worst"], sums["higher_is_better"])  # back to values
+    wide = sums.drop(columns=["product", "n"])
+    overall = wide.melt([*CURVE, "round"], ["mean", "weighted", "worst"], var_name="quantity", value_name="value")
+    tenths = _tenths(rows)
+    domains = rows[rows["domain"].notna() & (rows["domain"] != "")]
+    per_domain = domains.groupby([*CURVE, "round", "domain"], sort=False)["value"].mean().reset_index()
+    per_domain["quantity"] = DOMAIN + per_domain["domain"].astype(str)
+    return pd.concat([overall, *(part[overall.columns] for part in (tenths, per_domain))], ignore_index=True)
+
+
+def _tenths(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the means over the best and the worst tenth of the clients, where there are many."""
+    keys = [*CURVE, "round"]
+    rows = rows[rows.groupby(keys, sort=False)["value"].transform("size") > FEW_CLIENTS]
+    costs = rows.groupby(keys, sort=False)["cost"]
+    tenth = np.ceil(costs.transform("size") / 10)
+    parts = [
+        rows[costs.rank(method="first", ascending=best) <= tenth]
+        .groupby(keys, sort=False)["value"]
+        .mean()
+        .reset_index()
+        .assign(quantity="best10" if best else "worst10")
+        for best in (True, False)
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def client_values(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return each client's values in the columns of `aggregate_clients`, with the quantity `client:I`."""
+    rows = metrics[metrics["value"].notna() & (metrics["client"] != SERVER)]
+    return rows.assign(quantity=CLIENT + rows["client"].astype(str))[[*CURVE, "round", "quantity", "value"]]
+
+
+def pick_rounds(curves: pd.DataFrame, criteria: Mapping[str, str]) -> pd.DataFrame:
+    """Return the values of `curves` (from `aggregate_clients`) at the round that each rule picks, with a column `rule`.
+
+    - `final`: the last round that was evaluated.
+    - `selected`: the round with the best mean over clients of the validation values of the metric that `criteria` names
+      for the experiment, at the same point; the earliest one on a tie. It is one round for all metrics and splits, so
+      that a report describes one model. A metric that was not measured in that round has no such row, nor has a trial
+      without validation.
+    - `oracle`: the round with the best mean on the split itself. On test data this is not an honest result.
+    - `best5`: the mean of the five best values of each quantity on the split itself, as FedDebias reports; of all
+      rounds if there are fewer. `round` is that of the best. Like `oracle`, it looks at test data.
+    """
+    means = curves[curves["quantity"] == "mean"][[*CURVE, "round", "value"]]
+    selected = _best_round(criterion_rows(means, criteria), [*TRIAL, *_MODEL])[[*TRIAL, *_MODEL, "round"]]
+    picks = {
+        "final": means.sort_values("round").drop_duplicates(CURVE, keep="last"),
+        "selected": means.merge(selected, on=[*TRIAL, *_MODEL, "round"]),
+        "oracle": _best_round(means, CURVE),
+    }
+    rounds = pd.concat([pick[[*CURVE, "round"]].assign(rule=rule) for rule, pick in picks.items()], ignore_index=True)
+    return pd.concat([rounds.merge(curves, on=[*CURVE, "round"]), _best_five(curves)], ignore_index=True)
+
+
+def criterion_rows(rows: pd.DataFrame, criteria: Mapping[str, str]) -> pd.DataFrame:
+    """Return those of `rows` that select a round or hyperparameters: validation values of the experiment's metric."""
+    return rows[(rows["split"] == "val") & (rows["metric"] == rows["experiment"].map(criteria))]
+
+
+def _best_five(curves: pd.DataFrame) -> pd.DataFrame:
+    ordered = curves.assign(cost=ranking_cost(curves["value"], curves["higher_is_better"])).sort_values(
+        ["cost", "round"]
+    )
+    series = [*CURVE, "quantity"]
+    best = ordered.groupby(series, sort=False).head(BEST).groupby(series, sort=False)
+    return best.agg(round=("round", "first"), value=("value", "mean")).reset_index().assign(rule="best5")
+
+
+def _best_round(scores: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    return (
+        scores.assign(cost=ranking_cost(scores["value"], scores["higher_is_better"]))
+        .sort_values(["cost", "round"])
+        .drop_duplicates(by)
+    )

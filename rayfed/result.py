@@ -1,0 +1,241 @@
+"""What the functions of the Python API return: the outcome of a run or a sweep, and a report."""
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import nn
+
+from rayfed.core.errors import UsageError
+from rayfed.core.ids import ClientIndex
+from rayfed.core.options import suggestion
+from rayfed.engine.checkpoint import SavedState
+from rayfed.experiments.plan import Given, Plan
+from rayfed.experiments.trained_model import trained_model
+from rayfed.records.folder import join
+from rayfed.records.recorder import Recorder
+from rayfed.records.storage import is_url
+from rayfed.reports.figures.kinds import plot as draw_plot
+from rayfed.reports.page.build import write_page
+from rayfed.reports.read import Tables, read
+from rayfed.reports.render import render
+
+
+class Report(str):
+    """A report as text, which a notebook shows as it is printed."""
+
+    @classmethod
+    def of(
+        cls,
+        folder: str | Path,
+        experiment: str | None,
+        *,
+        plot: str | Path | None = None,
+        html: str | Path | None = None,
+        **options: Any,
+    ) -> "Report":
+        """Return the report with the `options` of `render`, after writing the curves and the HTML page where asked."""
+        tables = read(folder, experiment, select=options.get("select"))
+        text = cls(render(folder, experiment, tables=tables, **options))
+        if plot is not None:
+            metric, point, split, rule = (options.get(name) for name in ("metric", "point", "split", "rule"))
+            draw_plot(folder, tables, plot, given_metric=metric, point=point, given_split=split, rule=rule)
+        if html is not None:
+            write_page(folder, experiment, html, select=options.get("select"))
+        return text
+
+    def _repr_html_(self) -> str:
+        # notebooks wrap the lines of plain <pre>, and may give it a proportional font
+        style = "white-space: pre; overflow-x: auto; font-family: monospace; line-height: 1.3"
+        return f'<pre style="{style}">{html.escape(self)}</pre>'
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of one simulation.
+
+    Attributes:
+        trial: The name of the trial.
+        folder: The folder of the Parquet tables; a string if it is a URL.
+        weights_hash: A hash of the complete final state.
+        metrics, rounds, trials: The rows of this trial in the three tables.
+    """
+
+    trial: str
+    folder: Path | str
+    weights_hash: str
+    metrics: pd.DataFrame
+    rounds: pd.DataFrame
+    trials: pd.DataFrame
+    _state: SavedState | None = field(default=None, repr=False)
+    _best: SavedState | None = field(default=None, repr=False)
+    _plan: Plan | None = field(default=None, repr=False)
+    _given: Given = field(default=Given(), repr=False)
+
+    @classmethod
+    def of(cls, plan: Plan, given: Given, weights_hash: str) -> "Result":
+        """Read the outcome of `plan`, which has ended, from the folder of its results."""
+        results, experiment = plan.config.results, plan.config.experiment
+        tables = Tables(*(_rows_of(table, plan.trial) for table in read(results, experiment)))
+        return cls(
+            trial=plan.trial,
+            folder=_folder(results, experiment),
+            weights_hash=weights_hash,
+            **tables._asdict(),
+            _state=_final_state(plan),
+            _best=saved_state(plan, selected=True) if plan.keep_best else None,
+            _plan=plan,
+            _given=given,
+        )
+
+    @cached_property
+    def server(self) -> dict[str, Any]:
+        """The final state of the server, a nested dict of CPU tensors, read from the last checkpoint at first use.
+
+        Raises:
+            UsageError: The state was not kept, or its checkpoint is gone.
+        """
+        return self._kept("server").server()
+
+    @property
+    def clients(self) -> Mapping[int, dict[str, Any]]:
+        """The final state of each client that took part, by its id, as a mapping of nested dicts of CPU tensors.
+
+        The mapping holds nothing: each access reads one client's state from the last checkpoint.
+
+        Raises:
+            UsageError: The state was not kept. An access raises it if the checkpoint is gone.
+        """
+        return self._kept("clients").clients
+
+    def model(self, client: int | None = None, *, round: str = "final") -> nn.Module:
+        """Return a trained model, in evaluation mode and on the CPU.
+
+        A model that was given in Python as `model=` keeps its own class and names of layers; otherwise the module is
+        that of `model.name`. Where the algorithm adds layers of its own to the network (as DBE does), the module has
+        them, too, and is a wrapper with `features` and `head`.
+
+        Args:
+            client: The id of the client whose model to return, as the client uses it after its last download and before
+                further local training; None: the server's model.
+            round: "final", or "selected" for the round with the best validation score, which reports show.
+
+        Raises:
+            UsageError: There is no such model or client, the state was not kept or is gone, or the model is more than
+                one network.
+        """
+        if round not in ("final", "selected"):
+            raise UsageError(f"Result.model(round={round!r}): {suggestion(round, ['final', 'selected'])}")
+        state = self._kept("model()") if round == "final" else self._best
+        if state is None:
+            how = "run with validation data, and keep_state=True or checkpoint.best=true"
+            raise UsageError(f"Result.model(round='selected'): the state of that round was not kept; {how}")
+        assert self._plan is not None, "a state is kept with its plan"
+        return trained_model(self._plan, state, self._given.model, client)
+
+    def report(self, **options: Any) -> Report:
+        """Return the report on this trial's experiment; see `rayfed.report` for the options."""
+        assert self._plan is not None, "results are made from a plan"
+        return Report.of(self._plan.config.results, self._plan.config.experiment, **options)
+
+    def _kept(self, name: str) -> SavedState:
+        if self._state is None:
+            how = "run with keep_state=True or checkpoint.every=1"
+            raise UsageError(f"Result.{name}: the final state was not kept; {how}")
+        return self._state
+
+    def __repr__(self) -> str:  # the generated one would print every tensor
+        shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in ("metrics", "rounds", "trials"))
+        return f"Result({self.trial}, {self.folder}, weights {self.weights_hash}{self._accuracy()}; {shapes})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the last scores of each client, and where the tables are."""
+        scores = self._last_scores()
+        title = f"<b>{html.escape(self.trial)}</b>{html.escape(self._accuracy().replace(';', ':', 1))}"
+        where = f"<small>{html.escape(str(self.folder))}, weights {html.escape(self.weights_hash)}</small>"
+        if scores.empty:
+            return f"{title}<br>{where}"
+        table = scores.pivot_table(index=["client", "domain"], columns=["metric", "split"], values="value")
+        shown = table.to_html(float_format=lambda value: f"{value:.4f}", max_rows=20, border=0)
+        return f"{title}{shown}{where}"
+
+    def _last_scores(self) -> pd.DataFrame:
+        """Return the scores of the participants at the default point in the last round that was scored."""
+        points = set(self.trials["default_eval_point"])
+        rows = self.metrics.query("metric in ('accuracy', 'loss') and client >= 0 and not unseen")
+        rows = rows[rows["point"].isin(points) & rows["split"].isin(["val", "test"])]
+        return rows[rows["round"] == rows["round"].max()]
+
+    def _accuracy(self) -> str:
+        """Return the mean test accuracy over clients in the last round that was scored, in words."""
+        rows = self._last_scores().query("metric == 'accuracy' and split == 'test'")
+        return "" if rows.empty else f"; test accuracy {rows['value'].mean():.4f} after round {rows['round'].max()}"
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The outcome of a sweep.
+
+    Attributes:
+        experiment: The name of the experiment.
+        folder: The folder of the Parquet tables; a string if it is a URL.
+        failed: The number of trials that failed or diverged in this call.
+        metrics, rounds, trials: The three tables, of all trials of the experiment.
+    """
+
+    experiment: str
+    folder: Path | str
+    failed: int
+    metrics: pd.DataFrame
+    rounds: pd.DataFrame
+    trials: pd.DataFrame
+    _results: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, results: str, experiment: str, failed: int) -> "SweepResult":
+        """Read the outcome of an experiment that has ended from the folder of its results."""
+        tables = read(results, experiment)._asdict()
+        return cls(experiment, _folder(results, experiment), failed, **tables, _results=results)
+
+    def report(self, **options: Any) -> Report:
+        """Return the report on the sweep; see `rayfed.report` for the options."""
+        return Report.of(self._results, self.experiment, **options)
+
+    def __repr__(self) -> str:
+        counts = self.trials["status"].value_counts()
+        states = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return f"SweepResult({self.experiment}, {self.folder}: {len(self.trials)} trials, {states})"
+
+    def _repr_html_(self) -> str:
+        return self.report(width=120)._repr_html_()
+
+
+def saved_state(plan: Plan, *, selected: bool = False) -> SavedState | None:
+    """Return the state in the newest checkpoint of a plan, or in that of the selected round, or None."""
+    recorder = Recorder(plan.config.results, plan.config.experiment)
+    if selected:
+        content = recorder.saved_best(plan.trial)
+    else:
+        content = next((saved["content"] for saved in recorder.saved(plan.trial) if "content" in saved), None)
+    indices = {client.id: ClientIndex(index) for index, client in enumerate(plan.population.clients)}
+    return None if content is None else SavedState(recorder, plan.trial, content, indices)
+
+
+def _final_state(plan: Plan) -> SavedState | None:
+    return saved_state(plan) if plan.keep_state or plan.config.checkpoint.every else None
+
+
+def _folder(results: str, experiment: str) -> Path | str:
+    home = join(results, experiment)
+    return home if is_url(home) else Path(home)
+
+
+def _rows_of(table: pd.DataFrame, trial: str) -> pd.DataFrame:
+    return table[table["trial"] == trial].reset_index(drop=True)

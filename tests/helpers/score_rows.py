@@ -1,0 +1,39 @@
+"""Rows of the table `metrics`, written by hand."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from rayfed.core.records import Score
+from rayfed.records.metric_names import fill_higher_is_better
+from rayfed.records.writer import TrialWriter
+
+
+class Row(NamedTuple):
+    """A score and its round."""
+
+    round: int
+    score: Score
+
+    def with_(self, **changes: Any) -> "Row":
+        return Row(self.round, replace(self.score, **changes))
+
+
+def row(
+    round: int, client: int, domain: str, split: str, point: str, metric: str, value: float, n: int, **others: Any
+) -> Row:
+    score = Score(client=client, domain=domain, split=split, point=point, metric=metric, value=value, n=n, **others)
+    return Row(round, score)
+
+
+def write(writer: TrialWriter, rows: Iterable[Row]) -> None:
+    for number, score in rows:
+        writer.add_scores(number, [score])
+
+
+def frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """Return the rows as `read` does, for one trial."""
+    table = pd.DataFrame([{"round": number, **asdict(score)} for number, score in rows])
+    return fill_higher_is_better(table).assign(experiment="e", trial="t")

@@ -1,0 +1,221 @@
+"""Which process runs a trial, and trials whose process has died."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rayfed.cli.main import main
+from rayfed.core.errors import UsageError
+from rayfed.core.records import Event, Record
+from rayfed.experiments.config import Config
+from rayfed.experiments.naming import trial_name
+from rayfed.experiments.sources import from_arguments
+from rayfed.records.recorder import NotBegun, Recorder
+from rayfed.records.trials import claimed
+from rayfed.reports.read import read, read_events
+from rayfed.reports.render import render
+
+VALUES = {"algorithm": {"name": "fedavg"}, "seed": 0, "default_eval_point": "global"}
+
+OTHER = f"""
+import sys, time
+from rayfed.records.recorder import Recorder
+recorder = Recorder(sys.argv[1], "run")
+recorder.begin("a", {VALUES}, 3, None)
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process, which runs the trial `a`."""
+    process = subprocess.Popen([sys.executable, "-c", OTHER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def begun(folder, trial="a", keep_through_round=None):
+    recorder = Recorder(str(folder), "run")
+    recorder.begin(trial, VALUES, 3, keep_through_round)
+    return recorder
+
+
+class TestTwoProcesses:
+    def test_the_second_is_told_who_runs_the_trial(self, tmp_path, other):
+        with pytest.raises(UsageError, match=rf"a: process {other.pid} on .* since .* is running it; wait, or end"):
+            begun(tmp_path)
+        assert read(tmp_path).trials["status"].tolist() == ["running"]
+
+    def test_it_cannot_end_the_trial_either(self, tmp_path, other):
+        Recorder(str(tmp_path), "run").end("a", {"status": "failed", "error": "did not start"})
+        assert read(tmp_path).trials["status"].tolist() == ["running"]
+
+    def test_another_trial_of_the_experiment_runs_beside_it(self, tmp_path, other):
+        begun(tmp_path, "b").end("b", {"status": "done"})
+        assert sorted(read(tmp_path).trials["status"]) == ["done", "running"]
+
+    def test_a_claim_is_refused_and_names_it(self, tmp_path, other):
+        words = rf"^a: process {other.pid} on .* is running it; wait"
+        with pytest.raises(UsageError, match=words), claimed(tmp_path, "run", ["b", "a"]):
+            pass
+        with claimed(tmp_path, "run", ["b"]):
+            pass
+        other.kill()
+        other.wait()
+        with claimed(tmp_path, "run", ["b", "a"]):
+            begun(tmp_path).end("a", {"status": "done"})
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+    def test_when_it_has_died_the_trial_is_lost_and_can_be_run(self, tmp_path, other, number):
+        other.send_signal(number)
+        other.wait()
+        assert read(tmp_path).trials["status"].tolist() == ["lost"]
+        assert "1 of 1 trials are not done and do not count: 1 lost." in render(tmp_path)
+        recorder = begun(tmp_path)
+        assert read(tmp_path).trials["status"].tolist() == ["running"]
+        recorder.end("a", {"status": "done"})
+        assert read(tmp_path).trials["status"].tolist() == ["done"]
+
+    def test_a_stopped_process_still_runs_it(self, tmp_path, other):
+        other.send_signal(signal.SIGSTOP)
+        assert read(tmp_path).trials["status"].tolist() == ["running"]
+
+
+class TestClaims:
+    """Of commands whose trials have not begun."""
+
+    def test_a_trial_is_claimed_once(self, tmp_path):
+        with claimed(tmp_path, "run", ["a", "b", "c"]):
+            words = rf"^a \(and 1 more\): process {os.getpid()} on .* is going to run it; wait"
+            with pytest.raises(UsageError, match=words), claimed(tmp_path, "run", ["d", "b", "a"]):
+                pass
+            with claimed(tmp_path, "run", ["d"]), claimed(tmp_path, "other", ["a"]):
+                pass
+        with claimed(tmp_path, "run", ["a"]):
+            pass
+
+    def test_it_ends_with_an_error(self, tmp_path):
+        with pytest.raises(ZeroDivisionError), claimed(tmp_path, "run", ["a"]):
+            raise ZeroDivisionError
+        with claimed(tmp_path, "run", ["a"]):
+            pass
+
+    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"owner": 3, "trials": 3}', b"\xff"])
+    def test_a_damaged_claim_is_none(self, tmp_path, content):
+        (tmp_path / "run/.owners").mkdir(parents=True)
+        (tmp_path / "run/.owners/0123abcd").write_bytes(content)
+        with claimed(tmp_path, "run", ["a"]):
+            pass
+
+    def test_commands_are_refused_before_anything_starts(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        small = ["model.name=mlp", "rounds=1", "data.per_domain=20", "local.batch_size=2"]
+        (tmp_path / "space.yaml").write_text("seeds: [0, 1]\n")
+        trial = trial_name(Config.read(from_arguments(small)))
+        with claimed("results", "run", [trial]):
+            for arguments in (["run", *small], ["sweep", "space.yaml", *small]):
+                assert main(arguments) == 2
+                out, err = capsys.readouterr()
+                assert err.splitlines()[-1].startswith(f"rayfed: {trial}: process {os.getpid()} on ")
+                assert out == ""
+        assert not (tmp_path / "results/run/metrics").exists()
+
+
+def test_a_recorder_leaves_no_claim_behind(tmp_path):
+    begun(tmp_path).end("a", {"status": "done"})
+    assert os.listdir(tmp_path / "run" / ".owners") == []
+
+
+def record(round, **more):
+    return Record(stage="round", round=round, cohort=2, **more)
+
+
+class TestRecorderStartedAgain:
+    """Another object stands for the process after the first one has died."""
+
+    def test_it_does_not_know_the_trial(self, tmp_path):
+        recorder = Recorder(str(tmp_path), "run")
+        for call in (
+            lambda: recorder.record("a", record(1)),
+            lambda: recorder.end("a", {"status": "done"}, begun=True),
+        ):
+            with pytest.raises(NotBegun):
+                call()
+
+    def test_rounds_on_disk_stay_and_others_come_again(self, tmp_path):
+        first = begun(tmp_path)
+        on_disk = [first.record("a", record(round)) for round in (1, 2, 3)][-1]
+        known = first.progress()
+        del first
+        second = Recorder(str(tmp_path), "run")
+        second.adopt(known)
+        second.begin("a", VALUES, 3, on_disk)
+        for round in range((on_disk or 0) + 1, 4):
+            second.record("a", record(round))
+        second.end("a", {"status": "done"}, begun=True)
+        tables = read(tmp_path)
+        assert tables.rounds["round"].tolist() == [1, 2, 3]
+        assert tables.trials[["status", "rounds_done"]].values.tolist() == [["done", 3]]
+
+
+class TestEvents:
+    def test_are_rows_with_the_trial(self, tmp_path):
+        recorder = begun(tmp_path)
+        before = time.time()
+        recorder.record(
+            "a", record(1, events=[Event(event="host lost", detail="host 1", round=1, redone=3, seconds=0.5)])
+        )
+        recorder.event("a", Event(event="server lost", round=1))
+        recorder.end("a", {"status": "done"})
+        events = read_events(tmp_path)
+        assert events.columns.tolist() == [
+            *("experiment", "trial", "algorithm", "seed", "time", "event", "detail", "round", "redone", "seconds")
+        ]
+        assert events["event"].tolist() == ["host lost", "server lost"]
+        first = events.iloc[0]
+        assert (first["trial"], first["algorithm"], first["seed"]) == ("a", "fedavg", 0)
+        assert (first["detail"], first["round"], first["redone"], first["seconds"]) == ("host 1", 1, 3, 0.5)
+        assert abs(first["time"].timestamp() - before) < 60
+
+    def test_there_are_none(self, tmp_path):
+        begun(tmp_path).end("a", {"status": "done"})
+        assert read_events(tmp_path, "run").empty
+
+    def test_of_a_trial_that_never_began_are_written_at_its_end(self, tmp_path):
+        recorder = Recorder(str(tmp_path), "run")
+        assert recorder.lost("a", Event(event="trial lost", detail="killed")) == 1
+        assert recorder.attempts("a") == (1, False)
+        recorder.end("a", {**VALUES, "status": "failed", "error": "lost"})
+        assert read_events(tmp_path)["detail"].tolist() == ["killed"]
+
+    def test_stay_when_the_trial_starts_again(self, tmp_path):
+        recorder = begun(tmp_path)
+        for round in (1, 2):
+            recorder.record("a", record(round, seconds=dict.fromkeys(record(1).seconds, 1.5)))
+        assert recorder.lost("a", Event(event="trial lost")) == 1
+        assert recorder.attempts("a") == (1, True)
+        recorder.begin("a", VALUES, 3, 1)
+        recorder.end("a", {"status": "done"})
+        lost, again = read_events(tmp_path).to_dict("records")
+        assert (lost["event"], lost["round"]) == ("trial lost", 2)
+        assert (again["event"], again["detail"], again["redone"]) == ("trial restarted", "continues after round 1", 2)
+        assert again["seconds"] >= 1.5
+
+    def test_a_new_run_drops_those_of_an_earlier_one(self, tmp_path):
+        recorder = begun(tmp_path)
+        recorder.event("a", Event(event="host lost"))
+        recorder.end("a", {"status": "failed", "error": "x"})
+        begun(tmp_path).end("a", {"status": "done"})
+        assert read_events(tmp_path).empty
+
+    def test_an_unknown_event_is_refused(self, tmp_path):
+        with pytest.raises(ValueError, match="event 'nonsense': known are host started"):
+            begun(tmp_path).event("a", Event(event="nonsense"))

@@ -1,0 +1,402 @@
+"""Results in object stores: a run, its tables, its checkpoints and its report are those of a folder."""
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+
+import pandas as pd
+import pytest
+import torch
+
+import rayfed
+from helpers.commands import command
+from rayfed.core.errors import StorageError, UsageError
+from rayfed.core.trees import named_tensors
+from rayfed.records import storage
+from rayfed.records.storage import ArrowStorage, LocalStorage, open_storage
+
+run, report = command("run"), command("report")
+
+SMALL = (
+    *("rounds=4", "algorithm.name=scaffold", "cohort=2", "checkpoint.every=2"),
+    "data={domains: [plain, font], per_domain: 60}",
+    "partition={name: dirichlet, clients: 5, alpha: 10}",
+    "model={name: mlp, hidden: [8]}",
+    "local={batch_size: 6, lr: 0.1}",
+)
+PROGRAMS = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def wait_for_port(port):
+    deadline = time.monotonic() + 60
+    while socket.socket().connect_ex(("127.0.0.1", port)):
+        assert time.monotonic() < deadline, "the server did not start"
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def environment(values):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.setenv(name, value)
+        storage._filesystem.cache_clear()
+        yield
+        storage._filesystem.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint():
+    if (program := shutil.which("moto_server")) is None:
+        pytest.skip("needs moto_server, of the package moto[s3,server]")
+    from pyarrow import fs
+
+    port = free_port()
+    process = subprocess.Popen(
+        [program, "-H", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for_port(port)
+        endpoint = f"http://127.0.0.1:{port}"
+        maker = fs.S3FileSystem(
+            access_key="test",
+            secret_key="test",
+            endpoint_override=endpoint,
+            region="us-east-1",
+            allow_bucket_creation=True,
+        )
+        maker.create_dir("bucket")
+        yield endpoint
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def gs_endpoint():
+    if (program := shutil.which("gcp-storage-emulator", path=PROGRAMS)) is None:
+        pytest.skip("needs gcp-storage-emulator, of the package with that name")
+    port = free_port()
+    process = subprocess.Popen(
+        [program, "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory", "--default-bucket", "bucket"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_port(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(params=["file", "memory", "s3", "gs"])
+def results(request, tmp_path):
+    """A location for results, empty."""
+    if request.param == "file":
+        yield f"file://{tmp_path}/results"
+    elif request.param == "memory":
+        yield f"memory://bucket-{uuid.uuid4().hex}/results"
+    elif request.param == "gs":
+        with environment({"STORAGE_EMULATOR_HOST": request.getfixturevalue("gs_endpoint")}):
+            yield f"gs://bucket/{uuid.uuid4().hex}/results"
+    else:
+        with environment({**CREDENTIALS, "AWS_ENDPOINT_URL": request.getfixturevalue("s3_endpoint")}):
+            yield f"s3://bucket/{uuid.uuid4().hex}/results"
+
+
+class TestFiles:
+    @pytest.fixture
+    def folder(self, results):
+        return open_storage(results).child("e", "part")
+
+    def test_written_listed_read_and_deleted(self, folder):
+        assert (folder.files(), folder.folders(), folder.exists()) == ({}, [], False)
+        folder.write("a.bin", b"0123456789")
+        folder.write("a.bin", memoryview(b"abcdefgh"))
+        folder.write("empty", b"")
+        assert folder.files() == {"a.bin": 8, "empty": 0}
+        assert folder.read("a.bin") == b"abcdefgh"
+        assert (folder.read("a.bin", 2, 3), folder.read("a.bin", 6, 9), folder.read("a.bin", 5)) == (
+            b"cde",
+            b"gh",
+            b"fgh",
+        )
+        assert (folder.read("empty"), folder.read("a.bin", 8, 2), folder.read("a.bin", 9)) == (b"", b"", b"")
+        folder.write("a.json.gz", b"as it is")
+        assert folder.read("a.json.gz") == b"as it is"
+        folder.delete("a.json.gz")
+        folder.child("below").write("b", b"1")
+        assert folder.folders() == ["below"]
+        assert folder.files() == {"a.bin": 8, "empty": 0}
+        for _ in range(2):
+            folder.delete("a.bin")
+        assert folder.files() == {"empty": 0}
+        with pytest.raises(FileNotFoundError):
+            folder.read("a.bin")
+        for _ in range(2):
+            folder.delete_all()
+        assert folder.files() == {}
+
+    def test_a_staged_file_appears_whole_or_not_at_all(self, folder):
+        folder.write("a", b"old")
+        discarded = folder.stage("a")
+        discarded.write(b"new")
+        discarded.discard()
+        assert folder.read("a") == b"old"
+        staged = folder.stage("a")
+        for _ in range(3):
+            staged.write(b"x" * 3_000_000)
+            assert folder.read("a") == b"old"
+        staged.finish()
+        assert folder.read("a") == b"x" * 9_000_000
+
+
+def sorted_metrics(tables):
+    keys = ["round", "client", "split", "point", "metric"]
+    return tables.metrics.sort_values(keys)[[*keys, "value", "n"]].reset_index(drop=True)
+
+
+def test_runs_reports_and_resumes(results, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run([*SMALL, "results=plain"]) == 0
+    expected = rayfed.read_results("plain")
+    # interrupted: after the checkpoint of round 2, round 3 fails to be written
+    record = rayfed.records.recorder.Recorder.record
+
+    def failing(self, trial, finished):
+        record(self, trial, finished)
+        if finished.round == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rayfed.records.recorder.Recorder, "record", failing)
+        assert run([*SMALL, f"results={results}"]) == 130
+    assert rayfed.read_results(results).trials["status"].tolist() == ["interrupted"]
+    capsys.readouterr()
+    assert run([*SMALL, f"results={results}", "resume=true"]) == 0
+    out, err = capsys.readouterr()
+    assert "resume  continues after round 2" in err
+    tables = rayfed.read_results(results, "run")
+    assert tables.trials["weights_hash"].tolist() == expected.trials["weights_hash"].tolist()
+    assert sorted(tables.rounds["round"]) == [1, 2, 3, 4]
+    pd.testing.assert_frame_equal(sorted_metrics(tables), sorted_metrics(expected), check_exact=True)
+    assert {name: str(kind) for name, kind in tables.metrics.dtypes.items()} == {
+        name: str(kind) for name, kind in expected.metrics.dtypes.items()
+    }
+    assert report([results, "--plot", "curves.png", "--target", "0.01"]) == 0
+    printed = capsys.readouterr().out
+    location = results.removeprefix("file://")
+    assert "scaffold" in printed
+    assert f"{location}/run/metrics" in printed.replace("file://", "")
+    assert "Traceback" not in out + err
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_the_final_state_is_read_one_client_at_a_time(results, monkeypatch):
+    values = dict(pair.split("=", 1) for pair in SMALL[:3])
+    config = {
+        "rounds": 2,
+        "algorithm.name": values["algorithm.name"],
+        "cohort": 2,
+        "model": {"name": "mlp", "hidden": [8]},
+    }
+    data = {"data": {"domains": ["plain"], "per_domain": 120}, "partition": {"name": "iid", "clients": 5}}
+    result = rayfed.run({**config, **data, "results": results})
+    assert str(result.folder).endswith("results/run")
+    reads = []
+    read = rayfed.records.checkpoints.CheckpointStore.read
+    monkeypatch.setattr(
+        rayfed.records.checkpoints.CheckpointStore,
+        "read",
+        lambda self, *part: (reads.append(part), read(self, *part))[1],
+    )
+    assert 2 <= len(result.clients) <= 4
+    assert sorted(result.clients) == list(result.clients)
+    assert reads == []
+    client = next(iter(result.clients))
+    state = result.clients[client]
+    assert len(reads) == 1
+    assert all(isinstance(leaf, torch.Tensor) for _, leaf in named_tensors(state))
+    assert set(result.server) == {"weights", "c"}
+    with pytest.raises(KeyError):
+        result.clients[99]
+    assert 99 not in result.clients
+    open_storage(results).child("run").delete_all()
+    with pytest.raises(UsageError, match=r"^the state of scaffold-seed0-\w+ after round \d+ cannot be read any more"):
+        result.clients[client]
+
+
+def test_maps_and_curves_are_there_too(results):
+    values = ["metrics.tsne=true", "evaluate.splits=[test]"]
+    assert run([*SMALL[1:], *values, "rounds=2", f"results={results}"]) == 0
+    maps = open_storage(results).child("run", "maps").files()
+    assert {name.rpartition(".")[2] for name in maps} == {"parquet", "png"}
+    assert min(maps.values()) > 1000
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("location", "message"),
+        [
+            ("ftp://host/results", "unknown scheme; expected a path or a URL that begins with file://, s3://, gs://"),
+            ("s3://", r"no bucket; expected s3://BUCKET/FOLDER"),
+            ("file://results", "expected an absolute path after file://"),
+        ],
+    )
+    def test_locations(self, capsys, location, message):
+        assert run([*SMALL, f"results={location}"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"rayfed: results={location}: ")
+        assert message in line
+
+    def one_line(self, capsys, values, location):
+        with environment({**CREDENTIALS, **values}):
+            began = time.monotonic()
+            assert run([*SMALL, f"results={location}"]) == 2
+            assert time.monotonic() - began < 120
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1, lines
+        assert lines[0].startswith(f"rayfed: results={location}: ")
+        return lines[0]
+
+    def test_a_store_that_does_not_answer(self, capsys):
+        endpoint = f"http://127.0.0.1:{free_port()}"
+        self.one_line(capsys, {"AWS_ENDPOINT_URL": endpoint}, "s3://bucket/results")
+
+    def test_a_bucket_that_does_not_exist(self, capsys, s3_endpoint):
+        self.one_line(capsys, {"AWS_ENDPOINT_URL": s3_endpoint}, "s3://nobodys/results")
+
+    def test_google_without_an_answer_a_bucket_or_credentials(self, capsys, gs_endpoint, monkeypatch, tmp_path):
+        monkeypatch.setattr(storage, "_RETRY_SECONDS", 1)
+        silent = f"gs://anonymous@bucket/results?scheme=http&endpoint_override=127.0.0.1:{free_port()}"
+        line = self.one_line(capsys, {}, silent)
+        assert "Could not connect to server" in line
+        assert len(line) < 300
+        line = self.one_line(capsys, {"STORAGE_EMULATOR_HOST": gs_endpoint}, "gs://nobodys/results")
+        assert len(line) < 300
+        nobody = {"HOME": str(tmp_path), "GCE_METADATA_HOST": "metadata.invalid", "GOOGLE_APPLICATION_CREDENTIALS": ""}
+        line = self.one_line(capsys, {**nobody, "STORAGE_EMULATOR_HOST": ""}, "gs://bucket/results")
+        assert "cannot be reached (no credentials: " in line
+
+    def test_reading_what_is_not_there(self, results):
+        with pytest.raises(UsageError, match=r"no such folder of results$"):
+            rayfed.read_results(results)
+        open_storage(results).child("run", "trials").write("other.txt", b"x")
+        with pytest.raises(UsageError, match="no results in it"):
+            rayfed.read_results(results)
+
+
+def test_a_store_that_fails_in_the_middle_ends_the_trial_in_one_line(capsys, monkeypatch, tmp_path):
+    location = f"memory://bucket-{uuid.uuid4().hex}/results"
+    stage = ArrowStorage.stage
+
+    def failing(self, name):
+        if name == "segment-000002.bin":
+            raise OSError("the store is gone")
+        return stage(self, name)
+
+    monkeypatch.setattr(ArrowStorage, "stage", failing)
+    assert run([*SMALL, f"results={location}"]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == f"rayfed: results in {location}/run: the store is gone"
+    row = rayfed.read_results(location).trials.iloc[0]
+    assert (row["status"], row["error"]) == ("failed", f"StorageError: results in {location}/run: the store is gone")
+    monkeypatch.undo()
+    assert run([*SMALL, f"results={location}", "resume=true"]) == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 8 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if os.name != "posix" or shutil.which("mount") is None or subprocess.run(command, check=False).returncode:
+        pytest.skip("needs the right to mount a filesystem")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_ends_the_trial_in_one_line_and_it_can_be_resumed(small_disk, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = [*SMALL[1:], "rounds=12", "checkpoint.every=1"]
+    assert run([*values, "results=whole"]) == 0
+    (folder,) = (tmp_path / "whole/run/checkpoints").iterdir()
+    state = sum(path.stat().st_size for path in folder.iterdir())
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(2**23 - state))  # what is left is too small for the tables beside the last checkpoints
+    capsys.readouterr()
+    code = run([*values, f"results={small_disk}/results"])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert (code, line) == (1, f"rayfed: results in {small_disk}/results/run: No space left on device")
+    assert not list(small_disk.rglob("*.unfinished"))
+    row = rayfed.read_results(f"{small_disk}/results").trials.iloc[0]
+    assert (row["status"], row["error"]) == ("failed", f"StorageError: {line.removeprefix('rayfed: ')}")
+    filler.unlink()
+    assert run([*values, f"results={small_disk}/results", "resume=true"]) == 0
+    assert "continues after round" in capsys.readouterr().err
+    hashes = [rayfed.read_results(path).trials["weights_hash"].tolist() for path in ("whole", f"{small_disk}/results")]
+    assert hashes[0] == hashes[1]
+
+
+def test_the_status_is_written_where_every_byte_is_taken(small_disk, tmp_path, capsys, monkeypatch):
+    """By another process, in the same moment in which one of ours is given back."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    stage, rounds = storage.LocalStorage.stage, []
+
+    def never_again(self, name):
+        if len(rounds) > 2:
+            raise full
+        rounds.extend([name] * name.startswith("scaffold"))
+        return stage(self, name)
+
+    monkeypatch.setattr(storage.LocalStorage, "stage", never_again)
+    assert run([*SMALL, f"results={small_disk}"]) == 1
+    row = rayfed.read_results(small_disk).trials.iloc[0]
+    assert (row["status"], row["error"]) == ("failed", f"StorageError: results in {small_disk}/run: {full.strerror}")
+
+
+def test_a_folder_that_vanishes_ends_the_trial_in_one_line(tmp_path, capsys, monkeypatch):
+    commit = rayfed.records.checkpoints.CheckpointStore.commit
+    begin = rayfed.records.checkpoints.CheckpointStore.begin
+
+    def vanishing(self, base):
+        if base is not None:
+            shutil.rmtree(tmp_path / "results")
+        return begin(self, base)
+
+    monkeypatch.setattr(rayfed.records.checkpoints.CheckpointStore, "begin", vanishing)
+    assert run([*SMALL, f"results={tmp_path}/results"]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("rayfed: checkpoint 1 of scaffold-seed0-")
+    assert line.endswith(", from which the next one continues, is gone")
+    assert commit is rayfed.records.checkpoints.CheckpointStore.commit
+
+
+def test_a_user_in_the_url_is_no_part_of_the_bucket(gs_endpoint):
+    host = gs_endpoint.removeprefix("http://")
+    folder = open_storage(f"gs://anonymous@bucket/{uuid.uuid4().hex}?scheme=http&endpoint_override={host}")
+    folder.child("a", "b").write("c", b"1")
+    assert (folder.files(), folder.folders(), folder.child("a").folders()) == ({}, ["a"], ["b"])
+    assert "@" not in folder.location
+
+
+def test_local_storage_is_not_taken_for_a_url(tmp_path):
+    assert isinstance(open_storage(tmp_path), LocalStorage)
+    assert isinstance(open_storage(f"file://{tmp_path}"), LocalStorage)
+    assert open_storage("C:/results").location == "C:/results"
+    with pytest.raises(StorageError, match=r"^results in here: No space left$"), storage.storage_errors("here"):
+        raise OSError(28, "No space left")

@@ -1,0 +1,187 @@
+"""Rows on disk: never half, never twice, never lost, whatever moment a reader or a kill -9 picks."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from helpers.score_rows import row, write
+from rayfed.core.errors import UsageError
+from rayfed.core.records import Record
+from rayfed.records import storage
+from rayfed.records.schema import METRICS_SCHEMA, ROUNDS_SCHEMA
+from rayfed.records.storage import LocalStorage
+from rayfed.records.writer import TrialWriter
+from rayfed.reports.read import read
+
+CLIENTS = 4
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def one_round(writer: TrialWriter, number: int) -> None:
+    write(writer, [row(number, client, "d", "test", "global", "accuracy", 0.5, 10) for client in range(CLIENTS)])
+    sizes = {"weights": 8, "c": 2}
+    writer.add_round(Record(round=number, stage="round", cohort=CLIENTS, bytes_down=sizes))
+
+
+def write_rounds(folder: Path, first: int, last: int, keep: int | None) -> None:
+    """Segments of 40 rows, so that a test of seconds meets several."""
+    with TrialWriter(folder, "e", "t", "fedavg", 0, keep_through_round=keep, segment_rows=40) as writer:
+        for number in range(first, last + 1):
+            one_round(writer, number)
+            writer.flush(force=True)
+
+
+def rounds_of(folder: Path) -> list[int]:
+    metrics, rounds = (pd.read_parquet(folder / "e" / name) for name in ("metrics", "rounds"))
+    assert not metrics.duplicated(["round", "client"]).any()
+    assert list(metrics.groupby("round").size().unique()) == [CLIENTS]
+    assert list(rounds["round"]) == sorted(metrics["round"].unique())
+    return list(rounds["round"])
+
+
+def test_a_reader_meets_no_error_and_no_row_twice_while_another_process_writes(tmp_path: Path) -> None:
+    process = SPAWN.Process(target=write_rounds, args=(tmp_path, 1, 120, None))
+    problems: list[str] = []
+    reads = {"metrics": 0, "rounds": 0}
+
+    def read_in_a_loop(name: str) -> None:
+        seen = 0
+        while process.exitcode is None:
+            if not list((tmp_path / "e" / name).glob("*.parquet")):
+                continue
+            try:
+                table = pd.read_parquet(tmp_path / "e" / name)
+            except (OSError, ValueError) as error:  # what pyarrow raises for files that are gone or broken
+                problems.append(repr(error))
+                return
+            if table.duplicated([key for key in ("round", "client") if key in table]).any():
+                problems.append("a row twice")
+            if len(table) < seen:
+                problems.append(f"{len(table)} rows after {seen}")
+            seen = len(table)
+            reads[name] += 1
+
+    process.start()
+    readers = [threading.Thread(target=read_in_a_loop, args=(name,)) for name in reads]
+    for reader in readers:
+        reader.start()
+    process.join()
+    for reader in readers:
+        reader.join()
+    assert problems == []
+    assert min(reads.values()) > 5
+    assert rounds_of(tmp_path) == list(range(1, 121))
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.013, 0.031])
+def test_after_kill_9_a_resume_keeps_exactly_the_rounds_through_its_checkpoint(tmp_path: Path, delay: float) -> None:
+    process = SPAWN.Process(target=write_rounds, args=(tmp_path, 1, 100_000, None))
+    process.start()
+    while len(list((tmp_path / "e" / "rounds").glob("*.parquet"))) < 1 or len(rounds_on_disk(tmp_path)) < 25:
+        time.sleep(0.01)
+    time.sleep(delay)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    write_rounds(tmp_path, 21, 30, keep=20)
+    assert rounds_of(tmp_path) == list(range(1, 31))
+
+
+def rounds_on_disk(folder: Path) -> pd.DataFrame:
+    return pd.read_parquet(folder / "e" / "rounds")
+
+
+def test_a_resume_says_which_round_it_found_and_none_begins_anew(tmp_path: Path) -> None:
+    write_rounds(tmp_path, 1, 30, keep=None)
+    writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0, keep_through_round=99)
+    assert writer.last_round == 30
+    assert TrialWriter(tmp_path, "e", "t", "fedavg", 0).last_round is None
+    assert len(rounds_on_disk(tmp_path)) == 0
+
+
+def test_trials_whose_names_begin_alike_do_not_touch_each_other(tmp_path: Path) -> None:
+    for trial in ("t", "t-0000", "t=1"):
+        with TrialWriter(tmp_path, "e", trial, "fedavg", 0) as writer:
+            one_round(writer, 1)
+    TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+    table = rounds_on_disk(tmp_path)
+    assert sorted(table["trial"]) == ["t-0000", "t=1"]
+    assert list(table.columns) == ROUNDS_SCHEMA.names
+
+
+def test_the_schemas_are_on_disk_as_declared_also_for_nulls(tmp_path: Path) -> None:
+    write_rounds(tmp_path, 1, 1, keep=None)
+    for name, schema in (("metrics", METRICS_SCHEMA), ("rounds", ROUNDS_SCHEMA)):
+        assert pq.read_schema(tmp_path / "e" / name / "t-0000.parquet").equals(schema)
+    first = rounds_on_disk(tmp_path).iloc[0]
+    assert first["bytes_down"] == 10
+    assert dict(first["bytes_down_by_field"]) == {"weights": 8, "c": 2}
+    assert first["epsilon"] != first["epsilon"]  # null, as there was no privacy
+
+
+def test_flush_skips_when_writing_takes_too_long_and_close_writes_all(tmp_path: Path) -> None:
+    writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+    for number in range(1, 51):
+        one_round(writer, number)
+        writer.flush()
+    assert len(rounds_on_disk(tmp_path)) < 50
+    writer.close()
+    assert rounds_of(tmp_path) == list(range(1, 51))
+
+
+def test_rows_stay_for_the_next_flush_when_the_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+    one_round(writer, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space left"):
+            writer.flush(force=True)
+    writer.close()
+    assert rounds_of(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("name", ["", ".a", "_a", "a/b", "a\nb"])
+def test_a_name_that_readers_would_not_see_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"^trial=.* use a name without .*$"):
+        TrialWriter(tmp_path, "e", name, "fedavg", 0)
+
+
+def test_an_unknown_point_is_refused(tmp_path: Path) -> None:
+    writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+    write(writer, [row(1, 0, "d", "test", "local", "accuracy", 0.5, 10)])
+    with pytest.raises(ValueError, match="point 'local': known are global, downloaded, trained, adapted"):
+        writer.flush()
+
+
+def test_tables_of_an_older_version_are_read_and_gone_on_with(tmp_path: Path) -> None:
+    """Older ones lacked columns; the first file of a folder must not decide for the others."""
+    for trial in ("a", "b"):
+        with TrialWriter(tmp_path, "e", trial, "fedavg", 0) as writer:
+            one_round(writer, 1)
+            write(writer, [row(1, 9, "d", "test", "adapted", "accuracy", 0.5, 10, unseen=True)])
+    for name, column in (("metrics", "unseen"), ("rounds", "privacy_unit")):
+        path = tmp_path / "e" / name / "a-0000.parquet"
+        pq.write_table(pq.read_table(path).drop_columns([column]), path)
+    for _ in range(2):
+        metrics = read(tmp_path).metrics
+        assert metrics["unseen"].dtype == bool
+        assert dict(metrics.groupby("trial")["unseen"].sum()) == {"a": 0, "b": 1}
+        with TrialWriter(tmp_path, "e", "a", "fedavg", 0, keep_through_round=1) as writer:
+            assert writer.last_round == 1
+            one_round(writer, 2)
+    assert read(tmp_path).rounds["round"].tolist() == [1, 2, 1]
+
+
+def test_a_file_that_is_renamed_while_a_folder_is_listed_is_no_error(tmp_path, monkeypatch):
+    for name in ("a.parquet", ".b.parquet.unfinished"):
+        (tmp_path / name).write_bytes(b"1234")
+    found = list(os.scandir(tmp_path))
+    (tmp_path / ".b.parquet.unfinished").rename(tmp_path / "b.parquet")
+    monkeypatch.setattr(storage.os, "scandir", lambda path: iter(found))
+    assert LocalStorage(tmp_path).files() == {"a.parquet": 4}

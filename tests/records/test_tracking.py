@@ -1,0 +1,355 @@
+"""Experiment trackers: their names and values, the true rounds, going on after a checkpoint, and failing alone."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+import rayfed
+from rayfed.core.errors import UsageError
+from rayfed.core.records import SERVER, Record, Score
+from rayfed.records.storage import open_storage
+from rayfed.records.tracking import Feed, check_trackers
+from rayfed.records.tracking.base import round_values
+from rayfed.records.tracking.mlflow_runs import MLflow, store_uri
+
+NONE = {"tensorboard": None, "wandb": None, "mlflow": None, "folder": None}
+QUICK = {
+    "data": {"domains": ["plain", "font"], "per_domain": 60},
+    "model": {"name": "mlp", "hidden": [8]},
+    "local": {"batch_size": 8, "lr": 0.1},
+    "rounds": 4,
+    "evaluate.every": 2,
+}
+
+
+def logged_records(content):
+    """Yield the records of W&B's offline file: LevelDB's log format after a header of 7 bytes."""
+    block, at, parts = 32768, 7, b""
+    while at + 7 <= len(content):
+        if block - at % block < 7:  # too little is left of a block for another record
+            at += block - at % block
+            continue
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        parts += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or its last part
+            yield parts
+            parts = b""
+
+
+def score(client, domain, value, split="test", **more):
+    given = {"metric": "accuracy", "point": "global", "n": 1} | more
+    return Score(client=client, domain=domain, split=split, value=value, **given)
+
+
+def record(round=3, scores=(), **more):
+    return Record(stage="round", round=round, cohort=2, scores=list(scores), **more)
+
+
+def scalars(folder):
+    """Read TensorBoard's event files back: by name, the value of each step."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    values = {}
+    for file in sorted(Path(folder).glob("events.*")):
+        content, at = file.read_bytes(), 0
+        while at < len(content):  # records of a length (8 bytes), its checksum (4), the event, and its checksum (4)
+            length = int.from_bytes(content[at : at + 8], "little")
+            event = Event.FromString(content[at + 12 : at + 12 + length])
+            at += 16 + length
+            if event.session_log.status == 1:  # START: what comes at this step or later replaces what was there
+                for steps in values.values():
+                    for step in [step for step in steps if step >= event.step]:
+                        del steps[step]
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    values.setdefault(value.tag, {})[event.step] = value.simple_value
+    return values
+
+
+class TestRoundValues:
+    def test_means_over_clients_and_domains(self):
+        clients = [score(0, "a", 0.2), score(1, "a", 0.4), score(2, "b", 0.9)]
+        values = round_values(record(scores=[*clients, score(SERVER, "c", 0.0)]))
+        assert values["global/test/accuracy"] == pytest.approx(0.5)
+        assert values["global/test/accuracy.a"] == pytest.approx(0.3)
+        assert values["global/test/accuracy.b"] == 0.9
+        assert "global/test/accuracy.c" not in values  # the server's own test set, where clients have one
+
+    def test_the_servers_test_sets_where_no_client_has_the_split(self):
+        values = round_values(record(scores=[score(0, "a", 1.0), score(SERVER, "b", 0.5, split="ood")]))
+        assert values["global/ood/accuracy"] == 0.5
+
+    def test_unseen_clients_are_apart(self):
+        values = round_values(record(scores=[score(0, "a", 1.0), score(1, "a", 0.0, unseen=True)]))
+        assert (values["global/test/accuracy"], values["unseen/global/test/accuracy"]) == (1.0, 0.0)
+
+    def test_many_domains_have_no_curves_of_their_own(self):
+        values = round_values(record(scores=[score(k, f"d{k}", 1.0) for k in range(21)]))
+        assert [name for name in values if not name.startswith("round/")] == ["global/test/accuracy"]
+
+    def test_costs(self):
+        seconds = dict.fromkeys(("broadcast", "train", "upload", "aggregate", "evaluate"), 0.5) | {"total": 4.0}
+        values = round_values(record(seconds=seconds, bytes_down={"a": 3, "b": 4}, bytes_up={"a": 5}, epsilon=1.5))
+        assert values["round/clients_per_second"] == 0.5
+        assert (values["round/bytes_down"], values["round/bytes_up"], values["round/epsilon"]) == (7, 5, 1.5)
+        assert values["round/seconds/train"] == 0.5
+        assert "round/simulated_seconds" not in values
+
+
+class TestTensorBoard:
+    def test_true_rounds_of_a_single_run(self, tmp_path):
+        result = rayfed.run(QUICK | {"results": str(tmp_path), "tracking.tensorboard": True})
+        found = scalars(tmp_path / "run" / "tensorboard" / result.trial)
+        rows = result.metrics.query("metric == 'accuracy' and split == 'test'").groupby("round")["value"].mean()
+        assert found["global/test/accuracy"] == pytest.approx(rows.to_dict())
+        assert sorted(found["global/test/accuracy"]) == [2, 4]
+        assert sorted(found["round/seconds/train"]) == [1, 2, 3, 4]
+        assert set(found) > {"global/val/accuracy.font", "round/bytes_up", "trained/train/loss"}
+
+    def test_rounds_that_are_repeated_are_replaced(self, tmp_path):
+        def told(done, rounds, value):
+            feed = Feed(open_storage(tmp_path), "e", tmp_path)
+            feed.begin("t", {"tracking": NONE | {"tensorboard": True}, "seed": 0}, done)
+            for number in rounds:
+                feed.record("t", record(number, [score(0, "a", value)]))
+            feed.end("t", "interrupted", None)
+            assert feed.close() == []
+
+        told(None, [1, 2, 3], 0.25)
+        time.sleep(1.1)  # the names of event files have seconds
+        told(2, [3, 4], 0.5)
+        assert scalars(tmp_path / "tensorboard" / "t")["global/test/accuracy"] == {1: 0.25, 2: 0.25, 3: 0.5, 4: 0.5}
+        told(None, [1], 0.75)
+        assert scalars(tmp_path / "tensorboard" / "t")["global/test/accuracy"] == {1: 0.75}
+
+    def test_only_sweeps_write_it_unless_asked(self, tmp_path):
+        for in_sweep, wanted, written in ((False, None, False), (True, None, True), (True, False, False)):
+            feed = Feed(open_storage(tmp_path / f"{in_sweep}{wanted}"), "e", tmp_path, in_sweep=in_sweep)
+            feed.begin("t", {"tracking": NONE | {"tensorboard": wanted}}, None)
+            feed.end("t", "done", None)
+            feed.close()
+            assert (tmp_path / f"{in_sweep}{wanted}" / "tensorboard").exists() == written
+
+    def test_another_folder(self, tmp_path):
+        feed = Feed(open_storage(tmp_path / "results"), "e", tmp_path)
+        feed.begin("t", {"tracking": NONE | {"tensorboard": True, "folder": "boards"}}, None)
+        feed.close()
+        assert (tmp_path / "boards" / "tensorboard" / "t").is_dir()
+
+
+class Failing:
+    def __init__(self, where):
+        self.where, self.calls = where, []
+
+    def _call(self, name):
+        self.calls.append(name)
+        if name == self.where:
+            raise ConnectionError("no network\nmore")
+
+    def begin(self, about):
+        self._call("begin")
+        return "id"
+
+    def log(self, round, values):
+        self._call("log")
+
+    def end(self, status, error):
+        self._call("end")
+
+
+class TestFailures:
+    @pytest.mark.parametrize(("where", "calls"), [("begin", 1), ("log", 2), ("end", 4)])
+    def test_a_tracker_that_fails_is_left_out_and_reported_once(self, tmp_path, where, calls):
+        tracker, other = Failing(where), Failing(None)
+        feed = Feed(open_storage(tmp_path), "e", tmp_path, make=lambda values: {"wandb": tracker, "mlflow": other})
+        feed.begin("t", {}, None)
+        for number in (1, 2):
+            feed.record("t", record(number))
+        feed.end("t", "done", None)
+        (line,) = feed.close()
+        assert line == "t: tracking.wandb failed (ConnectionError: no network); the trial went on without it"
+        assert len(tracker.calls) == calls
+        assert other.calls == ["begin", "log", "log", "end"]
+
+    def test_one_that_hangs_is_not_waited_for(self, tmp_path):
+        class Hanging(Failing):
+            def log(self, round, values):
+                time.sleep(2)
+
+        feed = Feed(open_storage(tmp_path), "e", tmp_path, make=lambda values: {"wandb": Hanging(None)})
+        began = time.monotonic()
+        feed.begin("t", {}, None)
+        feed.record("t", record())
+        feed.end("t", "done", None)
+        assert time.monotonic() - began < 0.5
+        assert "did not finish within 0.1 s" in feed.close(0.1)[0]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(("key", "package"), [("wandb", "wandb"), ("mlflow", "mlflow")])
+    def test_a_missing_package(self, monkeypatch, key, package):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(UsageError, match=rf"^tracking.{key}=x: the package {package} is not installed"):
+            check_trackers(NONE | {key: "x"}, "results")
+
+    def test_it_is_said_before_anything_starts(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(UsageError, match="the package wandb is not installed"):
+            rayfed.run({"results": str(tmp_path / "r"), "tracking.wandb": "x"})
+        with pytest.raises(UsageError, match="the package wandb is not installed"):
+            rayfed.sweep({"results": str(tmp_path / "r"), "tracking.wandb": "x"})
+        assert not (tmp_path / "r").exists()
+
+    def test_results_that_are_no_local_folder(self):
+        with pytest.raises(UsageError, match=r"^tracking.tensorboard=true: needs a local folder, and results=s3://b"):
+            check_trackers(NONE | {"tensorboard": True}, "s3://b/f")
+        check_trackers(NONE | {"tensorboard": True, "folder": "boards"}, "s3://b/f")
+
+    def test_a_server_that_is_not_there(self, monkeypatch):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+        with pytest.raises(
+            UsageError, match=r"^tracking.mlflow=http://127.0.0.1:9: no server answers at 127.0.0.1:9 \("
+        ):
+            check_trackers(NONE | {"mlflow": "http://127.0.0.1:9"}, "results")
+
+    def test_an_empty_name(self):
+        with pytest.raises(UsageError, match=r"tracking.wandb=' ': give a name, or null"):
+            rayfed.run({"tracking.wandb": " "})
+
+
+def test_a_folder_for_mlflow(tmp_path):
+    assert store_uri("runs", tmp_path) == f"file://{tmp_path}/runs"
+    assert store_uri("sqlite:///runs.db", tmp_path) == "sqlite:///runs.db"
+
+
+def test_trackers_change_no_name_of_a_trial(tmp_path):
+    from rayfed.experiments.config import Config
+    from rayfed.experiments.naming import trial_name
+
+    assert trial_name(Config.read({})) == trial_name(Config.read({"tracking": {"wandb": "x", "tensorboard": True}}))
+
+
+@pytest.mark.slow  # seconds, to import MLflow
+class TestServerOfMLflow:
+    def test_one_that_goes_costs_one_line_and_is_not_waited_for_again(self, tmp_path, monkeypatch):
+        pytest.importorskip("mlflow")
+        monkeypatch.setattr(MLflow, "_silent", set())
+        for name, value in (("MAX_RETRIES", "0"), ("TIMEOUT", "5")):
+            monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", value)
+        answer = {"experiment": {"experiment_id": "0"}, "run": {"info": {"run_id": "r"}}}
+        asked = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked.append(self.path.partition("?")[0].removeprefix("/api/2.0/mlflow/"))
+                body = json.dumps(answer).encode()
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_POST = do_GET
+
+            def log_message(self, *_):
+                pass
+
+        # a server that answers each request with the same words, and is then gone
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{server.server_port}"
+        address = f"http://{place}"
+        feed = Feed(open_storage(tmp_path), "e", tmp_path, make=lambda values: {"mlflow": MLflow(address, tmp_path)})
+        feed.begin("a", {}, None)
+        feed.record("a", record(1))
+        while "runs/log-batch" not in asked:
+            time.sleep(0.01)
+        server.shutdown()
+        server.server_close()
+        feed.record("a", record(2))
+        while address not in MLflow._silent:
+            time.sleep(0.01)
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")  # minutes, if the second trial tried as well
+        feed.begin("b", {}, None)
+        feed.end("a", "done", None)
+        (line,) = feed.close(5)
+        words = f"tracking.mlflow failed (ConnectionError: no server answers at {place} (Connection refused))"
+        assert line == f"a (and 1 more): {words}; the trial went on without it"
+        assert asked.count("runs/create") == 1
+
+
+@pytest.mark.slow
+class TestMLflow:
+    def test_rounds_values_and_going_on(self, tmp_path):
+        mlflow = pytest.importorskip("mlflow")
+        given = QUICK | {"results": str(tmp_path / "r"), "tracking.mlflow": str(tmp_path / "ml"), "checkpoint.every": 2}
+        result = rayfed.run(given)
+        client = mlflow.MlflowClient((tmp_path / "ml").as_uri())
+        (run,) = client.search_runs([client.get_experiment_by_name("run").experiment_id])
+        assert (run.info.run_name, run.info.status, run.data.tags["status"]) == (result.trial, "FINISHED", "done")
+        history = client.get_metric_history(run.info.run_id, "global/test/accuracy")
+        rows = result.metrics.query("metric == 'accuracy' and split == 'test'").groupby("round")["value"].mean()
+        assert {one.step: one.value for one in history} == pytest.approx(rows.to_dict())
+        assert (run.data.params["local.lr"], run.data.params["algorithm.name"]) == ("0.1", "fedavg")
+        again = rayfed.run(given | {"resume": True})
+        assert again.weights_hash == result.weights_hash
+        assert len(client.search_runs([run.info.experiment_id])) == 1  # the same run goes on
+
+
+@pytest.mark.slow
+class TestWeightsAndBiases:
+    def test_rounds_and_values_offline(self, tmp_path, monkeypatch):
+        pytest.importorskip("wandb")
+        from wandb.proto import wandb_internal_pb2
+
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        result = rayfed.run(QUICK | {"results": str(tmp_path), "tracking.wandb": "project"})
+        (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+        rows, runs = [], []
+        for content in logged_records(file.read_bytes()):
+            kept = wandb_internal_pb2.Record.FromString(content)
+            if kept.WhichOneof("record_type") == "history":
+                rows.append({"/".join(i.nested_key) or i.key: i.value_json for i in kept.history.item})
+            elif kept.WhichOneof("record_type") == "run":
+                runs.append(kept.run)
+        assert (runs[0].project, runs[0].run_group, runs[0].display_name) == ("project", "run", result.trial)
+        assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
+        expected = result.metrics.query("metric == 'accuracy' and split == 'test'").groupby("round")["value"].mean()
+        found = {int(row["round"]): float(row["global/test/accuracy"]) for row in rows if "global/test/accuracy" in row}
+        assert found == pytest.approx(expected.to_dict())
+
+    def test_not_logged_in(self, monkeypatch, tmp_path):
+        pytest.importorskip("wandb")
+        for name in ("WANDB_API_KEY", "WANDB_MODE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+        with pytest.raises(UsageError, match=r"^tracking.wandb=x: not logged in .* run wandb login"):
+            check_trackers(NONE | {"wandb": "x"}, "results")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+class TestOnRay:
+    def test_a_sweep_of_several_processes(self, tmp_path, monkeypatch):
+        """The recorder is an actor there, and two trials at a time log to it."""
+        pytest.importorskip("mlflow")
+        pytest.importorskip("wandb")
+        from helpers.ray_session import start_ray
+
+        start_ray()  # before the variable is set: the recorder gets those of the command, not those of Ray's start
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        monkeypatch.chdir(tmp_path)
+        tracking = {"mlflow": "ml", "wandb": "project"}
+        swept = rayfed.sweep(QUICK | {"experiment": "s", "seeds": [0, 1], "tracking": tracking})
+        assert swept.failed == 0
+        for trial in swept.trials["trial"]:
+            found = scalars(tmp_path / "results" / "s" / "tensorboard" / trial)
+            assert sorted(found["global/val/accuracy"]) == [2, 4]
+        assert len(list(tmp_path.glob("ml/*/*/metrics/global/test/accuracy"))) == 2
+        assert len(list(tmp_path.glob("results/s/wandb/offline-run-*"))) == 2

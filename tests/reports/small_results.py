@@ -1,0 +1,36 @@
+"""Small experiments, written by hand: two clients in the domains a and b, two rounds, several splits and metrics."""
+
+from pathlib import Path
+from typing import Any
+
+from helpers.score_rows import row, write
+from rayfed.core.records import SERVER, Record
+from rayfed.records.trials import record_trial
+from rayfed.records.writer import TrialWriter
+
+
+def add(
+    folder: Path, name: str, algorithm: str, seed: int, mean: float, *, epsilon: float | None = None, **values: Any
+):
+    """Add a trial, scored on validation, test and out-of-domain data.
+
+    In round n, the test accuracy is `mean` + n/100 - 0.1 in domain a, and 0.2 more in domain b. The accuracy of the
+    domain c, which no client holds, is `mean` - 0.2, and the loss is 2 - `mean`.
+    """
+    record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done", "rounds": 2, **values})
+    with TrialWriter(folder, "e", name, algorithm, seed) as writer:
+        for number in (1, 2):
+            scores = [
+                row(number, client, "ab"[client], split, "global", metric, value, 10)
+                for split in ("val", "test")
+                for client, sign in ((0, -1), (1, 1))
+                for metric, value in (("accuracy", mean + sign * 0.1 + number / 100), ("loss", 2 - mean))
+            ]
+            scores.append(row(number, SERVER, "c", "ood", "global", "accuracy", mean - 0.2, 30))
+            write(writer, scores)
+            spent = None if epsilon is None else epsilon * number
+            seconds = {"broadcast": 0.0, "train": 3.0, "upload": 0.0, "aggregate": 1.0, "evaluate": 2.0, "total": 6.5}
+            sizes = {"weights": 10**7}
+            writer.add_round(
+                Record(round=number, stage="round", cohort=2, bytes_down=sizes, epsilon=spent, seconds=seconds)
+            )

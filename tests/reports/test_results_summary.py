@@ -1,0 +1,491 @@
+"""Selection, means and sds against numbers worked out by hand, and the wording of the report."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from helpers.commands import command
+from helpers.score_rows import Row, frame, row, write
+from rayfed.core.errors import UsageError
+from rayfed.core.records import SERVER
+from rayfed.core.registry import resolve
+from rayfed.metrics import METRICS
+from rayfed.records.metric_names import is_fraction, lower_is_better_by_name
+from rayfed.records.trials import record_trial
+from rayfed.records.writer import TrialWriter
+from rayfed.reports.hyperparameter_groups import group_trials
+from rayfed.reports.queries import target_text
+from rayfed.reports.read import read
+from rayfed.reports.render import render
+from rayfed.reports.selection import aggregate_clients, pick_rounds
+from rayfed.reports.summary import summarise
+
+main = command("report")
+
+Curve = list[tuple[float, float]]  # a (validation, test) pair a round, from round 1; NaN: not evaluated
+NAN = float("nan")
+
+
+def add_trial(
+    folder: Path, name: str, curve: Curve, *, algorithm: str = "fedavg", seed: int = 0, status: str = "done", **config
+) -> None:
+    """Two clients, 0.1 above and below the mean, with 10 and 30 examples, of domains a and b."""
+    values = {key.replace("__", "."): value for key, value in config.items()}
+    record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": status, **values})
+    point = values.get("default_eval_point", "global")
+    with TrialWriter(folder, "e", name, algorithm, seed) as writer:
+        for number, pair in enumerate(curve, start=1):
+            for split, mean in zip(("val", "test"), pair, strict=True):
+                if mean == mean:
+                    rows = ((0, "a", mean - 0.1, 10), (1, "b", mean + 0.1, 30))
+                    write(
+                        writer,
+                        [
+                            row(number, client, domain, split, point, "accuracy", value, n)
+                            for client, domain, value, n in rows
+                        ],
+                    )
+
+
+def value(rows: pd.DataFrame, rule: str, quantity: str = "mean", column: str = "mean", **where: object) -> float:
+    found = rows[(rows["rule"] == rule) & (rows["quantity"] == quantity) & (rows["split"] == "test")]
+    for key, wanted in where.items():
+        found = found[found[key] == wanted]
+    assert len(found) == 1
+    return found.iloc[0][column]
+
+
+def test_final_selected_and_oracle_pick_their_rounds_and_ties_go_to_the_earliest(tmp_path: Path) -> None:
+    add_trial(tmp_path, "t", [(0.2, 0.3), (0.6, 0.5), (0.6, 0.9), (0.4, 0.7)])
+    chosen = pick_rounds(aggregate_clients(read(tmp_path).metrics), {"e": "accuracy"})
+    test = chosen[(chosen["split"] == "test") & (chosen["quantity"] == "mean")].set_index("rule")
+    assert dict(test["round"]) == {"final": 4, "selected": 2, "oracle": 3, "best5": 3}
+    assert dict(test["value"]) == pytest.approx({"final": 0.7, "selected": 0.5, "oracle": 0.9, "best5": 0.6})
+
+
+def test_what_was_not_measured_in_the_selected_round_has_no_selected_row(tmp_path: Path) -> None:
+    add_trial(tmp_path, "t", [(0.2, 0.3), (0.9, NAN), (0.4, 0.5)])
+    rows = summarise(read(tmp_path)).rows.query("split == 'test'")
+    assert set(rows["rule"]) == {"final", "oracle", "best5"}
+    assert "at the last evaluated round" in render(tmp_path)
+
+
+def of_metric(metric: str, val: list[float], test: list[float], point: str = "global") -> list[Row]:
+    return [
+        row(number, 0, "a", split, point, metric, value, 10)
+        for split, values in (("val", val), ("test", test))
+        for number, value in enumerate(values, start=1)
+    ]
+
+
+def add_rows(folder: Path, name: str, rows: list[Row], *, seed: int = 0, algorithm: str = "fedavg", **config):
+    values = {key.replace("__", "."): value for key, value in config.items()}
+    record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done", **values})
+    with TrialWriter(folder, "e", name, algorithm, seed) as writer:
+        write(writer, rows)
+
+
+class TestOneModel:
+    """All metrics are of the round, and of the hyperparameters, that validation accuracy picks."""
+
+    def test_round(self, tmp_path: Path) -> None:
+        rows = of_metric("accuracy", [0.5, 0.9, 0.6], [0.5, 0.8, 0.6]) + of_metric(
+            "ece", [0.3, 0.2, 0.1], [0.3, 0.2, 0.1]
+        )
+        add_rows(tmp_path, "t", rows + of_metric("loss", [3, 2, 1], [3, 2, 1]))
+        found = pick_rounds(aggregate_clients(read(tmp_path).metrics), {"e": "accuracy"}).query("rule == 'selected'")
+        assert set(found["round"]) == {2}
+        assert "test ece, %, at the round with the best mean validation accuracy;" in render(tmp_path, metric="ece")
+
+    def test_round_by_the_loss_where_there_is_no_accuracy(self, tmp_path: Path) -> None:
+        add_rows(tmp_path, "t", of_metric("loss", [3, 1, 2], [3, 1, 2]) + of_metric("mae", [1, 2, 3], [1, 2, 3]))
+        tables = read(tmp_path)
+        found = pick_rounds(aggregate_clients(tables.metrics), tables.criteria).query("rule == 'selected'")
+        assert set(found["round"]) == {2}
+        assert "at the round with the best mean validation loss;" in render(tmp_path, metric="mae", width=200)
+
+    def test_hyperparameters(self, tmp_path: Path) -> None:
+        accuracy, loss = {1.0: 0.9, 2.0: 0.6}, {1.0: 3.0, 2.0: 1.0}
+        for mu in accuracy:
+            rows = of_metric("accuracy", [accuracy[mu]], [0.5]) + of_metric("loss", [loss[mu]], [loss[mu]])
+            add_rows(tmp_path, f"t{mu}", rows, algorithm__mu=mu)
+        words = render(tmp_path, metric="loss", width=200)
+        assert "mu=1 †" in words
+        assert "mu=2 †" not in words
+        assert "†: the algorithm's hyperparameters with the best mean validation accuracy." in words
+
+    def test_a_metric_that_some_seeds_have_in_the_selected_round_is_shown_as_final(self, tmp_path: Path) -> None:
+        """`mdl` comes after the last round; of seed 1 alone is that the round with the best accuracy."""
+        for seed, accuracy in enumerate(([0.9, 0.5], [0.5, 0.9])):
+            mdl = row(2, SERVER, "", "test", "global", "mdl", 100.0 * (1 + seed), 10)
+            add_rows(tmp_path, f"t{seed}", [*of_metric("accuracy", accuracy, accuracy), mdl], seed=seed)
+        words = render(tmp_path, metric="mdl", width=200)
+        assert "at the last evaluated round" in words
+        assert re.search(r"150\.0 ± 70\.7$", words, re.MULTILINE)
+
+
+class TestSplitThatIsThere:
+    """Without a wish, the first of test, ood and val that is there at the point where the algorithm is scored."""
+
+    def test_validation_where_there_are_no_test_parts(self, tmp_path: Path) -> None:
+        add_trial(tmp_path, "t", [(0.25, NAN)])
+        assert "e: val accuracy, %" in render(tmp_path)
+        assert "25.00" in render(tmp_path)
+        assert main([str(tmp_path), "--plot", str(tmp_path / "p.png"), "--target", "0.2"]) == 0
+
+    def test_not_a_test_set_that_another_model_was_scored_on(self, tmp_path: Path) -> None:
+        add_trial(tmp_path, "t", [(0.25, NAN)], default_eval_point="downloaded")
+        with TrialWriter(tmp_path, "e", "t", "fedavg", 0, keep_through_round=9) as writer:
+            write(writer, [row(1, SERVER, "0", "test", "global", "accuracy", 0.5, 9)])
+        assert "e: val accuracy, %" in render(tmp_path)
+
+    def test_test_comes_first_and_then_ood(self, tmp_path: Path) -> None:
+        add_trial(tmp_path, "t", [(0.25, NAN)])
+        with TrialWriter(tmp_path, "e", "t", "fedavg", 0, keep_through_round=9) as writer:
+            write(writer, [row(1, SERVER, "x", "ood", "global", "accuracy", 0.5, 9)])
+        assert "e: out-of-domain accuracy (split ood), %" in render(tmp_path)
+        add_trial(tmp_path, "u", [(0.25, 0.5)], algorithm="dbe")
+        words = render(tmp_path, width=200)
+        assert "e: test accuracy, %" in words
+        assert "Not shown, because they have no test accuracy at the model scored: fedavg." in words
+
+    def test_each_experiment_has_its_own(self, tmp_path: Path) -> None:
+        add_trial(tmp_path, "t", [(0.25, NAN)])
+        record_trial(tmp_path, "f", "t", {"algorithm": "fedavg", "seed": 0, "status": "done"})
+        with TrialWriter(tmp_path, "f", "t", "fedavg", 0) as writer:
+            write(writer, of_metric("accuracy", [0.5], [0.5]))
+        words = render(tmp_path)
+        assert "e: val accuracy, %" in words
+        assert "f: test accuracy, %" in words
+
+
+class TestRoundsThatAreNotAlike:
+    def test_evaluated_more_and_less_often(self, tmp_path: Path) -> None:
+        for number, every in enumerate((1, 5)):
+            add_trial(tmp_path, f"t{number}", [(0.5, 0.5)], seed=number, evaluate__every=every)
+        words = render(tmp_path, width=300)
+        assert "e: trials differ in evaluate.every (1 and 5). Trials that are scored more often" in words
+
+    def test_equally_often_is_not_mentioned(self, tmp_path: Path) -> None:
+        add_trial(tmp_path, "t", [(0.5, 0.5)], evaluate__every=5)
+        add_trial(tmp_path, "u", [(0.5, 0.5)], evaluate__every=5, seed=1)
+        assert "evaluate.every" not in render(tmp_path)
+
+    @pytest.mark.parametrize("rule", ["final", "selected", "oracle", "best5"])
+    @pytest.mark.parametrize("cohorts", [((0, 1), (0, 1)), ((0, 1), (1, 2))])
+    def test_other_clients_in_other_rounds(self, tmp_path: Path, rule: str, cohorts) -> None:
+        rows = [
+            row(number, client, "a", split, "global", "accuracy", 0.5, 10)
+            for number, cohort in enumerate(cohorts, start=1)
+            for client in cohort
+            for split in ("val", "test")
+        ]
+        add_rows(tmp_path, "t", rows)
+        said = "e: rounds were scored on different clients (evaluate.clients=selected" in render(
+            tmp_path, rule=rule, width=300
+        )
+        assert said == (rule != "final" and cohorts[0] != cohorts[1])
+
+
+def test_without_validation_there_is_no_selected_row(tmp_path: Path) -> None:
+    add_trial(tmp_path, "t", [(NAN, 0.3)])
+    assert set(summarise(read(tmp_path)).rows["rule"]) == {"final", "oracle", "best5"}
+
+
+def test_means_over_clients(tmp_path: Path) -> None:
+    add_trial(tmp_path, "t", [(NAN, 0.5)])
+    rows = summarise(read(tmp_path)).rows
+    wanted = {"mean": 0.5, "weighted": (0.4 * 10 + 0.6 * 30) / 40, "worst": 0.4, "domain:a": 0.4, "domain:b": 0.6}
+    assert {name: value(rows, "final", name) for name in wanted} == pytest.approx(wanted)
+
+
+def test_the_worst_loss_is_the_greatest_and_server_rows_count_only_alone() -> None:
+    rows = [row(1, client, "", "test", "global", "loss", x, 1) for client, x in ((SERVER, 9.0), (0, 1.0), (1, 3.0))]
+    rows += [row(1, SERVER, "sketch", "ood", "global", "accuracy", 0.25, 5)]
+    curves = aggregate_clients(frame(rows))
+    found = curves.set_index(["split", "quantity"])["value"]
+    assert found["test", "mean"] == 2.0
+    assert found["test", "worst"] == 3.0
+    assert found["ood", "domain:sketch"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("metric", "lower", "share"),
+    [
+        ("accuracy", False, True),
+        ("accuracy_class_3", False, True),
+        ("balanced_accuracy", False, True),
+        ("auroc", False, True),
+        ("f1", False, True),
+        ("test_loss", True, False),
+        ("ece", True, True),
+        ("mdl", True, False),
+        ("mdl@logits", True, False),
+        ("frechet_mean@features.accuracy", True, False),
+        ("client_probe@logits", True, True),
+        ("drift_relative", True, False),
+        ("gradient_norm_mean_square", True, False),
+        ("discriminator_accuracy", False, True),
+    ],
+)
+def test_what_names_of_metrics_tell(metric: str, lower: bool, share: bool) -> None:
+    assert (lower_is_better_by_name(metric), is_fraction(metric)) == (lower, share)
+
+
+class TestDeclaredDirection:
+    """`higher_is_better` as a metric declares it counts more than its name."""
+
+    def test_the_best_and_the_worst_follow_the_declaration(self, tmp_path: Path) -> None:
+        rows = [
+            row(number, client, "a", "test", "global", "sharpness", value, 1, higher_is_better=False)
+            for number, value in ((1, 2.0), (2, 5.0))
+            for client, value in ((0, value), (1, value + 1))
+        ]
+        add_rows(tmp_path, "t", rows)
+        found = summarise(read(tmp_path)).rows.query("rule == 'oracle'").set_index("quantity")["mean"]
+        assert (found["mean"], found["worst"]) == (2.5, 3.0)
+        tables = read(tmp_path)
+        assert "is at most 2.5" in target_text(tables, 2.5, metric="sharpness", point=None, split=None, width=999)
+
+    def test_one_declaration_holds_for_all_rows_of_a_metric(self) -> None:
+        rows = [row(n, 0, "a", "test", "global", "loss", 1.0, 1, higher_is_better=h) for n, h in ((1, None), (2, True))]
+        rows.append(row(1, 0, "a", "test", "global", "mae", 1.0, 1))
+        assert frame(rows)["higher_is_better"].tolist() == [True, True, False]
+
+    @pytest.mark.parametrize("name", sorted(METRICS))
+    def test_results_without_the_column_are_read_alike(self, name: str) -> None:
+        """What older results say by the names of metrics is what the classes declare."""
+        declared = resolve(name, METRICS, where=name).higher_is_better
+        assert declared is (None if name == "tsne" else not lower_is_better_by_name(name))
+
+
+def test_mean_and_sd_over_seeds_of_the_trials_that_are_done(tmp_path: Path) -> None:
+    for seed, test in enumerate((0.5, 0.6, 0.7)):
+        add_trial(tmp_path, f"t{seed}", [(0.5, test)], seed=seed)
+    add_trial(tmp_path, "bad", [(0.5, 0.0)], seed=3, status="failed")
+    summary = summarise(read(tmp_path))
+    assert value(summary.rows, "final") == pytest.approx(0.6)
+    assert value(summary.rows, "final", column="sd") == pytest.approx(0.1)
+    assert value(summary.rows, "final", column="seeds") == 3
+    assert summary.notes == ["1 of 4 trials are not done and do not count: 1 failed."]
+
+
+def test_hyperparameters_are_named_by_what_varies_and_sorted_as_numbers(tmp_path: Path) -> None:
+    for number, mu in enumerate((10.0, 9.0, 0.5)):
+        config = {"algorithm__mu": mu, "algorithm__fixed": 1, "local__lr": 0.1, "placement__hosts": number}
+        add_trial(tmp_path, f"p{number}", [(0.5, 0.5)], algorithm="fedprox", **config)
+    add_trial(tmp_path, "a", [(0.5, 0.5)], algorithm="fedavg", local__lr=0.2)
+    table = group_trials(read(tmp_path).trials).sort_values("order")
+    wanted = ["local.lr=0.2", *(f"mu={mu}, local.lr=0.1" for mu in ("0.5", "9", "10"))]
+    assert list(table["hyperparameters"]) == wanted
+
+
+def test_the_chosen_hyperparameters_have_the_best_validation_and_not_the_best_test(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        add_trial(tmp_path, f"x{seed}", [(0.7, 0.5)], seed=seed, algorithm__mu=1.0)
+        add_trial(tmp_path, f"y{seed}", [(0.6, 0.8)], seed=seed, algorithm__mu=2.0)
+    rows = summarise(read(tmp_path)).rows
+    assert value(rows, "selected", column="chosen", hyperparameters="mu=1")
+    assert not value(rows, "selected", column="chosen", hyperparameters="mu=2")
+
+
+def test_where_the_data_are_stored_is_no_hyperparameter(tmp_path: Path) -> None:
+    for seed, root in enumerate(("/here", "/there")):
+        more = {"data__root": root, "data__download": bool(seed)}
+        add_trial(tmp_path, f"t{seed}", [(0.5, 0.5)], seed=seed, **more)
+    assert set(group_trials(read(tmp_path).trials)["hyperparameters"]) == {""}
+    for seed, file in enumerate(("a.npz", "b.npz")):  # these say which data
+        add_trial(tmp_path, f"u{seed}", [(0.5, 0.5)], seed=seed, algorithm="dbe", data__file=file)
+    assert group_trials(read(tmp_path).trials)["hyperparameters"].str.contains("data.file=a.npz").any()
+
+
+def test_one_client_and_all_of_them_differ(tmp_path: Path) -> None:
+    for number, cohort in enumerate((1, 1.0, 10, 0.5, 3)):
+        add_trial(tmp_path, f"t{number}", [(0.5, 0.5)], cohort=cohort)
+    tables = read(tmp_path)
+    table = group_trials(tables.trials).sort_values("order")
+    assert list(table["hyperparameters"]) == ["cohort=0.5", "cohort=1", "cohort=1.0", "cohort=3", "cohort=10"]
+    assert summarise(tables).notes == []
+    for number, cohort in enumerate((0.5, 1.0)):
+        add_trial(tmp_path / "shares", f"t{number}", [(0.5, 0.5)], cohort=cohort)
+    assert list(group_trials(read(tmp_path / "shares").trials)["hyperparameters"]) == ["cohort=0.5", "cohort=1.0"]
+    add_trial(tmp_path / "other", "t", [(0.5, 0.5)], cohort=3)
+    assert read(tmp_path / "other").trials["cohort"].tolist() == [3]  # a number where there is no share beside it
+
+
+def test_what_is_measured_is_no_hyperparameter(tmp_path: Path) -> None:
+    add_trial(tmp_path, "t0", [(0.5, 0.5)], metrics={})
+    more = {"metrics.ece.every": 2, "evaluate.initial": True, "evaluate.splits": ["test"]}
+    add_trial(tmp_path, "t1", [(0.5, 0.5)], seed=1, **more)
+    assert set(group_trials(read(tmp_path).trials)["hyperparameters"]) == {""}
+
+
+def test_no_domain_left_out_is_called_none(tmp_path: Path) -> None:
+    add_trial(tmp_path, "t0", [(0.5, 0.5)])
+    add_trial(tmp_path, "t1", [(0.5, 0.5)], leave_out="street")
+    assert set(group_trials(read(tmp_path).trials)["hyperparameters"]) == {"leave_out=none", "leave_out=each in turn"}
+
+
+def test_a_repeated_seed_counts_once(tmp_path: Path) -> None:
+    add_trial(tmp_path, "t0", [(NAN, 0.5)])
+    add_trial(tmp_path, "t1", [(NAN, 0.7)])
+    summary = summarise(read(tmp_path))
+    assert value(summary.rows, "final") == pytest.approx(0.7)
+    assert summary.notes == ["1 trial does not count, because a later one has the same hyperparameters and seed."]
+
+
+def test_the_report_shows_percent_the_mark_the_points_and_the_failures(tmp_path: Path) -> None:
+    add_trial(tmp_path, "x", [(0.7, 0.5)], algorithm__mu=1.0)
+    add_trial(tmp_path, "y0", [(0.6, 0.8)], algorithm__mu=2.0)
+    add_trial(tmp_path, "y1", [(0.6, 0.82)], algorithm__mu=2.0, seed=1)
+    add_trial(tmp_path, "d", [(0.6, 0.8)], algorithm="dbe", default_eval_point="downloaded")
+    add_trial(tmp_path, "z", [], seed=9, status="diverged", error="round 3, client 2: loss is nan", algorithm__mu=2.0)
+    words = render(tmp_path, width=100)
+    title = "e: test accuracy, %, at the round with the best mean validation accuracy; mean ± sd over 1 to 2 seeds"
+    assert title in " ".join(words.split())
+    assert "worst: the same as a in every row." in words
+    row_x = next(line for line in words.splitlines() if "mu=1 †" in line)
+    assert " ".join(row_x.split()) == "fedavg mu=1 † 40.00 60.00 50.00 1"
+    row_y = next(line for line in words.splitlines() if "mu=2" in line)
+    assert " ".join(row_y.split()) == "mu=2 71.00 ± 1.41 91.00 ± 1.41 81.00 ± 1.41 2"
+    assert "nan" not in words.replace("loss is nan", "")
+    assert "Model scored: global of fedavg; downloaded of dbe." in words.replace("\n", " ")
+    assert "Not finished: z diverged (round 3, client 2: loss is nan)." in words
+    assert f"pandas.read_parquet('{tmp_path.as_posix()}/e/metrics')" in words
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_table_fits_the_terminal(tmp_path: Path, width: int) -> None:
+    add_trial(tmp_path, "x", [(0.7, 0.5)], algorithm__mu=1.0)
+    add_trial(tmp_path, "y", [(0.7, 0.5)], algorithm__mu=2.0, local__optimizer="sgd_with_momentum", model__name="cnn")
+    with TrialWriter(tmp_path, "e", "x", "fedavg", 0, keep_through_round=1) as writer:
+        rows = (row(1, 2 + i, f"domain_{i}", "test", "global", "accuracy", 0.5, 1) for i in range(12))
+        write(writer, rows)
+    table = render(tmp_path, width=width).split("Parquet:")[0]
+    assert max(map(len, table.splitlines())) <= width
+    assert all(f"domain_{i}" in table for i in range(12))
+
+
+def test_oracle_is_labelled_and_final_is_the_default_without_validation(tmp_path: Path) -> None:
+    add_trial(tmp_path, "t", [(NAN, 0.5), (NAN, 0.4)])
+    assert "at the last evaluated round" in render(tmp_path)
+    assert "ORACLE: " in render(tmp_path, rule="oracle")
+    with pytest.raises(UsageError, match="rule=orakle: did you mean oracle"):
+        render(tmp_path, rule="orakle")
+    with pytest.raises(UsageError, match="rule=selected: no validation split"):
+        render(tmp_path, rule="selected")
+
+
+def test_nothing_done_yet_is_said(tmp_path: Path) -> None:
+    add_trial(tmp_path, "t", [(0.5, 0.5)], status="running")
+    assert render(tmp_path).startswith("No trial is done yet.\n1 of 1 trials are not done and do not count")
+    record_trial(tmp_path, "fresh", "t", {"algorithm": "fedavg", "seed": 0})
+    assert render(tmp_path, "fresh").startswith("No trial is done yet.")
+
+
+def test_the_plot_and_the_csv_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(9):
+        add_trial(tmp_path, f"t{number}", [(0.5, 0.5), (0.6, 0.6)], algorithm__mu=float(number))
+    png, csv = tmp_path / "curves.png", tmp_path / "table.csv"
+    assert main([str(tmp_path), "--plot", str(png), "--csv", str(csv)]) == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert {"hyperparameters", "algorithm.mu", "mean", "sd", "seeds", "chosen"} <= set(pd.read_csv(csv).columns)
+    assert "Plot: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--metric", "acuracy"], "metric=acuracy: did you mean accuracy?"),
+        (["--point", "adapted"], "point=adapted: no accuracy there; known: global"),
+        (["--split", "ood"], "split=ood: known: test, val"),
+        (["--rule", "best"], "argument --rule: invalid choice"),
+        (["--plot", "curves.gif"], "curves.gif: plots are PNG, PDF or SVG files; give a name that ends in .png, .pdf"),
+        (["--plot", "c.png", "--kind", "bars"], "argument --kind: invalid choice"),
+        (["--kind", "time"], "--kind time: describes a plot; give --plot FILE as well"),
+        (["--compare", "fedavg"], "--compare: expected no name or two, got 1: fedavg"),
+        (["--compare"], "compare: needs two methods or more with finished trials"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    add_trial(tmp_path, "t", [(0.5, 0.5)])
+    assert main([str(tmp_path), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("rayfed: ")
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_the_report_starts_without_torch_ray_or_matplotlib() -> None:
+    code = "import sys, rayfed.cli.report; print({'torch', 'ray', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_caption_says_whether_the_mean_is_over_clients(tmp_path: Path) -> None:
+    rows = [row(1, SERVER, domain, "test", "global", "frechet", x, 5) for domain, x in (("a", 1.0), ("b", 3.0))]
+    rows += [row(1, 0, "a", "test", "global", "accuracy", 0.5, 5)]
+    record_trial(
+        tmp_path, "e", "t", {"algorithm": "fedavg", "seed": 0, "status": "done", "default_eval_point": "global"}
+    )
+    with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
+        write(writer, rows)
+    words = render(tmp_path, metric="frechet")
+    assert re.search(r"fedavg +1\.000 +3\.000 +2\.000$", words, re.M)  # a, b, AVG
+    assert "worst: the same as b in every row." in words  # the greatest
+    assert "AVG: mean over the server's values" in " ".join(words.split())
+    assert "Means are over clients." in render(tmp_path)
+
+
+def test_a_note_says_where_own_code_has_changed_between_seeds(tmp_path: Path) -> None:
+    for seed, code in ((0, "aa"), (1, "aa"), (2, "bb")):
+        add_trial(tmp_path, f"t{seed}", [(0.5, 0.5)], seed=seed, algorithm="mine:Mine", code_hash=code)
+        add_trial(tmp_path, f"u{seed}", [(0.5, 0.5)], seed=seed)
+    note = "e mine:Mine: your own code has changed between seeds (code_hash aa at seeds 0, 1; bb at seed 2)."
+    assert summarise(read(tmp_path)).notes == [note]
+
+
+class TestManyClients:
+    """25 clients, each with its own domain, whose accuracies are 0.01, 0.02, ... 0.25 (losses: 1, 2, ... 25)."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        config = {"algorithm": "fedavg", "seed": 0, "status": "done", "default_eval_point": "global"}
+        record_trial(tmp_path, "e", "t", config)
+        rows = [
+            row(1, client, f"client-{client}", "test", "global", metric, unit * (client + 1), 5)
+            for client in range(25)
+            for metric, unit in (("accuracy", 0.01), ("loss", 1.0))
+        ]
+        with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
+            write(writer, rows)
+        return tmp_path
+
+    def test_the_means_of_the_best_and_worst_three(self, folder: Path) -> None:
+        """A tenth of 25 clients, rounded up, are three."""
+        rows = summarise(read(folder)).rows
+        accuracy, loss = (rows[rows["metric"] == metric] for metric in ("accuracy", "loss"))
+        assert value(accuracy, "final", "best10") == pytest.approx(0.24)
+        assert value(accuracy, "final", "worst10") == pytest.approx(0.02)
+        assert value(loss, "final", "best10") == pytest.approx(2)
+        assert value(loss, "final", "worst10") == pytest.approx(24)
+
+    def test_they_stand_in_place_of_the_columns_of_domains(self, folder: Path) -> None:
+        words = render(folder)
+        assert re.search(r"^algorithm +AVG +best 10 % +worst 10 % +worst$", words, re.M)
+        assert re.search(r"^fedavg +13\.00 +24\.00 +2\.00 +1\.00$", words, re.M)
+        assert "The 25 domains have no columns here; --format csv has them." in " ".join(words.split())
+        assert r"worst 10 \%" in render(folder, format="latex")
+        lines = render(folder, format="csv").splitlines()
+        assert len([line for line in lines if ",domain:client-" in line and ",final," in line]) == 25
+
+    def test_a_few_clients_have_neither(self, tmp_path: Path) -> None:
+        add_trial(tmp_path, "t", [(NAN, 0.5)])
+        assert not summarise(read(tmp_path)).rows["quantity"].isin(["best10", "worst10"]).any()
+        assert "10 %" not in render(tmp_path)

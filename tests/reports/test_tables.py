@@ -1,0 +1,211 @@
+"""The tables of the report in each format: which columns they have, what is marked, and that LaTeX compiles."""
+
+import csv
+import io
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from small_results import add
+
+from helpers.commands import command
+from rayfed.reports.captions import mean_caption
+from rayfed.reports.latex_table import latex_table, latex_text
+from rayfed.reports.markdown_table import markdown_table
+from rayfed.reports.render import render
+from rayfed.reports.result_table import Stars, make_table
+from rayfed.reports.text_table import text_table
+
+main = command("report")
+
+
+def rows(values: dict[str, dict[str, tuple[float, float]]], *, higher: bool = True, seeds: int = 3) -> pd.DataFrame:
+    """Rows of a summary from mean and sd by method and quantity."""
+    return pd.DataFrame(
+        [
+            {
+                "order": order,
+                "algorithm": name.split()[0],
+                "hyperparameters": " ".join(name.split()[1:]),
+                "chosen": False,
+                "quantity": quantity,
+                "mean": mean,
+                "sd": sd,
+                "seeds": seeds,
+                "higher_is_better": higher,
+            }
+            for order, (name, of_method) in enumerate(values.items())
+            for quantity, (mean, sd) in of_method.items()
+        ]
+    )
+
+
+TWO = {
+    "fedavg": {"domain:a": (0.5, 0.1), "domain:b": (0.7, 0.1), "mean": (0.6, 0.05), "worst": (0.5, 0.1)},
+    "dbe": {"domain:a": (0.8, 0.1), "domain:b": (0.6, 0.1), "mean": (0.7, 0.02), "worst": (0.6, 0.1)},
+    "solo": {"domain:a": (0.4, 0.1), "domain:b": (0.7, 0.2), "mean": (0.55, 0.01), "worst": (0.4, 0.1)},
+}
+NAN = float("nan")
+
+
+class TestColumns:
+    def test_domains_mean_and_worst(self) -> None:
+        table = make_table(rows(TWO), "accuracy")
+        assert list(table.cells()) == ["a", "b", "AVG", "worst"]
+        assert table.cells()["AVG"] == ["60.00 ± 5.00", "70.00 ± 2.00", "55.00 ± 1.00"]
+        assert table.remarks == []
+
+    def test_domains_named_like_other_columns_hide_none(self) -> None:
+        named = {name: {**of, "domain:AVG": of["domain:a"], "domain:worst": of["mean"]} for name, of in TWO.items()}
+        headers = list(make_table(rows(named), "accuracy").cells())
+        assert headers == ["domain AVG", "a", "b", "domain worst", "AVG", "worst"]
+
+    def test_one_domain_has_no_average(self) -> None:
+        one = {name: {"domain:a": of["mean"], "mean": of["mean"], "worst": of["worst"]} for name, of in TWO.items()}
+        assert list(make_table(rows(one), "accuracy").cells()) == ["a", "worst"]
+        without = {name: {"mean": of["mean"], "worst": of["mean"]} for name, of in TWO.items()}
+        assert list(make_table(rows(without), "accuracy").cells()) == ["AVG"]
+
+    def test_a_column_that_repeats_another_is_named_in_a_remark(self) -> None:
+        table = make_table(rows({"fedavg": TWO["fedavg"], "solo": TWO["solo"]}), "accuracy")
+        assert list(table.cells()) == ["a", "b", "AVG"]
+        assert table.remarks == ["worst: the same as a in every row."]
+
+    def test_the_average_of_several_domains_stays_where_it_happens_to_equal_one_of_them(self) -> None:
+        of = {"domain:a": (0.6, NAN), "domain:b": (0.6, NAN), "mean": (0.6, NAN), "worst": (0.6, NAN)}
+        table = make_table(rows({"fedavg": of}, seeds=1), "accuracy")
+        assert list(table.cells()) == ["a", "b", "AVG"]
+        assert table.remarks == ["worst: the same as a in every row."]
+
+    def test_a_single_seed_has_no_spread(self) -> None:
+        one = {name: {key: (mean, NAN) for key, (mean, _) in of.items()} for name, of in TWO.items()}
+        table = make_table(rows(one, seeds=1), "accuracy")
+        assert table.cells()["a"] == ["50.00", "80.00", "40.00"]
+        assert "±" not in text_table(table, width=80) + markdown_table(table) + latex_table(table, "c", "l")
+
+    def test_seeds_are_a_column_where_they_differ(self) -> None:
+        both = pd.concat([rows({"fedavg": TWO["fedavg"]}), rows({"dbe": TWO["dbe"]}, seeds=2).assign(order=1)])
+        assert make_table(both, "accuracy").cells()["seeds"] == ["3", "2"]
+
+
+class TestMarks:
+    def test_the_best_is_bold_and_the_second_underlined(self) -> None:
+        code = latex_table(make_table(rows(TWO), "accuracy"), "100 % of a_b", "e: x")
+        assert r"fedavg & \underline{50.00 $\pm$ 10.00} & \textbf{70.00 $\pm$ 10.00} & \underline" in code
+        assert r"dbe & \textbf{80.00 $\pm$ 10.00} & \underline{60.00 $\pm$ 10.00} & \textbf" in code
+        assert r"solo & 40.00 $\pm$ 10.00 & \textbf{70.00 $\pm$ 20.00} & 55.00 $\pm$ 1.00 & 40.00" in code
+        assert r"\caption{100 \% of a\_b}" in code
+        assert r"\label{tab:e-x}" in code
+
+    def test_of_a_loss_the_lowest_is_best(self) -> None:
+        text = markdown_table(make_table(rows(TWO, higher=False), "loss"))
+        assert "| solo | **0.4000 ± 0.1000** |" in text
+
+    def test_one_method_is_not_marked(self) -> None:
+        assert "**" not in markdown_table(make_table(rows({"dbe": TWO["dbe"]}), "accuracy"))
+
+    def test_stars_stand_in_the_column_of_means(self) -> None:
+        stars = Stars("dbe", {("fedavg", ""): "**", ("solo", ""): ""})
+        table = make_table(rows(TWO), "accuracy", stars)
+        assert table.cells()["AVG"] == ["60.00 ± 5.00**", "70.00 ± 2.00", "55.00 ± 1.00"]
+        assert "60.00 ± 5.00\\*\\*" in markdown_table(table)
+        assert "$^{**}$" in latex_table(table, "c", "l")
+        (fedavg, dbe) = [line for line in text_table(table, width=90).splitlines() if line.startswith(("fed", "dbe"))]
+        assert fedavg.index("60.00 ± 5.00") == dbe.index("70.00 ± 2.00")  # numbers stay aligned
+
+
+def test_a_table_is_the_same_text_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = text_table(make_table(rows(TWO), "accuracy"), width=90)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert text_table(make_table(rows(TWO), "accuracy"), width=90) == elsewhere
+
+
+class TestWrapping:
+    def test_long_headers_are_parted_at_underscores(self) -> None:
+        north = {f"domain:hospital_of_the_north_{i}": (mean, 0.1) for i, mean in enumerate((0.5, 0.6))}
+        named = {name: {**north, "mean": (0.55, 0.1), "worst": (0.3, 0.1)} for name in ("a", "b")}
+        lines = text_table(make_table(rows(named), "accuracy"), width=72).splitlines()
+        assert max(map(len, lines)) <= 72
+        assert "hospital_of_" in lines[0]
+        assert sum("60.00 ± 10.00" in line for line in lines) == 2
+
+    def test_hyperparameters_are_parted_at_commas(self) -> None:
+        named = {"a first_key=0.001, second_key=0.002, third_key=0.003": TWO["dbe"], "b": TWO["solo"]}
+        text = text_table(make_table(rows(named), "accuracy"), width=100)
+        assert "first_key=0.001," in text
+        assert all(len(line) <= 100 for line in text.splitlines())
+
+
+class TestWhatVaried:
+    def trials(self, hashes: list[str | None]) -> pd.DataFrame:
+        return pd.DataFrame({"order": 0, "seed": range(len(hashes)), "partition_hash": hashes, "leave_out": ""})
+
+    def test_seeds_and_partitions(self) -> None:
+        assert mean_caption(self.trials(["x", "y", "z"])) == "mean ± sd over 3 seeds, 3 partitions"
+        assert mean_caption(self.trials(["x", "x", "x"])) == "mean ± sd over 3 seeds, 1 partition"
+        assert mean_caption(self.trials(["x"])) == "1 seed, 1 partition"
+        assert mean_caption(self.trials([None, None])) == "mean ± sd over 2 seeds"
+
+    def test_left_out_domains_do_not_count_as_partitions(self) -> None:
+        trials = pd.DataFrame(
+            {"order": 0, "seed": [0, 0, 1, 1], "leave_out": ["a", "b"] * 2, "partition_hash": list("xyxy")}
+        )
+        assert mean_caption(trials) == "mean ± sd over 2 seeds, 1 partition"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("tables")
+    for seed in (0, 1):
+        add(home, f"a{seed}", "fedavg", seed, 0.5 + seed / 10)
+        for mu in (0.1, 1.0):
+            add(home, f"p{mu}{seed}", "fedprox", seed, 0.5 + mu / 10 + seed / 20, **{"algorithm.mu": mu})
+    return home
+
+
+class TestReport:
+    def test_domains_that_no_client_held_have_a_table_of_their_own(self, folder: Path) -> None:
+        words = " ".join(render(folder, width=200).split())
+        title = (
+            "e: out-of-domain accuracy (split ood), %, at the round with the best mean validation accuracy; mean ± sd"
+        )
+        assert title in words
+        assert "fedavg 35.00 ± 7.07" in words  # the mean of 0.3 and 0.4
+        assert title not in " ".join(render(folder, width=200, split="test").split())
+
+    def test_csv_has_every_number(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([str(folder), "--format", "csv"]) == 0
+        table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+        (cell,) = [
+            line
+            for line in table
+            if [line[key] for key in ("hyperparameters", "quantity", "split", "rule")]
+            == ["mu=1", "domain:b", "test", "selected"]
+        ]
+        # 0.5 + 0.1 + 0.1 of domain b + 0.02 of the round, and 0.05 more at seed 1
+        assert (float(cell["mean"]), float(cell["sd"])) == (pytest.approx(0.745), pytest.approx(0.035355, abs=1e-6))
+        assert cell["chosen"] == "True"
+        assert main([str(folder), "--csv", str(folder / "t.csv")]) == 0
+        assert list(csv.DictReader((folder / "t.csv").open())) == table
+
+    def test_markdown(self, folder: Path) -> None:
+        text = render(folder, format="markdown")
+        assert "|  | a | b | AVG |\n| --- | ---: | ---: | ---: |\n| fedavg | 47.00 ± 7.07 |" in text
+        assert "| fedprox mu=1 † | **54.50 ± 3.54** |" in text
+
+    def test_special_characters_of_latex(self) -> None:
+        assert latex_text("a_b & 5 % ±1 -0.5 to x-3 {μ}") == r"a\_b \& 5 \% $\pm$1 $-$0.5 to x-3 \{$\mu$\}"
+
+    @pytest.mark.slow
+    def test_latex_compiles(self, folder: Path, tmp_path: Path) -> None:
+        if shutil.which("pdflatex") is None:
+            pytest.skip("needs pdflatex and booktabs, such as Debian's texlive-latex-recommended")
+        head, tail = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n", "\n\\end{document}\n"
+        (tmp_path / "t.tex").write_text(head + render(folder, format="latex") + tail)
+        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=120)
+        assert done.returncode == 0, done.stdout[-2000:]
+        assert "Overfull" not in done.stdout
+        assert (tmp_path / "t.pdf").read_bytes().startswith(b"%PDF")
