@@ -15,9 +15,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from rayfed.data.population import Client, Examples, Population
 from rayfed.distributed import cluster
-from rayfed.distributed.capacity import bundles
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.server_process import make_pool, steps_reserved
+from rayfed.experiments.capacity import bundles
 from rayfed.experiments.plan import Plan
 from rayfed.reports.read import read
 

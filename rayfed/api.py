@@ -12,9 +12,8 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.status_line import is_watched
 from rayfed.data.population import Client
-from rayfed.distributed.capacity import check_run, check_sweep
-from rayfed.distributed.placement import launch, launch_sweep
 from rayfed.engine.checkpoint import Saved, verified
+from rayfed.experiments.capacity import check_run, check_sweep
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import Finding, findings
 from rayfed.experiments.more_rounds import Longer, continue_shorter
@@ -24,6 +23,7 @@ from rayfed.experiments.sources import from_file, merged
 from rayfed.experiments.space import Space, read_space
 from rayfed.experiments.sweep import configurations, plan_sweep
 from rayfed.experiments.trial import resume_message
+from rayfed.launch import launch, launch_sweep
 from rayfed.losses.base import Loss
 from rayfed.records.folder import make_experiment_folder
 from rayfed.records.recorder import Recorder

@@ -9,9 +9,9 @@ from ray.util.placement_group import placement_group
 import rayfed
 from peers.job import PROCESSES, Job, Outcome, arguments, between
 from peers.jobs import plan_of
-from rayfed.distributed.capacity import bundles
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.server_process import make_pool, steps_reserved
+from rayfed.experiments.capacity import bundles
 from rayfed.reports.read import read
 
 

@@ -43,7 +43,7 @@ def execute(options: argparse.Namespace) -> int:
             raise UsageError(f"{name}: a packaged search space; rayfed sweep {name} runs it")
     config = Config.read(*read_values(options.values))
     if options.dry_run:
-        from rayfed.distributed.dry_run import run_text
+        from rayfed.experiments.dry_run import run_text
         from rayfed.experiments.plan import make_plan
 
         print(run_text(make_plan(config)))

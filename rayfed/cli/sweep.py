@@ -50,7 +50,7 @@ def execute(options: argparse.Namespace) -> int:
     for values in space.trials():
         Config.check(values)
     if options.dry_run:
-        from rayfed.distributed.dry_run import sweep_text
+        from rayfed.experiments.dry_run import sweep_text
 
         print(sweep_text(space))
         return 0

@@ -16,14 +16,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.core.errors import HostLost, RayNotStarted, UsageError
 from rayfed.core.records import Event
-from rayfed.distributed.capacity import (
-    bundles,
-    check_fits,
-    cluster_address,
-    cluster_is_running,
-    known_nodes,
-    this_machine,
-)
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.private_session import start_here
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder, lost_its_node
@@ -34,6 +26,14 @@ from rayfed.distributed.session_watch import ended_by_sigterm
 from rayfed.distributed.start_clock import AUTOSCALE_SECONDS, StartClock
 from rayfed.distributed.user_modules import SentFiles, install, register_user_modules, to_send
 from rayfed.engine.checkpoint import Saved, newest_round
+from rayfed.experiments.capacity import (
+    bundles,
+    check_fits,
+    cluster_address,
+    cluster_is_running,
+    known_nodes,
+    this_machine,
+)
 from rayfed.experiments.config import Faults, Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import interrupted

@@ -15,7 +15,7 @@ from rayfed.core.errors import HostLost, UsageError
 from rayfed.core.memory import memory_bytes
 from rayfed.data.cache import cache_folder
 from rayfed.data.readers.dataset_paths import datasets_folder
-from rayfed.distributed.capacity import cluster_is_running
+from rayfed.experiments.capacity import cluster_is_running
 from rayfed.experiments.config import Faults, Placement
 
 _GIB = 2**30

@@ -1,6 +1,5 @@
-"""The process in which a trial's server runs: what it was given, and the hosts that it makes of that.
-
-It is this process, or a Ray actor, or a trial of Ray Tune. Ray is imported only where the plan has hosts.
+"""The process in which a trial's server runs, a Ray actor or a trial of Ray Tune: what it was given, and the hosts that
+it makes of that. Ray is imported only where the plan has hosts.
 """
 
 from dataclasses import dataclass
@@ -8,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rayfed.core.memory import memory_bytes
-from rayfed.distributed.capacity import bundles
 from rayfed.engine.checkpoint import Saved
 from rayfed.engine.device import device_for
-from rayfed.engine.fleet import Fleet, LocalFleet
+from rayfed.engine.fleet import Fleet
+from rayfed.experiments.capacity import bundles
 from rayfed.experiments.config import Placement
+from rayfed.experiments.in_process import local_fleet
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import Sink, TrialRun, run_trial
 
@@ -46,11 +45,7 @@ def make_fleet(plan: Plan, resources: Resources) -> Fleet:
     """Return the hosts of `plan`: one in this process, or those of `resources.pool`."""
     place = plan.config.placement
     if not place.hosts:
-        memory = plan.config.state.memory
-        state_memory = memory_bytes() / 4 if memory is None else memory * 2**30
-        return LocalFleet(
-            plan.blueprint, plan.population, resources.device, gpus=resources.gpus, state_memory=state_memory
-        )
+        return local_fleet(plan, resources.device, resources.gpus)
     from rayfed.distributed.ray_fleet import RayFleet
 
     assert resources.pool is not None, "hosts run in the processes of a pool"
@@ -82,7 +77,8 @@ def make_pool(
 
 def run_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) -> Outcome:
     """Run `plan` in a server actor, which holds the first of its `bundles`."""
-    return run_here(plan, sink, reserved(plan, pool), saved)
+    resources = reserved(plan, pool)
+    return run_trial(plan, sink, lambda: make_fleet(plan, resources), resources.device, saved=saved)
 
 
 def steps_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved = ()) -> TrialRun:
@@ -95,8 +91,3 @@ def reserved(plan: Plan, pool: "HostPool | None") -> Resources:
     """Return the resources of a process that holds the first of a plan's `bundles`."""
     gpus = bundles(plan.config.placement)[0].get("GPU", 0.0)
     return Resources(device_for(gpus), gpus, pool)
-
-
-def run_here(plan: Plan, sink: Sink, resources: Resources, saved: Saved) -> Outcome:
-    """Run `plan` with its server in this process and its hosts where `make_fleet` puts them; see `run_trial`."""
-    return run_trial(plan, sink, lambda: make_fleet(plan, resources), resources.device, saved=saved)

@@ -16,13 +16,13 @@ import torch
 from ray import tune
 
 from rayfed.core.working_folder import enter, working_folder
-from rayfed.distributed.capacity import bundles
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import lost_its_node
 from rayfed.distributed.recording import RemoteRecorder
 from rayfed.distributed.server_process import make_pool, steps_reserved
 from rayfed.distributed.user_modules import SentFiles, install, register_user_modules
+from rayfed.experiments.capacity import bundles
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.plan import Given, Plan

@@ -25,7 +25,6 @@ from ray.tune.schedulers import ASHAScheduler
 from rayfed.core.records import Event
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.distributed import cluster
-from rayfed.distributed.local_sweep import expected_names, name_next
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import Process, cause_of_death, kill_process
 from rayfed.distributed.ray_fleet import sendable
@@ -36,6 +35,7 @@ from rayfed.distributed.sweep_trial import ENDED, GAIN, SweepTrial
 from rayfed.distributed.user_modules import register_user_modules, to_send
 from rayfed.experiments.config import Config, Faults
 from rayfed.experiments.jobs import Job
+from rayfed.experiments.local_sweep import expected_names, name_next
 from rayfed.experiments.plan import data_key, load_data
 from rayfed.experiments.progress import Countdown, many_trials, span, watched
 from rayfed.experiments.run_summary import counted

@@ -8,8 +8,8 @@ import pytest
 import ray
 
 from helpers.ray_session import start_ray
-from rayfed.distributed.capacity import cluster_is_running
 from rayfed.distributed.private_session import protect_token
+from rayfed.experiments.capacity import cluster_is_running
 
 
 @pytest.mark.ray

@@ -205,6 +205,6 @@ class TestCommands:
         def failing(*given):
             raise RuntimeError("two clients are not enough\nfor me")
 
-        monkeypatch.setattr("rayfed.distributed.dry_run.probe", failing)
+        monkeypatch.setattr("rayfed.experiments.dry_run.probe", failing)
         assert command("run")(["--dry-run", "data.per_domain=60", "model.name=mlp"]) == 0
         assert "estimate  unknown (RuntimeError: two clients are not enough)" in capsys.readouterr().out

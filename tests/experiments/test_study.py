@@ -141,7 +141,7 @@ class TestSweep:
     @pytest.mark.slow
     def test_an_interrupted_sweep_is_completed(self, tmp_path, monkeypatch):
         pytest.importorskip("optuna")
-        from rayfed.distributed import local_sweep
+        from rayfed.experiments import local_sweep
 
         small = QUICK | {"search": QUICK["search"] | {"samples": 2}, "rounds": 1}
         whole = rayfed.sweep(small | {"results": str(tmp_path / "whole")}).trials

@@ -142,10 +142,10 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
     """Whole simulations by `rayfed.run`: all metrics, a resumed run, streamed data, every augmentation and model."""
     import rayfed
     from rayfed.augment import AUGMENTS
-    from rayfed.distributed import placement
+    from rayfed.experiments import in_process
 
     def run(device: Any, *, rounds: int = 1, **changes: Any) -> Any:
-        with mock.patch.object(placement, "device_for", return_value=torch.device(device)) as chosen:
+        with mock.patch.object(in_process, "device_for", return_value=torch.device(device)) as chosen:
             result = rayfed.run(
                 {
                     "data.name": "mini_digits",

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from rayfed.core.plain_table import plain_table
-from rayfed.distributed.capacity import Bundle, bundles, check_run, check_sweep, fits, known_nodes
 from rayfed.engine.device import device_for
+from rayfed.experiments.capacity import Bundle, bundles, check_run, check_sweep, fits, known_nodes
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.forecast import Estimate, Probe, estimate, needs_of, probe, probe_key
 from rayfed.experiments.more_rounds import Longer, Start, foreseen_starts

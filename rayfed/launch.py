@@ -3,17 +3,20 @@
 from collections.abc import Callable
 
 from rayfed.core.errors import RayNotStarted
-from rayfed.distributed.server_process import Outcome, Resources, run_here
 from rayfed.engine.checkpoint import Saved
-from rayfed.engine.device import device_for
+from rayfed.experiments.in_process import run_here
+from rayfed.experiments.local_sweep import run_one_by_one
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import Countdown, note, one_trial, watch_trials, watched
 from rayfed.experiments.sweep import SweepPlan
 from rayfed.records.recorder import Progress, Recorder
 
 
-def launch(plan: Plan, saved: Saved, *, quiet: bool) -> Outcome:
+def launch(plan: Plan, saved: Saved, *, quiet: bool) -> str:
     """Run `plan`, from the checkpoints `saved` if there are any, and show its progress unless `quiet`.
+
+    Returns:
+        The hash of the final state.
 
     Raises:
         UsageError: The cluster that was joined lacks the resources.
@@ -54,8 +57,6 @@ def launch_sweep(plan: SweepPlan, *, quiet: bool) -> int:
         HostLost: Ray did not start and is needed, or its processes died too often.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
-    from rayfed.distributed.local_sweep import run_one_by_one
-
     can_do_without = plan.space.search.scheduler == "none" and not any(c.placement.hosts for c in plan.configs)
     if can_do_without and plan.space.search.max_concurrent == 1:
         return run_one_by_one(plan, quiet=quiet)
@@ -72,13 +73,12 @@ def launch_sweep(plan: SweepPlan, *, quiet: bool) -> int:
         return run_one_by_one(plan, quiet=quiet)
 
 
-def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> Outcome:
-    gpus = plan.config.placement.gpus
+def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> str:
     recorder = Recorder(plan.config.results, plan.config.experiment)
     countdown = Countdown()
     with watched(recorder.progress, lambda trials: one_trial(trials[0], countdown), quiet=quiet):
         try:
-            return run_here(plan, recorder, Resources(device_for(gpus), gpus), saved)
+            return run_here(plan, recorder, saved)
         finally:
             for line in recorder.close():
                 note(line)

@@ -12,7 +12,7 @@ import rayfed
 from helpers.commands import command
 from helpers.federations import blobs
 from rayfed.core.errors import HostLost, RayNotStarted
-from rayfed.distributed import local_sweep
+from rayfed.experiments import local_sweep
 
 main = command("sweep")
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from rayfed.core.errors import StorageError
-from rayfed.distributed.server_process import Resources, run_here
-from rayfed.engine.device import device_for
+from rayfed.experiments.in_process import run_here
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.progress import Countdown, many_trials, note, span, watched
 from rayfed.experiments.run_summary import counted
@@ -85,9 +84,8 @@ def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations
     """Run one trial and return whether it ended well. Its error is recorded, and the other trials go on."""
     try:
         trial = planned(job, plan.given, populations, keep_state=plan.keep_state)
-        gpus = trial.config.placement.gpus
         saved = recorder.saved(trial.trial) if trial.config.resume else ()
-        run_here(trial, recorder, Resources(device_for(gpus), gpus), saved)
+        run_here(trial, recorder, saved)
     except StorageError:
         raise
     except Exception as error:  # of a trial that has begun, it is recorded there
