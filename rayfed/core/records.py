@@ -29,8 +29,8 @@ class Score:
         client: the client's number in the partition, or `SERVER`.
         value: accuracies are fractions of 1.
         unseen: whether the client took no part in training.
-        higher_is_better: as the metric declares it; None where nothing does (scalars that an algorithm logs), in which
-            case readers go by the metric's name.
+        higher_is_better: as the metric declares it, or `select.mode` says; where neither does, as of scalars that an
+            algorithm logs, by the words of the metric's name (`rayfed.records.metric_names`).
     """
 
     client: int = field(metadata=INT32)
@@ -41,7 +41,7 @@ class Score:
     value: float
     n: int
     unseen: bool = False
-    higher_is_better: bool | None = field(default=None, compare=False)
+    higher_is_better: bool = field(compare=False)
 
 
 class MapPoint(NamedTuple):

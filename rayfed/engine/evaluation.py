@@ -146,7 +146,7 @@ class Evaluator:
         groups = Counter(test.split for test in self.population.tests)
         for split in ("train", "val", "test"):
             groups[split] += sum(len(getattr(self.population.clients[i], split)) > 0 for i in clients)
-        return DueMetrics(due, groups)
+        return DueMetrics(due, groups, selection=self.evaluation.selection)
 
     def completed(self, scored: Scored, metrics: DueMetrics, round: int) -> Evaluated:
         """Return the hosts' scores and those of the metrics of representations."""
@@ -194,7 +194,7 @@ class Evaluator:
             splits=self.evaluation.splits,
             points=("downloaded", "adapted"),
             adapt_epochs=self.evaluation.adapt_epochs,
-            metrics=DueMetrics(self.evaluation.metrics).only(OfPredictions),
+            metrics=DueMetrics(self.evaluation.metrics, selection=self.evaluation.selection).only(OfPredictions),
         )
         return in_order(self._score_downloads(state, request).scores)
 

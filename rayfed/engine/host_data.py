@@ -158,7 +158,7 @@ class HostData:
         values = score(self.algorithm, ctx, model, list(parts.values()), due.predictions)
         scores, collected = [], []
         for (scored, part), of_part in zip(parts.items(), values, strict=True):
-            scores += [scored.score(value, unseen=unseen) for value in of_part]
+            scores += [scored.score(value, unseen=unseen, selection=due.selection) for value in of_part]
             collected += due.collect(self.algorithm, ctx, model, part, self.seed, scored)
         for scored, part in (fitted or {}).items():
             collected += due.collect(self.algorithm, ctx, model, part, self.seed, scored)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
+from rayfed.core.best_round import Selection
 from rayfed.core.records import RepresentationMap, Score
 from rayfed.core.rng import generator
 from rayfed.core.trees import named_tensors
@@ -50,11 +51,13 @@ class DueMetrics:
         groups: how many clients and test sets have examples of each split.
         last: whether this is the last exchange of its round. The exchanges before it only note the models before
             training.
+        selection: the metric that chooses rounds, and whether higher is better of it.
     """
 
     metrics: Mapping[str, Metric]
     groups: Mapping[str, int] = field(default_factory=dict)
     last: bool = True
+    selection: Selection | None = None
 
     def only(self, *kinds: type) -> "DueMetrics":
         """Return the metrics of these kinds."""

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Algorithm, Context
+from rayfed.core.best_round import Selection
 from rayfed.core.errors import BadHook
 from rayfed.core.outputs import class_logits
 from rayfed.core.records import SERVER, Score
 from rayfed.engine.device_data import Part
 from rayfed.metrics.base import OfPredictions, Value
+from rayfed.records.metric_names import lower_is_better_by_name
 
 # Numbers in the inputs of one batch. On a CPU the outputs of a layer should fit its cache: the four-layer CNN on images
 # of 28 x 28 takes 80 µs per example in batches of 83, and 90 in batches of 200. A GPU needs larger batches.
@@ -29,8 +31,17 @@ class ScoredPart:
     split: str
     point: str
 
-    def score(self, value: Value, *, unseen: bool = False) -> Score:
-        """Return `value`, measured on this part, as a score."""
+    def score(self, value: Value, *, unseen: bool = False, selection: Selection | None = None) -> Score:
+        """Return `value`, measured on this part, as a score.
+
+        `selection` says whether higher is better of the metric that chooses, which may not declare it.
+        """
+        higher_is_better = value.higher_is_better
+        if higher_is_better is None:
+            if selection is not None and selection.metric == value.metric:
+                higher_is_better = selection.higher_is_better
+            else:
+                higher_is_better = not lower_is_better_by_name(value.metric)
         return Score(
             client=self.client,
             domain=self.domain,
@@ -40,7 +51,7 @@ class ScoredPart:
             value=value.value,
             n=value.n,
             unseen=unseen,
-            higher_is_better=value.higher_is_better,
+            higher_is_better=higher_is_better,
         )
 
 

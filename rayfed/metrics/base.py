@@ -42,7 +42,7 @@ class Metric:
 
     higher_is_better: ClassVar[bool | None] = None
     """Whether a higher value is the better one. It decides which client is the worst, and which rounds are the best of
-    this metric. None leaves it to the name of the value, see `rayfed.records.metric_names`."""
+    this metric. None leaves it to `select.mode`, or to the name of the value; see `rayfed.records.metric_names`."""
 
     every: int | None = option(None, low=1, help=EVERY)
 

@@ -1,11 +1,17 @@
-"""Reading a Parquet file, and replacing it in one step."""
+"""Reading a Parquet file, and replacing it in one step.
+
+Every file says by which schema it was written, so that a version of rayfed with another one refuses it.
+"""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayfed.core.errors import FULL, StorageError
+from rayfed.core.errors import FULL, StorageError, UsageError
 from rayfed.records.storage import LocalStorage, Storage, one_line
 
+SCHEMA = 1
+"""The number of the schema of results and checkpoints: what their columns and entries are, and what they mean."""
+_KEY = b"rayfed.schema"
 ROOM = 2**16
 """Bytes of a disk that are taken for the next version of a file, besides twice its size."""
 
@@ -20,7 +26,7 @@ def replace_parquet(table: pa.Table, folder: Storage, name: str, *, keep_room: b
             disk is full. Only one file of a folder can have it.
     """
     stream = pa.BufferOutputStream()
-    pq.write_table(table, stream, write_page_checksum=True)
+    pq.write_table(table.replace_schema_metadata({_KEY: str(SCHEMA)}), stream, write_page_checksum=True)
     content = memoryview(stream.getvalue())
     if not keep_room or not isinstance(folder, LocalStorage):
         folder.write(name, content)
@@ -43,11 +49,12 @@ def read_parquet(folder: Storage, name: str) -> pa.Table:
     Raises:
         OSError: the file is missing or cannot be read.
         StorageError: the file is damaged.
+        UsageError: the file has another schema than this version of rayfed.
     """
     for attempt in range(_ATTEMPTS):
         content = folder.read(name)
         try:
-            return pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
+            table = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
         except Exception as error:  # pyarrow raises many kinds for damaged bytes
             # An object store may have told the size of the old version and sent the new one.
             if attempt == _ATTEMPTS - 1:
@@ -55,7 +62,24 @@ def read_parquet(folder: Storage, name: str) -> pa.Table:
                     f"{folder.location}/{name}: damaged, not the Parquet file that rayfed wrote "
                     f"({one_line(error)[:120]}); restore it, or delete it and run its trials again"
                 ) from error
+        else:
+            number = (table.schema.metadata or {}).get(_KEY, b"none").decode()
+            check_schema(number, f"{folder.location}/{name}")
+            return table.replace_schema_metadata(None)
     raise AssertionError
+
+
+def check_schema(number: object, where: str) -> None:
+    """Refuse results with another number of the schema than `SCHEMA`.
+
+    Raises:
+        UsageError: the number is another.
+    """
+    if str(number) != str(SCHEMA):
+        raise UsageError(
+            f"{where}: the number of its schema is {number}, and this version of rayfed reads {SCHEMA}; give another "
+            "folder, or use the version of rayfed that wrote it"
+        )
 
 
 _ATTEMPTS = 3

@@ -1,14 +1,14 @@
-"""Properties of metrics in a frame of results: whether higher is better, and whether a value is shown in percent.
+"""What the name of a metric tells: whether higher is better where nothing declares it, and whether it is a fraction.
 
-`Score.higher_is_better` holds what a metric declares. Where nothing is declared (scalars that an algorithm logs, and
-results from before there was such a column), the words of the name decide. Words are joined by `_`; what follows `@`
-names the layer of a representation (`mdl@logits`) and is ignored.
+Words of a name are joined by `_`; what follows `@` names the layer of a representation (`mdl@logits`) and is ignored.
 """
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LOWER_IS_BETTER = frozenset(
     {"loss", "error", "nll", "mse", "mae", "rmse", "ece", "brier", "perplexity", "mdl", "fid", "frechet", "entropy"}
@@ -17,18 +17,7 @@ _LOWER_IS_BETTER = frozenset(
 _FRACTIONS = frozenset({"accuracy", "acc", "auroc", "f1", "ece", "probe"})
 
 
-def fill_higher_is_better(metrics: pd.DataFrame, modes: Mapping[str, bool] | None = None) -> pd.DataFrame:
-    """Return the table `metrics` with a boolean in every row of `higher_is_better`, the same for each metric.
-
-    `modes` says it for metrics that declare nothing and were given a `select.mode`.
-    """
-    declared = metrics.dropna(subset=["higher_is_better"]).drop_duplicates("metric").set_index("metric")
-    by_name = {**(modes or {}), **declared["higher_is_better"].to_dict()}
-    values = {name: bool(by_name.get(name, not lower_is_better_by_name(name))) for name in metrics["metric"].unique()}
-    return metrics.assign(higher_is_better=metrics["metric"].map(values).astype(bool))
-
-
-def default_metric(metrics: pd.DataFrame) -> str:
+def default_metric(metrics: "pd.DataFrame") -> str:
     """Return the metric that chooses where nothing else is said: accuracy, or loss where labels are no classes."""
     of_training = (metrics["split"] == "train") & (metrics["point"] == "trained")
     present = set(metrics.loc[~of_training, "metric"])
@@ -40,17 +29,17 @@ def lower_is_better_by_name(metric: str) -> bool:
     return not _LOWER_IS_BETTER.isdisjoint(_words(metric))
 
 
-def as_cost(values: pd.Series, higher_is_better: pd.Series) -> pd.Series:
+def as_cost(values: "pd.Series", higher_is_better: "pd.Series") -> "pd.Series":
     """Return `values`, negated where higher is better, so that the lowest is the best."""
     return (-values).where(higher_is_better, values)
 
 
-def ranking_cost(values: pd.Series, higher_is_better: pd.Series) -> pd.Series:
+def ranking_cost(values: "pd.Series", higher_is_better: "pd.Series") -> "pd.Series":
     """Return what `as_cost` returns, as `comparable` does: what to rank means by, so that ties are ties."""
     return comparable(as_cost(values, higher_is_better))
 
 
-def comparable(values: pd.Series) -> pd.Series:
+def comparable(values: "pd.Series") -> "pd.Series":
     """Return `values` to twelve significant digits, so that rounding errors of means do not tell equal ones apart."""
     sizes = values.abs().where(np.isfinite(values) & (values != 0), 1.0)
     scale = 10.0 ** (11 - np.floor(np.log10(sizes))).clip(-300, 300)

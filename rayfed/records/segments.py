@@ -41,7 +41,7 @@ class Segments:
         self.last_round: int | None = None
         for index, name in _existing(folder, trial):
             self._index = index
-            self._current = self._trimmed(name, schema, keep_through_round)
+            self._current = self._trimmed(name, keep_through_round)
 
     def append(self, rows: pa.Table) -> None:
         """Write `rows` to disk; a crash leaves all of them or none."""
@@ -52,9 +52,9 @@ class Segments:
         # only now, so that the same rows can be given again after a full disk
         self._index, self._current = index, table
 
-    def _trimmed(self, name: str, schema: pa.Schema, keep_through_round: int | None) -> pa.Table:
+    def _trimmed(self, name: str, keep_through_round: int | None) -> pa.Table:
         # Trimming twice does no harm, so a crash between two files needs no special care.
-        table = _read(self._folder, name, schema)
+        table = read_parquet(self._folder, name)
         if keep_through_round is None:
             kept = table.slice(0, 0)
         else:
@@ -67,15 +67,10 @@ class Segments:
         return kept
 
 
-def rows_of(folder: Storage, trial: str, schema: pa.Schema) -> Iterator[pa.Table]:
+def rows_of(folder: Storage, trial: str) -> Iterator[pa.Table]:
     """Yield the rows of a trial in one table, file by file."""
     for _, name in _existing(folder, trial):
-        yield _read(folder, name, schema)
-
-
-def _read(folder: Storage, name: str, schema: pa.Schema) -> pa.Table:
-    """Return the rows of a file; one of an earlier version may have fewer columns."""
-    return pa.concat_tables([schema.empty_table(), read_parquet(folder, name)], promote_options="default")
+        yield read_parquet(folder, name)
 
 
 def _existing(folder: Storage, trial: str) -> list[tuple[int, str]]:

@@ -99,10 +99,10 @@ class TrialWriter:
             through_round: The last round to copy.
         """
         for name, segments in self._segments.items():
-            for rows in rows_of(self._home.child(name), trial, _SCHEMAS[name]):
+            for rows in rows_of(self._home.child(name), trial):
                 kept = rows.filter(pc.less_equal(rows["round"], through_round))
                 if "unseen" in kept.column_names:
-                    kept = kept.filter(pc.invert(pc.fill_null(kept["unseen"], False)))
+                    kept = kept.filter(pc.invert(kept["unseen"]))
                 own = pa.array([self._id.trial] * kept.num_rows, pa.string())
                 segments.append(kept.set_column(kept.schema.get_field_index("trial"), "trial", own))
         self.written_round = through_round

@@ -10,14 +10,13 @@ import pyarrow as pa
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.records.files import read_parquet
-from rayfed.records.metric_names import default_metric, fill_higher_is_better
+from rayfed.records.metric_names import default_metric
 from rayfed.records.owners import is_alive
 from rayfed.records.schema import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
 from rayfed.records.trials import trials_table
 
 TABLES = ("metrics", "rounds", "trials")
-_SCHEMAS = {"metrics": METRICS_SCHEMA, "rounds": ROUNDS_SCHEMA, "events": EVENTS_SCHEMA}
 
 
 class Tables(NamedTuple):
@@ -45,27 +44,20 @@ class Tables(NamedTuple):
 def read(folder: str | Path, experiment: str | None = None, *, select: str | None = None) -> Tables:
     """Return the tables of `experiment`, or of every experiment in `folder`; tables without rows have all columns.
 
-    In `metrics`, the columns `unseen` and `higher_is_better` are booleans in every row, also for results from before
-    these columns existed. In `trials`, the status of a trial that no process runs any more, although it never ended, is
-    `lost`.
+    In `trials`, the status of a trial that no process runs any more, although it never ended, is `lost`.
 
     Args:
         select: the metric that chooses rounds and hyperparameters, in place of the trials' own.
 
     Raises:
-        UsageError: the folder has no results, or none of `experiment`, or no validation values of `select`.
+        UsageError: the folder has no results, or none of `experiment`, or no validation values of `select`, or results
+            with another schema.
         StorageError: a file is damaged, or the disk or the object store fails.
     """
     with storage_errors(str(folder)):
         homes = _homes(folder, experiment)
         frames = {name: _read_all(homes, name) for name in TABLES}
-    modes = {
-        row.selection_metric: row.selection_mode == "max"
-        for table in frames["trials"]
-        for row in table.dropna(subset="selection_metric").itertuples()
-    }
     metrics = frames["metrics"] or [METRICS_SCHEMA.empty_table().to_pandas()]
-    metrics = [fill_higher_is_better(table.assign(unseen=table["unseen"].eq(True)), modes) for table in metrics]
     rounds = frames["rounds"] or [ROUNDS_SCHEMA.empty_table().to_pandas()]
     trials = frames["trials"] or [trials_table([]).to_pandas()]
     if len(trials) > 1:  # experiments have different columns, so join rows as the table itself does
@@ -146,16 +138,7 @@ def _read(home: Storage, name: str) -> pd.DataFrame | None:
     tables = [read_parquet(folder, file) for file in files]
     if name == "trials":
         return _with_lost(tables[0].to_pandas(), home)
-    return pa.concat_tables([_with_schema(table, _SCHEMAS[name]) for table in tables]).to_pandas()
-
-
-def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return `table` with the columns of `schema`; a trial of an older version may lack some, which are null then."""
-    columns = [
-        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
+    return pa.concat_tables(tables).to_pandas()
 
 
 def _files(home: Storage, name: str) -> list[str]:
@@ -164,8 +147,6 @@ def _files(home: Storage, name: str) -> list[str]:
 
 def _with_lost(trials: pd.DataFrame, home: Storage) -> pd.DataFrame:
     """Return `trials` with the status `lost` for those that run according to the table, but have no owner."""
-    if "owner" not in trials:
-        return trials
     alive = {
         owner: is_alive(home, owner) for owner in trials.loc[trials["status"] == "running", "owner"].dropna().unique()
     }

@@ -20,7 +20,16 @@ VALUES = {"algorithm": {"name": "fedavg"}, "seed": 0, "default_eval_point": "glo
 
 def record(round, **more):
     scores = [
-        Score(client=k, domain="a", split="test", point="global", metric="accuracy", value=value, n=1)
+        Score(
+            client=k,
+            domain="a",
+            split="test",
+            point="global",
+            metric="accuracy",
+            value=value,
+            n=1,
+            higher_is_better=True,
+        )
         for k, value in enumerate((0.25, 0.75))
     ]
     parts = {"broadcast": 0.0, "train": 1.5, "upload": 0.0, "aggregate": 0.0, "evaluate": 0.0, "total": 2.0}

@@ -30,6 +30,7 @@ LOSS = Selection(metric="loss", higher_is_better=False)
 
 def record(round, value, metric="accuracy", **more):
     given = {"split": "val", "point": "global", "n": 1} | more
+    given["higher_is_better"] = metric != "loss"
     scores = [Score(client=0, domain="a", metric=metric, value=v, **given) for v in ([] if value is None else [value])]
     return Record(stage="round", round=round, cohort=1, scores=scores)
 
@@ -91,7 +92,16 @@ class TestRule:
 
     def test_the_score_is_the_mean_over_participants(self):
         scores = [
-            Score(client=k, domain="a", split="val", point="global", metric="accuracy", value=v, n=n)
+            Score(
+                client=k,
+                domain="a",
+                split="val",
+                point="global",
+                metric="accuracy",
+                value=v,
+                n=n,
+                higher_is_better=True,
+            )
             for k, v, n in ((0, 0.2, 90), (1, 0.8, 10), (SERVER, 0.0, 5))
         ]
         given = Record(stage="round", round=1, cohort=2, scores=scores)

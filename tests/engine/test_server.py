@@ -394,7 +394,17 @@ def test_the_accuracy_of_a_round_is_the_mean_over_participants_at_one_point():
         (-1, "ood", "global", "accuracy", 0.25, False),
     ]
     scores = [
-        Score(client=i, domain="d", split=split, point=point, metric=metric, value=value, n=1, unseen=unseen)
+        Score(
+            client=i,
+            domain="d",
+            split=split,
+            point=point,
+            metric=metric,
+            value=value,
+            n=1,
+            unseen=unseen,
+            higher_is_better=True,
+        )
         for i, split, point, metric, value, unseen in rows
     ]
     found = Record(stage="round", round=1, cohort=2, scores=scores).means("accuracy", "global")

@@ -136,7 +136,16 @@ class TestChoice:
 class TestBestRound:
     def record(self, round, *values):
         scores = [
-            Score(client=k, domain="", split="val", point="global", metric="accuracy", value=value, n=1)
+            Score(
+                client=k,
+                domain="",
+                split="val",
+                point="global",
+                metric="accuracy",
+                value=value,
+                n=1,
+                higher_is_better=True,
+            )
             for k, value in enumerate(values)
         ]
         return Record(stage="round", round=round, cohort=1, scores=scores)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from rayfed.core.records import Score
-from rayfed.records.metric_names import fill_higher_is_better
+from rayfed.records.metric_names import lower_is_better_by_name
 from rayfed.records.writer import TrialWriter
 
 
@@ -24,6 +24,7 @@ class Row(NamedTuple):
 def row(
     round: int, client: int, domain: str, split: str, point: str, metric: str, value: float, n: int, **others: Any
 ) -> Row:
+    others = {"higher_is_better": not lower_is_better_by_name(metric), **others}
     score = Score(client=client, domain=domain, split=split, point=point, metric=metric, value=value, n=n, **others)
     return Row(round, score)
 
@@ -36,4 +37,4 @@ def write(writer: TrialWriter, rows: Iterable[Row]) -> None:
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
     """Return the rows as `read` does, for one trial."""
     table = pd.DataFrame([{"round": number, **asdict(score)} for number, score in rows])
-    return fill_higher_is_better(table).assign(experiment="e", trial="t")
+    return table.assign(experiment="e", trial="t")

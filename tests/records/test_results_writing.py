@@ -17,6 +17,7 @@ from rayfed.core.records import Record
 from rayfed.records import storage
 from rayfed.records.schema import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.storage import LocalStorage
+from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
 from rayfed.reports.read import read
 
@@ -159,23 +160,23 @@ def test_an_unknown_point_is_refused(tmp_path: Path) -> None:
         writer.flush()
 
 
-def test_tables_of_an_older_version_are_read_and_gone_on_with(tmp_path: Path) -> None:
-    """Older ones lacked columns; the first file of a folder must not decide for the others."""
-    for trial in ("a", "b"):
-        with TrialWriter(tmp_path, "e", trial, "fedavg", 0) as writer:
-            one_round(writer, 1)
-            write(writer, [row(1, 9, "d", "test", "adapted", "accuracy", 0.5, 10, unseen=True)])
-    for name, column in (("metrics", "unseen"), ("rounds", "privacy_unit")):
-        path = tmp_path / "e" / name / "a-0000.parquet"
-        pq.write_table(pq.read_table(path).drop_columns([column]), path)
-    for _ in range(2):
-        metrics = read(tmp_path).metrics
-        assert metrics["unseen"].dtype == bool
-        assert dict(metrics.groupby("trial")["unseen"].sum()) == {"a": 0, "b": 1}
-        with TrialWriter(tmp_path, "e", "a", "fedavg", 0, keep_through_round=1) as writer:
-            assert writer.last_round == 1
-            one_round(writer, 2)
-    assert read(tmp_path).rounds["round"].tolist() == [1, 2, 1]
+@pytest.mark.parametrize("number", [b"0", None])
+def test_results_with_another_schema_are_refused_and_stay(tmp_path: Path, number: bytes | None) -> None:
+    record_trial(tmp_path, "e", "t", {"seed": 0})
+    with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
+        one_round(writer, 1)
+    for table in ("trials", "metrics", "rounds"):
+        (file,) = (tmp_path / "e" / table).glob("*.parquet")
+        whole, rows = file.read_bytes(), pq.read_table(file)
+        pq.write_table(rows.replace_schema_metadata({"rayfed.schema": number} if number else None), file)
+        content = file.read_bytes()
+        refusal = rf"{file.name}: .* schema is {'0' if number else 'none'}, .* reads 1; give another folder, or use the"
+        with pytest.raises(UsageError, match=refusal):
+            read(tmp_path)
+        with pytest.raises(UsageError, match=refusal):
+            record_trial(tmp_path, "e", "t", {}) if table == "trials" else TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+        assert file.read_bytes() == content
+        file.write_bytes(whole)
 
 
 def test_a_file_that_is_renamed_while_a_folder_is_listed_is_no_error(tmp_path, monkeypatch):

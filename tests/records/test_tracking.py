@@ -43,7 +43,7 @@ def logged_records(content):
 
 def score(client, domain, value, split="test", **more):
     given = {"metric": "accuracy", "point": "global", "n": 1} | more
-    return Score(client=client, domain=domain, split=split, value=value, **given)
+    return Score(client=client, domain=domain, split=split, value=value, higher_is_better=True, **given)
 
 
 def record(round=3, scores=(), **more):

@@ -251,14 +251,8 @@ class TestDeclaredDirection:
         tables = read(tmp_path)
         assert "is at most 2.5" in target_text(tables, 2.5, metric="sharpness", point=None, split=None, width=999)
 
-    def test_one_declaration_holds_for_all_rows_of_a_metric(self) -> None:
-        rows = [row(n, 0, "a", "test", "global", "loss", 1.0, 1, higher_is_better=h) for n, h in ((1, None), (2, True))]
-        rows.append(row(1, 0, "a", "test", "global", "mae", 1.0, 1))
-        assert frame(rows)["higher_is_better"].tolist() == [True, True, False]
-
     @pytest.mark.parametrize("name", sorted(METRICS))
-    def test_results_without_the_column_are_read_alike(self, name: str) -> None:
-        """What older results say by the names of metrics is what the classes declare."""
+    def test_the_names_of_metrics_tell_what_their_classes_declare(self, name: str) -> None:
         declared = resolve(name, METRICS, where=name).higher_is_better
         assert declared is (None if name == "tsne" else not lower_is_better_by_name(name))
 
