@@ -83,17 +83,17 @@ def render(table: PaperTable, scale: str, measured: pd.DataFrame, command: str, 
     head = [
         f"## {table.content['title']}" if markdown else f"{table.content['title']} ({table.content['paper']})",
         f"Published: {table.content['setting']}",
-        f"Here: {table.content[scale]['note']} Seed{plural} {counted}; ± is the sd over seeds.",
+        f"Here: {table.content[scale]['note']} Seed{plural} {counted}.",
     ]
     lines = [*_lines(table, scale, measured)]
-    title = ["row", "column", "published", "here", "difference"]
-    body = _as_markdown(title, lines) if markdown else _as_text(title, lines)
     arms = table.arms(scale)
     columns = table.columns_of(scale)
     claims = [c for c in table.claims if c.column in columns and c.more in arms and c.less in arms]
-    verdicts = [f"- {verdict(claim, measured)}" for claim in claims]
-    shown = f"    {command}" if markdown else f"Command: {command}"
-    return "\n\n".join([*head, body, "Claims:\n" + ("\n" if markdown else "") + "\n".join(verdicts), shown])
+    verdicts = [(claim, *verdict(claim, measured)) for claim in claims]
+    if markdown:
+        return "\n\n".join([*head, _as_markdown(lines), _claims_as_markdown(verdicts), f"    {command}"])
+    judged = [f"- {claim.text}: {answer}{f' ({gap})' * bool(gap)}" for claim, answer, gap in verdicts]
+    return "\n\n".join([*head, _as_text(lines), "\n".join(["Claims:", *judged]), f"Command: {command}"])
 
 
 def _lines(table: PaperTable, scale: str, measured: pd.DataFrame) -> list[list[str]]:
@@ -121,7 +121,7 @@ def _here(values: pd.Series, points: bool) -> str:
     text = _number(reached.mean(), spread, "{:.1f}" if points else "{:.3g}")
     if not len(reached):
         return "never"
-    return text if len(reached) == len(values) else f"{text} ({len(reached)} of {len(values)} seeds)"
+    return text if len(reached) == len(values) else f"{text} [{len(reached)}/{len(values)}]"
 
 
 def _difference(values: pd.Series, published: tuple[float, float | None] | None, points: bool) -> str:
@@ -131,25 +131,26 @@ def _difference(values: pd.Series, published: tuple[float, float | None] | None,
     return f"{gap:+.1f}" if points and math.isfinite(gap) else f"{gap:+.3g}" if math.isfinite(gap) else "–"
 
 
-def verdict(claim: Claim, measured: pd.DataFrame) -> str:
-    """Judge `claim` by the differences between its rows at the same seed."""
+def verdict(claim: Claim, measured: pd.DataFrame) -> tuple[str, str]:
+    """Judge `claim` by the differences between its rows at the same seed: return the answer and the mean difference."""
     by_row = measured[measured["column"] == claim.column].pivot(index="seed", columns="row", values="value")
     if not {claim.more, claim.less} <= set(by_row.columns):
-        return f"{claim.text}: not measured"
+        return "not measured", ""
     both = by_row[[claim.more, claim.less]].dropna()
     gaps = (both[claim.more] - both[claim.less]).round(12)
     gaps = gaps.fillna(0.0)  # infinity minus infinity: neither row reaches the target
     if not len(gaps):
-        return f"{claim.text}: not measured"
-    if not all(map(math.isfinite, gaps)):
+        return "not measured", ""
+    if not all(map(math.isfinite, gaps)):  # a row that does not reach the target has no mean
         holding = int((gaps > claim.margin).sum())
-        return f"{claim.text}: holds in {holding} of {len(gaps)} seeds (in some, a row never reaches the target)"
-    answer = "holds" if gaps.mean() > claim.margin else "does not hold"
-    if len(gaps) == 1:
-        return f"{claim.text}: {answer} (difference {_short(gaps.mean(), '+')}; one seed)"
+        answer = {0: "does not hold", len(gaps): "holds"}.get(holding, "holds for some seeds")
+        return answer, f"{holding}/{len(gaps)} seeds"
     gap = _short(gaps.mean(), "+")
-    noisy = ", within one sd" if abs(gaps.mean() - claim.margin) <= gaps.std() else ""
-    return f"{claim.text}: {answer}{noisy} (difference {gap} ± {_short(gaps.std())}, {len(gaps)} seeds)"
+    if len(gaps) > 1:
+        gap += f"±{_short(gaps.std())}"
+        if abs(gaps.mean() - claim.margin) <= gaps.std():
+            return "within one sd", gap
+    return "holds" if gaps.mean() > claim.margin else "does not hold", gap
 
 
 def _short(value: float, sign: str = "") -> str:
@@ -160,16 +161,39 @@ def _short(value: float, sign: str = "") -> str:
 def _number(mean: float, sd: float | None, form: str) -> str:
     if math.isinf(mean):
         return "never"
-    return form.format(mean) if sd is None else f"{form.format(mean)} ± {form.format(sd)}"
+    return "±".join(_plain(form.format(value)) for value in (mean, sd) if value is not None)
 
 
-def _as_markdown(title: list[str], lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in [title, ["---"] * len(title), *lines])
+def _plain(number: str) -> str:
+    """Return the same number without an exponent if it is large: 2330 for 2.33e+03."""
+    return f"{float(number):.0f}" if "e+" in number else number
 
 
-def _as_text(title: list[str], lines: list[list[str]]) -> str:
-    widths = [max(len(line[i]) for line in [title, *lines]) for i in range(len(title))]
-    padded = [[f"{text:<{width}}" for text, width in zip(line, widths, strict=True)] for line in [title, *lines]]
+def _as_markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return a table with a line per row: what was measured and, in brackets, what was published."""
+    columns = list(dict.fromkeys(column for _, column, *_ in lines))
+    cells = {(row, column): here if paper == "–" else f"{here} ({paper})" for row, column, paper, here, _ in lines}
+    body = [[row, *(cells.get((row, column), "") for column in columns)] for row in dict.fromkeys(x[0] for x in lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [["row", *columns], ["---"] * (1 + len(columns)), *body])
+
+
+def _claims_as_markdown(verdicts: Sequence[tuple[Claim, str, str]]) -> str:
+    """Return a list with an entry per answer, in which the claims are grouped by their column."""
+    by_answer: dict[str, dict[str, list[str]]] = {}
+    for claim, answer, gap in verdicts:
+        compared = claim.text.removeprefix(f"{claim.column}: ")
+        by_answer.setdefault(answer, {}).setdefault(claim.column, []).append(f"{compared}{f' ({gap})' * bool(gap)}")
+    entries = []
+    for answer, by_column in by_answer.items():
+        sentences = [f"{column}: {'; '.join(compared)}." for column, compared in by_column.items()]
+        entries.append(f"- **{answer.capitalize()}.** {' '.join(sentences)}")
+    return "\n".join(entries)
+
+
+def _as_text(lines: Sequence[Sequence[str]]) -> str:
+    table = [["row", "column", "published", "here", "difference"], *lines]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    padded = [[f"{text:<{width}}" for text, width in zip(line, widths, strict=True)] for line in table]
     return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
