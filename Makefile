@@ -77,8 +77,7 @@ format: $(STAMP) ## fix style and format
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-docs: $(STAMP) ## regenerate docs/algorithms.md and the catalogue of options, then check the pages' links and snippets
-	$(BIN)/rayfed docs --generate catalogue
+docs: $(STAMP) ## regenerate docs/algorithms.md, then check the pages' links and snippets
 	$(BIN)/rayfed docs --generate algorithms
 	$(BIN)/python -m pytest -k "test_pages or test_documents or test_readme or test_snippets"
 

@@ -33,7 +33,7 @@ setup(
     ],
     package_dir={"rayfed.tune_spaces": "tune_spaces", "rayfed.docs": "docs"},
     package_data={
-        "rayfed": ["py.typed", "experiments/catalogue.json"],
+        "rayfed": ["py.typed"],
         "rayfed.reports.page": ["*.html", "*.css", "*.js"],
         "rayfed.tune_spaces": ["*.yaml"],
         "rayfed.docs": ["*.md"],

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, ProblemSpec, State
-from rayfed.algorithms.common.invariance import check_penalty, penalised_loss
+from rayfed.algorithms.common.invariance import check_penalty, penalised_loss, penalty_option
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output
@@ -35,11 +35,7 @@ class FedIRM(FedAvg):
     beta: float = option(100.0, low=0, help="β, weight of the penalty after the first updates; 0 is FedAvg then")
     beta_start: float = option(1.0, low=0, help="β in the first updates")
     anneal: int = option(500, low=0, help="updates of a client before β changes")
-    penalty: str = option(
-        "scale",
-        choices=("scale", "weights"),
-        help="the squared gradient: by the logits' scale, or the last layer's weights",
-    )
+    penalty: str = penalty_option()
 
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)

@@ -10,7 +10,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 
 SCHEMA = "schema"
-GENERATED = ("algorithms", "catalogue")
+GENERATED = ("algorithms",)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +57,6 @@ def _generate(name: str, folder: Path) -> Path:
         raise UsageError(f"--generate {name}: not made from the code; {suggestion(name, GENERATED)}")
     if folder.is_relative_to(Path(rayfed.__file__).parent):
         raise UsageError(f"--generate {name}: needs a checkout of rayfed, and {folder} is an installed copy")
-    if name == "catalogue":
-        from rayfed.experiments import catalogue
-
-        catalogue.FILE.write_text(catalogue.generated(), encoding="utf-8")
-        return catalogue.FILE
     from rayfed.cli.algorithm_pages import algorithms_page  # imports torch
 
     page = folder / f"{name}.md"

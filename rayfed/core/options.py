@@ -84,19 +84,36 @@ def build(cls: type[_Options], values: Mapping[str, Any], *, where: str, also: S
     Raises:
         UsageError: A key is unknown or missing, or a value has the wrong type or is out of range.
     """
+    return cls(**checked_options(cls, values, where=where, also=also))
+
+
+def checked_options(
+    cls: type, values: Mapping[str, Any], *, where: str, also: Sequence[str] = (), apart: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the arguments with which `build` creates an instance; those that the caller handles `apart` as they are.
+
+    The other arguments, and the errors, are those of `build`.
+    """
     _check_decorated(cls, where)
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in fields:
             raise UsageError(f"{where}.{name}: no such key; {suggestion(name, [*fields, *also], prefix=f'{where}.')}")
     arguments = {}
     for name, field in fields.items():
-        if name in values:
+        if name in values and name in apart:
+            arguments[name] = values[name]
+        elif name in values:
             arguments[name] = checked(values[name], hints[name], field.metadata, where=f"{where}.{name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        elif is_required(field):
             raise UsageError(f"{where}.{name}: required ({field.metadata.get('help', 'no default')})")
-    return cls(**arguments)
+    return arguments
+
+
+def is_required(field: "dataclasses.Field[Any]") -> bool:
+    """Return whether a field has no default."""
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def key_path(key: str) -> list[str]:

@@ -166,7 +166,7 @@ def _value(kind: Any, metadata: Mapping[str, Any]) -> Schema:
         return {"type": "array", "items": _value(typing.get_args(kind)[0], metadata)}
     if kind is dict or typing.get_origin(kind) is dict:
         return {"type": "object"}
-    schema = dict(_PLAIN[kind])
+    schema = dict(_PLAIN.get(kind, {}))
     if kind in (int, float):
         schema |= {_BOUNDS[name]: metadata[name] for name in _BOUNDS if name in metadata}
     if "choices" in metadata and kind is not type(None):

@@ -109,7 +109,7 @@ class TestHelp:
         (["list", "fedporx"], "fedporx: no such kind or name; did you mean fedprox?"),
         (["run", "--list", "fedporx"], "fedporx: no such kind or name; did you mean fedprox?"),
         (["docs", "algoritms"], "algoritms: no such page; did you mean algorithms?"),
-        (["docs", "--generate", "data"], "--generate data: not made from the code; known: algorithms, catalogue"),
+        (["docs", "--generate", "data"], "--generate data: not made from the code; known: algorithms"),
         (["sweep"], "expected one search space, such as demo or my_space.yaml, got 0"),
         (["sweep", "demo", "adcol"], "expected one search space, such as demo or my_space.yaml, got 2"),
         (["sweep", "adcool"], "adcool: no such file or packaged space; did you mean adcol?"),
@@ -121,7 +121,17 @@ def test_what_is_wrong_is_refused_with_the_nearest_right_one(refused, arguments,
     assert refused(*arguments) == line
 
 
+@pytest.fixture(scope="module")
+def cached_options(tmp_path_factory):
+    """A cache folder in which an earlier command has left what it knows about the options."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        assert python("-m", "rayfed", "list").returncode == 0
+        yield
+
+
 class TestModules:
+    @pytest.mark.usefixtures("cached_options")
     @pytest.mark.parametrize(
         ("command", "code"),
         [

@@ -1,7 +1,8 @@
-"""The catalogue of options: it says what the classes say, and where it cannot know, it is not believed."""
+"""The catalogue of options: without torch it says what the classes say."""
 
 import dataclasses
 import json
+import types
 import typing
 
 import pytest
@@ -15,82 +16,79 @@ from rayfed.experiments.config import Config
 NAMES = [(kind, name) for kind, table in KINDS.items() for name in table]
 
 
-def test_the_file_is_what_the_classes_say():
-    assert catalogue.FILE.read_text(encoding="utf-8") == catalogue.generated(), "run make docs"
-
-
-@pytest.mark.parametrize(("kind", "name"), NAMES)
-def test_a_declaration_has_the_fields_of_its_class(kind, name):
-    cls, declaration = resolve(name, KINDS[kind], where=kind), entry(kind, name).declaration
-    assert declaration is not cls, "the entry is not used"
-    hints = typing.get_type_hints(cls)
-    expected = [field for field in dataclasses.fields(cls) if field.init]
-    fields = dataclasses.fields(declaration)
-    assert [field.name for field in fields] == [field.name for field in expected]
-    nested = entry(kind, name).nested
-    for field, original in zip(fields, expected, strict=True):
-        if field.name in nested:
-            continue
-        assert field.type == hints[field.name]
-        assert field.default == original.default
-        if field.default_factory is not dataclasses.MISSING:
-            assert field.default_factory() == original.default_factory()
-        plain = json.loads(json.dumps(dict(original.metadata)))
-        assert field.metadata == plain
-
-
 @pytest.fixture
-def changed(monkeypatch, tmp_path):
-    """A package in which a file was changed since the catalogue was written."""
+def cache(monkeypatch, tmp_path):
+    """The cache of a process that has not imported torch, in a folder of its own: a function that forgets it."""
 
-    def changed(file):
-        content = json.loads(catalogue.FILE.read_text(encoding="utf-8"))
-        content["files"][file] = "0"
-        forget = [catalogue._content, catalogue._stored]
-        (tmp_path / "catalogue.json").write_text(json.dumps(content))
-        monkeypatch.setattr(catalogue, "FILE", tmp_path / "catalogue.json")
-        for function in forget:
-            function.cache_clear()
-
-    yield changed
-    monkeypatch.undo()
-    catalogue._content.cache_clear()
-    catalogue._stored.cache_clear()
-
-
-def test_an_entry_of_a_changed_file_is_not_believed(changed):
-    """An option that the file does not know yet is not refused by it, and the class is asked."""
-    with pytest.raises(UsageError, match=r"algorithm\.new: no such key"):
-        catalogue.check_choices({"name": "fedprox", "new": 1}, {}, {})
-    changed("algorithms/fedprox.py")
-    catalogue.check_choices({"name": "fedprox", "new": 1}, {}, {})
-    assert entry("algorithm", "fedprox").declaration is resolve("fedprox", KINDS["algorithm"], where="")
-    assert entry("algorithm", "scaffold").declaration is not resolve("scaffold", KINDS["algorithm"], where="")
-    with pytest.raises(UsageError, match=r"algorithm\.new: no such key"):
-        Config.read({"algorithm": {"name": "fedprox", "new": 1}})
-
-
-def test_without_the_file_everything_is_checked_by_the_classes(monkeypatch, tmp_path):
-    monkeypatch.setattr(catalogue, "FILE", tmp_path / "none.json")
-    catalogue._content.cache_clear()
-    catalogue._stored.cache_clear()
-    try:
-        catalogue.check_choices({"name": "fedprox", "new": 1}, {"data": ("mini_digits", {"new": 1})}, {})
-        assert entry("model", "mlp").summary
-    finally:
-        monkeypatch.undo()
-        catalogue._content.cache_clear()
+    def forget():
+        catalogue._cached.cache_clear()
         catalogue._stored.cache_clear()
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(catalogue, "sys", types.SimpleNamespace(modules={}))
+    forget()
+    yield forget
+    monkeypatch.undo()
+    forget()
 
-def test_functions_and_their_bodies_declare_nothing(tmp_path, monkeypatch):
-    text = (
-        "class A:\n    x: int = 2\n\n    def f(\n        self,\n    ) -> int:\n        return {}\n\n    y: int = {}\n"
-    )
+
+@pytest.fixture(params=["from the classes", "from the cache"])
+def both_ways(request):
+    if request.param == "from the cache":
+        request.getfixturevalue("cache")
+
+
+def test_a_declaration_has_the_fields_of_its_class(cache):
+    for kind, name in NAMES:
+        cls, cached = resolve(name, KINDS[kind], where=kind), entry(kind, name)
+        assert cached.declaration is not cls
+        hints = typing.get_type_hints(cls)
+        expected = [field for field in dataclasses.fields(cls) if field.init]
+        fields = dataclasses.fields(cached.declaration)
+        assert [field.name for field in fields] == [field.name for field in expected]
+        for field, original in zip(fields, expected, strict=True):
+            if field.name in cached.nested:
+                continue
+            assert field.type == hints[field.name]
+            assert field.default == original.default
+            if field.default_factory is not dataclasses.MISSING:
+                assert field.default_factory() == original.default_factory()
+            assert field.metadata == json.loads(json.dumps(dict(original.metadata)))
+
+
+def test_the_cache_is_read_until_a_file_changes(cache, monkeypatch):
+    file = catalogue._cache_file()
+    entry("algorithm", "fedprox")
+    content = json.loads(file.read_text())
+    content["entries"]["algorithm"]["fedprox"]["summary"] = "read from the cache"
+    file.write_text(json.dumps(content))
+    cache()
+    assert entry("algorithm", "fedprox").summary == "read from the cache"
+    cache()
+    monkeypatch.setattr(catalogue, "_package_version", lambda: "another")
+    assert entry("algorithm", "fedprox").summary.startswith("Li et al. 2020")
+    assert json.loads(file.read_text())["version"] == "another"
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_a_changed_file_changes_the_version(monkeypatch, tmp_path):
     monkeypatch.setattr(catalogue, "_PACKAGE", tmp_path)
-    for name, body, value in (("a.py", 1, 1), ("b.py", 2, 1), ("c.py", 1, 2)):
-        (tmp_path / name).write_text(text.format(body, value))
-    assert catalogue._digest("a.py") == catalogue._digest("b.py") != catalogue._digest("c.py")
+    versions = []
+    for text in ("x = 1\n", "x = 10\n"):
+        (tmp_path / "a.py").write_text(text)
+        versions.append(catalogue._package_version())
+    assert versions[0] != versions[1]
+
+
+def test_a_cache_that_cannot_be_read_or_written_is_done_without(cache, monkeypatch, tmp_path):
+    file = catalogue._cache_file()
+    file.parent.mkdir()
+    file.write_text('{"version": ')
+    assert entry("algorithm", "fedprox").summary.startswith("Li et al. 2020")
+    cache()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert entry("algorithm", "fedprox").summary.startswith("Li et al. 2020")
 
 
 @pytest.mark.parametrize(
@@ -106,10 +104,10 @@ def test_functions_and_their_bodies_declare_nothing(tmp_path, monkeypatch):
         ({"augment.name": "noise", "augment.sd": 1}, "augment.sd: no such key"),
     ],
 )
-def test_mistakes_are_found_without_the_classes(values, message):
+def test_mistakes_are_found_with_and_without_torch(both_ways, values, message):
     with pytest.raises(UsageError, match=f"^{message}"):
         Config.check(values)
 
 
-def test_what_is_the_users_own_is_passed_over():
+def test_what_is_the_users_own_is_passed_over(both_ways):
     Config.check({"algorithm": {"name": "nowhere:Mine", "x": 1}, "model.name": "nowhere:Net", "data.name": "no:Data"})

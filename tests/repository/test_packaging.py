@@ -106,7 +106,7 @@ def test_the_wheel_has_the_spaces_and_the_documents(wheel):
     spaces = {f"rayfed/tune_spaces/{path.name}" for path in (ROOT / "tune_spaces").glob("*.yaml")}
     pages = {f"rayfed/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     images = {f"rayfed/docs/images/{path.name}" for path in (ROOT / "docs" / "images").iterdir()}
-    own = {"rayfed/py.typed", "rayfed/__main__.py", "rayfed/experiments/catalogue.json"}
+    own = {"rayfed/py.typed", "rayfed/__main__.py"}
     assert {*own, *spaces, *pages, *images} <= names
     assert {name for name in names if name.startswith("rayfed/docs/")} == pages | images
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "rayfed").rglob("*.py")}

@@ -17,7 +17,7 @@ from torch import Tensor
 from rayfed.algorithm import Context, ProblemSpec, State
 from rayfed.algorithms.centralised.erm import ERM
 from rayfed.algorithms.centralised.penalty_schedule import beta_changes, scheduled_beta
-from rayfed.algorithms.common.invariance import check_penalty, penalised_loss
+from rayfed.algorithms.common.invariance import check_penalty, penalised_loss, penalty_option
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output
 from rayfed.core.trees import Weights
@@ -33,11 +33,7 @@ class IRM(ERM):
     beta: float = option(100.0, low=0, help="β, weight of the penalty after the first steps; 0 is ERM from then on")
     beta_start: float = option(1.0, low=0, help="β in the first steps")
     anneal: int = option(500, low=0, help="steps before β changes and the optimiser starts anew")
-    penalty: str = option(
-        "scale",
-        choices=("scale", "weights"),
-        help="the squared gradient: by the logits' scale, or the last layer's weights",
-    )
+    penalty: str = penalty_option()
 
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)

@@ -1,11 +1,14 @@
 """IRM's penalty: Arjovsky et al. 2019, "Invariant Risk Minimization", Eq. IRMv1, and that of de Luca et al.'s code."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from rayfed.algorithm import ProblemSpec
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
+from rayfed.core.options import option
 from rayfed.core.task import Output, Task
 from rayfed.core.trees import Weights
 
@@ -36,6 +39,15 @@ def last_layer_gradient(task: Task, weights: Weights, features: Tensor, y: Tenso
         return task.loss(task.head(weights | trained, features), y), {}
 
     return gradients(loss, {name: weights[name]}, create_graph=True)[0][name]
+
+
+def penalty_option() -> Any:
+    """Declare the option of a method with this penalty."""
+    return option(
+        "scale",
+        choices=("scale", "weights"),
+        help="the squared gradient: by the logits' scale, or the last layer's weights",
+    )
 
 
 def check_penalty(problem: ProblemSpec, penalty: str) -> None:
