@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,15 +28,18 @@ from rayfed.models.build import build_model
 _INTRODUCTION = """\
 # Algorithms
 
-This page is generated from the code by `make docs`. Each method has a section with
+This page is generated from the code by `make docs`; `rayfed list NAME` prints one of its sections. A section has
 
-- its description: the paper, the update rules, and how ambiguities were settled;
-- `down` and `kept by the client`: what each of two clients with a small batch-norm network receives in the second
-  round, and what it has kept since the first, by field, as a count of numbers;
-- `default_eval_point`: the model that is scored unless `evaluate.points` says otherwise;
-- its hyperparameters. Where the defaults of the authors' code or of PFLlib, a widely used library, were looked up, they
-  stand beside ours; the authors' values are the defaults unless a description says otherwise.
+- the paper, the update rules, and how ambiguities were settled;
+- the state: what each of two clients with a small batch-norm network receives in the second round (*down*) and has kept
+  since the first (*kept*), by field, as a count of numbers; the fields of which the server needs only the mean
+  (*averaged*); and the model that is scored unless `evaluate.points` says otherwise (*scored*). It names only what
+  differs from `fedavg`: down weights (224903), averaged weights, kept nothing, scored global, one exchange per round;
+- the keys of the method, such as `algorithm.mu`, with their default and, in brackets, the allowed values and, where
+  they were looked up, the defaults of the authors' code and of PFLlib. The authors' values are the defaults unless a
+  description says otherwise.
 """
+_USUAL = {"down": "weights (224903)", "averaged": "weights", "kept": "nothing", "scored": "global"}
 
 
 def algorithms_page() -> str:
@@ -59,41 +62,74 @@ def _links(names: Iterable[str]) -> str:
 
 def _section(name: str, described: dict[str, str]) -> str:
     kind = resolve(name, ALGORITHMS, where="algorithm.name")
-    algorithm = kind()
     text = (sys.modules[kind.__module__].__doc__ or "").strip()  # prose, and equations indented by four spaces
     first = described.setdefault(kind.__module__, name)
-    down, kept = after_a_round(algorithm)
     doc = kind.__doc__ or ""
     class_text = "" if doc.startswith(f"{kind.__name__}(") else inspect.cleandoc(doc)  # dataclass writes the signature
+    parts = [f"### {name}", text if first == name else f"Described with [`{first}`](#{first}).", class_text]
+    parts += [_state(kind()), _options(kind)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _state(algorithm: Algorithm) -> str:
+    """Return in one line how state and exchanges differ from those of FedAvg."""
+    down, kept = after_a_round(algorithm)
     facts = {
-        "source": algorithm.reference,
         "down": _fields(down),
         "averaged": ", ".join(algorithm.averaged) or "nothing",
-        "kept by the client": _fields(kept),
-        "default_eval_point": algorithm.default_eval_point,
-        "exchanges": _exchanges(algorithm),
+        "kept": _fields(kept),
+        "scored": algorithm.default_eval_point,
     }
-    lines = [f"### {name}", "", text if first == name else f"Described with [`{first}`](#{first}).", ""]
-    lines += [class_text, ""] if class_text else []
-    lines += [f"- {key}: {value}" for key, value in facts.items()]
-    keys = [field for field in dataclasses.fields(algorithm) if field.init]
-    if keys:
-        lines += ["", *_options_table(keys)]
-    return "\n".join([*lines, ""])
+    words = [f"{fact} {value}" for fact, value in facts.items() if value != _USUAL[fact]]
+    exchanges = _exchanges(algorithm)
+    words += [f"exchanges {exchanges}"] if exchanges != "1 per round" else []
+    return f"*State:* {'; '.join(words)}." if words else ""
 
 
-def _options_table(fields: "Sequence[dataclasses.Field[Any]]") -> list[str]:
-    """Return the table of hyperparameters, with a column for every implementation that some option names."""
-    others = list(dict.fromkeys(name for field in fields for name in field.metadata.get("elsewhere", {})))
-    others.sort(key=lambda name: name != "authors")
-    titles = ["key", "default", *({"authors": "authors' code"}.get(name, name) for name in others), "meaning"]
-    rows = []
-    for field in fields:
-        elsewhere = field.metadata.get("elsewhere", {})
-        values = [elsewhere.get(name, "") for name in others]
-        rows.append([f"`algorithm.{field.name}`", default_text(field), *values, field.metadata.get("help", "")])
-    lines = [f"| {' | '.join(row)} |" for row in [titles, *rows]]
-    return [lines[0], f"|{'---|' * len(titles)}", *lines[1:]]
+def _options(kind: Any) -> str:
+    """Return a list of the hyperparameters; those that `kind` inherits from another method are described there."""
+    lines = []
+    inherited: dict[str, list[str]] = {}  # by method
+    for field in dataclasses.fields(kind):
+        method = _inherited_from(kind, field)
+        if method is not None:
+            inherited.setdefault(method, []).append(f"`{field.name}`")
+        elif field.init:
+            lines.append(_option(field))
+    lines += [f"- {', '.join(names)}: as in [`{method}`](#{method})" for method, names in inherited.items()]
+    return "\n".join(lines)
+
+
+def _inherited_from(kind: Any, field: "dataclasses.Field[Any]") -> str | None:
+    """Return the method among the bases of `kind` that declares the same option."""
+    methods = {resolve(name, ALGORITHMS, where="algorithm.name"): name for name in ALGORITHMS}
+    for base in [base for base in kind.__mro__[1:] if base in methods]:
+        for other in dataclasses.fields(base):
+            if _declaration(other) == _declaration(field):
+                return methods[base]
+    return None
+
+
+def _declaration(field: "dataclasses.Field[Any]") -> tuple[Any, ...]:
+    return field.name, default_text(field), field.metadata
+
+
+def _option(field: "dataclasses.Field[Any]") -> str:
+    details = [_allowed(field.metadata)] if _allowed(field.metadata) else []
+    details += [
+        f"{'the authors' if name == 'authors' else name}: {value}"
+        for name, value in field.metadata.get("elsewhere", {}).items()
+    ]
+    brackets = f" ({'; '.join(details)})" if details else ""
+    return f"- `{field.name}` = {default_text(field)}{brackets}: {field.metadata.get('help', '')}"
+
+
+def _allowed(metadata: Mapping[str, Any]) -> str:
+    """Return the allowed values of an option, such as "≥ 0, < 1"."""
+    if "choices" in metadata:
+        return ", ".join(map(str, metadata["choices"]))
+    signs = {"low": "≥", "above": ">", "high": "≤", "below": "<"}
+    return ", ".join(f"{sign} {metadata[bound]:g}" for bound, sign in signs.items() if bound in metadata)
 
 
 def _exchanges(algorithm: Algorithm) -> str:
