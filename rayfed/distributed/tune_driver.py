@@ -41,7 +41,7 @@ from rayfed.experiments.progress import Countdown, many_trials, span, watched
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import SweepPlan
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
-from rayfed.records.storage import ArrowStorage, open_storage
+from rayfed.records.storage import open_storage
 from rayfed.records.trials import mark_interrupted
 
 _LOOK_SECONDS = 1.0  # between looks at whether the trials' processes are alive
@@ -199,7 +199,7 @@ def _tuner(
     objects |= given_objects(plan.given.model, plan.given.loss, plan.given.clients)
     files = to_send(module_sources(objects))
     home = open_storage(plan.results).child(plan.experiment)
-    in_store = home if isinstance(home, ArrowStorage) else None
+    in_store = home if home.local is None else None
     if plan.given:
         register_user_modules()
     trainable = tune.with_parameters(

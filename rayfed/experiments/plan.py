@@ -57,7 +57,7 @@ from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import build_model, check_model
 from rayfed.models.split_model import ensure_split, initialise_lazy_layers
 from rayfed.records.holdings import Holding
-from rayfed.records.storage import LocalStorage, one_line, open_storage
+from rayfed.records.storage import one_line, open_storage
 from rayfed.sampling.base import build_sampler
 
 ModelFactory = Callable[[], nn.Module]
@@ -231,8 +231,8 @@ def make_plan(
     """
     augment = build_augment(config.augment.name or "none", config.augment.options)
     results = open_storage(config.results)
-    if isinstance(results, LocalStorage):
-        for path in (results.path, results.path / config.experiment):
+    if results.local is not None:
+        for path in (results.local, results.local / config.experiment):
             try:
                 is_file = path.exists() and not path.is_dir()
             except OSError as error:  # such as a name that is too long

@@ -6,41 +6,22 @@ Every file says by which schema it was written, so that a version of rayfed with
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayfed.core.errors import FULL, StorageError, UsageError
-from rayfed.records.storage import LocalStorage, Storage, one_line
+from rayfed.core.errors import StorageError, UsageError
+from rayfed.records.storage import Storage, one_line
 
 SCHEMA = 1
 """The number of the schema of results and checkpoints: what their columns and entries are, and what they mean."""
 _KEY = b"rayfed.schema"
-ROOM = 2**16
-"""Bytes of a disk that are taken for the next version of a file, besides twice its size."""
 
 
-def replace_parquet(table: pa.Table, folder: Storage, name: str, *, keep_room: bool = False) -> None:
+def replace_parquet(table: pa.Table, folder: Storage, name: str) -> None:
     """Write `table` to a file, which at every moment holds either the old rows or the new ones, and never a part.
 
     Only one process may write to a file at a time. A crash leaves a hidden file, which the next call overwrites.
-
-    Args:
-        keep_room: Whether to take space on a disk for the next version of the file, so that it can be written when the
-            disk is full. Only one file of a folder can have it.
     """
     stream = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata({_KEY: str(SCHEMA)}), stream, write_page_checksum=True)
-    content = memoryview(stream.getvalue())
-    if not keep_room or not isinstance(folder, LocalStorage):
-        folder.write(name, content)
-        return
-    try:
-        folder.write(name, content)
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        try:
-            folder.write_in_room(name, content)
-        except OSError:
-            raise error from None
-    folder.keep_room(len(content) + ROOM // 2, 2 * len(content) + ROOM)
+    folder.write(name, memoryview(stream.getvalue()))
 
 
 def read_parquet(folder: Storage, name: str) -> pa.Table:

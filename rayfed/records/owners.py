@@ -1,26 +1,30 @@
-"""Who runs a trial: a file that its recorder keeps locked for as long as it lives.
+"""Who runs a trial: a lock that its recorder holds for as long as it lives.
 
 The system gives the lock back when a process dies, however it dies, so a trial whose status is `running` and whose
-owner's file is not locked was lost. Locks work between machines if their file system has working locks. Object stores
-have none, so there nobody knows whether an owner is alive.
+owner's lock is free was lost. Locks work between machines if their file system has working locks. Object stores have
+none, so there nobody knows whether an owner is alive.
 
 A command claims all trials that it is going to run before it starts, in a file of its own with their names, so that two
 commands never begin the same trial; see `rayfed.records.trials.claimed`.
 """
 
+import contextlib
 import json
 import os
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
-from rayfed.records.storage import LocalStorage, Storage
+from filelock import FileLock, Timeout
+
+from rayfed.records.storage import Storage
 
 FOLDER = ".owners"
+_LOOK_SECONDS = 0.1
+"""How long to look at a lock: others who look hold it for a moment, and must not be taken for the owner."""
 
 
 class Owner:
@@ -37,22 +41,19 @@ class Owner:
     def __init__(self, home: Storage, trials: Iterable[str] = ()):
         started = time.strftime("%Y-%m-%dT%H:%M:%S")
         self.name = f"{socket.gethostname()} {os.getpid()} {started} {secrets.token_hex(4)}"
-        self._file: BinaryIO | None = None
-        if not isinstance(home, LocalStorage):
+        self._file: Path | None = None
+        if home.local is None:
             return
-        self._path = _path(home, self.name)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("a+b")
-        if not _try_lock(self._file.fileno()):
-            raise OSError(f"{self._path}: cannot be locked")
-        self._file.write(json.dumps({"owner": self.name, "trials": list(trials)}).encode())
-        self._file.flush()
+        self._file = _file(home.local, self.name)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self._file)
+        self._lock.acquire(timeout=0)
+        self._file.write_text(json.dumps({"owner": self.name, "trials": list(trials)}))
 
     def release(self) -> None:
         """End the claim."""
         if self._file is not None:
-            self._path.unlink(missing_ok=True)
-            self._file.close()
+            _forget(self._file, self._lock)
             self._file = None
 
     def __del__(self) -> None:
@@ -62,26 +63,25 @@ class Owner:
 
 def is_alive(home: Storage, owner: str) -> bool | None:
     """Return whether the process that `owner` names still runs trials of the experiment in `home`; None: unknown."""
-    if not isinstance(home, LocalStorage):
+    if home.local is None:
         return None
-    path = _path(home, owner)
-    try:
-        with open(path, "r+b") as file:
-            held = not _try_lock(file.fileno(), shared=True)  # readers do not take each other for the owner
-    except FileNotFoundError:
+    file = _file(home.local, owner)
+    if not file.exists():
         return False
-    except OSError:  # a folder that may only be read: do not call lost what may be running
+    lock = _lock(file)
+    try:
+        lock.acquire(timeout=_LOOK_SECONDS, poll_interval=_LOOK_SECONDS / 10)
+        _forget(file, lock)  # names are used once, so nobody locks it again
+    except (Timeout, OSError):  # of a folder that may only be read: do not call lost what may be running
         return True
-    if not held:
-        path.unlink(missing_ok=True)  # names are used once, so nobody locks it again
-    return held
+    return False
 
 
 def claims(home: Storage) -> Iterator[tuple[str, set[str]]]:
     """Yield each owner that is alive in the experiment in `home`, with the trials that it is going to run."""
-    if not isinstance(home, LocalStorage):
+    if home.local is None:
         return
-    for path in (home.path / FOLDER).glob("*"):
+    for path in (home.local / FOLDER).glob("*.json"):
         try:
             content = json.loads(path.read_bytes())
             owner, trials = str(content["owner"]), {str(trial) for trial in content["trials"]}
@@ -97,26 +97,18 @@ def describe(owner: str) -> str:
     return f"process {pid} on {host} since {started.replace('T', ' ')}"
 
 
-def _path(home: LocalStorage, owner: str) -> Path:
-    return home.path / FOLDER / owner.rpartition(" ")[2]
+def _file(home: Path, owner: str) -> Path:
+    return home / FOLDER / f"{owner.rpartition(' ')[2]}.json"
 
 
-_try_lock: Callable[..., bool]
-if sys.platform == "win32":
-    import msvcrt
+def _lock(file: Path) -> FileLock:
+    """Return the lock of an owner. It is a file of its own, because taking a lock empties its file."""
+    return FileLock(file.with_suffix(".lock"), thread_local=False)
 
-    def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-else:
-    import fcntl
 
-    def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+def _forget(file: Path, lock: FileLock) -> None:
+    """Remove what there is of an owner that has ended, and release its lock."""
+    file.unlink(missing_ok=True)
+    lock.release()  # before the file goes, because Windows keeps open files
+    with contextlib.suppress(OSError):
+        Path(lock.lock_file).unlink(missing_ok=True)

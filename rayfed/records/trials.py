@@ -12,21 +12,21 @@ import importlib.metadata
 import json
 import math
 import platform
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from filelock import FileLock
 
 from rayfed.core.errors import UsageError
 from rayfed.core.file_names import check_name
 from rayfed.records.checkpoints import CheckpointStore
 from rayfed.records.files import read_parquet, replace_parquet
 from rayfed.records.owners import Owner, claims, describe, is_alive
-from rayfed.records.storage import LocalStorage, Storage, open_storage, storage_errors
+from rayfed.records.storage import Storage, open_storage, storage_errors
 
 TRIALS_FILE = "trials.parquet"
 STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted", "lost")
@@ -113,7 +113,7 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
             rows.append(row)
         _check_owner(home, row, new)
         row.update(new, trial=trial, experiment=experiment)
-        replace_parquet(trials_table(rows), table, TRIALS_FILE, keep_room=True)  # to say that the disk is full
+        replace_parquet(trials_table(rows), table, TRIALS_FILE)
 
 
 def forget_trial(folder: str | Path, experiment: str, trial: str) -> None:
@@ -121,7 +121,7 @@ def forget_trial(folder: str | Path, experiment: str, trial: str) -> None:
     table = open_storage(folder).child(experiment).child("trials")
     with _locked(table):
         rows = [row for row in read_trials(table) if row["trial"] != trial]
-        replace_parquet(trials_table(rows), table, TRIALS_FILE, keep_room=True)
+        replace_parquet(trials_table(rows), table, TRIALS_FILE)
 
 
 def mark_interrupted(folder: str | Path, experiment: str, trials: Iterable[str]) -> int:
@@ -290,25 +290,13 @@ def _locked(folder: Storage) -> Iterator[None]:
     On a disk these are other processes and threads; the system unlocks the table when a process dies, also by kill -9.
     Object stores have no locks, so there only one process may write the trials of an experiment.
     """
-    if not isinstance(folder, LocalStorage):
+    if folder.local is None:
         with _THREADS:
             yield
         return
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with open(folder.path / ".trials.lock", "a+b") as file:
-        _lock(file.fileno())
-        yield  # closing the file unlocks it
+    folder.local.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.local / ".trials.lock"):
+        yield
 
 
 _THREADS = threading.Lock()
-_lock: Callable[[int], None]
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(descriptor: int) -> None:
-        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
-else:
-    import fcntl
-
-    def _lock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)

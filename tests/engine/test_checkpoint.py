@@ -239,9 +239,9 @@ def dying_at(number):
         setattr(cls, name, operation)
 
     for name in ("stage", "read", "delete", "sync"):
-        counted(storage.LocalStorage, name)
+        counted(storage.Storage, name)
     for name in ("write", "finish"):
-        counted(storage._LocalStaged, name)
+        counted(storage.Staged, name)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -349,7 +349,7 @@ def test_a_failed_save_is_made_up_for_by_the_next(recorder, monkeypatch, outcome
     """The clients that changed before the failure are written again."""
     server = new_server()
     saver = checkpointer(server, recorder)
-    write = storage._LocalStaged.write
+    write = storage.Staged.write
 
     def full(self, content):
         raise OSError(28, "No space left on device")
@@ -357,7 +357,7 @@ def test_a_failed_save_is_made_up_for_by_the_next(recorder, monkeypatch, outcome
     for record in server.run():
         if record.round in (3, 4):
             with monkeypatch.context() as patch:
-                patch.setattr(storage._LocalStaged, "write", full)
+                patch.setattr(storage.Staged, "write", full)
                 with pytest.raises(StorageError, match="No space left on device"):
                     saver.save()
             assert recorder.saved("t")[0]["content"]["round"] == 2
@@ -365,7 +365,7 @@ def test_a_failed_save_is_made_up_for_by_the_next(recorder, monkeypatch, outcome
             saver.save()
         if record.round == 6:
             break
-    assert write is storage._LocalStaged.write
+    assert write is storage.Staged.write
     assert resumed_outcome(recorder) == outcome
 
 

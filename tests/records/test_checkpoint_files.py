@@ -8,7 +8,7 @@ import pytest
 from rayfed.core.errors import StorageError
 from rayfed.records import checkpoints
 from rayfed.records.checkpoints import CheckpointStore, NoCheckpoint, Part, checksum
-from rayfed.records.storage import LocalStorage
+from rayfed.records.storage import open_storage
 
 HEADER = {"trial": "t", "configuration": "c", "rayfed": "0", "round": 1}
 
@@ -34,7 +34,7 @@ def contents(store, saved):
 
 @pytest.fixture
 def store(tmp_path):
-    return CheckpointStore(LocalStorage(tmp_path), "t")
+    return CheckpointStore(open_storage(tmp_path), "t")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -73,7 +73,7 @@ def test_only_what_is_new_is_written(store):
 def test_another_writer_goes_on_from_either_of_the_two(store, tmp_path):
     for number in range(1, 4):
         commit(store, number - 1 or None, b"s", {"1": bytes([number]), "2": b"x" * number})
-    other = CheckpointStore(LocalStorage(tmp_path), "t")
+    other = CheckpointStore(open_storage(tmp_path), "t")
     assert commit(other, 2, b"t", {"2": b"new"}) == 4
     assert [one["number"] for one in other.saved()] == [4, 2]  # 3 was not continued
     assert contents(other, other.saved()[0]) == {"server": b"t", "1": b"\2", "2": b"new"}
@@ -119,7 +119,7 @@ def test_a_full_disk_leaves_the_old_ones_and_no_litter(store, tmp_path, monkeypa
     before = {path.name: path.read_bytes() for path in (tmp_path / "checkpoints/t").iterdir()}
     from rayfed.records import storage
 
-    write = storage._LocalStaged.write
+    write = storage.Staged.write
 
     def full(self, content):
         if self._path.name.startswith(failing):
@@ -127,7 +127,7 @@ def test_a_full_disk_leaves_the_old_ones_and_no_litter(store, tmp_path, monkeypa
         write(self, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage._LocalStaged, "write", full)
+        patch.setattr(storage.Staged, "write", full)
         with pytest.raises(OSError, match="No space left"):
             commit(store, 1, b"s", {"1": b"uno"})
     assert {path.name: path.read_bytes() for path in (tmp_path / "checkpoints/t").iterdir()} == before

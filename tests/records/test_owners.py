@@ -111,7 +111,7 @@ class TestClaims:
     @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"owner": 3, "trials": 3}', b"\xff"])
     def test_a_damaged_claim_is_none(self, tmp_path, content):
         (tmp_path / "run/.owners").mkdir(parents=True)
-        (tmp_path / "run/.owners/0123abcd").write_bytes(content)
+        (tmp_path / "run/.owners/0123abcd.json").write_bytes(content)
         with claimed(tmp_path, "run", ["a"]):
             pass
 

@@ -14,9 +14,7 @@ import pytest
 from helpers.score_rows import row, write
 from rayfed.core.errors import UsageError
 from rayfed.core.records import Record
-from rayfed.records import storage
 from rayfed.records.schema import METRICS_SCHEMA, ROUNDS_SCHEMA
-from rayfed.records.storage import LocalStorage
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
 from rayfed.reports.read import read
@@ -177,12 +175,3 @@ def test_results_with_another_schema_are_refused_and_stay(tmp_path: Path, number
             record_trial(tmp_path, "e", "t", {}) if table == "trials" else TrialWriter(tmp_path, "e", "t", "fedavg", 0)
         assert file.read_bytes() == content
         file.write_bytes(whole)
-
-
-def test_a_file_that_is_renamed_while_a_folder_is_listed_is_no_error(tmp_path, monkeypatch):
-    for name in ("a.parquet", ".b.parquet.unfinished"):
-        (tmp_path / name).write_bytes(b"1234")
-    found = list(os.scandir(tmp_path))
-    (tmp_path / ".b.parquet.unfinished").rename(tmp_path / "b.parquet")
-    monkeypatch.setattr(storage.os, "scandir", lambda path: iter(found))
-    assert LocalStorage(tmp_path).files() == {"a.parquet": 4}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.core.records import Record
-from rayfed.records.storage import LocalStorage, Storage
+from rayfed.records.storage import Storage
 from rayfed.records.tracking.base import About, Tracker, round_values
 from rayfed.records.tracking.mlflow_runs import MLflow
 from rayfed.records.tracking.tensorboard import TensorBoard
@@ -136,7 +136,7 @@ class Feed:
             return None
 
     def _folder(self) -> Path:
-        return self._here / self._home.path if isinstance(self._home, LocalStorage) else self._here
+        return self._here / (self._home.local or "")
 
     def _of_options(self, values: Mapping[str, Any]) -> dict[str, Tracker]:
         options = values.get("tracking") or {}
@@ -151,4 +151,4 @@ class Feed:
         return trackers
 
     def _has_folder(self, options: Mapping[str, Any]) -> bool:
-        return options.get("folder") is not None or isinstance(self._home, LocalStorage)
+        return options.get("folder") is not None or self._home.local is not None
