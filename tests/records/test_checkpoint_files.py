@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_the_old_ones_and_no_litter(store, tmp_path, monkeypa
     write = storage.Staged.write
 
     def full(self, content):
-        if self._path.name.startswith(failing):
+        if self._name.startswith(failing):
             raise OSError(28, "No space left on device")
         write(self, content)
 
