@@ -49,7 +49,7 @@ class AdaptiveServer(ServerOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(AdaptiveServer):
-    """Clients send and keep what they do in FedAvg; the server keeps its mean update and the sum of squared updates."""
+    """The server keeps its mean update and the sum of squared updates."""
 
     name: ClassVar[str] = "fedadagrad"
     reference: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedAdagrad)"
@@ -62,7 +62,7 @@ class FedAdagrad(AdaptiveServer):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(AdaptiveServer):
-    """Clients send and keep what they do in FedAvg; the server keeps two moments of its updates."""
+    """The server keeps two moments of its updates."""
 
     name: ClassVar[str] = "fedadam"
     reference: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedAdam)"
@@ -75,7 +75,7 @@ class FedAdam(AdaptiveServer):
 
 @dataclass(frozen=True, kw_only=True)
 class FedYogi(AdaptiveServer):
-    """Clients send and keep what they do in FedAvg; the server keeps two moments of its updates."""
+    """The server keeps two moments of its updates."""
 
     name: ClassVar[str] = "fedyogi"
     reference: ClassVar[str] = "Reddi et al. 2021, Alg. 2 (FedYogi)"

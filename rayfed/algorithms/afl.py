@@ -7,8 +7,7 @@ in Federated Learning with Data Augmentation", Alg. 1 and Prop. 1.
 
 The papers update λ after aggregation, with the losses of the new model, which takes a second exchange. These are the
 losses that clients compute when they receive that model in the next round, so here they come with that round's reply.
-In the code of q-FFL's authors λ follows the losses of the model before, and is one round late. In de Luca et al.'s code
-λ_min is never passed on, so its Gen-AFL is AFL.
+In de Luca et al.'s code λ_min is never passed on, so its Gen-AFL is AFL.
 """
 
 from collections.abc import Sequence
@@ -33,8 +32,6 @@ from rayfed.core.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class AFL(FedAvg):
-    """Clients send weights and a loss; the server keeps λ. The global model is scored."""
-
     name: ClassVar[str] = "afl"
     reference: ClassVar[str] = "Mohri et al. 2019; de Luca et al. 2022, Alg. 1 with lambda_min = 0"
 

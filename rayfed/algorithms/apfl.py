@@ -8,8 +8,7 @@
 
 `code` is PFLlib's rule, which the comparison of Zhang et al. 2023 (DBE) uses: v is mixed once per round and is itself
 the client's model. The step of α takes v − w after the steps of v and w in the code, and before them in the paper. The
-authors' code (FedTorch) changes α on the first batch of a round only, PFLlib on every batch (`alpha_updates`). It also
-mixes the outputs of v and w where the paper mixes their weights, after the step of w; neither variant does. v starts
+authors' code (FedTorch) changes α on the first batch of a round only, PFLlib on every batch (`alpha_updates`). v starts
 from the initial weights, and for an unseen client from the w that it receives, as in appendix D.4 of Zhang et al. 2023.
 
 Batch-norm statistics: in `paper` the data of the client pass through v̄, whose running statistics are kept beside v and
@@ -32,8 +31,7 @@ from rayfed.core.trees import Weights, add, only, scale, sub
 
 @dataclass(frozen=True, kw_only=True)
 class APFL(FedAvg):
-    """Clients send the common model w as in FedAvg; they keep the personal model v and its share α. The client's model
-    is scored: v in `code`, the mixture of v and the w received in `paper`."""
+    """The client's model is scored: v in `code`, the mixture of v and the w received in `paper`."""
 
     name: ClassVar[str] = "apfl"
     reference: ClassVar[str] = "Deng, Kamani and Mahdavi 2020, Alg. 1"

@@ -7,9 +7,8 @@
     server:    keeps the w_j and sends all of them to every client
 
 Both steps are taken at once, from the same g; the configured optimiser takes that of w_i. As the p_ij may be negative
-and need not sum to 1, they cannot mix batch-norm statistics: all buffers stay with the client. As in the paper, w_i is
-sent (PFLlib sends the mixture), and the slope of p_ij is the inner product of g and w_j. The pull 2 λ μ is the gradient
-of the authors' penalty λ μ ‖p − n/Σn‖²; PFLlib has half of it, the cosine, and starts from p_ij = 1/N.
+and need not sum to 1, they cannot mix batch-norm statistics: all buffers stay with the client. The pull 2 λ μ is the
+gradient of the authors' penalty λ μ ‖p − n/Σn‖²; PFLlib has half of it, the cosine, and starts from p_ij = 1/N.
 """
 
 import math
@@ -30,9 +29,7 @@ from rayfed.core.trees import Weights, only, scale, stack
 
 @dataclass(frozen=True, kw_only=True)
 class APPLE(FedAvg):
-    """Clients send their core model w_i and keep their relations p_i and all buffers. Every client receives all core
-    models, and before round 1 the shares n_j/Σn. The mixture of the core models received by the client's p_i is
-    scored."""
+    """The mixture of the core models received by the client's p_i is scored."""
 
     name: ClassVar[str] = "apple"
     reference: ClassVar[str] = "Luo and Wu 2022, Alg. 1"

@@ -33,8 +33,6 @@ from rayfed.core.trees import Weights, only
 
 @dataclass(frozen=True, kw_only=True)
 class DANN(FedAvg):
-    """Clients send the weights of the model and of the discriminator, and keep nothing. The global model is scored."""
-
     name: ClassVar[str] = "dann"
     reference: ClassVar[str] = "Ganin et al. 2016, Eq. 8 to 10; Guo, Tang and Lin 2022, appendix A"
     averaged: ClassVar[tuple[str, ...]] = ("weights", "discriminator")

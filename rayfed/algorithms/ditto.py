@@ -35,8 +35,6 @@ class PersonalTraining(Delegate):
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(FedAvg):
-    """Clients send weights as in FedAvg and keep a personal model. The personal model is scored."""
-
     name: ClassVar[str] = "ditto"
     reference: ClassVar[str] = "Li et al. 2021 (Ditto), Alg. 1 and 2"
     default_eval_point: ClassVar[str] = "downloaded"

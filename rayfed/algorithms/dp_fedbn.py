@@ -26,9 +26,6 @@ from rayfed.privacy.notes import SIMULATION_NOTE
 
 @dataclass(frozen=True, kw_only=True)
 class DPFedBN(FedBN):
-    """Clients send clipped weights with noise and keep their batch-norm layers. A client is scored with the shared
-    weights and its own batch norm."""
-
     name: ClassVar[str] = "dp_fedbn"
     reference: ClassVar[str] = "Li, He and Song 2023, table 17, baseline DP-FedBN"
     sample_without_replacement: ClassVar[bool] = True

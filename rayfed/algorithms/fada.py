@@ -45,9 +45,8 @@ SOURCE, TARGET = 1, 0  # the two classes of a discriminator
 
 @dataclass(frozen=True, kw_only=True)
 class FADA(FedAvg):
-    """Clients send weights and features. A source receives its discriminator; the target receives all of them, and then
-    the sources' models. Clients keep their trained model until the second exchange. The target's model is scored, which
-    is the server's."""
+    """Clients keep their trained model until the second exchange. The target's model is scored, which is the
+    server's."""
 
     name: ClassVar[str] = "fada"
     reference: ClassVar[str] = "Peng et al. 2020, Alg. 1; Li, He and Song 2023, appendix C"

@@ -41,10 +41,6 @@ from rayfed.core.trees import Weights, clone, only
 
 @dataclass(frozen=True, kw_only=True)
 class FAug(FedAvg):
-    """FAug with a conditional VAE in place of the paper's conditional GAN. Clients send seed examples once and weights
-    in each round; they receive the generator and its classes once and keep the examples that they generate with it. The
-    global model is scored."""
-
     name: ClassVar[str] = "faug"
     reference: ClassVar[str] = "Jeong et al. 2018, section 3 (FAug), with a VAE for its GAN"
     requires_classes: ClassVar[bool] = True

@@ -27,8 +27,6 @@ from rayfed.core.trees import Weights, tree_map
 
 @dataclass(frozen=True, kw_only=True)
 class FedIRM(FedAvg):
-    """Clients send weights and keep the number of their own updates so far. The global model is scored."""
-
     name: ClassVar[str] = "fed_irm"
     reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1; de Luca et al. 2022, Alg. 3"
 

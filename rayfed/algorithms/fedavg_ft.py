@@ -3,8 +3,7 @@
     training:  FedAvg
     scoring:   w_i ← w_t, then SGD on all of w_i for `evaluate.adapt_epochs` epochs on the client's training data
 
-The fine-tuned models are scored and dropped, so the server's weights are those of FedAvg. `fedavg` with
-`evaluate.points=[adapted]` has the same values; this name makes them a row of their own in tables.
+`fedavg` with `evaluate.points=[adapted]` has the same values; this name makes them a row of their own in tables.
 """
 
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from rayfed.core.trees import Weights, add, scale
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(ServerOptimizer):
-    """Clients send and keep what they do in FedAvg; the server keeps the momentum of its updates."""
+    """The server keeps the momentum of its updates."""
 
     name: ClassVar[str] = "fedavgm"
     reference: ClassVar[str] = "Hsu, Qi and Brown 2019, section 3.2"

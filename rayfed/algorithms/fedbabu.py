@@ -6,10 +6,9 @@
 
 The fine-tuning is the final exchange (round R + 1) and starts from the last aggregate, not from the client's last local
 state. Before it, `downloaded` scores the body received with the common head, which is also the global model. `adapted`
-scores it after evaluate.adapt_epochs of the same training of the whole model, both in rounds and at the end. In rounds,
-the running statistics of batch norm in the head change, but its affine parameters do not. Fine-tuning and adaptation
-have an optimiser of their own, also with `keep_optimizer`: that of the rounds knows nothing of the head, and its count
-of steps would spoil the bias correction of the head's moments in Adam.
+scores it after evaluate.adapt_epochs of the same training; after the last round, the fine-tuned model is scored. In
+rounds, the running statistics of batch norm in the head change, but its affine parameters do not. Fine-tuning and
+adaptation have an optimiser of their own, since that of the rounds knows nothing of the head.
 """
 
 from collections.abc import Sequence
@@ -27,9 +26,6 @@ from rayfed.core.trees import only, without
 
 @dataclass(frozen=True, kw_only=True)
 class FedBABU(FedAvg):
-    """Clients send the body. At the end, each client fine-tunes the whole model and keeps it. In rounds, the body
-    received with the common initial head is scored; after the last round (as round R + 1), the fine-tuned model is."""
-
     name: ClassVar[str] = "fedbabu"
     reference: ClassVar[str] = "Oh, Kim and Yun 2022, Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"

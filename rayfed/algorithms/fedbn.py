@@ -21,9 +21,6 @@ from rayfed.core.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class FedBN(FedAvg):
-    """Clients send all weights except those of their batch-norm layers, which they keep. The client's batch-norm layers
-    in the model received are scored."""
-
     name: ClassVar[str] = "fedbn"
     reference: ClassVar[str] = "Li et al. 2021 (FedBN), Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"

@@ -6,10 +6,9 @@
 
 The regulariser applies to weights that are trained and sent; batch-norm statistics are averaged.
 
-Clients always start from w_t, the authors' "cloud model". What is scored is another matter: the authors' code scores
-the mean of the models that the clients of the round have sent, without h (`scored=mean`, the default), and the mean of
-the last models of all clients, which with full participation is the same and otherwise is not offered here. Alg. 1
-returns w_t (`scored=cloud`).
+Clients start from w_t, the authors' "cloud model". Their code scores the mean of the models that the clients of the
+round have sent, without h (`scored=mean`, the default), and the mean of the last models of all clients, which is not
+offered here. Alg. 1 returns w_t (`scored=cloud`).
 """
 
 from dataclasses import dataclass
@@ -24,10 +23,6 @@ from rayfed.core.trees import Weights, add, only, sub, zeros_like
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(FedAvg):
-    """Clients send weights, which are averaged with equal weights, and keep g_i. The mean of the clients' models is
-    scored, which differs from the model that they download. The authors' code divides α by N times the client's share
-    of all examples; neither the paper nor this class does."""
-
     name: ClassVar[str] = "feddyn"
     reference: ClassVar[str] = "Acar et al. 2021, Alg. 1"
     assumes_uniform_sampling: ClassVar[bool] = True

@@ -9,12 +9,11 @@
 P includes ratings below 0, so that models never tried (P = 0) come before those that were worse. As in PFLlib, the
 paper's random exploration (ε) is not implemented. Candidates are the models that clients have sent so far, the client's
 own among them; nothing is sent while there are none. Equal P are ordered by client index. To an unseen client all
-candidates have equal P. ‖·‖ is the Euclidean norm over all weights, as in PFLlib; in the authors' code it is by default
-the sum of absolute differences, and averages over several clients are candidates, too.
+candidates have equal P. ‖·‖ is the Euclidean norm over all trained and sent weights, as in PFLlib.
 
 The examples that rate models are a share of the training part, on which the client does not train, as in PFLlib and in
-the authors' split of 0.6, 0.2 and 0.2. The validation part has no say in training: where it rated the models, it would
-be scored too high (by three points where this was measured), and would choose rounds and hyperparameters by that.
+the authors' split of 0.6, 0.2 and 0.2. Validation data that rated the models would be scored too high (by three points
+where this was measured).
 
 An unseen client starts from the models that it receives, as in appendix D.4 of Zhang et al. 2023 (DBE): from their
 mixture by its ratings, with the untrained model as θ_old, or from their plain mean if it rates none above 0.
@@ -35,8 +34,7 @@ from rayfed.core.trees import Weights, only, without
 
 @dataclass(frozen=True, kw_only=True)
 class FedFomo(FedAvg):
-    """Clients send their model, which they also keep, and their ratings; the server forwards each model to the clients
-    that rate it best. The client's model after local training is scored. Distances cover trained and sent weights."""
+    """The client's model after local training is scored."""
 
     name: ClassVar[str] = "fedfomo"
     reference: ClassVar[str] = "Zhang et al. 2021, Eq. 3 and 6"

@@ -32,9 +32,7 @@ from rayfed.core.trees import Weights, clone, only, stack, tree_map, without
 
 @dataclass(frozen=True, kw_only=True)
 class FedGen(FedAvg):
-    """Clients send their class counts once and their model in each round, the head as a separate field, since the
-    server needs each of them. They receive the model, the generator and the pooled counts, and keep nothing. The global
-    model is scored."""
+    """The head is sent as a separate field, since the server needs each of them."""
 
     name: ClassVar[str] = "fedgen"
     reference: ClassVar[str] = "Zhu, Hong and Zhou 2021, Alg. 1, in PFLlib's form"

@@ -7,9 +7,7 @@ in λ, with u = (1−λ) x:
     setup:   every client sends the means of its training data, of M examples each; the server sends all of them to all
     rounds:  FedAvg with L
 
-The last term is the first-order one. The code of FedDebias's authors, and other code, computes it with the gradient of
-(1−λ) CE, which differs in λ², and as the mean of the gradient of the mean loss, which divides it by the batch size.
-Neither is done here. In a step each example is mixed with one mean; every round uses the means in a new random order.
+In a step each example is mixed with one mean; every round uses the means in a new random order.
 """
 
 from collections.abc import Sequence
@@ -31,9 +29,6 @@ from rayfed.core.trees import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class FedMix(FedAvg):
-    """Clients send means of their inputs and labels once and weights in each round; they keep the means of all clients.
-    The global model is scored."""
-
     name: ClassVar[str] = "fedmix"
     reference: ClassVar[str] = "Yoon et al. 2021, Alg. 2 and Eq. 3"
 

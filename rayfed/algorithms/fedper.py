@@ -17,9 +17,6 @@ from rayfed.core.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(FedAvg):
-    """Clients send the body and keep the head; they train both together. The client's head on the body received is
-    scored."""
-
     name: ClassVar[str] = "fedper"
     reference: ClassVar[str] = "Arivazhagan et al. 2019, Alg. 1 and 2"
     default_eval_point: ClassVar[str] = "downloaded"

@@ -30,8 +30,7 @@ from rayfed.core.trees import Weights, only
 
 @dataclass(frozen=True, kw_only=True)
 class FedProto(FedAvg):
-    """Clients send class means of the features and class counts. The model stays with the client and is scored with the
-    prototypes received. Classes without a prototype are never predicted; without any prototype, the head predicts."""
+    """Classes without a prototype are never predicted; without any prototype, the head predicts."""
 
     name: ClassVar[str] = "fedproto"
     reference: ClassVar[str] = "Tan et al. 2022, Alg. 1"

@@ -9,11 +9,9 @@ Two sets of pseudo-data are computed from a batch (x, y) and the received model 
              w = max(0, ⟨d, g₂⟩/‖g₂‖²),  w' = max(0, ⟨d − w g₂, g₃⟩/‖g₃‖²),  θ ← θ − w g₂ − w' g₃
     server:  unweighted mean of models
 
-Since pseudo-data depends on θ_t, x and y only, it is computed in the step that uses the batch, in evaluation mode. That
-code makes it once, before training, and reads its batches in a new order in every epoch, so that a batch meets the
-pseudo-data of another one. Pseudo-data is not clipped: the `clamp` in that code has had no effect since July 2022; its
-first version kept x in the range of the batch. The passes for g₂ and g₃ do not update the running statistics of batch
-norm.
+Since pseudo-data depends on θ_t, x and y only, it is computed in the step that uses the batch, in evaluation mode.
+Pseudo-data is not clipped: the `clamp` in that code has had no effect since July 2022; its first version kept x in the
+range of the batch. The passes for g₂ and g₃ do not update the running statistics of batch norm.
 """
 
 from dataclasses import dataclass
@@ -36,8 +34,6 @@ STEPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class FedReg(FedAvg):
-    """Clients send weights and keep nothing. The global model is scored."""
-
     name: ClassVar[str] = "fedreg"
     reference: ClassVar[str] = "Xu et al. 2022 (FedReg), public code"
     requires_classes: ClassVar[bool] = True

@@ -32,8 +32,6 @@ PARTS = {"head": head, "body": body}
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep(FedAvg):
-    """Clients send the body and keep the head. The client's head on the body received is scored."""
-
     name: ClassVar[str] = "fedrep"
     reference: ClassVar[str] = "Collins et al. 2021, Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"

@@ -46,9 +46,7 @@ def with_personal_head(task: Task, weights: Weights) -> Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class FedRoD(FedAvg):
-    """Clients send the body and the generic head; they keep the personal head and their class counts. The client's
-    personal head together with the body and generic head received is scored. Class counts cover the whole training
-    part, including a last short batch."""
+    """Class counts cover the whole training part, including a last short batch."""
 
     name: ClassVar[str] = "fedrod"
     reference: ClassVar[str] = "Chen and Chao 2022, Alg. 1, linear head"

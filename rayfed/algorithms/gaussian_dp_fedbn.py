@@ -34,9 +34,6 @@ from rayfed.privacy.notes import SIMULATION_NOTE, large_delta_note
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianDPFedBN(FedBN):
-    """Clients send clipped weights, receive their mean with noise, and keep their batch-norm layers. A client is scored
-    with the shared weights and its own batch norm."""
-
     name: ClassVar[str] = "gaussian_dp_fedbn"
     reference: ClassVar[str] = "Li, He and Song 2023, appendix B.12, DP-FedBN with a trusted server"
     sample_without_replacement: ClassVar[bool] = True

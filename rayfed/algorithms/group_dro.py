@@ -22,8 +22,7 @@ from rayfed.core.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class GroupDRO(FedAvg):
-    """Clients send weights and a loss; the server keeps log q. The global model is scored. f_i is taken over all
-    training data of the client; released code takes its first batch."""
+    """f_i is taken over all training data of the client; released code takes its first batch."""
 
     name: ClassVar[str] = "group_dro"
     reference: ClassVar[str] = "Sagawa et al. 2020, Alg. 1; Guo, Tang and Lin 2022, appendix A"

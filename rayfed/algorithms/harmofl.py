@@ -6,8 +6,7 @@ Heterogeneous Medical Images", Eq. 2 to 7, Alg. 1.
     client:  δ = α ∇f(θ)/‖∇f(θ)‖;  θ ← θ − η ∇f(θ + δ) on the same batch, with the optimiser's momentum
     server:  unweighted mean of models
 
-A client's mean is a running mean over its batches: A is the mean of the first batch, then A ← (1−m)·A + m·batch mean.
-The released code replaces only the lowest frequency, truncates m to 0, and computes A while it trains round 1; here Ā
+A client's mean is a running mean over its batches: A is the mean of the first batch, then A ← (1−m)·A + m·batch mean. Ā
 is complete before round 1 and then frozen. The running statistics of batch norm come from the forward pass at θ.
 """
 
@@ -33,8 +32,7 @@ AMPLITUDE = "harmofl.amplitude"
 
 @dataclass(frozen=True, kw_only=True)
 class HarmoFL(FedAvg):
-    """Clients send their mean amplitude once and their model in each round; they keep the common amplitude. The global
-    model is scored on images with normalised amplitudes."""
+    """The global model is scored on images with normalised amplitudes."""
 
     name: ClassVar[str] = "harmofl"
     reference: ClassVar[str] = "Jiang, Wang and Dou 2022, Alg. 1"

@@ -22,8 +22,7 @@ from rayfed.core.task import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class Mixup(Wrapper):
-    """Clients send and keep what they do in the base method, and its model is scored. With FedDebias as the base, the
-    mixed x is the local x of L_con and of Eq. 6."""
+    """With FedDebias as the base, the mixed x is the local x of L_con and of Eq. 6."""
 
     name: ClassVar[str] = "mixup"
     reference: ClassVar[str] = "Zhang et al. 2018 (mixup), Eq. 2; Guo, Tang and Lin 2022, appendix A"

@@ -37,8 +37,6 @@ def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Moon(FedAvg):
-    """Clients send weights and keep their previous model. The global model is scored."""
-
     name: ClassVar[str] = "moon"
     reference: ClassVar[str] = "Li, He and Song 2021, Alg. 1, Eq. 3 and 4"
 

@@ -31,8 +31,7 @@ from rayfed.core.trees import Weights, detach, only
 
 @dataclass(frozen=True, kw_only=True)
 class PartialFed(FedAvg):
-    """Clients send the whole model; they keep their copy of the layers that they may not load, and the logits. The
-    mixture of that copy and the model received with which a round starts is scored."""
+    """The mixture with which a round starts is scored."""
 
     name: ClassVar[str] = "partialfed"
     reference: ClassVar[str] = "Sun et al. 2021 (PartialFed)"

@@ -32,8 +32,7 @@ ADAPT = "adapt"
 
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg(FedAvg):
-    """Clients send and keep what they do in FedAvg. The model received is scored after adaptation to the client's
-    training data, in steps of size α for evaluate.adapt_epochs (or finetune_steps; the paper takes 1)."""
+    """The model received is scored after adaptation for evaluate.adapt_epochs, or finetune_steps; the paper takes 1."""
 
     name: ClassVar[str] = "per_fedavg"
     reference: ClassVar[str] = "Fallah, Mokhtari and Ozdaglar 2020, Alg. 1"

@@ -15,8 +15,6 @@ from rayfed.algorithms.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class PFedAvg(FedAvg):
-    """Clients send and keep what they do in FedAvg. The client's model after local training is scored."""
-
     name: ClassVar[str] = "pfedavg"
     reference: ClassVar[str] = "Chen et al. 2023 (FRAug), table 2, baseline pFedAvg"
     default_eval_point: ClassVar[str] = "trained"

@@ -6,7 +6,7 @@
 
 The configured optimiser takes the steps of w_i, with η = local.lr; the steps of v_i are plain SGD. Batch-norm
 statistics are those of v_i, the only model that processes data; they are averaged whatever β is. `decay` is in the
-authors' code only. That code and PFLlib overwrite v_i with w_i at the end of local training, and so score w_i.
+authors' code only.
 """
 
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ from rayfed.core.trees import add, only, scale, sub, without
 
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(FedAvg):
-    """Clients send w_i and keep v_i, which the next download does not change. v_i after the client's last local
-    training is scored; before the first one it is the initial weights, and for an unseen client the w_t received."""
+    """The v_i after the client's last local training is scored; before the first one it is the initial weights, and for
+    an unseen client the w_t received."""
 
     name: ClassVar[str] = "pfedme"
     reference: ClassVar[str] = "Dinh, Tran and Nguyen 2020, Alg. 1"

@@ -35,8 +35,6 @@ from rayfed.core.trees import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class VHL(FedAvg):
-    """Clients receive the virtual data once and keep it; they send weights. The global model is scored."""
-
     name: ClassVar[str] = "vhl"
     reference: ClassVar[str] = "Tang et al. 2022, Eq. 5, with a random network in place of StyleGAN2"
     requires_hard_labels: ClassVar[bool] = True

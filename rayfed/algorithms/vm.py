@@ -36,8 +36,6 @@ def variance_weights(losses: Tensor, shares: Tensor, beta: float, variant: str) 
 
 @dataclass(frozen=True, kw_only=True)
 class VM(FedAvg):
-    """Clients send weights and a loss. The global model is scored."""
-
     name: ClassVar[str] = "vm"
     reference: ClassVar[str] = "de Luca et al. 2022, Eq. 22 to 24 and Alg. 2"
 

@@ -51,9 +51,6 @@ from rayfed.core.trees import Weights, only, without
 
 @dataclass(frozen=True, kw_only=True)
 class Adcol(FedAvg):
-    """Clients send representations, receive the discriminator, and keep their own models, which are scored. The server
-    trains the discriminator; nothing is averaged, except for the head with `share_predictor`."""
-
     name: ClassVar[str] = "adcol"
     reference: ClassVar[str] = "Li, He and Song 2023, Alg. 1"
     supports_loss_terms: ClassVar[bool] = False

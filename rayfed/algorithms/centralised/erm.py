@@ -29,9 +29,6 @@ from rayfed.core.trees import Weights, clone, only, tree_map, zeros_like
 
 @dataclass(frozen=True, kw_only=True)
 class ERM(FedAvg):
-    """Clients send the gradient and loss of a batch; the server keeps the optimiser. The global model is scored. Every
-    domain has the same weight, whatever its size."""
-
     name: ClassVar[str] = "erm"
     reference: ClassVar[str] = "Gulrajani and Lopez-Paz 2021; de Luca et al. 2022, section 4.1"
     averaged: ClassVar[tuple[str, ...]] = ("gradient", "buffers")

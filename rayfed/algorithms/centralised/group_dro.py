@@ -20,8 +20,6 @@ from rayfed.core.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class CentralGroupDRO(ERM):
-    """Sends and keeps what ERM does; the server also keeps log q."""
-
     name: ClassVar[str] = "central_group_dro"
     reference: ClassVar[str] = "Sagawa et al. 2020, Alg. 1"
 

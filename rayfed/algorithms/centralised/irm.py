@@ -25,8 +25,6 @@ from rayfed.core.trees import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class IRM(ERM):
-    """Sends and keeps what ERM does; the penalty is part of the clients' losses."""
-
     name: ClassVar[str] = "irm"
     reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1"
 

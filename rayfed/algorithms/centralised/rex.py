@@ -25,8 +25,6 @@ from rayfed.core.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class MMREx(ERM):
-    """Sends and keeps what ERM does."""
-
     name: ClassVar[str] = "mm_rex"
     reference: ClassVar[str] = "Krueger et al. 2021, Eq. 7"
 
@@ -50,8 +48,6 @@ class MMREx(ERM):
 
 @dataclass(frozen=True, kw_only=True)
 class VREx(ERM):
-    """Sends and keeps what ERM does."""
-
     name: ClassVar[str] = "v_rex"
     reference: ClassVar[str] = "Krueger et al. 2021, Eq. 8"
 

@@ -37,8 +37,7 @@ from rayfed.core.trees import only
 
 @dataclass(frozen=True, kw_only=True)
 class DBE(Wrapper):
-    """The clients send and keep what they do in the base method; they also keep the bias and the consensus, and send
-    one mean before the first round. The client's model is scored, with its bias if there is one."""
+    """The client's model is scored, with its bias if there is one."""
 
     name: ClassVar[str] = "dbe"
     reference: ClassVar[str] = "Zhang et al. 2023, Alg. 1"

@@ -35,9 +35,6 @@ from rayfed.privacy.notes import SIMULATION_NOTE
 
 @dataclass(frozen=True, kw_only=True)
 class LocalDPAdcol(Adcol):
-    """ADCOL whose clients add Laplace noise to the representations that they send. A client keeps, besides its model,
-    the order in which its records are drawn."""
-
     name: ClassVar[str] = "local_dp_adcol"
     reference: ClassVar[str] = "Li, He and Song 2023, differential privacy, table 17"
 

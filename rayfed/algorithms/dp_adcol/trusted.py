@@ -30,8 +30,6 @@ from rayfed.privacy.notes import SIMULATION_NOTE, large_delta_note
 
 @dataclass(frozen=True, kw_only=True)
 class DPAdcol(Adcol):
-    """ADCOL whose server trains the discriminator by DP-SGD. Uploads are not protected."""
-
     name: ClassVar[str] = "dp_adcol"
     reference: ClassVar[str] = "Li, He and Song 2023, differential privacy, table 16"
     depends_on_rounds: ClassVar[bool] = True

@@ -23,8 +23,8 @@ with every model, and the round's clients send, with their models, the means tha
 
 With `pseudo=mixture`, D_p consists of means of a public proxy dataset, computed by the server. In every step clients
 mix each of them with K of their own examples: x̃_p = (x_p + Σ x_k)/(K+1) and ỹ_p = (1/C + Σ y_k)/(K+1) replace x_p and
-1/C, also in φ_g(x̃_p); the authors' code, which has no Eq. 6, keeps φ_g of a round's first mixtures. Because x̃_p then
-contains local data, P receives φ(x̃_p) − ⟨ỹ_p, y⟩ φ(x) in s⁻ (Eq. 6). With K = 0 nothing is mixed or corrected.
+1/C, also in φ_g(x̃_p). Because x̃_p then contains local data, P receives φ(x̃_p) − ⟨ỹ_p, y⟩ φ(x) in s⁻ (Eq. 6). With K
+= 0 nothing is mixed or corrected.
 """
 
 import math
@@ -52,10 +52,6 @@ from rayfed.models.single_example_batchnorm import trains_on_single_examples
 
 @dataclass(frozen=True, kw_only=True)
 class FedDebias(FedAvg):
-    """Clients send the model, the projector and means of their examples (not with `pseudo=mixture`); they receive the
-    model, the projector and pseudo-data. They keep the pseudo-data with `transfer=once`, and nothing otherwise. The
-    global model is scored."""
-
     name: ClassVar[str] = "feddebias"
     reference: ClassVar[str] = "Guo, Tang and Lin 2022, Alg. 1 and 2"
     averaged: ClassVar[tuple[str, ...]] = ("weights", "projector")

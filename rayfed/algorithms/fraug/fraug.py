@@ -14,8 +14,7 @@ y_c cycles over the classes that the client has seen; rounds r count from 0. A m
 of θ is averaged then. The authors' settings: PACS alpha=10 distance_rt=mse; digits distance_g=prototype_mse (unbounded
 below: watch `generated_norm`) interpolate=false; OfficeHome generator_bn=local; SGD 0.01 with momentum 0.5 for θ.
 
-The authors' code draws z from U[0, 1) (`noise=uniform`), starts prototypes at 0 instead of at the first mean, lets y_c
-cycle over all classes, shows m the û_c first, and starts g as the mean of the clients' random ones.
+The authors' code draws z from U[0, 1) (`noise=uniform`); docs/fidelity/lockstep.md has its other differences.
 
 With `augmenter` = uniform, laplace or gaussian there is only step 1, and û is u plus plain noise of scale γ, the same
 in every round. The noise baselines of table 7 augment u alone: use embeddings=u, since otherwise ū_c plus noise is û_c.
@@ -51,9 +50,6 @@ Anchors = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class FRAug(FedAvg):
-    """Clients send θ without batch norm, and ω; they keep their batch norm, φ, prototypes and optimisers. The client's
-    model is scored."""
-
     name: ClassVar[str] = "fraug"
     reference: ClassVar[str] = "Chen et al. 2023, Alg. 1, Eq. 1 to 6"
     averaged: ClassVar[tuple[str, ...]] = ("weights", "generator")
