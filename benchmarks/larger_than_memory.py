@@ -99,7 +99,7 @@ def make(folder: str, images: int) -> float:
 def train(folder: str, images: int, hosts: int, rounds: int) -> tuple[str, float, dict[str, float]]:
     """Run one simulation and return the hash of its final weights, its seconds and its peaks in GB."""
     os.environ["RAYFED_CACHE"] = folder
-    for path in Path(folder).glob("*.array"):
+    for path in Path(folder).glob("noise-*/*.npy"):
         with open(path, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     config = {

@@ -3,25 +3,25 @@
 import contextlib
 import hashlib
 import json
-import math
 import os
-import tempfile
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from rayfed.core.errors import UsageError
 from rayfed.core.memory import memory_bytes
 from rayfed.core.working_folder import absolute
-from rayfed.data.array_cache_file import CacheUnusable, open_array, open_or_create_array
 
 Arrays = dict[str, np.ndarray]
+Shape = tuple[int, ...]
+Create = Callable[[str, Shape, "np.dtype | str"], np.ndarray]
 
-# Raised by numpy and zipfile for a file that is missing or damaged.
-UNREADABLE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+
+class CacheUnusable(Exception):
+    """Raised when the cache folder cannot be written or has no room."""
 
 
 def cache_folder() -> Path:
@@ -30,41 +30,36 @@ def cache_folder() -> Path:
 
 
 def cached_arrays(name: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays that `make` computes, from the cache if it has them.
-
-    A cache that cannot be read or written, or that holds a damaged file, only costs time.
+    """Return the arrays that `make` computes, read-only, as `memory_mapped` does.
 
     Args:
-        name: Prefix of the cache file's name.
+        name: Prefix of the name of the arrays' folder.
         key: Everything that the arrays depend on, and a format version to raise when `make` changes.
         make: Computes the arrays.
     """
-    text = json.dumps(dict(key), sort_keys=True)
-    path = _path(name, text, "npz")
-    with contextlib.suppress(*UNREADABLE), np.load(path, allow_pickle=False) as stored:
-        if str(stored["key"]) == text:
-            return {field: stored[field] for field in stored.files if field != "key"}
-    arrays = make()
-    with contextlib.suppress(OSError):
-        _write(path, {**arrays, "key": np.array(text)})
-    return arrays
+
+    def write(create: Create) -> None:
+        for field, array in make().items():
+            create(field, array.shape, array.dtype)[...] = array
+
+    return _cached(name, key, write)
 
 
 def memory_mapped(
     name: str,
     key: Mapping[str, object],
-    shape: tuple[int, ...],
+    shape: Shape,
     dtype: np.dtype | str,
     fill: Callable[[np.ndarray], None],
 ) -> np.ndarray:
     """Return a read-only array on disk, created by `fill` the first time; all processes of a machine share its pages.
 
     The array is a `np.memmap`, unless the cache cannot hold it: then it is an array in memory, created anew each time.
-    The file appears completely or not at all, and is created again if it is damaged. If several processes request it
+    The file appears completely or not at all, and is created again if it is truncated. If several processes request it
     at once, one creates it and the others wait.
 
     Args:
-        name: Prefix of the cache file's name.
+        name: Prefix of the name of the array's folder.
         key: As for `cached_arrays`; shape and dtype become part of it.
         shape: Shape of the array.
         dtype: Type of the array's elements.
@@ -73,40 +68,8 @@ def memory_mapped(
     Raises:
         UsageError: The array fits neither into the cache nor into half of the memory.
     """
-    kind = np.dtype(dtype)
-    text = json.dumps({**key, "shape": shape, "dtype": kind.str}, sort_keys=True)
-    path = _path(name, text, "array")
-    try:
-        stored = open_array(path, text, shape, kind)
-        return open_or_create_array(path, text, shape, kind, fill) if stored is None else stored
-    except CacheUnusable as unusable:
-        size = math.prod(shape) * kind.itemsize
-        if size > memory_bytes() / 2:
-            raise UsageError(
-                f"RAYFED_CACHE={cache_folder()}: {name} needs {size / 1e9:.1f} GB there, but {unusable}; "
-                "set the environment variable to a folder with room"
-            ) from unusable
-    array = np.zeros(shape, kind)
-    fill(array)
-    array.flags.writeable = False
-    return array
-
-
-def _path(name: str, key: str, kind: str) -> Path:
-    return cache_folder() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.{kind}"
-
-
-def _write(path: Path, arrays: Arrays) -> None:
-    """Write a temporary file beside `path` and rename it, so that readers see a complete file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    whole_key = {**key, "shape": shape, "dtype": np.dtype(dtype).str}
+    return _cached(name, whole_key, lambda create: fill(create("array", shape, dtype)))["array"]
 
 
 def array_hash(*arrays: np.ndarray) -> str:
@@ -116,3 +79,92 @@ def array_hash(*arrays: np.ndarray) -> str:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+
+
+def _cached(name: str, key: Mapping[str, object], write: Callable[[Create], None]) -> Arrays:
+    """Return the arrays that `write` creates with the function that it is given, one .npy file each, in one folder."""
+    digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
+    folder = cache_folder() / f"{name}-{digest[:16]}"
+    if arrays := _opened(folder):
+        return arrays
+    try:
+        with _locked(folder.with_name(f"{name}.lock")):
+            return _opened(folder) or _written(folder, write)
+    except CacheUnusable as unusable:
+        return _in_memory(name, write, unusable)
+
+
+def _opened(folder: Path) -> Arrays | None:
+    """Return the arrays in a folder; None if there is none, or one is truncated."""
+    try:
+        return {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")} or None
+    except (OSError, EOFError, ValueError):
+        return None
+
+
+def _written(folder: Path, write: Callable[[Create], None]) -> Arrays:
+    """Fill a folder beside `folder` and rename it, so that readers see all arrays or none, even after a crash."""
+    created = []
+    temporary = folder.with_name(f"{folder.name}.part")
+
+    def create(field: str, shape: Shape, dtype: np.dtype | str) -> np.ndarray:
+        with _os_errors_as_unusable():
+            path = temporary / f"{field}.npy"
+            created.append(np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape))
+            if hasattr(os, "posix_fallocate"):  # writing to a page without space on the disk kills the process
+                with open(path, "r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return created[-1]
+
+    try:
+        with _os_errors_as_unusable():
+            for left in (temporary, folder):  # by a writer that was killed; truncated
+                shutil.rmtree(left, ignore_errors=True)
+            temporary.mkdir()
+        write(create)
+        with _os_errors_as_unusable():
+            for array in created:
+                array.flush()
+            temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return _opened(folder) or {}
+
+
+def _in_memory(name: str, write: Callable[[Create], None], unusable: CacheUnusable) -> Arrays:
+    arrays: Arrays = {}
+
+    def create(field: str, shape: Shape, dtype: np.dtype | str) -> np.ndarray:
+        arrays[field] = np.zeros(shape, dtype)
+        size = sum(array.nbytes for array in arrays.values())
+        if size > memory_bytes() / 2:
+            raise UsageError(
+                f"RAYFED_CACHE={cache_folder()}: {name} needs {size / 1e9:.1f} GB there, but {unusable}; "
+                "set the environment variable to a folder with room"
+            )
+        return arrays[field]
+
+    write(create)
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with _os_errors_as_unusable():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _os_errors_as_unusable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CacheUnusable(" ".join(str(error).split())) from error

@@ -2,7 +2,6 @@
 
 import bz2
 import os
-import pickle
 import shutil
 
 import numpy as np
@@ -30,15 +29,6 @@ def refused(name, root, **others) -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
-
-
-def complaint(dataset) -> str:
-    """What is said of it, or "none"."""
-    try:
-        dataset.load()
-    except UsageError as error:
-        return str(error)
-    return "none"
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -121,20 +111,6 @@ def test_pixels_that_8_bits_do_not_hold(pixels, facts, tmp_path):
         dataset.load()
 
 
-def test_any_byte_of_an_image_may_be_wrong(tmp_path):
-    for title in "ab":
-        for ending in ("png", "jpg"):
-            picture(tmp_path / "own" / title / f"0.{ending}", 8)
-    read = resolve("imagefolder", DATASETS, where="data")(folder=str(tmp_path / "own"), size=8)
-    for ending in ("png", "jpg"):
-        path = tmp_path / "own" / "a" / f"0.{ending}"
-        whole = path.read_bytes()
-        for place in range(0, len(whole), 5):
-            path.write_bytes(whole[:place] + b"\xc1\x00" + whole[place + 2 :])
-            assert complaint(read).startswith((f"{path}: ", "none")), place
-        path.write_bytes(whole)
-
-
 def renamed(path, new):
     path.rename(path.with_name(new))
 
@@ -163,8 +139,8 @@ FOLDERS = [
     ("tiny_imagenet", "tiny-imagenet-200/train/n00000007/images", emptied, ["n00000007/images: contains no image"]),
     ("camelyon17", "camelyon17_v1.0/metadata.csv", os.unlink, ["metadata.csv: no such file", "tumor, center"]),
     ("digits5", "SVHN/test_32x32.mat", os.unlink, ["SVHN: no test_32x32.mat; expected", "from http"]),
-    ("digits5", "MNIST/raw/t10k-labels-idx1-ubyte", os.unlink, ["t10k-labels-idx1-ubyte is missing"]),
-    ("cifar10", "cifar-10-batches-py/data_batch_3", os.unlink, ["data_batch_3: no such file; expected data_batch_1"]),
+    ("digits5", "MNIST/raw/t10k-labels-idx1-ubyte", os.unlink, ["no t10k-labels-idx1-ubyte"]),
+    ("cifar10", "cifar-10-batches-py/data_batch_3", os.unlink, ["data_batch_3: cannot be opened (No such file"]),
 ]
 
 
@@ -229,39 +205,29 @@ IMAGE, LABELS = np.zeros((32, 32, 3, 4), np.uint8), np.arange(4)
 USPS = image_sets.usps_line(3, np.zeros(256))
 ARRAYS = [
     *(("cifar10", "cifar-10-batches-py/test_batch", *case) for case in [
-        (lambda p: image_sets.pickled(p, [1, 2]), ["not a CIFAR pickle", "data and labels"]),
-        (lambda p: image_sets.pickled(p, {"data": BATCH["data"]}), ["not a CIFAR pickle"]),
+        (lambda p: image_sets.pickled(p, [1, 2]), ["not a pickled dict with the keys data and labels"]),
+        (lambda p: image_sets.pickled(p, {"data": BATCH["data"]}), ["not a pickled dict with the keys"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "data": BATCH["data"][:, :768]}), ["uint8 [4, 768]", "[n, 3072]"]),
-        (lambda p: image_sets.pickled(p, {**BATCH, "data": BATCH["data"] / 255}), ["float64 [4, 3072]", "uint8"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "labels": [0, 1, 2, 10]}), ["0..10; expected integers 0..9"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "labels": [0, 1, 2]}), ["3 labels for 4 images"]),
-        (lambda p: image_sets.pickled(p, {"data": BATCH["data"][:0], "labels": []}), ["0 labels for 0 images"]),
         (lambda p: image_sets.pickled(p, {**BATCH, "labels": list("0123")}), ["labels are <U1; expected integers"]),
-        (lambda p: image_sets.pickled(p, {**BATCH, "labels": [[0], [1, 2], [3], [4]]}), ["of uneven lengths"]),
+        (lambda p: image_sets.pickled(p, {**BATCH, "labels": [[0], [1, 2], [3], [4]]}), ["not arrays of images"]),
         (lambda p: image_sets.pickled(p, Evil()), ["it asks for ", ".mkdir"]),
     ]),
-    ("cifar100", "cifar-100-python/train", lambda p: image_sets.pickled(p, BATCH), ["data and fine_labels"]),
     *(("digits5", "SVHN/train_32x32.mat", *case) for case in [
-        (lambda p: matlab(p, Y=LABELS), ["has Y; expected X [32, 32, 3, n] and y"]),
+        (lambda p: matlab(p, Y=LABELS), ["not a .mat file of X [32, 32, 3, n] and y"]),
         (lambda p: matlab(p, X=IMAGE[:28], y=LABELS), ["uint8 [4, 28, 32, 3]; expected uint8 [n, 32, 32, 3]"]),
         (lambda p: matlab(p, X=IMAGE, y=LABELS + 8), ["0..11; expected integers 0..9"]),
-        (lambda p: matlab(p, X=IMAGE, y=LABELS[:3]), ["3 labels for 4 images"]),
         (lambda p: matlab(p, X=IMAGE, y=LABELS + 0.5), ["labels are float64; expected integers 0..9"]),
     ]),
     *(("digits5", "USPS/usps.t.bz2", *case) for case in [
-        (lambda p: p.write_bytes(bz2.compress(b"")), ["0 labels for 0 images"]),
-        (lambda p: p.write_bytes(bz2.compress((USPS + USPS[:900]).encode())), ["line 2: '4 1:0.0", "256 values"]),
-        (lambda p: p.write_bytes(bz2.compress(b"4 1:0.5\n")), ["line 1: '4 1:0.5'", "256 values"]),
-        (lambda p: p.write_bytes(bz2.compress(f"{USPS}\n\n".encode())), ["line 2: ''"]),
-        (lambda p: p.write_bytes(bz2.compress(USPS.replace("4 1:", "x 1:").encode())), ["line 1: 'x 1:0.0"]),
+        (lambda p: p.write_bytes(bz2.compress((USPS + USPS[:900]).encode())), ["a label 1..10 and 256 values"]),
         (lambda p: p.write_bytes(bz2.compress(USPS.replace("4 1:", "11 1:").encode())), ["10..10; expected"]),
-        (lambda p: p.write_bytes(bz2.compress(USPS.replace("9:0.0", "9:7.0").encode())), ["7.0; expected -1..1"]),
     ]),
-    ("digits5", "SVHN/train_32x32.mat", lambda p: matlab(p, X="text", y="text"), ["expected uint8 [n, 32, 32, 3]"]),
     *(("digits5", "MNIST_M/mnist_m_test.pt", *case) for case in [
-        (lambda p: torch.save(torch.zeros(3), p), ["contains Tensor; expected a pair of tensors"]),
+        (lambda p: torch.save(torch.zeros(3), p), ["not a pair of tensors"]),
         (lambda p: torch.save((torch.zeros(3, 28, 28), torch.zeros(3)), p), ["float32 [3, 28, 28]; expected uint8"]),
-        (lambda p: torch.save(Evil(), p), ["empty, truncated or damaged"]),
+        (lambda p: torch.save(Evil(), p), ["not a pair of tensors"]),
     ]),
 ]  # fmt: skip
 
@@ -280,9 +246,7 @@ def test_wrong_arrays_are_named(name, file, write, facts, written, tmp_path, mon
 
 FILES = [
     ("cifar10", "cifar-10-batches-py/data_batch_2"),
-    ("cifar100", "cifar-100-python/test"),
     ("digits5", "SVHN/test_32x32.mat"),
-    ("digits5", "SynthDigits/synth_train_32x32.mat"),
     ("digits5", "USPS/usps.bz2"),
     ("digits5", "MNIST_M/mnist_m_train.pt"),
     ("digits5", "MNIST/raw/train-images-idx3-ubyte"),
@@ -295,18 +259,3 @@ def test_a_damaged_array_file_is_named(name, file, damage, written, tmp_path):
     path = written(name, tmp_path) / file
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     assert refused(name, tmp_path).startswith(f"{path}: ")
-
-
-def test_any_byte_of_a_pickle_may_be_wrong(tmp_path):
-    image_sets.cifar100(tmp_path)
-    path = tmp_path / "cifar-100-python/train"
-    whole = path.read_bytes()
-    read = resolve("cifar100", DATASETS, where="data")(root=str(tmp_path))
-    refusals = 0
-    for place in [*range(0, 200, 3), *range(len(whole) - 200, len(whole), 3)]:
-        path.write_bytes(whole[:place] + b"\xc1" + whole[place + 1 :])
-        said = complaint(read)
-        assert said.startswith((f"{path}: ", "none"))
-        refusals += said != "none"
-    assert refusals > 20
-    assert pickle.loads(whole)["batch_label"] == "one"

@@ -89,16 +89,15 @@ def break_file(path, change):
 @pytest.mark.parametrize(
     ("file", "change", "facts"),
     [
-        ("train-images-idx3-ubyte", lambda b: b[:-1], ["9407 bytes of data", "expected 9408 (12 x 28 x 28)"]),
-        ("train-images-idx3-ubyte", lambda b: b + b"?", ["9409 bytes of data", "expected 9408"]),
-        ("train-images-idx3-ubyte", lambda b: b[:7], ["7 bytes", "header of 16 bytes"]),
-        ("train-images-idx3-ubyte", lambda b: b"<htm" + b[4:], ["0x3c68746d", "expected 0x00000803", "images"]),
-        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.zeros(11)), ["11 labels", "train-images", "12 images"]),
-        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.full(12, 10)), ["label 10", "expected 0..9"]),
-        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.zeros(0)), ["contains no data", "0 entries"]),
-        ("t10k-images-idx3-ubyte", lambda b: b[: len(b) // 2], ["truncated", "bytes of IDX"]),
-        ("t10k-images-idx3-ubyte", lambda b: b[:40] + bytes(20) + b[60:], ["damaged", "gzipped IDX file"]),
-        ("t10k-labels-idx1-ubyte", lambda b: b"not gzip at all", ["damaged", "gzipped IDX file"]),
+        ("train-images-idx3-ubyte", lambda b: b[:-1], ["truncated", "IDX file of images", "9407"]),
+        ("train-images-idx3-ubyte", lambda b: b[:7], ["IDX file of images", "16 bytes"]),
+        ("train-images-idx3-ubyte", lambda b: b"<htm" + b[4:], ["0x3c68746d", "IDX file of images"]),
+        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.zeros(11)), ["11 labels for 12 images"]),
+        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.full(12, 10)), ["10..10; expected integers 0..9"]),
+        ("train-labels-idx1-ubyte", lambda b: idx_bytes(np.zeros(0)), ["0 labels"]),
+        ("t10k-images-idx3-ubyte", lambda b: b[: len(b) // 2], ["truncated", "IDX file of images"]),
+        ("t10k-images-idx3-ubyte", lambda b: b[:40] + bytes(20) + b[60:], ["damaged", "IDX file of images"]),
+        ("t10k-labels-idx1-ubyte", lambda b: b"not gzip at all", ["damaged", "IDX file of labels"]),
     ],
 )
 def test_a_damaged_file_is_named_with_what_was_expected(root, file, change, facts):
@@ -110,12 +109,6 @@ def test_a_damaged_file_is_named_with_what_was_expected(root, file, change, fact
     for fact in facts:
         assert fact in message
     assert "\n" not in message
-
-
-def test_a_train_and_a_test_file_of_different_size(root):
-    (root / "MNIST/raw/train-images-idx3-ubyte").write_bytes(idx_bytes(np.zeros((12, 14, 14))))
-    with pytest.raises(UsageError, match=r"differ in size: \[\(14, 14\), \(28, 28\)\]"):
-        Mnist(root=str(root)).load()
 
 
 @pytest.fixture
@@ -154,8 +147,8 @@ def test_a_download_that_fails_is_one_line(tmp_path, torchvision, error):
 
 def test_images_are_decoded_once(root, monkeypatch):
     data = Mnist(root=str(root))
-    first, calls, read = data.load(), [], idx.read_pairs
-    monkeypatch.setattr(idx, "read_pairs", lambda raw: calls.append(raw) or read(raw))
+    first, calls, read = data.load(), [], idx.read_all
+    monkeypatch.setattr(idx, "read_all", lambda raw: calls.append(raw) or read(raw))
     again = data.load()
     assert calls == []
     np.testing.assert_array_equal(again.images, first.images)
@@ -165,12 +158,3 @@ def test_images_are_decoded_once(root, monkeypatch):
     path.write_bytes(idx_bytes(255 - images))  # other files are other images
     np.testing.assert_array_equal(data.load().images[: len(labels), 0], (255 - images).astype(np.uint8))
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize("file", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte.gz"])
-def test_the_shape_is_in_the_header(root, file):
-    path = root / "MNIST" / "raw" / file
-    assert idx.read_shape(path, dimensions=3) == (COUNTS[file.partition("-")[0]], 28, 28)
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(UsageError, match=file):
-        idx.read_shape(path, dimensions=3)

@@ -78,7 +78,7 @@ def test_the_second_start_looks_at_no_image(roots, name, monkeypatch):
     monkeypatch.setattr(Image, "open", None)
     monkeypatch.setattr("rayfed.data.sets.cifar.read_pickle", None)
     monkeypatch.setattr("scipy.io.loadmat", None)
-    monkeypatch.setattr("rayfed.data.readers.idx.read_pairs", None)
+    monkeypatch.setattr("rayfed.data.readers.idx.read_all", None)
     second = made(name, roots(name))
     np.testing.assert_array_equal(np.asarray(first.images), np.asarray(second.images))
     np.testing.assert_array_equal(first.labels, second.labels)

@@ -1,15 +1,13 @@
-"""The embedded digits: disjoint originals, balanced, the same pixels with and without a cache."""
+"""The embedded digits: disjoint originals, balanced, and what each domain looks like."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from rayfed.core.errors import UsageError
-from rayfed.data import cache
 from rayfed.data.contact_sheet import save_contact_sheet
 from rayfed.data.dataset import Dataset
 from rayfed.data.loading import load
-from rayfed.data.sets import mini_digits
 from rayfed.data.sets.mini_digits import DOMAINS, MiniDigits
 
 
@@ -77,42 +75,8 @@ def test_held_out_domains_become_ood_test_sets():
     assert (test.domain, test.split, len(test.examples)) == ("street", "ood", 20)
 
 
-def test_same_bits_with_a_cache_without_one_and_with_a_damaged_one(tmp_path, monkeypatch):
-    expected = cache.array_hash(*mini_digits.generate(0).values())
-
-    def found():
-        made = cache.cached_arrays(
-            "mini_digits", {"version": mini_digits.VERSION, "seed": 0}, lambda: mini_digits.generate(0)
-        )
-        return cache.array_hash(*made.values())
-
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "new"))
-    assert found() == expected
-    (file,) = (tmp_path / "new").iterdir()
-    stamp = file.stat().st_mtime_ns
-    assert found() == expected
-    assert file.stat().st_mtime_ns == stamp
-    file.write_bytes(file.read_bytes()[:5000])
-    assert found() == expected
-    assert len(list((tmp_path / "new").iterdir())) == 1
-    (tmp_path / "file").write_text("in the way of the folder")
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "file"))
-    assert found() == expected
-
-
 def test_another_seed_draws_other_pictures():
     assert not np.array_equal(MiniDigits().load().images, MiniDigits(seed=1).load().images)
-
-
-def test_a_full_disk_only_costs_time(tmp_path, monkeypatch):
-    def full(file, **arrays):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path))
-    monkeypatch.setattr(np, "savez", full)
-    made = cache.cached_arrays("thing", {"version": 1}, lambda: {"a": np.arange(3)})
-    np.testing.assert_array_equal(made["a"], np.arange(3))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

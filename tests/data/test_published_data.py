@@ -7,7 +7,7 @@ from helpers.published_data import FASHION, ROOT, SPLIT, needs
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.sets.mnist import Mnist
-from rayfed.data.sets.rotated_mnist import RotatedMnist
+from rayfed.data.sets.rotated import RotatedMnist
 
 
 @pytest.fixture(autouse=True)

@@ -115,7 +115,7 @@ def test_they_are_sent_as_a_path():
 
 def test_a_receiver_without_the_file_is_told(home):
     sent = pickle.dumps(as_lazy_rows(mapped()))
-    (path,) = home.glob("*.array")
+    (path,) = home.glob("*/*.npy")
     path.unlink()
     with pytest.raises(UsageError, match=r"pictures-.*No such file.*; set RAYFED_CACHE to a folder that all machines"):
         pickle.loads(sent)[:]

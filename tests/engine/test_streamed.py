@@ -235,7 +235,7 @@ class TestBetweenProcesses:
 
         people = on_disk(blobs(3))
         sent = pickle.dumps(people)
-        (path,) = home.glob("*.array")
+        (path,) = home.glob("*/*.npy")
         path.unlink()
         plan, unpickled = blueprint(FedAvg(), people, data_on_device=True), pickle.loads(sent)
         with pytest.raises(UsageError, match="No such file or directory on this machine; set RAYFED_CACHE"):

@@ -14,15 +14,14 @@ import pytest
 from rayfed.data.dataset import Dataset
 from rayfed.data.domain_sampling import DomainSampling
 from rayfed.data.population import Examples, TestSet
-from rayfed.data.sets import rotated_mnist
+from rayfed.data.sets import rotated
 from rayfed.data.sets.ag_news import AgNews
 from rayfed.data.sets.cifar import CifarFiles
 from rayfed.data.sets.digits5 import Digits5
 from rayfed.data.sets.fedbn_lists import FedBnLists
 from rayfed.data.sets.image_domains import DomainFolders
 from rayfed.data.sets.mnist import IdxFiles
-from rayfed.data.sets.rotated_cifar import RotatedCifar, RotationMix
-from rayfed.data.sets.rotated_mnist import angle_name
+from rayfed.data.sets.rotated import RotatedCifar, RotationMix, angle_name
 from rayfed.data.sets.rxrx1 import RxRx1
 from rayfed.data.sets.tiny_imagenet import TinyImageNet
 from rayfed.data.sets.uci_har import UciHar
@@ -147,7 +146,7 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for kind, load in loaders.items():
         monkeypatch.setattr(kind, "load", lambda self, load=load: load(self))
     monkeypatch.setattr(IdxFiles, "pool", lambda self: made.grey())
-    monkeypatch.setattr(rotated_mnist, "rotate", lambda images, angle: images)
+    monkeypatch.setattr(rotated, "rotate", lambda images, angle, size=None: images)
     monkeypatch.setenv("RAYFED_CACHE", str(folder))
     create = from_torchvision._create
     monkeypatch.setattr(from_torchvision, "_create", lambda arch, pretrained, classes: create(arch, False, classes))

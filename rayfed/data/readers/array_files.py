@@ -1,6 +1,7 @@
-"""Datasets that consist of a few files with arrays, whose pixels are written to the cache once."""
+"""Datasets that consist of a few files with arrays, which are read into the cache once."""
 
-import functools
+import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -8,64 +9,69 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.data.cache import cached_arrays, memory_mapped
-from rayfed.data.readers import checksums
-from rayfed.data.readers.decoding import files_hash
+from rayfed.data.cache import cached_arrays
+from rayfed.data.readers.files import files_hash, readable
 
 VERSION = 1  # raise it when the pixels or labels change
 
 
 class Arrays(NamedTuple):
-    """Images uint8 [n, ...], labels int64 [n], and the mask of the dataset's test examples, bool [n]."""
+    """Images uint8 [n, ...], labels int64 [n], and the mask of the dataset's test examples, bool [n].
+
+    Arrays from files that have not changed have the same `key`.
+    """
 
     images: np.ndarray
     labels: np.ndarray
     is_test: np.ndarray
+    key: str = ""
 
 
-class ArrayFiles:
-    """Files below `root` that are read once; later, only their sizes and modification times are checked."""
+def read_once(
+    name: str,
+    root: Path,
+    files: Sequence[str],
+    read: Callable[[], Arrays],
+    published: str | None = None,
+) -> Arrays:
+    """Return what `read` reads, read-only; later, only the files' sizes and modification times are checked.
 
-    def __init__(
-        self,
-        name: str,
-        root: Path,
-        files: Sequence[str],
-        read: Callable[[], Arrays],
-        also: str = "",
-        published: str | None = None,
-    ) -> None:
-        """Read labels and shape, from the cache if it has them.
+    Args:
+        name: Prefix of the name of the cache's folder.
+        root: Folder of the files.
+        files: Paths of the files below `root`.
+        read: Reads the files.
+        published: Torchvision's class of the dataset, with whose checksums the files are compared when read.
+    """
 
-        Args:
-            name: Prefix of the cache files' names.
-            root: Folder of the files.
-            files: Paths of the files below `root`.
-            read: Reads the files.
-            also: Anything else that the arrays depend on.
-            published: Torchvision's class of the dataset, with whose checksums the files are compared when read.
-        """
-        self.name = name
-        self.key = {"version": VERSION, "files": files_hash(root, files), "also": also}
-        self.read = functools.cache(read)
-        self._paths, self._published = [root / file for file in files], published
-        cached = cached_arrays(f"{name}-labels", self.key, self._labels_and_shape)
-        self.labels, self.is_test = cached["labels"], cached["is_test"]
-        self.shape: tuple[int, ...] = tuple(cached["shape"].tolist())
+    def make() -> dict[str, np.ndarray]:
+        images, labels, is_test, _ = read()
+        if published:
+            compare_checksums([root / file for file in files], published)
+        return {"images": images, "labels": labels, "is_test": is_test}
 
-    def _labels_and_shape(self) -> dict[str, np.ndarray]:
-        arrays = self.read()
-        if self._published:
-            checksums.compare(self._paths, self._published)
-        return {"labels": arrays.labels, "is_test": arrays.is_test, "shape": np.array(arrays.images.shape)}
+    key = files_hash(root, files)
+    return Arrays(**cached_arrays(name, {"version": VERSION, "files": key}, make), key=key)
 
-    def images(self) -> np.ndarray:
-        """Return all images, read-only."""
 
-        def fill(out: np.ndarray) -> None:
-            out[:] = self.read().images
+def compare_checksums(paths: Sequence[Path], name: str) -> None:
+    """Print a warning for each file whose MD5 differs from the one that torchvision's class `name` lists.
 
-        return memory_mapped(self.name, self.key, self.shape, "uint8", fill)
+    A difference is no error, as a repacked or reordered copy may be intended.
+    """
+    import torchvision  # imported late: takes half a second or more
+
+    dataset = getattr(torchvision.datasets, name)
+    lists = [getattr(dataset, kind, ()) for kind in ("resources", "train_list", "test_list")]
+    published = {file: md5 for entries in lists for file, md5 in entries}
+    published |= {file: md5 for _, file, md5 in getattr(dataset, "split_list", {}).values()}
+    for path in paths:
+        actual = hashlib.md5(path.read_bytes()).hexdigest()
+        if (expected := published.get(path.name, actual)) != actual:
+            print(
+                f"rayfed: {path}: md5 {actual}, but the published file has {expected}; repacked, changed or damaged",
+                file=sys.stderr,
+            )
 
 
 def validated_arrays(path: Path, images: object, labels: object, shape: tuple[int | None, ...], classes: int) -> Arrays:
@@ -81,10 +87,8 @@ def validated_arrays(path: Path, images: object, labels: object, shape: tuple[in
     Raises:
         UsageError: The images or labels are not as expected.
     """
-    try:
+    with readable(path, "arrays of images and labels"):  # as with rows of uneven lengths
         pixels, numbers = np.asarray(images), np.asarray(labels).reshape(-1)
-    except ValueError as error:
-        raise UsageError(f"{path}: images or labels of uneven lengths ({error})") from error
     fits = pixels.ndim == 1 + len(shape) and all(
         expected in (None, actual) for expected, actual in zip(shape, pixels.shape[1:], strict=False)
     )
@@ -93,9 +97,8 @@ def validated_arrays(path: Path, images: object, labels: object, shape: tuple[in
         raise UsageError(f"{path}: images are {pixels.dtype} {list(pixels.shape)}; expected uint8 [n, {form}]")
     if not len(pixels) or len(numbers) != len(pixels):
         raise UsageError(f"{path}: {len(numbers)} labels for {len(pixels)} images; expected one each, at least one")
-    are_integers = numbers.dtype.kind in "iu"
-    if not are_integers or numbers.min() < 0 or numbers.max() >= classes:
-        actual = f"{numbers.min()}..{numbers.max()}" if are_integers else numbers.dtype
+    if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= classes:
+        actual = f"{numbers.min()}..{numbers.max()}" if numbers.dtype.kind in "iu" else numbers.dtype
         raise UsageError(f"{path}: labels are {actual}; expected integers 0..{classes - 1}")
     return Arrays(pixels, numbers.astype(np.int64), np.zeros(len(pixels), bool))
 

@@ -1,9 +1,6 @@
 """Image files as one array, decoded once into the cache."""
 
-import hashlib
 import os
-import struct
-import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,18 +11,13 @@ from PIL import Image
 from rayfed.core.errors import UsageError
 from rayfed.core.status_line import StatusLine
 from rayfed.data.cache import memory_mapped
+from rayfed.data.readers.files import files_hash, readable
 
 VERSION = 1  # raise it when the pixels change
 BLOCK = 64  # files per task of a thread
 
 DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N", "F")
 """Pillow's modes with more than 8 bits per pixel."""
-
-# Raised by Pillow for a file that it cannot decode.
-UNREADABLE = (
-    OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, KeyError, OverflowError,
-    struct.error, zlib.error, Image.DecompressionBombError,
-)  # fmt: skip
 
 
 def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.ndarray:
@@ -38,21 +30,6 @@ def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.
     """
     key = {"version": VERSION, "files": files_hash(root, files)}
     return memory_mapped(name, key, (len(files), 3, size, size), "uint8", lambda out: _fill(out, name, root, files))
-
-
-def files_hash(root: Path, files: Sequence[str]) -> str:
-    """Return the SHA-256 of `root` and the name, size and modification time of each of its `files`.
-
-    The folder is included, as a copy of it with other pixels may have the same names, sizes and times.
-    """
-    digest = hashlib.sha256(f"{root.resolve()}\0".encode())
-    for file in files:
-        try:
-            status = os.stat(root / file)
-        except OSError as error:
-            raise UsageError(f"{root / file}: cannot be opened ({error.strerror}), though it is listed") from error
-        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return digest.hexdigest()
 
 
 def _fill(out: np.ndarray, name: str, root: Path, files: Sequence[str]) -> None:
@@ -96,18 +73,10 @@ def open_image(path: Path) -> Image.Image:
     Raises:
         UsageError: The file cannot be decoded, or has pixels that are no bytes.
     """
-    try:
-        with Image.open(path) as image:
-            image.load()
-            check_depth(image, str(path))
-            return image.convert("RGB")
-    except UsageError:
-        raise
-    except UNREADABLE as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(
-            f"{path}: missing, empty, truncated, damaged or not an image ({reason}); download it again"
-        ) from error
+    with readable(path, "an image"), Image.open(path) as image:
+        image.load()
+        check_depth(image, str(path))
+        return image.convert("RGB")
 
 
 def resize_image(image: Image.Image, size: int) -> np.ndarray:

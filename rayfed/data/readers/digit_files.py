@@ -1,111 +1,144 @@
-"""Readers for the files of the five domains of Digits-5; each returns training images first, then test images."""
+"""The file formats of the five domains of Digits-5."""
 
-import bz2
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import scipy.io
 
 from rayfed.core.errors import UsageError
-from rayfed.data.readers import idx
-from rayfed.data.readers.array_files import Arrays, join_splits, validated_arrays
+from rayfed.data.readers.array_files import Arrays, validated_arrays
 from rayfed.data.readers.class_folders import walk
 from rayfed.data.readers.decoding import open_image, resize_image, run_in_threads
+from rayfed.data.readers.files import readable
 from rayfed.data.readers.pickled import read_pickle
 
 CLASSES = tuple("0123456789")
 SIDES = ("train", "test")
-PARTS = tuple(f"partitions/train_part{number}.pkl" for number in range(10))
 
 
-def read_idx(folder: Path, files: list[str]) -> Arrays:
-    """Read MNIST's IDX files in `raw`; images are [n, 28, 28]."""
-    pairs = idx.read_pairs(folder / "raw")
-    parts = [validated_arrays(folder / "raw", *pairs[source], (28, 28), 10) for source in idx.SOURCES]
-    return join_splits(parts[:1], parts[1:])
-
-
-def read_mat(folder: Path, files: list[str]) -> Arrays:
-    """Read .mat files of SVHN and SynthDigits with X [32, 32, 3, n] and y [n, 1]; SVHN labels the digit zero as 10."""
-    parts = [_mat(folder / file) for file in files]
-    return join_splits(parts[:1], parts[1:])
-
-
-def _mat(path: Path) -> Arrays:
-    try:
+def read_mat(path: Path, side: str) -> Arrays:
+    """Read a .mat file of SVHN or SynthDigits with X [32, 32, 3, n] and y [n, 1]; SVHN labels the digit zero as 10."""
+    with readable(path, "a .mat file of X [32, 32, 3, n] and y [n, 1]"):
         content = scipy.io.loadmat(path)
-    except Exception as error:  # a damaged file can raise anything
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{path}: empty, truncated or damaged ({reason}); expected a .mat file of X and y") from error
-    if not {"X", "y"} <= set(content):
-        names = ", ".join(name for name in content if not name.startswith("__")) or "nothing"
-        raise UsageError(f"{path}: has {names}; expected X [32, 32, 3, n] and y [n, 1]")
-    images, labels = np.moveaxis(content["X"], -1, 0), content["y"].reshape(-1)
-    are_integers = labels.dtype.kind in "iu" or (labels.dtype.kind == "f" and (labels % 1 == 0).all())
-    labels = np.where(labels == 10, 0, labels).astype(np.int64) if are_integers else labels
+        images, labels = np.moveaxis(content["X"], -1, 0), content["y"].reshape(-1)
+        if (labels % 1 == 0).all():  # they may be floats
+            labels = np.where(labels == 10, 0, labels).astype(np.int64)
     return validated_arrays(path, images, labels, (32, 32, 3), 10)
 
 
-def read_usps(folder: Path, files: list[str]) -> Arrays:
+def read_usps(path: Path, side: str) -> Arrays:
     """Read USPS in LIBSVM's text format with bzip2: "label 1:value … 256:value", labels 1..10, values in [-1, 1]."""
-    parts = [_usps(folder / file) for file in files]
-    return join_splits(parts[:1], parts[1:])
+    import torchvision  # imported late: takes half a second or more
+
+    with readable(path, "bzip2 with lines of a label 1..10 and 256 values index:value"):
+        read = torchvision.datasets.USPS(path.parent, train=side == "train")
+    return validated_arrays(path, read.data, read.targets, (16, 16), 10)
 
 
-def _usps(path: Path) -> Arrays:
-    try:
-        lines = bz2.decompress(path.read_bytes()).decode("ascii").splitlines()
-    except (OSError, ValueError, EOFError) as error:  # UnicodeDecodeError is a ValueError
-        raise UsageError(f"{path}: empty, truncated or damaged ({error}); expected bzip2 with lines of text") from error
-    images, labels = np.empty((len(lines), 256), np.float32), np.empty(len(lines), np.int64)
-    for number, line in enumerate(lines):
-        label, *values = line.split() or [""]
-        try:
-            images[number] = np.array([float(value.partition(":")[2]) for value in values]).reshape(256)
-            labels[number] = int(label) - 1
-        except (ValueError, OverflowError) as error:
-            form = "a label 1..10 and 256 values index:value"
-            raise UsageError(f"{path}, line {number + 1}: {line[:60]!r}…; expected {form}") from error
-    if not (np.abs(images) <= 1).all():
-        raise UsageError(f"{path}: values {images.min()}..{images.max()}; expected -1..1")
-    return validated_arrays(path, ((images + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16), labels, (16, 16), 10)
-
-
-def read_fedbn(folder: Path, files: list[str]) -> Arrays:
-    """Read FedBN's pickles of (images, labels); the last file has the test images, the others training images."""
-    *train, test = [_pair(folder / file) for file in files]
-    return join_splits(train, [test])
-
-
-def _pair(path: Path) -> Arrays:
-    expected = "a pickled pair of images and labels"
-    content = read_pickle(path, expected)
-    if not isinstance(content, (tuple, list)) or len(content) != 2:
-        raise UsageError(f"{path}: contains {type(content).__name__}; expected {expected}")
-    images, labels = content
+def read_fedbn(path: Path, side: str) -> Arrays:
+    """Read FedBN's pickles of (images, labels)."""
+    kind = "a pickled pair of images and labels"
+    with readable(path, kind):
+        images, labels = read_pickle(path, kind)
     in_colour = isinstance(images, np.ndarray) and images.ndim == 4
     return validated_arrays(path, images, labels, (None, None, 3) if in_colour else (None, None), 10)
 
 
-def read_folders(folder: Path, files: list[str]) -> Arrays:
-    """Read the images in `train/0` … `train/9` and `test/0` … `test/9` that `list_folders` returns."""
-    paths = [Path(file).parts for file in files]
-    labels = np.array([int(digit) for _, digit, _ in paths])
-    return Arrays(read_images(folder, files), labels, np.array([side == SIDES[1] for side, _, _ in paths]))
+def read_folders(path: Path, side: str) -> Arrays:
+    """Read the images in folders 0 … 9."""
+    entries = walk(path.parent, {0: path.name}, CLASSES)
+    return _read_images(path.parent, [(entry.file, entry.label) for entry in entries])
 
 
-def list_folders(folder: Path) -> list[str]:
-    """Return the images in `train/0` … `test/9`, training images first."""
-    return [entry.file for side in SIDES for entry in walk(folder, {0: side}, CLASSES)]
+def read_mnist_m_tensors(path: Path, side: str) -> Arrays:
+    """Read a pair of tensors, images [n, 28, 28, 3] and labels [n], from a .pt file."""
+    import torch  # imported late: other datasets need no torch to load
+
+    with readable(path, "a pair of tensors, images and labels, written by torch.save"):
+        images, labels = (part.numpy() for part in torch.load(path, map_location="cpu", weights_only=True))
+    return validated_arrays(path, images, labels, (None, None, 3), 10)
 
 
-def read_images(folder: Path, files: list[str]) -> np.ndarray:
+def read_mnist_m_lists(path: Path, side: str) -> Arrays:
+    """Read Ganin's folder mnist_m_train or mnist_m_test by its list of lines such as "00000000.png 5"."""
+    entries = []
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
+        file, _, label = line.rpartition(" ")
+        if not file or label not in CLASSES:
+            raise UsageError(f"{path}, line {number}: {line[:60]!r}; expected a file name and a label 0..9")
+        entries.append((f"mnist_m_{side}/{file}", int(label)))
+    if not entries:
+        raise UsageError(f"{path}: has no lines; expected one per image")
+    return _read_images(path.parent, entries)
+
+
+def read_mnist_m_pickle(path: Path, side: str) -> Arrays:
+    """Read mnistm_data.pkl, a dict with the keys train, valid and test, and train_label, … for their labels."""
+    kind = "a pickled dict with the keys train, train_label, valid, …, test_label"
+    keys = ("train", "valid") if side == "train" else ("test",)
+    with readable(path, kind):
+        content = read_pickle(path, kind)
+        images, labels = (np.concatenate([content[f"{key}{end}"] for key in keys]) for end in ("", "_label"))
+    return validated_arrays(path, images, labels, (None, None, 3), 10)
+
+
+def _read_images(folder: Path, entries: list[tuple[str, int]]) -> Arrays:
     """Read image files, resized to squares as wide as the first one: uint8 [n, side, side, 3]."""
-    first = open_image(folder / files[0])
-    images = np.empty((len(files), first.width, first.width, 3), np.uint8)
+    first = open_image(folder / entries[0][0])
+    images = np.empty((len(entries), first.width, first.width, 3), np.uint8)
 
     def read(row: int) -> None:
-        images[row] = resize_image(open_image(folder / files[row]), first.width).transpose(1, 2, 0)
+        images[row] = resize_image(open_image(folder / entries[row][0]), first.width).transpose(1, 2, 0)
 
-    run_in_threads(read, len(files), f"{folder.name}: reading images (only once)")
-    return images
+    run_in_threads(read, len(entries), f"{folder.name}: reading images (only once)")
+    return validated_arrays(folder, images, [label for _, label in entries], (None, None, 3), 10)
+
+
+class FileFormat(NamedTuple):
+    """A file format of a domain: its training and test files, and the reader of one of them.
+
+    A "file" may be a folder; `folders` are those with further files that the reader opens.
+    """
+
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    read: Callable[[Path, str], Arrays]
+    folders: tuple[str, ...] = ()
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return self.train + self.test + self.folders
+
+    def files(self, folder: Path) -> list[str]:
+        """Return all files that are read, relative to `folder`."""
+        files: list[str] = []
+        for name in self.required:
+            below = sorted(path for path in (folder / name).rglob("*") if path.is_file())
+            files += [os.path.relpath(path, folder) for path in below] or [name]
+        return files
+
+
+COMMON_FORMATS = (
+    FileFormat(("train.pkl",), ("test.pkl",), read_fedbn),
+    FileFormat(tuple(f"partitions/train_part{number}.pkl" for number in range(10)), ("test.pkl",), read_fedbn),
+    FileFormat(("train",), ("test",), read_folders),
+)
+FORMATS = {
+    "mnist": (),  # beside the IDX files
+    "svhn": (FileFormat(("train_32x32.mat",), ("test_32x32.mat",), read_mat),),
+    "usps": (FileFormat(("usps.bz2",), ("usps.t.bz2",), read_usps),),
+    "synthdigits": (FileFormat(("synth_train_32x32.mat",), ("synth_test_32x32.mat",), read_mat),),
+    "mnist_m": (
+        FileFormat(("mnist_m_train.pt",), ("mnist_m_test.pt",), read_mnist_m_tensors),
+        FileFormat(
+            ("mnist_m_train_labels.txt",),
+            ("mnist_m_test_labels.txt",),
+            read_mnist_m_lists,
+            folders=("mnist_m_train", "mnist_m_test"),
+        ),
+        FileFormat(("mnistm_data.pkl",), ("mnistm_data.pkl",), read_mnist_m_pickle),
+    ),
+}

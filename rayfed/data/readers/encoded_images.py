@@ -12,7 +12,8 @@ from PIL import Image
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import memory_mapped
 from rayfed.data.readers import tables
-from rayfed.data.readers.decoding import UNREADABLE, check_depth, files_hash, run_in_threads
+from rayfed.data.readers.decoding import check_depth, run_in_threads
+from rayfed.data.readers.files import files_hash, readable
 
 VERSION = 1  # raise it when the pixels change
 BLOCK = 1024  # rows that are in memory at a time
@@ -96,13 +97,9 @@ def _cells(path: Path, column: str) -> Iterator[tuple[int, object]]:
 def _opened(cell: object, path: Path, number: int, column: str) -> Image.Image:
     if not isinstance(cell, bytes) or not cell:
         raise UsageError(f"{path}: row {number}: column {column!r} has no image; expected its bytes")
-    try:
+    place = f"{path}: row {number}: column {column!r}"
+    with readable(place, "an image"):
         image = Image.open(io.BytesIO(cell))
         image.load()
-    except UNREADABLE as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(
-            f"{path}: row {number}: column {column!r} is truncated, damaged or not an image ({reason})"
-        ) from error
-    check_depth(image, f"{path}: row {number}: column {column!r}")
+        check_depth(image, place)
     return image

@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 from numpy._core import multiarray, numeric
 
-from rayfed.core.errors import UsageError
+from rayfed.data.readers.files import readable
 
 ALLOWED = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
-    (
-        "_codecs",
-        "encode",
-    ): _codecs.encode,  # bytes as Python 3 writes them for Python 2 (next line: empty ones)
+    ("_codecs", "encode"): _codecs.encode,  # bytes as Python 3 writes them for Python 2 (next line: empty ones)
     ("__builtin__", "bytes"): bytes,
     **{(f"numpy.{core}.multiarray", "_reconstruct"): multiarray._reconstruct for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): multiarray.scalar for core in ("core", "_core")},
@@ -31,15 +28,11 @@ class _RestrictedUnpickler(pickle.Unpickler):
         return ALLOWED[module, name]
 
 
-def read_pickle(path: Path, expected: str) -> Any:
+def read_pickle(path: Path, kind: str) -> Any:
     """Read a pickle file of Python 2 or 3 with arrays, numbers, strings, and lists, tuples and dicts of these.
 
     Raises:
-        UsageError: The file is empty, truncated, damaged or contains anything else; the message states `expected`.
+        UsageError: The file is empty, truncated, damaged or contains anything else; the message names the `kind`.
     """
-    try:
-        with open(path, "rb") as file:
-            return _RestrictedUnpickler(file, encoding="latin1").load()
-    except Exception as error:  # a damaged pickle can raise anything
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{path}: empty, truncated or damaged ({reason}); expected {expected}") from error
+    with readable(path, kind), open(path, "rb") as file:
+        return _RestrictedUnpickler(file, encoding="latin1").load()

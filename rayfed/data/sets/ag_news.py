@@ -14,7 +14,7 @@ from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.readers import tables
 from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
-from rayfed.data.readers.decoding import files_hash
+from rayfed.data.readers.files import files_hash
 from rayfed.data.readers.tokens import encode, vocabulary
 
 VERSION = 1  # raise it when the tokens change

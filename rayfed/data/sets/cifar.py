@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import ChannelNormalisation
-from rayfed.data.readers.array_files import ArrayFiles, Arrays, join_splits, validated_arrays
+from rayfed.data.readers.array_files import Arrays, join_splits, read_once, validated_arrays
 from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
+from rayfed.data.readers.files import readable
 from rayfed.data.readers.pickled import read_pickle
 
 SOURCES = ("train", "test")
@@ -33,8 +33,10 @@ class CifarFiles(ChannelNormalisation):
 
     root: str | None = option(None, help=ROOT_HELP)
 
-    def files(self) -> ArrayFiles:
+    def files(self) -> Arrays:
         """Return all images [60000, 3, 32, 32], training images first.
+
+        torchvision's classes read only unchanged files, and load them into memory.
 
         Raises:
             UsageError: Files are missing, damaged or of another kind.
@@ -42,36 +44,33 @@ class CifarFiles(ChannelNormalisation):
         names = (*self.train, *self.test)
         folders = (self.folder, f"cifar{self.classes}/{self.folder}")
         folder = find_dataset_folder(self.root, folders, expected=", ".join(names), source=self.url)
-        for file in names:
-            if not (folder / file).is_file():
-                raise UsageError(f"{folder / file}: no such file; expected {', '.join(names)}; from {self.url}")
 
         def read() -> Arrays:
             parts = [[self._read(folder / file) for file in side] for side in (self.train, self.test)]
             return join_splits(*parts)
 
-        return ArrayFiles(self.folder, folder, names, read, published=f"CIFAR{self.classes}")
+        return read_once(self.folder, folder, names, read, published=f"CIFAR{self.classes}")
 
     def _read(self, path: Path) -> Arrays:
-        expected = f"a pickled dict with the keys data and {self.key}"
-        content = read_pickle(path, expected)
-        if not isinstance(content, dict) or not {"data", self.key} <= set(content):
-            raise UsageError(f"{path}: not a CIFAR pickle; expected {expected}")
-        rows = validated_arrays(path, content["data"], content[self.key], (3 * SIDE * SIDE,), self.classes)
+        kind = f"a pickled dict with the keys data and {self.key}"
+        with readable(path, kind):
+            content = read_pickle(path, kind)
+            images, labels = content["data"], content[self.key]
+        rows = validated_arrays(path, images, labels, (3 * SIDE * SIDE,), self.classes)
         return rows._replace(images=rows.images.reshape(-1, 3, SIDE, SIDE))
 
     def load(self) -> Dataset:
         """Return all images; `is_test` marks the test images, `source` is train or test, `index` the row in it."""
-        files = self.files()
+        images, labels, is_test, _ = self.files()
         return Dataset.of(
             self.name,
-            files.images(),
-            files.labels,
-            is_test=files.is_test,
+            images,
+            labels,
+            is_test=is_test,
             num_classes=self.classes,
-            source=files.is_test.astype(np.int8),
+            source=is_test.astype(np.int8),
             sources=SOURCES,
-            index=index_within_group(files.is_test),
+            index=index_within_group(is_test),
             **self.normalisation(),
         )
 

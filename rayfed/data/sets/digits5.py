@@ -1,7 +1,7 @@
 """Digits-5: MNIST, SVHN, USPS, SynthDigits and MNIST-M."""
 
-import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,19 +9,29 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.core.working_folder import absolute
 from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.domain_sampling import DomainSampling, SampledRows
-from rayfed.data.readers.array_files import ArrayFiles
-from rayfed.data.readers.class_folders import image_files
+from rayfed.data.draws import numpy_generator
+from rayfed.data.readers.array_files import Arrays, join_splits, read_once
 from rayfed.data.readers.dataset_paths import ROOT_HELP, datasets_folder, find_dataset_folder
-from rayfed.data.readers.decoding import files_hash, resize_image, run_in_threads
-from rayfed.data.sets import mnist_m_files
-from rayfed.data.sets.digit_formats import COMMON_FORMATS, FOLDERS, FORMATS, PUBLISHED, URLS, idx_files
+from rayfed.data.readers.decoding import resize_image, run_in_threads
+from rayfed.data.readers.digit_files import COMMON_FORMATS, FORMATS, SIDES
+from rayfed.data.sets.mnist import Mnist
+from rayfed.data.sets.mnist_m import blended, load_photographs
 
 VERSION = 1  # raise it when the pixels change
 GENERATED = "mnist_m"
+EXPECTED = "one of its formats in docs/data.md"
+FOLDERS = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS", "synthdigits": "SynthDigits", "mnist_m": "MNIST_M"}
+PUBLISHED = {"svhn": "SVHN", "usps": "USPS"}  # torchvision's classes, which list the checksums
+URLS = {
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "svhn": "http://ufldl.stanford.edu/housenumbers/",
+    "usps": "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps",
+    "synthdigits": "the links in https://github.com/med-air/FedBN",
+    "mnist_m": "https://github.com/liyxi/mnist-m, or set data.photographs to make it from MNIST",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +76,15 @@ class Digits5(DomainSampling):
             UsageError: Files are missing, empty or damaged, or an option does not match them.
         """
         domains = self.selected_domains()
-        files = {name: self._files(name) for name in domains}
-        published = {name: arrays.is_test for name, arrays in files.items()} if self.split == "published" else None
+        arrays = {name: self._arrays(name) for name in domains}
+        published = {name: part.is_test for name, part in arrays.items()} if self.split == "published" else None
         made_of = {GENERATED: "mnist"} if GENERATED in domains and self._generates(GENERATED) else {}
-        kept = self.sample({name: len(arrays.labels) for name, arrays in files.items()}, published, made_of)
+        kept = self.sample({name: len(part.labels) for name, part in arrays.items()}, published, made_of)
         code = np.repeat(np.arange(len(domains), dtype=np.int16), [len(part.rows) for part in kept.values()])
         return Dataset.of(
             self.name,
-            self._images(files, kept),
-            np.concatenate([files[name].labels[part.rows] for name, part in kept.items()]),
+            self._images(arrays, kept),
+            np.concatenate([arrays[name].labels[part.rows] for name, part in kept.items()]),
             is_test=np.concatenate([part.is_test for part in kept.values()]),
             num_classes=10,
             domain=code,
@@ -87,16 +97,17 @@ class Digits5(DomainSampling):
             **self.normalisation(),
         )
 
-    def _images(self, files: dict[str, ArrayFiles], kept: dict[str, SampledRows]) -> np.ndarray:
+    def _images(self, arrays: dict[str, Arrays], kept: dict[str, SampledRows]) -> np.ndarray:
         """Return the resized images, uint8 [n, 3, size, size]."""
 
         def fill(out: np.ndarray) -> None:
             start = 0
             for name, part in kept.items():
-                raw = files[name].read().images
                 target = out[start : start + len(part.rows)]
 
-                def resize(row: int, raw: Any = raw, rows: Any = part.rows, target: Any = target) -> None:
+                def resize(
+                    row: int, raw: Any = arrays[name].images, rows: Any = part.rows, target: Any = target
+                ) -> None:
                     target[row] = resize_image(Image.fromarray(raw[rows[row]]).convert("RGB"), self.size)
 
                 run_in_threads(resize, len(target), f"{self.name}, {name}: resizing images (only once)")
@@ -104,44 +115,51 @@ class Digits5(DomainSampling):
 
         key = {
             "version": VERSION,
-            "files": [arrays.key for arrays in files.values()],
+            "files": [part.key for part in arrays.values()],
             "rows": array_hash(*(part.rows for part in kept.values())),
         }
         count = sum(len(part.rows) for part in kept.values())
         return memory_mapped(self.name, key, (count, 3, self.size, self.size), "uint8", fill)
 
-    def _files(self, domain: str) -> ArrayFiles:
-        if self.photographs and self._generates(domain):
-            return self._generated(self.photographs)
-        formats = (*FORMATS[domain], *COMMON_FORMATS)
-        expected = f"{' and '.join(formats[0].required)}, or another format in docs/data.md"
-        folder = find_dataset_folder(self.root, (FOLDERS[domain],), expected=expected, source=URLS[domain])
-        usable = [
-            file_format for file_format in formats if all((folder / file).exists() for file in file_format.required)
-        ]
+    def _arrays(self, domain: str) -> Arrays:
+        """Return all images and labels of a domain, in the first of its formats that exists."""
+        if domain == GENERATED and self._generates(domain):
+            return self._generated()
+        folder, formats = self._folder(domain), (*FORMATS[domain], *COMMON_FORMATS)
+        if domain == "mnist" and (folder / "raw").is_dir():
+            return Mnist(root=self.root).files()
+        usable = [form for form in formats if all((folder / file).exists() for file in form.required)]
         if not usable:
             missing = [file for file in formats[0].required if not (folder / file).exists()]
-            raise UsageError(f"{folder}: no {' and no '.join(missing)}; expected {expected}; from {URLS[domain]}")
-        file_format = usable[0]
-        names = file_format.files(folder) if file_format.files else list(file_format.required)
-        read = functools.partial(file_format.read, folder, names)
-        return ArrayFiles(f"{self.name}-{domain}", folder, names, read, published=PUBLISHED.get(domain))
+            raise UsageError(f"{folder}: no {' and no '.join(missing)}; expected {EXPECTED}; from {URLS[domain]}")
+        form = usable[0]
+
+        def read() -> Arrays:
+            sides = zip(SIDES, (form.train, form.test), strict=True)
+            return join_splits(*([form.read(folder / file, side) for file in files] for side, files in sides))
+
+        published = PUBLISHED.get(domain)
+        return read_once(f"{self.name}-{domain}", folder, form.files(folder), read, published=published)
+
+    def _folder(self, domain: str) -> Path:
+        return find_dataset_folder(self.root, (FOLDERS[domain],), expected=EXPECTED, source=URLS[domain])
 
     def _generates(self, domain: str) -> bool:
         """Return whether the domain is generated from MNIST."""
-        return (
-            domain == GENERATED
-            and bool(self.photographs)
-            and not (datasets_folder(self.root) / FOLDERS[domain]).is_dir()
-        )
+        return bool(self.photographs) and not (datasets_folder(self.root) / FOLDERS[domain]).is_dir()
 
-    def _generated(self, photographs: str) -> ArrayFiles:
-        expected = "raw with the IDX files"
-        folder = find_dataset_folder(self.root, (FOLDERS["mnist"],), expected=expected, source=URLS["mnist"])
-        pictures = absolute(photographs)
-        photographs_hash = files_hash(pictures, image_files(pictures)) if pictures.is_dir() else ""
-        read = functools.partial(mnist_m_files.build, folder, photographs)
-        return ArrayFiles(f"{self.name}-made", folder, idx_files(folder), read, photographs_hash, PUBLISHED["mnist"])
+    def _generated(self) -> Arrays:
+        """Return MNIST-M as |photograph − digit| (Ganin et al. 2016), in MNIST's order, with random patches."""
+        digits, pictures = self._arrays("mnist"), load_photographs(self.photographs)
+
+        def fill(out: np.ndarray) -> None:
+            picture, top, left = numpy_generator(0).random((3, len(out)))
+            out[:] = blended(digits.images[:, None], pictures, picture, top, left).transpose(0, 2, 3, 1)
+
+        key = digits.key + array_hash(*pictures)
+        shape = (*digits.images.shape, 3)
+        images = memory_mapped(f"{self.name}-made", {"version": VERSION, "made of": key}, shape, "uint8", fill)
+        return digits._replace(images=images, key=key)
 
 
 def _leakage_groups(kept: dict[str, SampledRows], made_of: dict[str, str]) -> np.ndarray | None:

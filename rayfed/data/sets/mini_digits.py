@@ -10,9 +10,8 @@ from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
 from rayfed.data.domain_selection import DomainSelection
 from rayfed.data.draws import numpy_generator
-from rayfed.data.readers.photographs import load_photographs
 from rayfed.data.sets import drawing
-from rayfed.data.sets.drawing_tools import SIDE
+from rayfed.data.sets.mnist_m import load_photographs
 
 VERSION = 2  # raise it when the pixels change
 DOMAINS = ("plain", "blended", "blurred", "street", "font")
@@ -73,7 +72,7 @@ def generate(seed: int) -> Arrays:
     from sklearn.datasets import load_digits  # imported late: takes a second, and a cached dataset does not need it
 
     digits = load_digits()
-    pictures = load_photographs(None, SIDE)
+    pictures = load_photographs(None)
     rows_of = split_rows(digits.target, numpy_generator(seed, 0))
     is_test = np.arange(PER_DOMAIN) % 5 == 4
     images: list[np.ndarray] = []

@@ -1,6 +1,5 @@
 """MNIST and Fashion-MNIST from their four IDX files, in the folders that torchvision uses."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -9,13 +8,11 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import per_channel
-from rayfed.data.readers import checksums, idx
+from rayfed.data.readers import idx
+from rayfed.data.readers.array_files import Arrays, read_once
 from rayfed.data.readers.dataset_paths import ROOT_HELP, datasets_folder
-
-VERSION = 1  # raise it when the cached array changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,42 +24,32 @@ class IdxFiles:
     root: str | None = option(None, help=ROOT_HELP)
     download: bool = option(False, help="download missing files with torchvision")
 
-    def pool(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return images [N, 1, 28, 28], labels [N], source codes [N] (0 train, 1 t10k) and rows in their files [N].
-
-        The images are read-only, and decoded once for all runs on this machine.
+    def files(self) -> Arrays:
+        """Return the images [N, 28, 28] and labels of train and t10k, read once for all runs on this machine.
 
         Raises:
             UsageError: Files are missing or damaged, or cannot be downloaded.
         """
         root = datasets_folder(self.root)
         raw = root / self.folder / "raw"
-        missing = [file for file in idx.FILES if idx.find(raw, file) is None]
-        if missing and self.download:
+        if missing := [file for file in idx.FILES if file not in idx.present_files(raw)]:
+            if not self.download:
+                raise UsageError(
+                    f"{raw}: no {', '.join(missing)} (plain or .gz); set data.download=true to download them, "
+                    f"or data.root to the folder that contains {self.folder}/raw"
+                )
             self._download(root, raw)
-        elif missing:
-            raise UsageError(
-                f"{raw}: no {', '.join(missing)} (plain or .gz); "
-                f"set data.download=true to download them, or data.root to the folder that contains {self.folder}/raw"
-            )
-        files = {file: path for file in idx.FILES if (path := idx.find(raw, file)) is not None}
-        shapes = [idx.read_shape(files[file], dimensions=3) for file in idx.FILES[::2]]
-        sizes = {shape[1:] for shape in shapes}
-        if len(sizes) > 1:
-            raise UsageError(f"{raw}: train and t10k images differ in size: {sorted(sizes)}")
-        counts = [shape[0] for shape in shapes]
+        files = list(idx.present_files(raw).values())
+        return read_once(self.folder.lower(), raw, files, lambda: idx.read_all(raw), published=self.folder)
 
-        def fill(images: np.ndarray) -> None:
-            checksums.compare([path for path in files.values() if path.suffix == ".gz"], self.folder)
-            pairs = idx.read_pairs(raw)
-            np.concatenate([pairs[name][0] for name in idx.SOURCES], out=images[:, 0])
+    def pool(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return images [N, 1, 28, 28], labels [N], source codes [N] (0 train, 1 t10k) and rows in their files [N].
 
-        key = {"version": VERSION, "files": [hashlib.sha256(path.read_bytes()).hexdigest() for path in files.values()]}
-        shape = (sum(counts), 1, *shapes[0][1:])
-        images = memory_mapped(self.folder.lower(), key, shape, "uint8", fill)
-        labels = np.concatenate([idx.read(files[file], dimensions=1) for file in idx.FILES[1::2]]).astype(np.int64)
-        source = np.repeat(np.arange(2, dtype=np.int8), counts)
-        return images, labels, source, index_within_group(source)
+        The images are read-only.
+        """
+        images, labels, is_test, _ = self.files()
+        source = is_test.astype(np.int8)
+        return images[:, None], labels, source, index_within_group(source)
 
     def _download(self, root: Path, raw: Path) -> None:
         import torchvision  # imported late: only a download needs it

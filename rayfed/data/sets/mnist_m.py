@@ -15,13 +15,14 @@ from PIL import Image
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.rng import generator
+from rayfed.core.working_folder import absolute, looked_in
 from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.draws import floor_share
 from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, ChannelNormalisation
 from rayfed.data.readers import idx
-from rayfed.data.readers.decoding import resize_image
-from rayfed.data.readers.photographs import load_photographs
+from rayfed.data.readers.class_folders import ENDINGS, image_files
+from rayfed.data.readers.decoding import open_image, resize_image
 from rayfed.data.sets.mnist import IdxFiles
 
 VERSION = 2  # raise it when the pixels change
@@ -55,8 +56,6 @@ class MnistM(IdxFiles, ChannelNormalisation):
     def load(self) -> Dataset:
         """Return MNIST, then MNIST-M; `index` is the row of a digit in its file, `source` its file and domain."""
         digits, labels, source, index = self.pool()
-        if digits.shape[1:] != (1, SIDE, SIDE):
-            raise UsageError(f"data=mnist_m: images of {digits.shape[2]} x {digits.shape[3]}; expected 28 x 28")
         order = generator(self.seed, "mnist_m: digits").permutation(len(labels))
         test_pool = order[: floor_share(len(order), TEST_SHARE)]
         train_pool = order[len(test_pool) :]
@@ -83,7 +82,7 @@ class MnistM(IdxFiles, ChannelNormalisation):
     def _images(self, digits: np.ndarray, kept: list[np.ndarray]) -> np.ndarray:
         """Return the images, uint8 [n, 3, size, size], read-only; a digit's patch depends on its row and the seed."""
         plain, merged = kept
-        pictures = load_photographs(self.photographs, SIDE)
+        pictures = load_photographs(self.photographs)
 
         def fill(out: np.ndarray) -> None:
             for start in range(0, len(plain), BLOCK):
@@ -115,6 +114,30 @@ def blended(
         patch = photograph[y : y + SIDE, x : x + SIDE].transpose(2, 0, 1)
         images[row] = np.abs(patch.astype(np.int16) - digit)
     return images
+
+
+def load_photographs(folder: str | None) -> list[np.ndarray]:
+    """Return the photographs in `folder`, uint8 [height, width, 3], sorted by name; None: the two of scikit-learn.
+
+    Those of scikit-learn are halved in size, so that a patch of 28 pixels shows some structure and not only sky.
+
+    Raises:
+        UsageError: The folder has no photographs, or one is damaged or has a side of less than 28 pixels.
+    """
+    if folder is None:
+        from sklearn.datasets import load_sample_images  # imported late: takes a second
+
+        return [np.asarray(Image.fromarray(image).reduce(2)) for image in load_sample_images().images]
+    root = absolute(folder)
+    paths = [root / name for name in image_files(root)] if root.is_dir() else []
+    if not paths:
+        problem = f"contains no {', '.join(ENDINGS)}" if root.is_dir() else f"no such folder{looked_in(folder)}"
+        raise UsageError(f"data.photographs={folder}: {problem}; use null for scikit-learn's")
+    photographs = [np.asarray(open_image(path)) for path in paths]
+    for path, pixels in zip(paths, photographs, strict=True):
+        if min(pixels.shape[:2]) < SIDE:
+            raise UsageError(f"{path}: {pixels.shape[1]} x {pixels.shape[0]} pixels; expected at least {SIDE} x {SIDE}")
+    return photographs
 
 
 def enlarged(images: np.ndarray, size: int) -> np.ndarray:

@@ -11,8 +11,8 @@ from rayfed.core.options import option
 from rayfed.core.rng import generator
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers import idx
-from rayfed.data.rotation import halve
 from rayfed.data.sets.mnist import IdxFiles
+from rayfed.data.sets.rotated import halve
 
 
 def plain(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -73,8 +73,6 @@ class MnistViews(IdxFiles):
     def load(self) -> Dataset:
         """Return the views one after the other, each with its training images before its test images."""
         images, labels, source, index = self.pool()
-        if images.shape[1:] != (1, 28, 28):
-            raise UsageError(f"data={self.name}: images of {images.shape[2]} x {images.shape[3]}; expected 28 x 28")
         order = generator(self.seed, f"{self.name}: views").permutation(len(labels))
         parts = [self._rows(order, source, position) for position in range(len(self.views))]
         views = [self._apply_view(images[part], position) for position, part in enumerate(parts)]

@@ -1,6 +1,5 @@
 """A user's own data in one .npz file, in which every example belongs to a client."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,13 +8,13 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.working_folder import absolute, looked_in
-from rayfed.data.cache import UNREADABLE, memory_mapped
+from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
 from rayfed.data.drop_clients import DropClients
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.normalisation import per_channel
-from rayfed.data.readers import npz_member
-from rayfed.data.readers.decoding import files_hash
+from rayfed.data.population import check_channels_first, native
+from rayfed.data.readers.files import files_hash, readable
 
 VERSION = 1  # raise it when the cached array changes
 EXPECTED = {
@@ -30,7 +29,7 @@ EXPECTED = {
 class Npz(DropClients):
     """One .npz file with the arrays images, labels, client and is_test of equal length.
 
-    The images are unpacked once into the cache, so they may be larger than memory.
+    They are unpacked once into the cache, from which images are read when they are needed.
     """
 
     file: str = option(help="path of the .npz file")
@@ -46,16 +45,20 @@ class Npz(DropClients):
             UsageError: The file is missing, truncated or not an .npz, or an array is missing or of a wrong kind.
         """
         path = absolute(self.file)
-        arrays = read(self.file)
-        images, client = arrays["images"], arrays["client"].astype(np.int64)
+        if not path.is_file():
+            needed, where = ", ".join(EXPECTED), looked_in(self.file)
+            raise UsageError(f"data.file={self.file}: no such file{where}; expected an .npz file with {needed}")
+        key = {"version": VERSION, "files": files_hash(path.parent, [path.name])}
+        arrays = cached_arrays("npz", key, lambda: _read(self.file))
+        images, labels, client = arrays["images"], arrays["labels"], arrays["client"].astype(np.int64)
         rows = self.remaining_rows(client, path)
         channels = images.shape[1] if images.dtype == np.uint8 else 1
         return Dataset.of(
             path.stem,
             images if len(rows) == len(client) else select_rows(as_lazy_rows(images), rows),
-            arrays["labels"][rows].astype(np.int64),
+            labels[rows].astype(np.int64),
             is_test=arrays["is_test"][rows],
-            num_classes=int(arrays["labels"].max()) + 1,  # of all clients, so that dropping one keeps the classes
+            num_classes=int(labels.max()) + 1,  # of all clients, so that dropping one keeps the classes
             index=rows,
             client=client[rows],
             mean=per_channel(self.mean, channels, where="data.mean"),
@@ -63,80 +66,33 @@ class Npz(DropClients):
         )
 
 
-def read(file: str) -> dict[str, np.ndarray]:
-    """Read and check the four arrays of `file`; images are cached, and uint8 [N, height, width] get a channel axis."""
-    path = absolute(file)
-    if not path.is_file():
-        needed = ", ".join(EXPECTED)
-        raise UsageError(f"data.file={file}: no such file{looked_in(file)}; expected an .npz file with {needed}")
-    name = "the archive"
-    try:
-        stored = np.load(path, allow_pickle=False)
-        if isinstance(stored, np.ndarray):
-            raise UsageError(f"data.file={file}: a single array; expected an .npz file with {', '.join(EXPECTED)}")
-        with stored:
-            for name in EXPECTED:
-                if name not in stored.files:
-                    present, needed = ", ".join(stored.files) or "nothing", ", ".join(EXPECTED)
-                    raise UsageError(f"data.file={file}: no array {name!r} (found: {present}); needs {needed}")
-            arrays = {}
-            for name in ("labels", "client", "is_test"):
-                arrays[name] = stored[name]
-        name = "images"
-        header = npz_member.read_header(path, name)
-        _check(file, arrays, header)
-        arrays[name] = _unpack_images(file, header)
-    except UsageError:
-        raise
-    except UNREADABLE as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(
-            f"data.file={file}: cannot read {name}: truncated, damaged or not an .npz ({reason})"
-        ) from error
-    return arrays
-
-
-def _unpack_images(file: str, header: npz_member.ArrayHeader) -> np.ndarray:
-    """Return the images, uint8 [N, channels, height, width] or float32 [N, ...], read-only."""
-    path, as_images = absolute(file), header.dtype == np.uint8
-    shape = (header.shape[0], math.prod(header.shape[1:-2]), *header.shape[-2:]) if as_images else header.shape
-
-    def fill(out: np.ndarray) -> None:
-        start = 0
-        for chunk in npz_member.read_chunks(path, "images"):
-            if not as_images:
-                with np.errstate(over="ignore"):
-                    chunk = chunk.astype(np.float32, copy=False)
-                if not np.isfinite(chunk).all():
-                    raise UsageError(
-                        f"data.file={file}: images has values that are not finite; expected {EXPECTED['images']}"
-                    )
-            out[start : start + len(chunk)] = chunk.reshape(len(chunk), *shape[1:])
-            start += len(chunk)
-
-    key = {"version": VERSION, "files": files_hash(path.parent, [path.name])}
-    return memory_mapped("npz", key, shape, "uint8" if as_images else "float32", fill)
-
-
-def _check(file: str, arrays: dict[str, np.ndarray], images: npz_member.ArrayHeader) -> None:
-    rank = len(images.shape)
+def _read(file: str) -> Arrays:
+    """Return the four arrays of a file, images as uint8 [N, channels, height, width] or float32 [N, ...]."""
+    where = f"data.file={file}"
+    with readable(where, f"an .npz file with {', '.join(EXPECTED)}"):
+        with np.load(absolute(file), allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in EXPECTED}
+        images = arrays["images"]
+    rank, as_images = images.ndim, images.dtype == np.uint8 and images.ndim in (3, 4)
     valid = {name: arrays[name].dtype.kind in "iu" and arrays[name].ndim == 1 for name in ("labels", "client")}
     valid["is_test"] = arrays["is_test"].dtype == bool and arrays["is_test"].ndim == 1
-    as_images = images.dtype == np.uint8 and rank in (3, 4)
     valid["images"] = as_images or (images.dtype.kind == "f" and rank >= 2)
-    forms = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-    forms["images"] = images.dtype, images.shape
     for name, is_valid in valid.items():
         if not is_valid:
-            actual = f"{forms[name][0]} {list(forms[name][1])}"
-            raise UsageError(f"data.file={file}: {name} is {actual}; expected {EXPECTED[name]}")
-    if as_images and rank == 4 and images.shape[1] > 4 and images.shape[3] <= 4:
-        actual = f"uint8 {list(images.shape)}, channels last"
-        raise UsageError(f"data.file={file}: images is {actual}; expected {EXPECTED['images']}")
-    sizes = {name: forms[name][1][0] for name in EXPECTED}
-    if len(set(sizes.values())) > 1 or not images.shape[0]:
+            actual = f"{arrays[name].dtype} {list(arrays[name].shape)}"
+            raise UsageError(f"{where}: {name} is {actual}; expected {EXPECTED[name]}")
+    check_channels_first(f"{where}: images", images.shape, images.dtype)
+    sizes = {name: len(array) for name, array in arrays.items()}
+    if len(set(sizes.values())) > 1 or not len(images):
         lengths = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise UsageError(f"data.file={file}: arrays of different or no length ({lengths}); expected one length for all")
+        raise UsageError(f"{where}: arrays of different or no length ({lengths}); expected one length for all")
     for name in ("labels", "client"):
         if arrays[name].min() < 0:
-            raise UsageError(f"data.file={file}: {name} has {arrays[name].min()}; expected {EXPECTED[name]}")
+            raise UsageError(f"{where}: {name} has {arrays[name].min()}; expected {EXPECTED[name]}")
+    if as_images:
+        return arrays | {"images": images[:, None] if rank == 3 else images}
+    with np.errstate(over="ignore"):
+        floats = native(images).astype(np.float32, copy=False)
+    if not np.isfinite(floats).all():
+        raise UsageError(f"{where}: images has values that are not finite; expected {EXPECTED['images']}")
+    return arrays | {"images": floats}

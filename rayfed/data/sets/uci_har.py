@@ -12,7 +12,7 @@ from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.drop_clients import DropClients
 from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
-from rayfed.data.readers.decoding import files_hash
+from rayfed.data.readers.files import files_hash
 
 SIDES = ("train", "test")
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")

@@ -1,14 +1,12 @@
-"""Both recipes of Rotated MNIST, on a few images of our own making."""
+"""Both recipes of Rotated MNIST, on a few images of our own making, and the angles of Rotated CIFAR."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from helpers.mnist_files import write_mnist
-from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
-from rayfed.data.rotation import halve, rotate
-from rayfed.data.sets.rotated_mnist import TEN_ANGLES, RotatedMnist
+from rayfed.data.sets.rotated import TEN_ANGLES, RotatedMnist, RotationMix, halve, rotate
 
 TRAIN, TEST = 600, 120
 
@@ -121,23 +119,28 @@ def test_feddebias_of_more_clients_small_images_and_caps():
     assert len({test.examples.y.tobytes() for test in population.tests}) == 1
 
 
-def test_cached_and_fresh_images_are_the_same(tmp_path, monkeypatch):
-    cached = load("rotated_mnist"), load("rotated_mnist", {"recipe": "feddebias"})
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "file"))
-    fresh = load("rotated_mnist"), load("rotated_mnist", {"recipe": "feddebias"})
-    for one, other in zip(cached, fresh, strict=True):
-        for left, right in zip(one.tests, other.tests, strict=True):
-            np.testing.assert_array_equal(left.examples.x, right.examples.x)
-        for left, right in zip(one.clients, other.clients, strict=True):
-            np.testing.assert_array_equal(left.train.x, right.train.x)
+def angles(seed, client, images):
+    """The number of the angle of each image: rotations by 0 to 90 degrees leave marks that tell them apart."""
+    turned = RotationMix((0, 90, 180, 270), 1e6, seed).images(client, images)
+    candidates = np.stack([np.rot90(images, k, axes=(2, 3)) for k in range(4)])
+    return (candidates == turned).all(axis=(2, 3, 4)).argmax(0)
 
 
-def test_wrong_options_are_one_line():
-    for options, words in (
-        ({"held_out": 20}, "data.held_out=20: "),
-        ({"recipe": "fedebias"}, "data.recipe='fedebias': did you mean feddebias"),
-        ({"size": 16}, "data.size=16"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            load("rotated_mnist", options)
+@pytest.fixture(scope="module")
+def pictures():
+    return np.random.default_rng(0).integers(0, 256, (2000, 3, 4, 4), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("other", [(1, 0), (0, 1)])
+def test_another_seed_or_client_draws_anew_which_images_share_an_angle(pictures, other):
+    """Of pairs with one angle, a quarter share one again: 500 pairs, so 0.25 ± 0.02 (sd)."""
+    first, second = angles(0, 0, pictures), angles(*other, pictures)
+    together = first[:1000] == first[1000:]
+    again = (second[:1000] == second[1000:])[together].mean()
+    assert 0.15 < again < 0.35
+
+
+def test_the_angle_of_an_image_does_not_depend_on_the_others(pictures):
+    order = np.random.default_rng(1).permutation(len(pictures))
+    assert np.array_equal(angles(3, 2, pictures)[order], angles(3, 2, pictures[order]))
+    assert np.bincount(angles(3, 2, pictures), minlength=4).min() > 400

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.data import array_cache_file, cache
+from rayfed.data import cache
 
 KEY = {"version": 1, "of": "counting"}
 
@@ -36,11 +36,6 @@ def get(fill, shape=(5, 2, 3), dtype="int32", key=KEY):
     return cache.memory_mapped("counting", key, shape, dtype, fill)
 
 
-def only(home):
-    (found,) = home.glob("*.array")
-    return found
-
-
 def test_an_array_is_filled_once_and_then_mapped(home):
     fill = Counting()
     for _ in range(2):
@@ -51,10 +46,25 @@ def test_an_array_is_filled_once_and_then_mapped(home):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
     assert fill.calls == 1
-    assert {path.suffix for path in home.iterdir()} == {".array", ".lock"}
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (1,), (), (300, 1000)])
+def test_several_arrays_are_computed_once():
+    calls = []
+
+    def make():
+        calls.append(1)
+        return {"a": np.arange(6).reshape(2, 3), "b": np.array([True, False])}
+
+    for _ in range(2):
+        arrays = cache.cached_arrays("pair", KEY, make)
+        assert {field: array.tolist() for field, array in arrays.items()} == {
+            "a": [[0, 1, 2], [3, 4, 5]],
+            "b": [True, False],
+        }
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1,), (300, 1000)])
 def test_any_shape_will_do(shape):
     for _ in range(2):
         array = get(fill := Counting(), shape)
@@ -71,50 +81,14 @@ def test_another_key_shape_or_dtype_is_another_array():
     assert fill.calls == 4
 
 
-def cut(path):
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def cut_to_the_data(path):
-    os.truncate(path, 120)
-
-
-def empty(path):
-    path.write_bytes(b"")
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[57] ^= 1
-    path.write_bytes(content)
-
-
-def other_key(path):
-    path.write_bytes(path.read_bytes().replace(b"version", b"Version"))
-
-
-@pytest.mark.parametrize("damage", [cut, cut_to_the_data, empty, flip, other_key])
-def test_a_damaged_file_is_made_again(home, damage):
-    fill = Counting()
-    get(fill)
-    damage(only(home))
+@pytest.mark.parametrize("size", [0, 10, 200])
+def test_a_truncated_file_is_made_again(home, size):
+    get(fill := Counting())
+    (path,) = home.glob("*/*.npy")
+    os.truncate(path, size)
     for _ in range(2):
         np.testing.assert_array_equal(get(fill).ravel(), np.arange(30))
     assert fill.calls == 2
-
-
-def test_of_a_large_file_blocks_over_its_whole_length_are_checked(home, monkeypatch):
-    monkeypatch.setattr(array_cache_file, "BLOCK", 16)
-    monkeypatch.setattr(array_cache_file, "BLOCKS", 3)
-    fill = Counting()
-    for place, caught in ((0, True), (192, True), (392, True), (40, False)):
-        get(fill, (100,))
-        before = fill.calls
-        with open(only(home), "r+b") as file:
-            file.seek(place)
-            file.write(b"\xff")
-        get(fill, (100,))
-        assert (fill.calls > before) == caught, place
 
 
 def test_what_goes_wrong_while_filling_is_raised_and_leaves_nothing(home):
@@ -145,7 +119,7 @@ def test_a_killed_writer_leaves_nothing_that_looks_whole_and_the_next_one_clears
     process.join()
     assert sorted(path.suffix for path in home.iterdir()) == [".lock", ".part"]
     assert get(Counting())[4, 1, 2] == 29
-    assert sorted(path.suffix for path in home.iterdir()) == [".array", ".lock"]
+    assert sorted(path.suffix for path in home.iterdir()) == ["", ".lock"]
 
 
 def slow(folder, log):
@@ -162,28 +136,25 @@ def slow(folder, log):
 
 def test_of_processes_that_want_it_at_once_one_makes_it(home, tmp_path):
     context, log = multiprocessing.get_context("spawn"), tmp_path / "log"
-    processes = [context.Process(target=slow, args=(str(home), str(log))) for _ in range(3)]
+    processes = [context.Process(target=slow, args=(str(home), str(log))) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert [process.exitcode for process in processes] == [0, 0]
     assert log.read_text() == "filled\n"
 
 
-@pytest.fixture(params=["file in the way", "disk full", "no room for the disk's own books"])
+@pytest.fixture(params=["file in the way", "disk full"])
 def unusable(request, home, monkeypatch):
     if request.param == "file in the way":
         home.write_text("no folder")
-    elif request.param == "disk full":
-        usage = type("Usage", (), {"free": 100})
-        monkeypatch.setattr(array_cache_file.shutil, "disk_usage", lambda path: usage)
     else:
 
         def full(*args):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(array_cache_file.os, "posix_fallocate", full)
+        monkeypatch.setattr(cache.os, "posix_fallocate", full)
 
 
 def test_where_the_cache_cannot_hold_it_a_small_array_is_made_in_memory(unusable, home):

@@ -1,0 +1,41 @@
+"""What all readers of files share: one line about a damaged file, and a hash of what files there are."""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rayfed.core.errors import UsageError
+
+
+@contextlib.contextmanager
+def readable(path: Path | str, kind: str) -> Iterator[None]:
+    """Raise UsageError for anything that is raised while a file is read: a damaged one can raise whatever it likes.
+
+    Args:
+        path: The file, or another place to name in the message.
+        kind: What the file was expected to be.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"{path}: missing, empty, truncated, damaged or not {kind} ({reason})") from error
+
+
+def files_hash(root: Path, files: Sequence[str]) -> str:
+    """Return the SHA-256 of `root` and the name, size and modification time of each of its `files`.
+
+    The folder is included, as a copy of it with other pixels may have the same names, sizes and times.
+    """
+    digest = hashlib.sha256(f"{root.resolve()}\0".encode())
+    for file in files:
+        try:
+            status = os.stat(root / file)
+        except OSError as error:
+            raise UsageError(f"{root / file}: cannot be opened ({error.strerror}), though it is listed") from error
+        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()

@@ -1,0 +1,275 @@
+"""Rotated MNIST and CIFAR of FedDebias, and Rotated MNIST of FL augmentation.
+
+Images are rotated counter-clockwise, bilinearly and with zeros outside of the image.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.core.rng import generator, stream_seed
+from rayfed.data.cache import array_hash, memory_mapped
+from rayfed.data.dataset import Dataset
+from rayfed.data.lazy_rows import as_lazy_rows, select_rows
+from rayfed.data.population import Examples, TestSet
+from rayfed.data.readers import idx
+from rayfed.data.sets.cifar import SOURCES, Cifar10, Cifar100, CifarFiles
+from rayfed.data.sets.mnist import IdxFiles
+
+VERSION = 1  # raise it when the pixels change
+TEN_ANGLES = tuple(range(0, 150, 15))
+SIX_ANGLES = tuple(range(0, 90, 15))
+_RECIPE = {"clients": 10, "alpha": 0.1, "validation": 0.2, "test": 0.0}  # of FedDebias
+
+
+@dataclass(frozen=True)
+class RotationByClient:
+    """The client view in which client i sees its images rotated by 15 (i mod 10) degrees."""
+
+    size: int
+
+    def domain(self, client: int) -> str:
+        return angle_name(TEN_ANGLES[client % 10])
+
+    def images(self, client: int, images: np.ndarray) -> np.ndarray:
+        return rotate(images, TEN_ANGLES[client % 10], self.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotatedMnist(IdxFiles):
+    """MNIST rotated counter-clockwise, bilinearly and with zeros outside of the image, in [0, 1] without normalisation.
+
+    "feddebias": clients share the 60,000 training images, by default as in the paper (10 clients of equal size, class
+    mix ~ Dirichlet(0.1 x class prior), 20 % held out for validation); client i sees its images rotated by 15 i degrees.
+    The t10k images, rotated by each of the ten angles, are ten common test sets (split "test").
+
+    "augmentation": all 70,000 images are shuffled, and image j gets angle j mod 6 of 0..75 degrees. There is one client
+    per angle except `held_out`, which is the "ood" test set. A tenth of each client's images is for validation.
+
+    With both recipes, the clients' own test parts are empty: FedDebias is scored on the common test sets, and the
+    in-distribution score of FL augmentation is the unweighted mean of the five validation accuracies.
+    """
+
+    recipe: str = option("augmentation", choices=("feddebias", "augmentation"), help="which paper's Rotated MNIST")
+    held_out: int = option(75, choices=SIX_ANGLES, help="augmentation: the angle that no client holds")
+    per_domain: int | None = option(None, low=10, help="maximum of images per angle, or per common test set")
+    size: int = option(28, choices=(28, 14), help="side of the images; 14: means of 2 x 2, computed after rotation")
+    seed: int = option(0, low=0, help="seed of the images' angles (augmentation) and of the choice of images to keep")
+
+    name: ClassVar[str] = "rotated_mnist"
+
+    @property
+    def default_partition(self) -> str:
+        return "lda" if self.recipe == "feddebias" else "domains"
+
+    @property
+    def partition_defaults(self) -> dict[str, Any]:
+        return {**_RECIPE, "base": "prior"} if self.recipe == "feddebias" else {}
+
+    def load(self) -> Dataset:
+        """Return the images: already rotated for "augmentation", rotated by the client view for "feddebias"."""
+        pool = self.pool()
+        order = generator(self.seed, "rotated_mnist").permutation(len(pool[1]))
+        return self._feddebias(*pool, order) if self.recipe == "feddebias" else self._augmentation(*pool, order)
+
+    def _feddebias(
+        self, images: np.ndarray, labels: np.ndarray, source: np.ndarray, index: np.ndarray, order: np.ndarray
+    ) -> Dataset:
+        train, test = np.flatnonzero(source == 0), order[source[order] == 1][: self.per_domain]
+        return Dataset.of(
+            self.name,
+            select_rows(as_lazy_rows(images), train),
+            labels[train],
+            num_classes=10,
+            sources=idx.SOURCES,
+            index=index[train],
+            tests=rotated_tests(self.name, images[test], labels[test], TEN_ANGLES, self.size),
+            client_view=RotationByClient(self.size),
+        )
+
+    def _augmentation(
+        self, images: np.ndarray, labels: np.ndarray, source: np.ndarray, index: np.ndarray, order: np.ndarray
+    ) -> Dataset:
+        parts = [order[position :: len(SIX_ANGLES)][: self.per_domain] for position in range(len(SIX_ANGLES))]
+        rows, sizes = np.concatenate(parts), [len(part) for part in parts]
+
+        def fill(out: np.ndarray) -> None:
+            pairs = zip(parts, SIX_ANGLES, strict=True)
+            out[:] = np.concatenate([rotate(images[part], angle, self.size) for part, angle in pairs])
+
+        key = {"version": VERSION, "parts": sizes, "images": array_hash(images[rows])}
+        return Dataset.of(
+            self.name,
+            memory_mapped(f"{self.name}-six", key, (len(rows), 1, self.size, self.size), "uint8", fill),
+            labels[rows],
+            num_classes=10,
+            domain=np.repeat(np.arange(len(SIX_ANGLES), dtype=np.int16), sizes),
+            domains=tuple(angle_name(angle) for angle in SIX_ANGLES),
+            source=source[rows],
+            sources=idx.SOURCES,
+            index=index[rows],
+            ood=(angle_name(self.held_out),),
+        )
+
+
+@dataclass(frozen=True)
+class RotationMix:
+    """The client view in which client i draws q ~ Dirichlet(alpha), and for each image a fixed angle from q.
+
+    That draw is a keyed hash of the image's pixels, so it does not depend on the image's position; the seed and the
+    client are the key. (A checksum such as CRC-32 would not do: it is linear, so that images which share an angle under
+    one seed would share one under almost any other.)
+    """
+
+    angles: tuple[int, ...]
+    alpha: float
+    seed: int
+
+    def mix(self, client: int) -> np.ndarray:
+        """Return q, the share of each angle."""
+        return generator(self.seed, "rotated_cifar: mix", client=client).dirichlet([self.alpha] * len(self.angles))
+
+    def domain(self, client: int) -> str:
+        return angle_name(self.angles[0]) if len(self.angles) == 1 else "mixed"
+
+    def images(self, client: int, images: np.ndarray) -> np.ndarray:
+        key = stream_seed(self.seed, "rotated_cifar: angles", client=client).to_bytes(7, "big")
+        hashes = [hashlib.blake2b(image.tobytes(), key=key, digest_size=6).digest() for image in images]
+        draws = np.array([int.from_bytes(digest, "big") for digest in hashes]) / 2**48
+        angle_of = np.searchsorted(np.cumsum(self.mix(client))[:-1], draws, side="right")
+        rotated = np.empty_like(images)
+        for number, angle in enumerate(self.angles):
+            rotated[angle_of == number] = rotate(images[angle_of == number], angle)
+        return rotated
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotatedCifar(CifarFiles):
+    """Base class of both datasets; `angles=[0]` rotates nothing."""
+
+    mean: list[float] = option([0.0], help="subtracted from images in [0, 1]; one number or three")
+    std: list[float] = option([1.0], above=0, help="images are divided by it; one number or three")
+    angles: list[int] = option(list(TEN_ANGLES), low=0, below=360, help="angles of rotation, in degrees")
+    angle_alpha: float = option(
+        1.0, above=0, help="concentration of a client's mix of angles, per angle; 0.1 in FedDebias' code"
+    )
+    seed: int = option(0, low=0, help="seed of the mixes and of each image's angle")
+
+    default_partition: ClassVar[str] = "lda"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.angles or len(set(self.angles)) < len(self.angles):
+            raise UsageError(f"data.angles={self.angles}: expected at least one angle, each once")
+
+    def load(self) -> Dataset:
+        """Return the training images, which the client view rotates, and the common test sets."""
+        images, labels, is_test, _ = self.files()
+        count = int((~is_test).sum())
+        return Dataset.of(
+            self.name,
+            images[:count],
+            labels[:count],
+            is_test=None,
+            num_classes=self.classes,
+            sources=SOURCES[:1],
+            tests=rotated_tests(self.name, images[count:], labels[count:], tuple(self.angles), images.shape[-1]),
+            client_view=RotationMix(tuple(self.angles), self.angle_alpha, self.seed),
+            **self.normalisation(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotatedCifar10(RotatedCifar, Cifar10):
+    """CIFAR-10, rotated counter-clockwise (FedDebias, section 5.1), bilinearly and with zeros outside of the image.
+
+    Clients share the 50,000 training images, by default as in FedDebias (10 clients, class mix ~ Dirichlet(0.1 x class
+    prior), 20 % held out for validation). Each client draws a mix of angles and rotates each image by an angle from it.
+    The 10,000 test images, rotated by each of the angles, are common test sets (split "test"). angles=[0] is the clean
+    CIFAR-10 of FedDebias' Table 6. Files and source are those of cifar10.
+    """
+
+    name: ClassVar[str] = "rotated_cifar10"
+    partition_defaults: ClassVar[dict[str, Any]] = {**_RECIPE, "base": "prior"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotatedCifar100(RotatedCifar, Cifar100):
+    """CIFAR-100, rotated like `rotated_cifar10`; the class mix is ~ Dirichlet(0.1) for every class, as in FedDebias for
+    CIFAR-100 (without rotation). Files and source are those of cifar100."""
+
+    name: ClassVar[str] = "rotated_cifar100"
+    partition_defaults: ClassVar[dict[str, Any]] = {**_RECIPE, "base": "ones"}
+
+
+def rotated_tests(
+    name: str, images: np.ndarray, labels: np.ndarray, angles: tuple[int, ...], size: int
+) -> tuple[TestSet, ...]:
+    """Return one test set per angle, in which `images` [n, channels, side, side] are rotated by it."""
+
+    def fill(out: np.ndarray) -> None:
+        for number, angle in enumerate(angles):
+            out[number] = rotate(images, angle, size)
+
+    key = {"version": VERSION, "angles": angles, "images": array_hash(images)}
+    rotated = memory_mapped(f"{name}-tests", key, (len(angles), *images.shape[:2], size, size), "uint8", fill)
+    return tuple(
+        TestSet(angle_name(angle), "test", Examples(rotated[number], labels)) for number, angle in enumerate(angles)
+    )
+
+
+def angle_name(angle: int) -> str:
+    """Return the name of an angle's domain, such as "75deg"."""
+    return f"{angle}deg"
+
+
+def rotate(images: np.ndarray, degrees: float, size: int | None = None) -> np.ndarray:
+    """Rotate images, uint8 [n, channels, side, side], counter-clockwise about their centre, and halve them to `size`.
+
+    Interpolation is bilinear, with zeros outside of the image, and the result is rounded. The four source pixels of
+    each target pixel and their weights are the same for all images, so they are computed once.
+    """
+    side = images.shape[-1]
+    rotated = _rotated(images, degrees) if degrees else images
+    return rotated if size in (None, side) else halve(rotated)
+
+
+def _rotated(images: np.ndarray, degrees: float) -> np.ndarray:
+    side = images.shape[-1]
+    angle, centre = np.deg2rad(degrees), (side - 1) / 2
+    row, column = np.indices((side, side)) - centre
+    # Rows count downwards, hence the signs: a counter-clockwise rotation looks pixels up clockwise.
+    from_column = np.cos(angle) * column - np.sin(angle) * row + centre
+    from_row = np.sin(angle) * column + np.cos(angle) * row + centre
+    # Rounded so that quarter turns map pixels exactly onto pixels.
+    from_row, from_column = np.round(from_row, 9), np.round(from_column, 9)
+    top, left = np.floor(from_row).astype(int), np.floor(from_column).astype(int)
+    down, right = from_row - top, from_column - left
+    corners = (
+        (top, left, (1 - down) * (1 - right)),
+        (top, left + 1, (1 - down) * right),
+        (top + 1, left, down * (1 - right)),
+        (top + 1, left + 1, down * right),
+    )
+    tables = []
+    for y, x, weight in corners:
+        inside = (y >= 0) & (y < side) & (x >= 0) & (x < side)
+        tables.append((np.where(inside, y * side + x, 0).ravel(), (weight * inside).astype(np.float32).ravel()))
+    flat = images.reshape(-1, side * side)
+    rotated = np.empty_like(flat)
+    for start in range(0, len(flat), 4096):  # in blocks, so that the float copies stay small
+        block = flat[start : start + 4096]
+        total = sum(block[:, pixels] * weight for pixels, weight in tables)
+        rotated[start : start + 4096] = np.rint(total)
+    return rotated.reshape(images.shape)
+
+
+def halve(images: np.ndarray) -> np.ndarray:
+    """Shrink images, uint8 [n, channels, 2h, 2w], to [n, channels, h, w] by means of 2 x 2 blocks, rounded half up."""
+    wide = images.astype(np.uint16)
+    total = wide[..., ::2, ::2] + wide[..., 1::2, ::2] + wide[..., ::2, 1::2] + wide[..., 1::2, 1::2]
+    return ((total + 2) // 4).astype(np.uint8)
