@@ -5,9 +5,9 @@ in Federated Learning with Data Augmentation", Alg. 1 and Prop. 1.
     client:  sends f_i(θ_t) over its training set, augmented as in training, and θ^(i) after training from θ_t
     server:  λ ← n_i/N in the first round, then λ ← Π(λ + η_λ f(θ_t));  θ_{t+1} = Σ λ_i θ^(i)
 
-The papers update λ after aggregation, with the losses of the new model, which takes a second exchange. These are the
-losses that clients compute when they receive that model in the next round, so here they come with that round's reply.
-In de Luca et al.'s code λ_min is never passed on, so its Gen-AFL is AFL.
+The papers update λ after aggregation, with the losses of the new model, which takes a second exchange. Here clients
+send these losses with their reply in the next round. In de Luca et al.'s code λ_min is never passed on, so its Gen-AFL
+is AFL.
 """
 
 from collections.abc import Sequence

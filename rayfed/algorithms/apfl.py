@@ -9,7 +9,7 @@
 `code` is PFLlib's rule, which the comparison of Zhang et al. 2023 (DBE) uses: v is mixed once per round and is itself
 the client's model. The step of α takes v − w after the steps of v and w in the code, and before them in the paper. The
 authors' code (FedTorch) changes α on the first batch of a round only, PFLlib on every batch (`alpha_updates`). v starts
-from the initial weights, and for an unseen client from the w that it receives, as in appendix D.4 of Zhang et al. 2023.
+from the initial weights, and for an unseen client from the w that it receives.
 
 Batch-norm statistics: in `paper` the data of the client pass through v̄, whose running statistics are kept beside v and
 used as they are. In `code` v and w have statistics of their own, which are mixed like their parameters.

@@ -10,7 +10,7 @@ apart.
 
 Both steps use every batch; released code alternates them, which halves the classifier's steps. A client sees one label
 i only, so that its own D soon predicts nothing else: D tells clients apart only through averaging. D is trained by the
-model's optimiser; `keep_optimizer` keeps the moments of both.
+model's optimiser.
 """
 
 import math

@@ -5,7 +5,7 @@
     server:  FedAvg of the w_i; the personal models v_i are never sent
 
 All points except `global` score the personal model v_i. It starts from w_0, and for an unseen client from the w_t that
-it receives, as in appendix D.4 of Zhang et al. 2023 (DBE).
+it receives.
 """
 
 from collections.abc import Sequence

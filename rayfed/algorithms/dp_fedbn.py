@@ -7,9 +7,8 @@
 Two clipped updates are at most 2C apart in L1, so a round spends ε_round for a client's whole update. The budget ε is
 split over the rounds in which a client can take part. These are all rounds with full participation, else one in
 ⌊N/cohort⌋, since clients are sampled without replacement until all have taken part (the paper's second variant samples
-a fifth of them per round). The clipping bound is not in the paper, and neither are the weights; on Digits, where
-parties are of one size, both choices are the same. Equal weights are the default because ε covers what a client sends,
-and its number of examples would be sent beside it.
+a fifth of them per round). The clipping bound and the weights are not in the paper. Equal weights are the default
+because ε covers what a client sends, and its number of examples would be sent beside it.
 """
 
 from collections.abc import Sequence

@@ -15,8 +15,8 @@ The examples that rate models are a share of the training part, on which the cli
 the authors' split of 0.6, 0.2 and 0.2. Validation data that rated the models would be scored too high (by three points
 where this was measured).
 
-An unseen client starts from the models that it receives, as in appendix D.4 of Zhang et al. 2023 (DBE): from their
-mixture by its ratings, with the untrained model as θ_old, or from their plain mean if it rates none above 0.
+An unseen client starts from the mixture of the models that it receives by its ratings, with the untrained model as
+θ_old, or from their plain mean if it rates none above 0.
 """
 
 from collections.abc import Sequence

@@ -5,12 +5,11 @@
 
 In the authors' code a round has five epochs, of which the last one is of the body; `head_epochs` counts those before.
 
-Each part has its own optimiser: in a common one, Adam's step count, and so its bias correction, would also count the
-steps of the other part. As in the authors' code, forward passes in the head's epochs update the running statistics of
-batch norm in the body.
+Each part has its own optimiser. As in the authors' code, forward passes in the head's epochs update the running
+statistics of batch norm in the body.
 
-A client that adapts, such as an unseen client, trains only its head, like the paper's new users. With `adapted=both` it
-trains both parts as in a round, with evaluate.adapt_epochs for the body, as in appendix D.4 of Zhang et al. 2023 (DBE).
+A client that adapts trains only its head, like the paper's new users. With `adapted=both` it trains both parts as in a
+round, with evaluate.adapt_epochs for the body, as in appendix D.4 of Zhang et al. 2023 (DBE).
 """
 
 from collections.abc import Sequence

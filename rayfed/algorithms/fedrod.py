@@ -7,10 +7,9 @@ to 7, Alg. 1, with linear personal heads.
              both steps are taken at once, from the same batch and the same z
     server:  FedAvg of θ; the g_i are never sent. The client predicts with h(z) + g_i(z), the server with h(z).
 
-g_i has the architecture of the head h and starts as a copy of it. What a wrapper adds before the head is part of z:
-both heads read the same z^g + z^p under DBE, and the bias z^p follows the generic loss. A class without examples counts
-as 10⁻⁹ examples, so that a loss over soft labels stays finite. The paper's hypernetwork, which makes g_i from n_i, is
-not implemented.
+g_i has the architecture of the head h and starts as a copy of it. What a wrapper adds before the head is part of z, so
+under DBE the bias z^p follows the generic loss. A class without examples counts as 10⁻⁹ examples, so that a loss over
+soft labels stays finite. The paper's hypernetwork, which makes g_i from n_i, is not implemented.
 """
 
 from collections.abc import Sequence

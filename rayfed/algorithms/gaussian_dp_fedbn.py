@@ -7,14 +7,12 @@
 
 Replacing the data of one client by those of another, of whatever number, moves the mean by at most 2C/m, since every
 s_i lies in [0, 1] and the denominator is the same. This is the estimator with a fixed denominator of McMahan et al.;
-weights n_i/Σn would change for all clients with the size of one. Clients of fewer than B examples therefore move the
-model less, also where all have equally few.
+weights n_i/Σn would change for all clients with the size of one. Clients of fewer than B examples move the model less.
 
 σ is the least noise multiplier for which the rounds in which a client can take part satisfy (ε, δ) together, by Rényi
 accounting. These are all rounds with full participation, else one in ⌊N/cohort⌋, since clients are sampled without
-replacement until all have taken part. Amplification by sampling is not counted: its bound assumes that each client is
-sampled independently, and cohorts here have a fixed size. The clipping bound, this notion of neighbours and the equal
-weights are our choices.
+replacement until all have taken part. Amplification by sampling is not counted, since cohorts have a fixed size. The
+clipping bound, this notion of neighbours and the equal weights are our choices.
 """
 
 from collections.abc import Sequence

@@ -5,8 +5,8 @@
              after its last local training. z_glob and z_prev are constants, computed in evaluation mode.
     server:  as in FedAvg
 
-Until a client has trained, its previous model is the initial one, as in PFLlib. In round 1 that is also the model
-received, so z_prev = z_glob: the term is log 2 and has no gradient.
+Until a client has trained, its previous model is the initial one, as in PFLlib; in round 1 the term therefore has no
+gradient.
 
 As in the authors' code, a projection head comes after the features: an MLP whose outputs are z, as wide as the features
 and then 256, and a new linear classifier on top. Guo, Tang and Lin 2022 (FedDebias) use widths [256, 128]. Zhang et al.

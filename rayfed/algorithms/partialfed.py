@@ -10,8 +10,8 @@ weights, the next s, with the loss of the layer-wise mixture of the two models f
 
     w = a·w_global + (1−a)·w_local,  a = 1[σ((s + logistic noise)/τ) > ½], with the gradient of σ (straight-through),
 
-which is Gumbel-softmax for two choices. There is no released code; the rate, the temperature and the alternation by
-batch are our choices. For scoring, a layer is loaded where s ≥ 0.
+which is Gumbel-softmax for two choices. There is no released code; rate, temperature and alternation are our choices.
+For scoring, a layer is loaded where s ≥ 0.
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,7 @@
     server:  x ← x + η_s · mean Δy;  c ← c + |S|/N · mean Δc   (unweighted means)
 
 With momentum or Adam, (x − y)/(K η) is not a mean gradient. The mean of the raw gradients is used instead, which is the
-same under plain SGD. There are control variates for weights that are trained and sent: not for batch-norm statistics,
-which are averaged, and not for personal weights.
+same under plain SGD. Weights that are trained and sent have control variates; batch-norm statistics are averaged.
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ representations of the clients that are absent.
 With `fixed_size` (appendix B.14), D has one output per client of the cohort, and a round has two exchanges. The cohort
 trains without D and sends z, and the server trains a new D to predict the positions of the clients in the cohort; then
 the same clients train again, with the target one over the cohort's size. In table 18, five of fifty parties drop out at
-random before five others are drawn; `cohort=5` gives the same rounds, since any five clients are equally likely.
+random before five others are drawn; `cohort=5` gives the same rounds.
 
 D's momentum starts at zero in every round. D needs enough steps: on Digits it takes 582 per round (37,190
 representations in batches of 64), and smaller data need more passes (`server_epochs`) for as many. While
