@@ -22,7 +22,7 @@ from rayfed.core.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class GroupDRO(FedAvg):
-    """f_i is taken over all training data of the client; released code takes its first batch."""
+    """The loss f_i is taken over all training data of the client; released code takes its first batch."""
 
     name: ClassVar[str] = "group_dro"
     reference: ClassVar[str] = "Sagawa et al. 2020, Alg. 1; Guo, Tang and Lin 2022, appendix A"

@@ -52,7 +52,7 @@ def command(main: Main) -> Callable[..., int]:
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """Within, treat the first SIGTERM, as SLURM, Kubernetes and `timeout` send it, as Ctrl-C.
+    """Treat the first SIGTERM within this context, as SLURM, Kubernetes and `timeout` send it, as Ctrl-C.
 
     Yields:
         A list that has the signal once it was received.

@@ -24,7 +24,7 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "host_busy_seconds": ("seconds that a host worked on the exchanges of the last round", ("host",)),
     "epsilon": ("differential privacy spent so far", ()),
 }
-"""By name, without the prefix `rayfed_`: the description, and the tags beside those of a trial."""
+"""The description of each gauge, and its tags beside those of a trial; its name has the prefix `rayfed_` besides."""
 
 
 class RecorderWithGauges(Recorder):

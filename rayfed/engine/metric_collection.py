@@ -87,7 +87,7 @@ class DueMetrics:
     def collect(
         self, algorithm: Algorithm, ctx: Context, model: Any, part: Part, seed: int, scored: ScoredPart
     ) -> list[CollectedRepresentations]:
-        """On a host: collect the representations of `part`, which `scored` describes, for the metrics that need them.
+        """Collect, on a host, the representations of `part`, which `scored` describes, for the metrics that need them.
 
         The examples are a random sample, drawn by the seed.
         """
@@ -110,7 +110,7 @@ class DueMetrics:
         ]
 
     def training_values(self, ctx: Context, before: Any, after: Any) -> list[Value]:
-        """On a host: return the values of the metrics of training for a client's model before and after it."""
+        """Return, on a host, the values of the metrics of training for a client's model before and after it."""
         buffers = set(ctx.task.model.buffers)
         start, end = (
             {p: t for p, t in named_tensors(m) if t.is_floating_point() and p not in buffers} for m in (before, after)
@@ -133,7 +133,7 @@ class DueMetrics:
         device: torch.device,
         tell: Callable[[str], None] = lambda doing: None,
     ) -> tuple[list[Score], list[RepresentationMap]]:
-        """On the server: return the scores and maps from the representations that all hosts collected.
+        """Return, on the server, the scores and maps from the representations that all hosts collected.
 
         Where one of them is NaN, infinite or nearly so, as of a model that diverged, the metrics that use it have no
         values: the libraries that compute them would end the trial. `tell` is called with what is being done.
@@ -183,7 +183,7 @@ class Gradients(NamedTuple):
 
 
 def domain_gradients(ctx: Context, weights: Any, parts: Iterable[tuple[str, str, Part]]) -> list[Gradients]:
-    """On a host: return the gradients at `weights`, summed over the (domain, split, part)s of a domain and split."""
+    """Return, on a host, the gradients at `weights`, summed over the (domain, split, part)s of a domain and split."""
     sums: dict[tuple[str, str], tuple[ExactSum, int]] = {}
     for domain, split, part in parts:
         if len(part):
@@ -194,7 +194,7 @@ def domain_gradients(ctx: Context, weights: Any, parts: Iterable[tuple[str, str,
 
 
 def gradient_scores(metrics: Sequence[OfGradients], gradients: Iterable[Gradients]) -> list[Score]:
-    """On the server: return the scores of the metrics of gradients, from the gradients of all hosts."""
+    """Return, on the server, the scores of the metrics of gradients from the gradients of all hosts."""
     sums: dict[tuple[str, str], tuple[ExactSum, int]] = {}
     for gradient in gradients:
         total, n = sums.setdefault((gradient.domain, gradient.split), (ExactSum(), 0))

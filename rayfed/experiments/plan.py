@@ -1,4 +1,4 @@
-"""From a configuration to everything that a simulation needs, checked as a whole before anything starts."""
+"""The plan of a simulation: all that it needs, made from a configuration and checked before anything starts."""
 
 import copy
 import dataclasses
@@ -64,7 +64,7 @@ ModelFactory = Callable[[], nn.Module]
 
 
 MOST_CLIENTS_SHOWN = 1000
-"""Of a partition that is recorded for plots."""
+"""The most clients of a partition that is recorded for plots."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import IO, Any
 from rayfed.core.errors import StorageError, UsageError
 
 SCHEMES = ("file", "s3", "gs")
-"""Of URLs that `open_storage` takes. `memory`, fsspec's filesystem within one process, is there for tests."""
+"""Schemes of the URLs that `open_storage` takes. `memory`, fsspec's filesystem in one process, is there for tests."""
 _CONNECT_SECONDS, _REQUEST_SECONDS, _RETRY_SECONDS = 10, 60, 60
 _LONGEST_MESSAGE = 250  # of an object store; Google's client gives a paragraph
 

@@ -28,7 +28,7 @@ class Tables(NamedTuple):
 
     @property
     def criteria(self) -> dict[str, str]:
-        """By experiment, the metric that chooses rounds and hyperparameters, and that is shown by default.
+        """The metric of each experiment that chooses rounds and hyperparameters, and that is shown by default.
 
         It is the one that all trials were told; accuracy, or loss where there is none, if they differ or do not know.
         """

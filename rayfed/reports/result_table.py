@@ -83,7 +83,7 @@ class ResultTable:
 
     @property
     def labels(self) -> list[str]:
-        """By row, the algorithm and its hyperparameters."""
+        """The algorithm and its hyperparameters, one text per row."""
         pairs = zip(self.algorithms, self.hyperparameters, strict=True)
         return [" ".join(filter(None, pair)) for pair in pairs]
 

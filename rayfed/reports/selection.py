@@ -29,7 +29,7 @@ CURVE = [*TRIAL, *_MODEL, "split", "metric", "higher_is_better"]
 RULES = ("final", "selected", "oracle", "best5")
 BEST = 5
 FEW_CLIENTS = 20
-"""So many clients have no tenths, and so many domains can stand beside each other in a table."""
+"""The most clients without columns for the best and the worst tenth, and the most domains with a column each."""
 DOMAIN = "domain:"
 CLIENT = "client:"
 

@@ -10,7 +10,7 @@ from rayfed.sampling.base import Cohort, Drawing, Sampler
 
 @dataclass(frozen=True, kw_only=True)
 class BySize(Sampler):
-    """By their numbers of examples, with replacement (Li et al. 2020, "On the Convergence of FedAvg", Scheme I).
+    """Sampling by numbers of examples, with replacement (Li et al. 2020, "On the Convergence of FedAvg", Scheme I).
 
     Each of m draws picks client i with its share of the examples p_i. A client that is picked k_i times trains once and
     counts k_i times: f_i = k_i / (m p_i). For methods that weight clients by their examples, the aggregate is the plain

@@ -11,7 +11,7 @@ from rayfed.sampling.base import Cohort, Drawing, Sampler
 
 @dataclass(frozen=True, kw_only=True)
 class Importance(Sampler):
-    """By importance, with unbiased weights (Chen, Horváth and Richtárik 2020, "Optimal Client Sampling", Eq. 7).
+    """Importance sampling with unbiased weights (Chen, Horváth and Richtárik 2020, "Optimal Client Sampling", Eq. 7).
 
     Client i takes part with probability π_i = min(1, c u_i), where c is such that Σ π_i is the size of the cohort, and
     has the factor 1 / π_i. These probabilities minimise the variance of the aggregate if u_i is the norm of the

@@ -13,7 +13,7 @@ from rayfed.data.partitions.base import ASSIGNMENT, TEST, Partition, describe_te
 
 @dataclass(frozen=True, kw_only=True)
 class Classes(Partition):
-    """In every domain, one client for each group of classes; the groups are consecutive and as equal as possible.
+    """One client for each group of classes of a domain; the groups are consecutive and as equal as possible.
 
     Two groups of seven classes are 0-3 and 4-6 (FedDebias's split of PACS). A client's test part consists of the
     domain's own test examples of its classes, or with `test_absent` of those of the other classes, which shows how a
