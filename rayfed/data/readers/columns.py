@@ -24,7 +24,7 @@ def column(files: Sequence[Path], name: str) -> pa.ChunkedArray:
             raise UsageError(f"{path}: column {name!r} is {piece.type}, but {pieces[0].type} in {files[0].name}")
         if piece.null_count:
             row = piece.is_null().index(True).as_py()
-            raise UsageError(f"{tables.place(path, row)}: column {name!r} is empty; every row needs a value")
+            raise UsageError(f"{tables.place([path], name, row)}: column {name!r} is empty; every row needs a value")
         pieces.append(piece)
     return pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], pieces[0].type)
 
@@ -39,35 +39,26 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
     if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
         labels = values.to_numpy().astype(np.int64)
     elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        _check_alike(files, name, values)
+        rows = not_numbers(values) if tables.is_csv(files[0]) else np.empty(0, int)
+        if 0 < len(rows) < len(values):  # the numbers would be words as well
+            raise UsageError(
+                f"{tables.place(files, name, int(rows[0]))}: column {name!r} has {values[int(rows[0])].as_py()!r}, and "
+                "numbers in other rows; labels are all integers or all words"
+            )
         labels = np.unique(values.to_numpy().astype(str), return_inverse=True)[1].astype(np.int64)
     else:
         raise UsageError(f"{files[0]}: column {name!r} is {values.type}; expected integers or strings as labels")
     if len(labels) and labels.min() < 0:
-        raise UsageError(
-            f"{file_of(files, name, int(labels.argmin()))}: label {labels.min()} means unlabelled; leave that split out"
-        )
+        where = tables.place(files, name, int(labels.argmin()))
+        raise UsageError(f"{where}: label {labels.min()} means unlabelled; leave that split out")
     count = num_classes or _declared_classes(files[0], name)
     count = count or count_classes(f"{files[0]}: column {name!r}", [labels], "data.num_classes")
     if len(labels) and labels.max() >= count:
         raise UsageError(
-            f"{file_of(files, name, int(labels.argmax()))}: label {labels.max()}, but there are {count} classes "
+            f"{tables.place(files, name, int(labels.argmax()))}: label {labels.max()}, but there are {count} classes "
             f"(0..{count - 1}); see data.num_classes"
         )
     return labels, count
-
-
-def _check_alike(files: Sequence[Path], name: str, labels: pa.ChunkedArray) -> None:
-    """Raise UsageError if labels in a CSV file are in part numbers, of which the others would make words as well."""
-    if not tables.is_csv(files[0]):
-        return
-    rows = not_numbers(labels)
-    if 0 < len(rows) < len(labels):
-        word = labels[int(rows[0])].as_py()
-        raise UsageError(
-            f"{file_of(files, name, int(rows[0]))}: column {name!r} has {word!r}, and numbers in other rows; labels "
-            "are all integers or all words"
-        )
 
 
 def not_numbers(values: pa.ChunkedArray) -> np.ndarray:
@@ -107,13 +98,3 @@ def _declared_classes(path: Path, name: str) -> int | None:
     except (ValueError, KeyError, TypeError):  # no class label, or metadata in another format
         return None
     return len(names) if names else None
-
-
-def file_of(files: Sequence[Path], name: str, row: int) -> str:
-    """Return the file that contains a row of the concatenated files, and the row's number in it."""
-    for path in files:
-        size = len(tables.read(path, [name]))
-        if row < size:
-            return tables.place(path, row)
-        row -= size
-    raise IndexError(row)

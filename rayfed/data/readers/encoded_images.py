@@ -1,9 +1,8 @@
 """Encoded images (PNG, JPEG, …) in a table column, decoded once into the cache."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,9 +35,8 @@ def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size
     Raises:
         UsageError: A row has no image or a damaged one, or without `size` one of another size than the first.
     """
-    cells = ((path, cell) for path in files for _, cell in _cells(path, column))
-    path, first = next(cells, (files[0], None))  # None: the metadata counts rows, but there are none
-    image = _opened(first, path, 0, column)
+    first = next((cell for path in files for cells in tables.batches(path, column, 1) for cell in _bytes(cells)), None)
+    image = _opened(first, f"{files[0]}: row 0: column {column!r}")
     mode = "L" if image.mode in GREY else "RGB"
     width, height = (size, size) if size else image.size
     key = {
@@ -52,52 +50,48 @@ def decode_column(name: str, files: Sequence[Path], column: str, rows: int, size
     def fill(out: np.ndarray) -> None:
         start = 0
         for path in files:
-            block: list[tuple[int, object]] = []
-            for number, cell in _cells(path, column):
-                block.append((number, cell))
-                if len(block) == BLOCK:
-                    start += _decode(out[start:], path, block, column, mode, resize=size is not None, name=name)
-                    block = []
-            start += _decode(out[start:], path, block, column, mode, resize=size is not None, name=name)
+            row = 0
+            for cells in tables.batches(path, column, BLOCK):
+                places = [f"{path}: row {row + position}: column {column!r}" for position in range(len(cells))]
+                _decode(
+                    out[start : start + len(cells)], _bytes(cells), places, mode, resize=size is not None, name=name
+                )
+                start, row = start + len(cells), row + len(cells)
+        if start < rows:
+            raise UsageError(f"{files[-1]}: {start} images in column {column!r}, but {rows} rows; the file is damaged")
 
     return memory_mapped(name, key, (rows, 1 if mode == "L" else 3, height, width), "uint8", fill)
 
 
-def _decode(out: Any, path: Path, block: Any, column: str, mode: str, *, resize: bool, name: str) -> int:
+def _bytes(cells: pa.Array) -> list[object]:
+    """Return the bytes of each cell; None if it has none."""
+    return (cells.field("bytes") if pa.types.is_struct(cells.type) else cells).to_pylist()
+
+
+def _decode(
+    out: np.ndarray, cells: Sequence[object], places: Sequence[str], mode: str, *, resize: bool, name: str
+) -> None:
     shape = out.shape[-1], out.shape[-2]
 
     def decode(position: int) -> None:
-        number, cell = block[position]
-        image = _opened(cell, path, number, column)
+        image = _opened(cells[position], places[position])
         if image.size != shape:
             if not resize:
                 (width, height), (w, h) = image.size, shape
                 raise UsageError(
-                    f"{path}: row {number}: an image of {width} x {height}, but the first is {w} x {h}; "
+                    f"{places[position]}: an image of {width} x {height}, but the first is {w} x {h}; "
                     "set data.size to resize all of them"
                 )
             image = image.resize(shape, Image.Resampling.BILINEAR)
         pixels = np.asarray(image.convert(mode))
         out[position] = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
 
-    run_in_threads(decode, len(block), f"{name}: decoding images (only once)")
-    return len(block)
+    run_in_threads(decode, len(cells), f"{name}: decoding images (only once)")
 
 
-def _cells(path: Path, column: str) -> Iterator[tuple[int, object]]:
-    """Yield the number and the bytes of each row; None if it has none."""
-    number = 0
-    for batch in tables.batches(path, column, BLOCK):
-        values = batch.field("bytes") if pa.types.is_struct(batch.type) else batch
-        for value in values:
-            yield number, value.as_py()
-            number += 1
-
-
-def _opened(cell: object, path: Path, number: int, column: str) -> Image.Image:
+def _opened(cell: object, place: str) -> Image.Image:
     if not isinstance(cell, bytes) or not cell:
-        raise UsageError(f"{path}: row {number}: column {column!r} has no image; expected its bytes")
-    place = f"{path}: row {number}: column {column!r}"
+        raise UsageError(f"{place} has no image; expected its bytes")
     with readable(place, "an image"):
         image = Image.open(io.BytesIO(cell))
         image.load()

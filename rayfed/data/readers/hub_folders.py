@@ -7,6 +7,7 @@ from typing import Any
 
 from rayfed.core.errors import UsageError
 from rayfed.data.readers.columns import TEST, TRAINING
+from rayfed.data.readers.files import readable
 from rayfed.data.readers.tables import ENDINGS
 
 FORMATS = (
@@ -69,23 +70,17 @@ def _saved(folder: Path) -> list[Path]:
             f"{folder}: saved with a separate selection of rows; save it again with a newer version of datasets, or "
             "after flatten_indices()"
         )
-    files = [folder / str(entry.get("filename")) for entry in state.get("_data_files") or [] if isinstance(entry, dict)]
+    with readable(folder / "state.json", "a list of data files"):
+        files = [folder / entry["filename"] for entry in state["_data_files"]]
     for path in files:
         if not path.is_file():
             raise UsageError(f"{path}: missing, though {folder / 'state.json'} lists it")
-    if not files:
-        raise UsageError(f"{folder / 'state.json'}: lists no data files; {FORMATS}")
     return files
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: missing, truncated or damaged ({error}); {FORMATS}") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{path}: contains {type(content).__name__}; {FORMATS}")
-    return content
+    with readable(path, "a JSON object"):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _split_of(path: Path) -> str:

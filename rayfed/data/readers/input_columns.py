@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from rayfed.core.errors import UsageError
 from rayfed.data.readers import encoded_images, tables
-from rayfed.data.readers.columns import column, file_of, not_numbers
+from rayfed.data.readers.columns import column, not_numbers
 
 IMAGE_COLUMNS = ("image", "img")
 
@@ -32,7 +32,7 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
     else:
         for feature, kind in zip(features, kinds, strict=True):
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-                if pa.types.is_string(kind):
+                if pa.types.is_string(kind) or pa.types.is_large_string(kind):
                     _check_numbers(files, feature)
                 raise UsageError(
                     f"{files[0]}: column {feature!r} is {kind}; expected numbers, or one column of lists or images"
@@ -48,7 +48,7 @@ def _check_numbers(files: Sequence[Path], name: str) -> None:
     """Raise UsageError with the place of the first cell of a column of strings that is no number, if there is one."""
     cells = column(files, name)
     for row in not_numbers(cells)[:1].tolist():
-        raise UsageError(f"{file_of(files, name, row)}: column {name!r} has {cells[row].as_py()!r}, no number")
+        raise UsageError(f"{tables.place(files, name, row)}: column {name!r} has {cells[row].as_py()!r}, no number")
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:
