@@ -9,7 +9,7 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.data.dataset import Dataset
-from rayfed.data.domain_selection import DomainSelection
+from rayfed.data.domain_sampling import DomainSelection
 from rayfed.data.population import Examples, Population, TestSet
 
 

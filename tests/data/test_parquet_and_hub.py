@@ -15,8 +15,7 @@ from rayfed.core.errors import UsageError
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.loading import load
 from rayfed.data.readers import encoded_images
-from rayfed.data.sets.huggingface import HuggingFace
-from rayfed.data.sets.table import Table
+from rayfed.data.sets.labelled_table import HuggingFace, Table
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +82,8 @@ class TestFeatures:
     def test_images_of_several_sizes_are_brought_to_one(self, tmp_path):
         file = write(tmp_path, image=[png(10), png(200, size=(9, 9))], label=[0, 1])
         with pytest.raises(
-            UsageError, match=r"mine.parquet: row 1: column 'image': an image of 9 x 9, but the first is 4 x 6; set data.size"
+            UsageError,
+            match=r"mine.parquet: row 1: column 'image': an image of 9 x 9, but the first is 4 x 6; set data.size",
         ):
             Table(file=file).load()
         Table(file=file, size=4).load()

@@ -60,13 +60,12 @@ def test_validation_rows_of_the_file_are_taken_as_they_are(write):
     [
         ({"index": [4, *range(2, -1, -1), *range(7, -1, -1)]}, ["index 4 of source 't10k'", "4 of them, 0..3"]),
         ({"index": [-1, 2, 1, 0, 7, 6, 5, 4, 3, 2, 1, 0]}, ["index -1 of source 't10k'"]),
-        ({"index": [3, 3, 1, 0, 7, 6, 5, 4, 3, 2, 1, 1]}, ["index 3 of source 't10k'", "twice", "2 repeated rows"]),
         ({"source": ["tenk"] * 12}, ["source 'tenk'", "toy has train, t10k"]),
         ({"split": ["dev"] * 12}, ["split 'dev'", "train, val, test"]),
         ({"split": ["train"] * 6 + ["test"] * 6}, ["client 9 has no row with split=train"]),
         ({"index": [0.5] * 12}, ["column 'index' is float64", "integers"]),
         ({"client": [-1] + [4] * 5 + [9] * 6}, ["client -1", "numbers from 0"]),
-        ({"client": [None] + [1.0] * 11}, ["column 'client' has empty cells"]),
+        ({"client": [None] + [1.0] * 11}, ["column 'client' is float64", "no empty cells"]),
     ],
 )
 def test_a_wrong_table_is_one_line(write, changes, facts):
@@ -83,11 +82,9 @@ def test_a_wrong_table_is_one_line(write, changes, facts):
 def test_wrong_files(write, tmp_path):
     with pytest.raises(UsageError, match=r"no column 'source' \(found: client, split, index\)"):
         File(file=write(table().drop(columns="source"))).split(dataset())
-    with pytest.raises(UsageError, match="has no rows"):
-        File(file=write(table().head(0))).split(dataset())
     text = tmp_path / "text.parquet"
     text.write_text("client,split,source,index\n")
-    with pytest.raises(UsageError, match=r"text.parquet: truncated, damaged or not a Parquet file \("):
+    with pytest.raises(UsageError, match=r"text.parquet: .*truncated, damaged or not a Parquet file \("):
         File(file=str(text)).split(dataset())
     with pytest.raises(UsageError, match=r"none.parquet: no such file; expected a Parquet file of client, split"):
         File(file=str(tmp_path / "none.parquet")).split(dataset())

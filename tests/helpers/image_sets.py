@@ -10,9 +10,7 @@ import torch
 from PIL import Image
 
 from helpers.mnist_files import idx_bytes
-from rayfed.data.sets.domainnet import DOMAINS, DomainNet10
-from rayfed.data.sets.office_caltech10 import OfficeCaltech10
-from rayfed.data.sets.pacs import Pacs
+from rayfed.data.sets.domain_folders import DOMAINS, DomainNet10, OfficeCaltech10, Pacs
 
 RANDOM = np.random.default_rng(11)
 

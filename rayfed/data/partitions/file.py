@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import numpy as np
 import pandas
-import pyarrow
 from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
@@ -14,6 +13,7 @@ from rayfed.core.working_folder import absolute, looked_in
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.partitions.base import Partition
 from rayfed.data.partitions.table import SPLITS
+from rayfed.data.readers.files import readable
 
 COLUMNS = ("client", "split", "source", "index")
 
@@ -53,42 +53,31 @@ class File(Partition):
         return clients
 
     def _read(self) -> pandas.DataFrame:
-        path = absolute(self.file)
+        path, where = absolute(self.file), f"partition.file={self.file}"
         if not path.is_file():
             needed = ", ".join(COLUMNS)
-            where = looked_in(self.file)
-            raise UsageError(f"partition.file={self.file}: no such file{where}; expected a Parquet file of {needed}")
-        try:
+            raise UsageError(f"{where}: no such file{looked_in(self.file)}; expected a Parquet file of {needed}")
+        with readable(where, "a Parquet file"):
             stored = parquet.read_table(path)
             stored.validate(full=True)  # strings would otherwise be decoded later, one by one
             # pandas' own metadata is not needed and could be damaged too.
             table = stored.to_pandas(ignore_metadata=True)
-        except (pyarrow.ArrowException, OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise UsageError(
-                f"partition.file={self.file}: truncated, damaged or not a Parquet file ({reason})"
-            ) from error
         missing = [name for name in COLUMNS if name not in table]
         if missing:
             present, needed = ", ".join(map(str, table.columns)), ", ".join(COLUMNS)
-            raise UsageError(f"partition.file={self.file}: no column {missing[0]!r} (found: {present}); needs {needed}")
-        for name in COLUMNS:
-            if table[name].isna().any():
-                raise UsageError(f"partition.file={self.file}: column {name!r} has empty cells")
+            raise UsageError(f"{where}: no column {missing[0]!r} (found: {present}); needs {needed}")
         for name in ("client", "index"):
             if not pandas.api.types.is_integer_dtype(table[name]):
                 kind = table[name].dtype
-                raise UsageError(f"partition.file={self.file}: column {name!r} is {kind}; expected integers")
+                raise UsageError(f"{where}: column {name!r} is {kind}; expected integers, and no empty cells")
         if (table["client"] < 0).any():
             raise UsageError(
-                f"partition.file={self.file}: client {table['client'].min()}; clients have numbers from 0; leave out "
-                "the rows of examples that no client holds"
+                f"{where}: client {table['client'].min()}; clients have numbers from 0; leave out the rows of examples "
+                "that no client holds"
             )
         unknown = sorted(set(table["split"].unique()) - set(SPLITS), key=str)
         if unknown:
-            raise UsageError(f"partition.file={self.file}: split {unknown[0]!r}; expected {', '.join(SPLITS)}")
-        if not len(table):
-            raise UsageError(f"partition.file={self.file}: has no rows; expected one per example")
+            raise UsageError(f"{where}: split {unknown[0]!r}; expected {', '.join(SPLITS)}")
         return table
 
     def _rows(self, table: pandas.DataFrame, dataset: Dataset) -> np.ndarray:
@@ -111,12 +100,5 @@ class File(Partition):
             raise UsageError(
                 f"partition.file={self.file}: index {index[first]} of source {dataset.sources[source[first]]!r} "
                 f"is not among those that clients of {dataset.name} may hold ({span})"
-            )
-        repeated = table.duplicated(["source", "index"]).to_numpy()
-        if repeated.any():
-            first = int(np.argmax(repeated))
-            raise UsageError(
-                f"partition.file={self.file}: index {index[first]} of source {dataset.sources[source[first]]!r} "
-                f"is given twice ({int(repeated.sum())} repeated rows); expected each example once"
             )
         return rows

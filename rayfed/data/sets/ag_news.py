@@ -1,26 +1,29 @@
 """AG News: short news texts in four classes."""
 
-import csv
-import io
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.cache import memory_mapped
+from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.readers import tables
 from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
-from rayfed.data.readers.files import files_hash
-from rayfed.data.readers.tokens import encode, vocabulary
+from rayfed.data.readers.files import files_hash, readable
 
-VERSION = 1  # raise it when the tokens change
+VERSION = 2  # raise it when the tokens change
 SIDES = ("train", "test")
 CLASSES = 4  # world, sports, business, science and technology
-HEADER = ["Class Index", "Title", "Description"]
+KAGGLES_HEADER = "Class Index"
+PADDING, UNKNOWN = 0, 1
+_MARKS = {mark: f" {mark} " for mark in "'.,()!?"}
+_TABLE = str.maketrans(_MARKS | {'"': "", ";": " ", ":": " "})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,28 +64,30 @@ class AgNews:
             source="torchtext's AG_NEWS or the Hugging Face hub's fancyzhx/ag_news",
         )
         files = {side: _files(folder, side) for side in SIDES}
-        read = {side: [_read(path) for path in paths] for side, paths in files.items()}
-        texts = [text for side in SIDES for file_texts, _ in read[side] for text in file_texts]
-        counts = [sum(len(file_texts) for file_texts, _ in read[side]) for side in SIDES]
         names = [str(path.relative_to(folder)) for paths in files.values() for path in paths]
-        tokens = memory_mapped(
-            self.name,
-            {"version": VERSION, "files": files_hash(folder, names), "vocabulary": self.vocabulary},
-            (len(texts), self.length),
-            "int64",
-            lambda out: encode(out, texts, vocabulary(texts, self.vocabulary)),
-        )
-        source = np.repeat(np.arange(2, dtype=np.int8), counts)
+        key = {"version": VERSION, "files": files_hash(folder, names)}
+        key |= {"vocabulary": str(self.vocabulary), "length": str(self.length)}
+        arrays = cached_arrays(self.name, key, lambda: self._encoded(files))
+        source = arrays["source"]
         return Dataset.of(
             self.name,
-            tokens,
-            np.concatenate([labels for side in SIDES for _, labels in read[side]]),
+            arrays["tokens"],
+            arrays["labels"],
             is_test=source == 1,
             num_classes=CLASSES,
             source=source,
             sources=SIDES,
             index=index_within_group(source),
         )
+
+    def _encoded(self, files: dict[str, list[Path]]) -> Arrays:
+        parts = [_read(path).assign(source=code) for code, side in enumerate(SIDES) for path in files[side]]
+        table = pandas.concat(parts)
+        return {
+            "tokens": encode(table["text"], vocabulary(table["text"], self.vocabulary), self.length),
+            "labels": table["label"].to_numpy(np.int64),
+            "source": table["source"].to_numpy(np.int8),
+        }
 
 
 def _files(folder: Path, side: str) -> list[Path]:
@@ -94,41 +99,44 @@ def _files(folder: Path, side: str) -> list[Path]:
     return paths
 
 
-def _read(path: Path) -> tuple[list[str], np.ndarray]:
-    """Return the texts of a file and their labels, int64 from 0."""
-    texts, labels = _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
-    if not texts:
-        raise UsageError(f"{path}: empty; expected texts with their classes")
-    return texts, labels
+def _read(path: Path) -> pandas.DataFrame:
+    """Return the texts of a file and their labels from 0, the columns text and label."""
+    with readable(path, "a file of texts with their classes"):
+        if path.suffix == ".parquet":
+            table = tables.read(path, ["text", "label"]).to_pandas()
+        else:
+            names = ["label", "title", "description"]
+            rows = pandas.read_csv(path, header=None, names=names, dtype=str, keep_default_na=False)
+            rows = rows[rows["label"] != KAGGLES_HEADER]
+            label = pandas.to_numeric(rows["label"], errors="coerce") - 1
+            description = rows["description"].where(rows["description"] != "")
+            table = pandas.DataFrame({"text": rows["title"] + " " + description, "label": label})
+    valid = (table["label"].isin(range(CLASSES)) & table["text"].notna()).to_numpy()
+    if not valid.all() or not len(valid):
+        entry = f"entry {int(valid.argmin()) + 1} has another class or no text" if len(valid) else "empty"
+        raise UsageError(f"{path}: {entry}; expected texts with {CLASSES} classes")
+    return table
 
 
-def _read_csv(path: Path) -> tuple[list[str], np.ndarray]:
-    try:
-        content = path.read_text(encoding="utf-8")
-        lines = list(csv.reader(io.StringIO(content, newline="")))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(
-            f"{path}: damaged ({error}); expected class, title and description; download it again"
-        ) from error
-    if content.startswith('"') and not content.rstrip().endswith('"'):
-        raise UsageError(f"{path}: truncated within its last text; download it again")
-    lines = lines[1:] if lines[:1] == [HEADER] else lines
-    label_of = {str(number): number - 1 for number in range(1, CLASSES + 1)}
-    for number, line in enumerate(lines, start=1):
-        if len(line) != 3 or line[0] not in label_of:
-            excerpt = ",".join(line)[:60]
-            raise UsageError(
-                f"{path}: entry {number} is {excerpt!r}; expected a class 1..{CLASSES}, title, description"
-            )
-    return [f"{title} {text}" for _, title, text in lines], np.array([label_of[line[0]] for line in lines], np.int64)
+def words(text: str) -> list[str]:
+    """Return the lower-case words of an English text by the rules of torchtext's "basic_english".
+
+    The punctuation marks ' . , ( ) ! ? are separate words; quotation marks, colons, semicolons and <br /> are removed.
+    """
+    return text.lower().replace("<br />", " ").translate(_TABLE).split()
 
 
-def _read_parquet(path: Path) -> tuple[list[str], np.ndarray]:
-    table = tables.read(path, ["text", "label"])
-    texts, labels = table["text"].to_pylist(), table["label"].to_pylist()
-    for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
-        if not isinstance(text, str) or label not in range(CLASSES):
-            raise UsageError(
-                f"{path}: row {number} has label {label!r}; expected a string and a label 0..{CLASSES - 1}"
-            )
-    return texts, np.array(labels, np.int64)
+def vocabulary(texts: Iterable[str], size: int) -> dict[str, int]:
+    """Number the most frequent words from 2; `size` includes padding (0) and unknown (1); ties by alphabet."""
+    counts = Counter(word for text in texts for word in words(text))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: number for number, word in enumerate(ranked[: size - 2], start=2)}
+
+
+def encode(texts: pandas.Series, numbers: dict[str, int], length: int) -> np.ndarray:
+    """Return the numbers of the first words of each text, int64 [n, length]."""
+    tokens = np.full((len(texts), length), PADDING)
+    for row, text in zip(tokens, texts, strict=True):
+        row_numbers = [numbers.get(word, UNKNOWN) for word in words(text)[:length]]
+        row[: len(row_numbers)] = row_numbers
+    return tokens

@@ -1,4 +1,4 @@
-"""The options that assign roles to the columns of a table, and the dataset that its rows form."""
+"""Labelled tables: a user's Parquet and CSV files, and local datasets of the Hugging Face hub."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +9,13 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
+from rayfed.core.working_folder import absolute, looked_in
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.drop_clients import DropClients
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.normalisation import per_channel
 from rayfed.data.readers import columns, input_columns, tables
+from rayfed.data.readers.hub_folders import tables_by_split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,3 +90,89 @@ class LabelledTable(DropClients):
                 f"{path}: no column image or img; set data.features to the input columns, from {', '.join(names)}"
             )
         return present[:1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(LabelledTable):
+    """A Parquet or CSV file, or all of a folder in the order of their names, as one table of labelled rows.
+
+    A file that ends in .csv is read as CSV: UTF-8, commas, the names of the columns in the first line. `parquet` and
+    `csv` are two names of this reader.
+
+    Images are encoded (PNG, JPEG, …) in a column of bytes or of structs with a field `bytes`. `split` names a column
+    that marks test examples; without it, the partition holds out a quarter of each client or domain.
+    """
+
+    file: str = option(help="path of the Parquet or CSV file, or of a folder of files of one kind")
+    split: str | None = option(None, help="column with test (or true) for test examples, train or val for others")
+
+    @property
+    def partition_defaults(self) -> dict[str, Any]:
+        return {} if self.split or self.default_partition == "iid" else {"test": 0.25}
+
+    def load(self) -> Dataset:
+        """Return all rows; `index` counts them across all files.
+
+        Raises:
+            UsageError: A file is missing or damaged, or a column is missing, of a wrong type or has empty cells.
+        """
+        path = absolute(self.file)
+        files = [path]
+        if path.is_dir():  # hidden files are what systems leave there, such as ._a.parquet on a disk of a Mac
+            files = sorted(file for file in path.rglob("*.*") if self._is_part(file))
+        if not files or not files[0].is_file():
+            problem = (
+                "a folder without .parquet or .csv files" if path.is_dir() else f"no such file{looked_in(self.file)}"
+            )
+            raise UsageError(f"data.file={self.file}: {problem}; expected a Parquet or CSV file, or a folder of them")
+        if len({tables.is_csv(file) for file in files}) > 1:
+            raise UsageError(f"data.file={self.file}: has .parquet and .csv files; give a folder with one kind of them")
+        size = sum(len(tables.read(file, [self.label])) for file in files)
+        is_test = columns.test_rows(files, self.split) if self.split else np.zeros(size, bool)
+        return self.dataset(path.stem, files, np.zeros(size, np.int8), ("all",), is_test)
+
+    def _is_part(self, file: Path) -> bool:
+        return not file.name.startswith(".") and file.suffix.lower() in (".parquet", tables.CSV)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFace(LabelledTable):
+    """A labelled dataset of the hub in a local folder, read by pyarrow; nothing is downloaded.
+
+    `folder` was written by `datasets.Dataset.save_to_disk` or `DatasetDict.save_to_disk`, is a copy of the dataset's
+    repository with its Parquet files (`hf download … --repo-type dataset`), or is its folder in the cache of
+    huggingface_hub (`datasets--owner--name`) or of datasets. For licences, see the datasets' pages.
+
+    Columns are used as in `parquet`. The split named test contains the test examples; all others are for training.
+    Without such a split, the partition holds out a quarter of each client or domain.
+    """
+
+    folder: str = option(help="folder of the dataset")
+    splits: list[str] | None = option(None, help="splits to read; null: all")
+
+    @property
+    def partition_defaults(self) -> dict[str, Any]:
+        if self.default_partition == "iid":
+            return {}
+        splits = self.splits or tables_by_split(absolute(self.folder))
+        return {} if any(split in columns.TEST for split in splits) else {"test": 0.25}
+
+    def load(self) -> Dataset:
+        """Return the rows of all splits, training first; `source` is the split and `index` the row in it.
+
+        Raises:
+            UsageError: The folder has another format, files are missing or damaged, or columns do not match, as in
+                `parquet`.
+        """
+        folder = absolute(self.folder)
+        by_split = tables_by_split(folder)
+        for split in self.splits or []:
+            if split not in by_split:
+                raise UsageError(f"data.splits={self.splits}: {folder} has {', '.join(by_split)}")
+        splits = sorted(self.splits or by_split, key=lambda split: (split in columns.TEST, split))
+        files = [path for split in splits for path in by_split[split]]
+        counts = [sum(len(tables.read(path, [self.label])) for path in by_split[split]) for split in splits]
+        source = np.repeat(np.arange(len(splits), dtype=np.int8), counts)
+        is_test = np.isin(source, [number for number, split in enumerate(splits) if split in columns.TEST])
+        name = folder.name.removeprefix("datasets--").rpartition("--")[2]
+        return self.dataset(name, files, source, tuple(splits), is_test)

@@ -8,7 +8,7 @@ import numpy as np
 from rayfed.core.options import option
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
-from rayfed.data.domain_selection import DomainSelection
+from rayfed.data.domain_sampling import DomainSelection
 from rayfed.data.draws import numpy_generator
 from rayfed.data.sets import drawing
 from rayfed.data.sets.mnist_m import load_photographs

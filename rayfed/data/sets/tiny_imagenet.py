@@ -1,19 +1,17 @@
 """Tiny ImageNet: 200 classes of ImageNet at 64 x 64."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import ChannelNormalisation
 from rayfed.data.readers.class_folders import Entry, Listing, image_files
 from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
 from rayfed.data.readers.decoding import decode_images
+from rayfed.data.readers.files import readable
 
 PARTS, CLASSES = ("train", "val"), 200
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -46,15 +44,23 @@ class TinyImageNet(ChannelNormalisation):
         """
         names = ("tiny-imagenet-200", "tiny_imagenet")
         folder = find_dataset_folder(self.root, names, expected="wnids.txt, train and val", source=URL)
-        wnids = _lines(folder / "wnids.txt", "the names of 200 class folders")
-        if len(wnids) != CLASSES or len(set(wnids)) != CLASSES:
-            raise UsageError(f"{folder / 'wnids.txt'}: {len(set(wnids))} different classes; expected {CLASSES}")
-        labels = {wnid: label for label, wnid in enumerate(wnids)}
+        with readable(folder / "wnids.txt", f"the names of {CLASSES} class folders; from {URL}"):
+            wnids = (folder / "wnids.txt").read_text().split()
+            if len(set(wnids)) != CLASSES:
+                raise ValueError(f"{len(set(wnids))} different classes")
         entries = []
-        if "train" in self.parts:
-            entries += _train(folder, wnids)
+        for label, wnid in enumerate(wnids if "train" in self.parts else ()):
+            images = folder / "train" / wnid / "images"
+            with readable(images, f"a folder of images; from {URL}"):
+                files = image_files(images)
+                if not files:
+                    raise ValueError("it contains no image")
+            entries += [Entry(f"train/{wnid}/images/{file}", label, 0) for file in files]
         if "val" in self.parts:
-            entries += _val(folder, labels)
+            path = folder / "val" / "val_annotations.txt"
+            with readable(path, f"lines with an image and its class; from {URL}"):
+                pairs = [line.split()[:2] for line in path.read_text().splitlines()]
+                entries += [Entry(f"val/images/{file}", wnids.index(wnid), 0, True) for file, wnid in pairs]
         listing = Listing.of(folder, entries)
         return Dataset.of(
             self.name,
@@ -67,32 +73,3 @@ class TinyImageNet(ChannelNormalisation):
             index=index_within_group(listing.is_test),
             **self.normalisation(),
         )
-
-
-def _train(folder: Path, wnids: Sequence[str]) -> list[Entry]:
-    entries = []
-    for label, wnid in enumerate(wnids):
-        images = folder / "train" / wnid / "images"
-        files = image_files(images) if images.is_dir() else []
-        if not files:
-            raise UsageError(f"{images}: contains no image; expected the training images of {wnid}; from {URL}")
-        entries += [Entry(f"train/{wnid}/images/{file}", label, 0) for file in files]
-    return entries
-
-
-def _val(folder: Path, labels: Mapping[str, int]) -> list[Entry]:
-    path, entries = folder / "val" / "val_annotations.txt", []
-    for number, line in enumerate(_lines(path, "one line per image: file, class and box"), start=1):
-        file, _, rest = line.partition("\t")
-        wnid = rest.split("\t")[0]
-        if wnid not in labels:
-            raise UsageError(f"{path}, line {number}: class {wnid!r}; expected one of wnids.txt")
-        entries.append(Entry(f"val/images/{file}", labels[wnid], 0, True))
-    return entries
-
-
-def _lines(path: Path, expected: str) -> list[str]:
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    if not lines:
-        raise UsageError(f"{path}: missing or empty; expected {expected}; from {URL}")
-    return [line.strip() for line in lines if line.strip()]

@@ -8,12 +8,13 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.cache import memory_mapped
+from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.drop_clients import DropClients
 from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
-from rayfed.data.readers.files import files_hash
+from rayfed.data.readers.files import files_hash, readable
 
+VERSION = 1  # raise it when the arrays change
 SIDES = ("train", "test")
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 LENGTH, CLASSES = 128, 6  # 2.56 seconds at 50 Hz
@@ -51,27 +52,16 @@ class UciHar(DropClients):
             source="data set 240 of the UCI Machine Learning Repository",
         )
         files = [f"{side}/Inertial Signals/{signal}_{side}.txt" for signal in SIGNALS for side in SIDES]
-        labels = [_integers(folder / side / f"y_{side}.txt", CLASSES) for side in SIDES]
-        people = [_integers(folder / side / f"subject_{side}.txt", None) for side in SIDES]
-        for side, label, person in zip(SIDES, labels, people, strict=True):
-            if len(label) != len(person):
-                path = folder / side / f"subject_{side}.txt"
-                raise UsageError(f"{path}: {len(person)} lines, but y_{side}.txt has {len(label)}")
-        counts = [len(label) for label in labels]
-        client = np.concatenate(people)
-        rows = self.remaining_rows(client, folder)
-        signals = memory_mapped(
-            self.name,
-            {"files": files_hash(folder, files)},
-            (sum(counts), len(SIGNALS), 1, LENGTH),
-            "float32",
-            lambda out: _fill(out, folder, counts),
+        files += [f"{side}/{name}_{side}.txt" for name in ("y", "subject") for side in SIDES]
+        arrays = cached_arrays(
+            self.name, {"version": VERSION, "files": files_hash(folder, files)}, lambda: _read(folder)
         )
-        source = np.repeat(np.arange(2, dtype=np.int8), counts)
+        source, client = arrays["source"], arrays["client"]
+        rows = self.remaining_rows(client, folder)
         return Dataset.of(
             self.name,
-            signals if len(rows) == len(client) else signals[rows],
-            np.concatenate(labels)[rows] - 1,
+            arrays["signals"] if len(rows) == len(client) else arrays["signals"][rows],
+            arrays["labels"][rows],
             is_test=source[rows] == 1,
             num_classes=CLASSES,
             source=source[rows],
@@ -81,39 +71,42 @@ class UciHar(DropClients):
         )
 
 
-def _fill(out: np.ndarray, folder: Path, counts: list[int]) -> None:
-    start = 0
-    for side, count in zip(SIDES, counts, strict=True):
-        for channel, signal in enumerate(SIGNALS):
-            path = folder / side / "Inertial Signals" / f"{signal}_{side}.txt"
-            values = _table(path)
-            if values.shape != (count, LENGTH):
+def _read(folder: Path) -> Arrays:
+    """Return signals, float32 [n, 9, 1, 128], and the label from 0, the client and the side of each."""
+    labels = [_integers(folder / side / f"y_{side}.txt", CLASSES) for side in SIDES]
+    clients = [_integers(folder / side / f"subject_{side}.txt", None) for side in SIDES]
+    signals = []
+    for side, label, client in zip(SIDES, labels, clients, strict=True):
+        paths = [folder / side / "Inertial Signals" / f"{signal}_{side}.txt" for signal in SIGNALS]
+        channels = [_numbers(path) for path in paths]
+        if len(client) != len(label):
+            raise UsageError(f"{folder / side}: {len(client)} lines of subjects, but {len(label)} of labels")
+        for path, values in zip(paths, channels, strict=True):
+            if values.shape != (len(label), LENGTH):
                 raise UsageError(
-                    f"{path}: {values.shape[0]} lines of {values.shape[1]} numbers; expected {count} of {LENGTH}"
+                    f"{path}: {values.shape[0]} lines of {values.shape[1]} numbers; expected {len(label)} of {LENGTH}"
                 )
-            if not np.isfinite(values).all():
-                line = int(np.argmin(np.isfinite(values).all(1))) + 1
-                raise UsageError(f"{path}: line {line} has a value that is not finite")
-            out[start : start + count, channel, 0] = values
-        start += count
+        signals.append(np.stack(channels, 1)[:, :, None])
+    return {
+        "signals": np.concatenate(signals),
+        "labels": np.concatenate(labels) - 1,
+        "client": np.concatenate(clients),
+        "source": np.repeat(np.arange(2, dtype=np.int8), [len(label) for label in labels]),
+    }
 
 
-def _table(path: Path) -> np.ndarray:
+def _numbers(path: Path) -> np.ndarray:
     """Read a text file of numbers: float32 [lines, numbers]."""
-    try:
-        if not path.stat().st_size:
-            raise UsageError(f"{path}: empty; expected numbers; download the archive again")
-        return np.loadtxt(path, np.float32, ndmin=2)
-    except (OSError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{path}: missing, truncated or damaged ({reason}); download the archive again") from error
+    with readable(path, "lines of numbers"):
+        values = np.loadtxt(path, np.float32, ndmin=2)
+        if not values.size or not np.isfinite(values).all():
+            raise ValueError("no numbers" if not values.size else "a number that is not finite")
+    return values
 
 
 def _integers(path: Path, high: int | None) -> np.ndarray:
     """Read a text file with one positive integer per line: int64 [lines]."""
-    values = _table(path)
+    values = _numbers(path)
     invalid = (values[:, 0] < 1) | (values[:, 0] % 1 != 0) | (values[:, 0] > (high or np.inf))
     if values.shape[1] != 1 or invalid.any():
         line, span = int(np.argmax(invalid)), f"1..{high}" if high else "from 1"

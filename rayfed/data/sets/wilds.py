@@ -1,6 +1,7 @@
-"""RxRx1-WILDS: cells of four types under 1,139 genetic treatments."""
+"""The two image datasets of WILDS with domains of their own: Camelyon17 and RxRx1."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -12,12 +13,74 @@ from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Entry, Listing
 from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
-from rayfed.data.readers.wilds_metadata import read_metadata
+from rayfed.data.readers.files import readable
 from rayfed.data.sets.image_domains import ImageFiles
 
-URL = "https://wilds.stanford.edu/datasets/#rxrx1"
+URL = "https://wilds.stanford.edu/datasets/"
+NUMBERS = ("x_coord", "y_coord", "tumor", "center", "split")
+HOSPITALS = 5
+TRAIN, ID_VAL = 0, 1  # values of Camelyon17's column split that are used; those of hospitals 1 and 2 are not
 CELLS, UNSEEN = ("HEPG2", "HUVEC", "RPE", "U2OS"), ("val", "test")
 CLASSES, GROUPS = 1139, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Camelyon17(ImageFiles):
+    """Camelyon17-WILDS (Bandi et al. 2018; Koh et al. 2021, "WILDS"): 455,954 patches of 96 x 96, tumour or none.
+
+    From https://wilds.stanford.edu, 10 GB: `camelyon17_v1.0/metadata.csv` and
+    `patches/patient_004_node_4/patch_patient_004_node_4_x_3328_y_21792.png`. Public domain (CC0).
+
+    Domains and clients are the hospitals. Hospital 1 is WILDS' validation domain and hospital 2 its test domain; both
+    are held out by default. With split=published, WILDS' in-distribution validation patches are the test examples of
+    hospitals 0, 3 and 4, and hospitals 1 and 2 must be held out.
+    """
+
+    name: ClassVar[str] = "camelyon17"
+
+    root: str | None = option(None, help=ROOT_HELP)
+    size: int = option(96, low=8, help="side to which images are resized")
+    held_out: list[str] = option(["hospital-1", "hospital-2"], help='hospitals no client holds: the "ood" test sets')
+    split: str = option("published", choices=("published", "random"), help="WILDS' in-distribution split, or random")
+
+    def available_domains(self) -> tuple[str, ...]:
+        return tuple(f"hospital-{number}" for number in range(HOSPITALS))
+
+    def load(self) -> Dataset:
+        """Return the patches that are kept; `client` is the hospital.
+
+        Raises:
+            UsageError: The table or patches are missing or damaged, or the options contradict each other.
+        """
+        domains = self.selected_domains()
+        without_split = {"hospital-1", "hospital-2"} & set(domains) - set(self.held_out)
+        if self.split == "published" and without_split:
+            raise UsageError(
+                f"data.split=published: {min(without_split)} has no split; hold it out, or use data.split=random"
+            )
+        expected = "metadata.csv and the folder patches"
+        folder = find_dataset_folder(
+            self.root, ("camelyon17_v1.0", "camelyon17"), expected=expected, source=f"{URL}#camelyon17"
+        )
+        path = folder / "metadata.csv"
+        table = _metadata(path, NUMBERS, ("patient", "node"))
+        for name, highest in (("tumor", 1), ("center", HOSPITALS - 1)):
+            if table[name].max() > highest:
+                raise UsageError(f"{path}: {name} {table[name].max()}; expected 0..{highest}")
+        numbers = {int(domain[-1]): number for number, domain in enumerate(domains)}
+        entries = [
+            Entry(
+                f"patches/patient_{row.patient}_node_{row.node}/"
+                f"patch_patient_{row.patient}_node_{row.node}_x_{row.x_coord}_y_{row.y_coord}.png",
+                row.tumor,
+                numbers[row.center],
+                row.split == ID_VAL,
+                row.center,
+            )
+            for row in table.itertuples()
+            if row.center in numbers
+        ]
+        return self.dataset(Listing.of(folder, entries), domains, 2, published=self.split == "published", natural=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +122,9 @@ class RxRx1(ImageFiles):
         """
         cells, published = self.selected_domains(), self.split == "published"
         names = ("rxrx1_v1.0", "rxrx1")
-        folder = find_dataset_folder(self.root, names, expected="metadata.csv and the folder images", source=URL)
+        folder = find_dataset_folder(
+            self.root, names, expected="metadata.csv and the folder images", source=f"{URL}#rxrx1"
+        )
         table = self._table(folder / "metadata.csv", cells)
         domains = (*cells, *(UNSEEN if published else ()))
         clients = self._clients(table[table.dataset == "train"] if published else table)
@@ -82,7 +147,7 @@ class RxRx1(ImageFiles):
     def _table(self, path: Path, cells: tuple[str, ...]) -> pandas.DataFrame:
         """Return the rows of the selected cell types and classes."""
         strings = ("dataset", "cell_type", "experiment", "well")
-        table = read_metadata(path, ("plate", "site", "sirna_id"), strings, URL)
+        table = _metadata(path, ("plate", "site", "sirna_id"), strings)
         for name, allowed in (("dataset", ("train", *UNSEEN)), ("cell_type", CELLS)):
             unknown = sorted(set(table[name]) - set(allowed))
             if unknown:
@@ -107,3 +172,13 @@ class RxRx1(ImageFiles):
             for number, name in enumerate(experiments[: group_size * self.groups_per_type]):
                 clients[name] = CELLS.index(cell) * GROUPS + number // group_size
         return clients
+
+
+def _metadata(path: Path, integers: Sequence[str], strings: Sequence[str]) -> pandas.DataFrame:
+    """Return some columns of metadata.csv, the table of the images."""
+    kinds = dict.fromkeys(integers, int) | dict.fromkeys(strings, str)
+    with readable(path, f"a table with the columns {', '.join(kinds)}"):
+        table = pandas.read_csv(path, usecols=list(kinds), dtype=kinds, keep_default_na=False)
+        if not len(table):
+            raise ValueError("no rows")
+    return table

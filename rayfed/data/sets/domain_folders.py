@@ -1,0 +1,231 @@
+"""Datasets with one folder per domain and class: PACS, OfficeHome, Office-Caltech-10 and DomainNet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.data.dataset import Dataset
+from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD
+from rayfed.data.readers.class_folders import Entry, Listing, class_names, walk
+from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
+from rayfed.data.readers.files import readable
+from rayfed.data.readers.pickled import read_pickle
+from rayfed.data.sets.image_domains import ImageFiles
+
+DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainFolders(ImageFiles):
+    """Images in `<root>/<one of dataset_folders>/<domain>/<class>/*.jpg`; the split is random."""
+
+    dataset_folders: ClassVar[tuple[str, ...]]
+    folders: ClassVar[dict[str, tuple[str, ...]]]  # of each domain, in all common spellings
+    classes: ClassVar[tuple[str, ...]] = ()  # (): the names of the folders
+    count: ClassVar[int]
+    url: ClassVar[str]
+    ignore_others: ClassVar[bool] = False  # whether there may be folders of other classes
+
+    root: str | None = option(None, help=ROOT_HELP)
+
+    def available_domains(self) -> tuple[str, ...]:
+        return tuple(self.folders)
+
+    def load(self) -> Dataset:
+        """Return the images that are kept of the selected domains, one domain after the other.
+
+        Raises:
+            UsageError: Folders or files are missing, empty or damaged, or an option does not match them.
+        """
+        domains = self.selected_domains()
+        folder = self.dataset_folder()
+        domain_folders = {number: self.domain_folder(folder, name) for number, name in enumerate(domains)}
+        classes = self.classes or class_names(folder, domain_folders.values(), self.count)
+        listing = Listing.of(folder, walk(folder, domain_folders, classes, ignore_others=self.ignore_others))
+        return self.dataset(listing, domains, self.count)
+
+    def dataset_folder(self) -> Path:
+        """Return the folder of the dataset."""
+        names = ", ".join(spellings[0] for spellings in self.folders.values())
+        expected = f"the folders {names}, each with {self.count} class folders of images"
+        return find_dataset_folder(self.root, self.dataset_folders, expected=expected, source=self.url)
+
+    def domain_folder(self, folder: Path, domain: str) -> str:
+        """Return the name of a domain's folder: the first spelling that exists."""
+        spellings = self.folders[domain]
+        return next((name for name in spellings if (folder / name).is_dir()), spellings[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pacs(DomainFolders):
+    """PACS: 9,991 images of 7 classes in four domains (Li, Yang, Song and Hospedales 2017, "Deeper, Broader and Artier
+    Domain Generalization").
+
+    From https://dali-dl.github.io/project_iccv2017.html: `PACS/art_painting/dog/*.jpg`, also below `PACS/kfold`. No
+    licence is stated; for research.
+    """
+
+    name: ClassVar[str] = "pacs"
+    dataset_folders: ClassVar[tuple[str, ...]] = ("PACS/kfold", "PACS", "pacs/kfold", "pacs")
+    folders: ClassVar[dict[str, tuple[str, ...]]] = {
+        name: (name,) for name in ("photo", "art_painting", "cartoon", "sketch")
+    }
+    classes: ClassVar[tuple[str, ...]] = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+    count: ClassVar[int] = 7
+    url: ClassVar[str] = "https://dali-dl.github.io/project_iccv2017.html"
+
+    size: int = option(224, low=8, help="side to which images are resized; FedDebias: 32")
+    mean: list[float] = option(IMAGENET_MEAN, help="subtracted from images in [0, 1]; one number or three")
+    std: list[float] = option(IMAGENET_STD, above=0, help="images are divided by it; one number or three")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfficeHome(DomainFolders):
+    """OfficeHome: 15,588 images of 65 classes in four domains (Venkateswara et al. 2017, "Deep Hashing Network for
+    Unsupervised Domain Adaptation").
+
+    From https://www.hemanthdv.org/officeHomeDataset.html: `OfficeHomeDataset_10072016/Real World/Alarm_Clock/*.jpg`.
+    For non-commercial research and education.
+    """
+
+    name: ClassVar[str] = "office_home"
+    dataset_folders: ClassVar[tuple[str, ...]] = ("OfficeHomeDataset_10072016", "OfficeHome", "office_home")
+    folders: ClassVar[dict[str, tuple[str, ...]]] = {
+        "art": ("Art", "art"),
+        "clipart": ("Clipart", "clipart"),
+        "product": ("Product", "product"),
+        "real_world": ("Real World", "Real_World", "RealWorld", "real_world"),
+    }
+    count: ClassVar[int] = 65
+    url: ClassVar[str] = "https://www.hemanthdv.org/officeHomeDataset.html"
+
+    size: int = option(224, low=8, help="side to which images are resized")
+    mean: list[float] = option(IMAGENET_MEAN, help="subtracted from images in [0, 1]; one number or three")
+    std: list[float] = option(IMAGENET_STD, above=0, help="images are divided by it; one number or three")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBnLists(DomainFolders):
+    """Domains with a random split, or with the split in FedBN's `<domain>_train.pkl` and `<domain>_test.pkl`."""
+
+    split: str = option("random", choices=("random", "published"), help="random split of all images, or FedBN's lists")
+
+    def load(self) -> Dataset:
+        """Return the images as `DomainFolders` does, or only those in FedBN's lists, with their split."""
+        if self.split == "random":
+            return super().load()
+        domains = self.selected_domains()
+        folder = self.dataset_folder()
+        entries = [
+            Entry(file, self.classes.index(title), number, part == "test")
+            for number, domain in enumerate(domains)
+            for part in ("train", "test")
+            for file, title in read_lists(folder / f"{domain}_{part}.pkl", self.classes)
+        ]
+        # FedBN's paths start with the name of the dataset's folder.
+        return self.dataset(Listing.of(folder.parent, entries), domains, self.count, published=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfficeCaltech10(FedBnLists):
+    """Office-Caltech-10: 2,533 images of 10 classes in four domains (Gong, Shi, Sha and Grauman 2012, "Geodesic Flow
+    Kernel for Unsupervised Domain Adaptation").
+
+    From the links in https://github.com/med-air/FedBN: `office_caltech_10/amazon/back_pack/*.jpg`, and beside
+    the folders, for split=published, `amazon_train.pkl`, `amazon_test.pkl`, … No licence is stated; for research.
+    """
+
+    name: ClassVar[str] = "office_caltech10"
+    dataset_folders: ClassVar[tuple[str, ...]] = ("office_caltech_10", "office_caltech10", "OfficeCaltech10")
+    folders: ClassVar[dict[str, tuple[str, ...]]] = {
+        name: (name, name.capitalize()) for name in ("amazon", "caltech", "dslr", "webcam")
+    }
+    classes: ClassVar[tuple[str, ...]] = (
+        "back_pack", "bike", "calculator", "headphones", "keyboard",
+        "laptop_computer", "monitor", "mouse", "mug", "projector",
+    )  # fmt: skip
+    count: ClassVar[int] = 10
+    url: ClassVar[str] = "https://github.com/med-air/FedBN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainNet10(FedBnLists):
+    """Ten classes of DomainNet in six domains, those of FedBN (Li et al. 2021) and ADCOL: 22,851 images.
+
+    From https://ai.bu.edu/M3SDA (the cleaned version) or the links in https://github.com/med-air/FedBN:
+    `DomainNet/clipart/bird/*.jpg`; folders of other classes are ignored. With split=published, FedBN's lists
+    `DomainNet/clipart_train.pkl`, `clipart_test.pkl`, … For research (fair use).
+    """
+
+    name: ClassVar[str] = "domainnet10"
+    dataset_folders: ClassVar[tuple[str, ...]] = ("DomainNet", "domainnet", "domain_net")
+    folders: ClassVar[dict[str, tuple[str, ...]]] = {name: (name,) for name in DOMAINS}
+    classes: ClassVar[tuple[str, ...]] = (
+        "bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra",
+    )  # fmt: skip
+    count: ClassVar[int] = 10
+    url: ClassVar[str] = "https://ai.bu.edu/M3SDA"
+    ignore_others: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainNet(DomainNet10):
+    """DomainNet (Peng et al. 2019, "Moment Matching for Multi-Source Domain Adaptation"): 586,575 images of 345 classes
+    in six domains.
+
+    From https://ai.bu.edu/M3SDA: the six archives and the twelve lists `DomainNet/clipart_train.txt`,
+    `clipart_test.txt`, … with lines such as `clipart/aircraft_carrier/clipart_001_000001.jpg 0`. For research (fair
+    use). The images take 7.2 GB of the cache at 64 x 64, and 88 GB at 224 x 224; `per_party` or `share` reduces this.
+    """
+
+    name: ClassVar[str] = "domainnet"
+    classes: ClassVar[tuple[str, ...]] = ()
+    count: ClassVar[int] = 345
+
+    split: str = option(
+        "published", choices=("published", "random"), help="the split of the lists, or a random one of all images"
+    )
+
+    def load(self) -> Dataset:
+        """Return the images in DomainNet's lists.
+
+        Raises:
+            UsageError: Lists or images are missing, empty or damaged, or an option does not match them.
+        """
+        domains = self.selected_domains()
+        folder = self.dataset_folder()
+        entries = [
+            Entry(file, label, number, part == "test")
+            for number, domain in enumerate(domains)
+            for part in ("train", "test")
+            for file, label in read_list(folder / f"{domain}_{part}.txt", self.count)
+        ]
+        return self.dataset(Listing.of(folder, entries), domains, self.count, published=self.split == "published")
+
+
+def read_lists(path: Path, classes: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the files of a list of FedBN, relative to the folder of datasets, and their class names."""
+    kind = "a pickled pair of lists, paths and class names"
+    with readable(path, kind):
+        files, titles = (list(part) for part in read_pickle(path, kind) if isinstance(part, (tuple, list, np.ndarray)))
+        pairs = [(str(file), str(title)) for file, title in zip(files, titles, strict=True)]
+    for file, title in pairs:
+        if title not in classes:
+            raise UsageError(f"{path}: {file!r} has the class {title!r}; expected one of {', '.join(classes)}")
+    return pairs
+
+
+def read_list(path: Path, classes: int) -> list[tuple[str, int]]:
+    """Return the files and labels of a list of DomainNet with one line "file label" per image."""
+    with readable(path, f"a list of lines with a file name and a label 0..{classes - 1}"):
+        lines = [line.rpartition(" ") for line in path.read_text().splitlines()]
+        entries = [(file, int(label)) for file, _, label in lines]
+        for number, (file, label) in enumerate(entries, start=1):
+            if not file or not 0 <= label < classes:
+                raise ValueError(f"line {number}: label {label}")
+    return entries
