@@ -145,7 +145,7 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for kind, load in loaders.items():
         monkeypatch.setattr(kind, "load", lambda self, load=load: load(self))
     monkeypatch.setattr(IdxFiles, "pool", lambda self: made.grey())
-    monkeypatch.setattr(rotated, "rotate", lambda images, angle, size=None: images)
+    monkeypatch.setattr(rotated, "_rotated", lambda images, angle: images)
     monkeypatch.setenv("RAYFED_CACHE", str(folder))
     create = from_torchvision._create
     monkeypatch.setattr(from_torchvision, "_create", lambda arch, pretrained, classes: create(arch, False, classes))
