@@ -11,7 +11,7 @@ import argparse
 import heapq
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,11 +124,15 @@ def homes_of(sizes: Sequence[float], hosts: int) -> dict[ClientIndex, int]:
 
 
 class FixedSchedule(Schedule):
-    """A schedule in which a client runs on `last_host` and nowhere else, and a host gets its work in one piece."""
+    """A schedule in which a client runs in its home and nowhere else, and a host gets its work in one piece."""
+
+    def __init__(self, units: Sequence[Unit], free: Sequence[int], homes: Mapping[ClientIndex, int]):
+        self._homes = homes
+        super().__init__(units, free)
 
     def _deal(self, units: Iterable[Unit]) -> None:
         for unit in units:
-            self._plans[self.last_host[unit.clients[0]]].append(unit)
+            self._plans[self._homes[unit.clients[0]]].append(unit)
 
     def _front(self, host: int) -> list[Unit]:
         plan, self._plans[host] = self._plans[host], deque()
@@ -137,25 +141,24 @@ class FixedSchedule(Schedule):
     def _steal(self, host: int, now: float) -> None:
         pass
 
-    def _late(self, host: int, now: float) -> Chunk | None:
-        return None
-
 
 class FixedHomes(RayFleet):
     """Hosts with fixed homes, balanced over all clients."""
 
     def _schedule(self, units: Sequence[Unit], kind: Any) -> Schedule:
         homes = homes_of([len(client.train) for client in self._population.clients], len(self._handles))
-        return FixedSchedule(units, range(len(self._handles)), None, homes)
+        return FixedSchedule(units, range(len(self._handles)), homes)
 
 
 def simulated(kind: type[Schedule], hosts: int, steps: Sequence[float], cohort: Any, seed: int) -> float:
     """Return the seconds of a simulated round by the mean seconds that hosts work."""
     rng = np.random.default_rng(seed)
     speeds = dict(enumerate(0.01 * (1 + 0.03 * rng.standard_normal(hosts))))
-    homes = homes_of(steps, hosts) if kind is FixedSchedule else {}
     units = [Unit((ClientIndex(int(client)),), cost=steps[client]) for client in cohort]
-    schedule = kind(units, range(hosts), dict.fromkeys(speeds, 0.01), homes)
+    if kind is FixedSchedule:
+        schedule: Schedule = FixedSchedule(units, range(hosts), homes_of(steps, hosts))
+    else:
+        schedule = Schedule(units, range(hosts), dict.fromkeys(speeds, 0.01))
     now, busy = 0.0, 0.0
     queues: dict[int, list[Chunk]] = {host: [] for host in speeds}
     events: list[tuple[float, int, int]] = []

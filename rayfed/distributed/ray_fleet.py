@@ -60,7 +60,6 @@ class _Handle:
         clock: How long it has been starting.
         later: Whether it was started after the others.
         process: Its process and node while it is alive.
-        late: Calls whose results no longer count; until they end, it gets no other.
     """
 
     position: int
@@ -70,8 +69,6 @@ class _Handle:
     _: KW_ONLY
     later: bool = False
     process: tuple[int, str] | None = None
-    late: tuple[Any, ...] = ()
-    late_since: float = 0.0
 
     @property
     def live(self) -> bool:
@@ -164,7 +161,6 @@ class RayFleet:
         self._examples = blueprint.training_examples(population)
         self._states = RayStates(device)
         self._rates = Rates()
-        self._last_host: dict[ClientIndex, int] = {}
         self._steps: dict[tuple[Hashable, int], int] = {}  # that a client takes, by kind of work and examples
         self._small: set[Hashable] = set()  # kinds of work after which all states were small
         self._number = 0  # of the last call to all hosts
@@ -218,7 +214,6 @@ class RayFleet:
         new_states: dict[ClientIndex, Any] = {}
         unweighted: dict[ClientIndex, Any] = {}
         schedule = self._schedule(units, kind)
-        predicted = schedule.predicted
         for chunk, result, others in self._dispatch(schedule, kind, call):
             clients = chunk.clients
             if others:
@@ -230,7 +225,6 @@ class RayFleet:
             else:
                 for client, state in result.states.items():
                     new_states[client] = _kept(state)
-            self._last_host.update(dict.fromkeys(clients, chunk.host))
             results.append(
                 dataclasses.replace(
                     result,
@@ -244,7 +238,7 @@ class RayFleet:
             )
         self._states.commit(new_states, number)
         self._unweighted = unweighted
-        busy = [0.0] * len(self._handles)
+        busy, predicted = [0.0] * len(self._handles), schedule.predicted
         for result in results:
             busy[result.host] += result.seconds
         return Exchanged(
@@ -354,10 +348,10 @@ class RayFleet:
     def _schedule(self, units: Sequence[Unit], kind: Hashable) -> Schedule:
         self._look_for_nodes()
         self._rates.begin(kind)
-        free = [handle.position for handle in self._handles if handle.live and not handle.late]
+        live = [handle.position for handle in self._handles if handle.live]
         rates = self._rates.of(kind, range(len(self._handles)))
         most = _MOST_SMALL if kind in self._small else MOST_CLIENTS
-        return Schedule(units, free, rates, self._last_host, self._patience, most)
+        return Schedule(units, live, rates, self._patience, most)
 
     def _dispatch(
         self, schedule: Schedule, kind: Hashable, call: Callable[[Any, Chunk], list[Any]]
@@ -382,46 +376,26 @@ class RayFleet:
                         continue
                     now = time.monotonic()
                     self._rates.measured(kind, chunk.host, chunk.cost, chunk.elapsed(now))
-                    if schedule.done(chunk, now):
-                        yield chunk, result, others
-        finally:
-            # Copies that came too late, or the rest after an error. They are not cancelled: with Ray 2.60, an actor
-            # then waits 30 s for the call that is missing from its sequence, and drops those that follow.
-            for reference, (chunk, _) in calls.items():
-                handle = self._handles[chunk.host]
-                handle.late, handle.late_since = (*handle.late, reference), time.monotonic()
+                    schedule.done(chunk, now)
+                    yield chunk, result, others
+        finally:  # after an error, nobody waits for the rest
+            for host in {chunk.host for chunk, _ in calls.values()}:
+                self._pool.drop(host)
 
     def _wait(self, calls: dict[Any, tuple[Chunk, list[Any]]], schedule: Schedule) -> list[Any]:
         """Wait for the next result; meanwhile take in hosts that are ready, and drop those that died or hang."""
         starting = {handle.ready: handle for handle in self._handles if handle.ready is not None}
-        late = {reference: handle for handle in self._handles for reference in handle.late}
-        if not calls and not starting and not late:
+        if not calls and not starting:
             raise HostLost(f"all hosts are lost{self._last_words()}; faults.restarts replaces more of them")
-        done, _ = ray.wait([*calls, *starting, *late], num_returns=1, timeout=_LOOK_SECONDS)
+        done, _ = ray.wait([*calls, *starting], num_returns=1, timeout=_LOOK_SECONDS)
         now = time.monotonic()
         for reference in done:
             if (handle := starting.get(reference)) is not None and self._started(handle):
                 schedule.join(handle.position)
-            elif (handle := late.get(reference)) is not None:
-                self._caught_up(handle, reference, schedule, calls)
-        hanging = [self._handles[position] for position in schedule.hanging(now)]
-        hanging += [handle for handle in self._handles if handle.late and now - handle.late_since > self._patience]
-        for handle in hanging:
-            self._drop(handle, "host hanging", "gave no result in time", schedule, calls)
+        for position in schedule.hanging(now):
+            self._drop(self._handles[position], "host hanging", "gave no result in time", schedule, calls)
         self._drop_late_starts()
         return [reference for reference in done if reference in calls]
-
-    def _caught_up(self, handle: _Handle, reference: Any, schedule: Schedule, calls: dict[Any, Any]) -> None:
-        """Note the end of a call whose result no longer counts."""
-        handle.late = tuple(other for other in handle.late if other != reference)
-        try:
-            ray.get(reference)
-        except _LOST_HOST as error:
-            self._drop(handle, "host lost", cause_of_death(error), schedule, calls)
-        except ray.exceptions.RayError:
-            pass  # nobody waits for its result; an error of the exchange itself has been raised already
-        if handle.live and not handle.late:
-            schedule.join(handle.position)
 
     # Hosts that start, die and hang
 
@@ -486,7 +460,7 @@ class RayFleet:
             del calls[reference]
         self._pool.drop(handle.position)
         kill_process(handle.process)  # it may be stopped, and then it does not react to Ray
-        handle.process, handle.late = None, ()
+        handle.process = None
         self._rates.forget(handle.position)
         self._replace(handle, event, f"host {handle.position}: {detail}", redone=redone, seconds=seconds)
 

@@ -3,9 +3,8 @@
 Work comes in units, such as a client to train. They are dealt anew for every exchange: the one with the highest
 predicted cost first, each to the host that is going to be free first. Hosts are sent their units in chunks that become
 smaller towards the end. What has not been sent yet can still move: an idle host takes the tail of the host that is
-expected to finish last. When nothing is left to send, an idle host runs a copy of a chunk that another host is late
-with, and the first result counts. Results do not depend on where or in which order clients run, so all of this changes
-nothing but the time.
+expected to finish last. Results do not depend on where or in which order clients run, so all of this changes nothing
+but the time.
 
 Nothing here knows about processes. Times are arguments, so that a schedule can be simulated.
 """
@@ -13,7 +12,7 @@ Nothing here knows about processes. Times are arguments, so that a schedule can 
 import math
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rayfed.core.ids import ClientIndex
 
@@ -23,7 +22,6 @@ MOST_CLIENTS = 64
 """Clients of a chunk, by default."""
 _LEAST_SHARE = 0.06  # of the mean work of a host, for a chunk
 _LEAST_SECONDS = 0.1  # of a chunk: where work is this short, calls cost more than corrections gain
-_WORTH_A_COPY = 0.5  # seconds to be gained, since a copy that comes too late keeps its host from the next round
 _HANGING = 10.0  # times the predicted seconds
 _UNKNOWN = 10.0  # times the patience, where nothing has been measured
 
@@ -47,14 +45,12 @@ class Chunk:
 
     Attributes:
         predicted: The seconds that the host is predicted to take, or None where nothing has been measured.
-        copy: The same units on another host.
         started: When the host began with it, as far as is known.
     """
 
     host: int
     units: Sequence[Unit]
     predicted: float | None
-    copy: "Chunk | None" = None
     started: float | None = None
 
     def elapsed(self, now: float) -> float:
@@ -128,7 +124,6 @@ class Schedule:
         units: The work; each unit is done once.
         free: The hosts that are free, by their position.
         rates: The seconds per unit of cost on each host; None where nothing has been measured.
-        last_host: Where each client was run last. Where two hosts would be equally good, it goes there again.
         patience: The seconds after which a host without a result counts as hanging, whatever was predicted.
         most_clients: The most clients of a chunk, whose states are in memory at once.
     """
@@ -136,7 +131,6 @@ class Schedule:
     units: Sequence[Unit]
     free: Collection[int]
     rates: Mapping[int, float] | None = None
-    last_host: Mapping[ClientIndex, int] = field(default_factory=dict)
     patience: float = math.inf
     most_clients: int = MOST_CLIENTS
 
@@ -169,13 +163,9 @@ class Schedule:
             return None
         if not self._plans[host] and not flying:
             self._steal(host, now)
-        if self._plans[host]:
-            chunk = Chunk(host, self._front(host), None)
-        elif not flying and (late := self._late(host, now)) is not None:
-            chunk = Chunk(host, late.units, None, copy=late)
-            late.copy = chunk
-        else:
+        if not self._plans[host]:
             return None
+        chunk = Chunk(host, self._front(host), None)
         if self.rates is not None:
             chunk.predicted = chunk.cost * self._rate(host)
         if not flying:
@@ -183,37 +173,24 @@ class Schedule:
         flying.append(chunk)
         return chunk
 
-    def done(self, chunk: Chunk, now: float) -> bool:
-        """Note that `chunk` is done; return whether its result counts, which is the first of two copies'."""
+    def done(self, chunk: Chunk, now: float) -> None:
+        """Note that `chunk` is done."""
         flying = self._flying[chunk.host]
         flying.remove(chunk)
         if flying:
             flying[0].started = now
-        first = chunk.copy is None or chunk.copy in self._flying.get(chunk.copy.host, ())
-        if first:
-            self._left -= len(chunk.units)
-        return first
+        self._left -= len(chunk.units)
 
     def lost(self, host: int) -> list[Chunk]:
         """Take a host away, deal its units to the others, and return its unfinished chunks."""
         chunks, plan = self._flying.pop(host, []), self._plans.pop(host, ())
-        units = list(plan)
-        for chunk in chunks:
-            if chunk.copy is not None and chunk.copy in self._flying.get(chunk.copy.host, ()):
-                chunk.copy.copy = None  # the copy is now the only one
-            elif chunk.copy is None:
-                units += chunk.units
-        self._deal(units)
+        self._deal([*plan, *(unit for chunk in chunks for unit in chunk.units)])
         return chunks
 
     def join(self, host: int) -> None:
-        """Let a host take part that became free; it begins with what others have not been sent yet."""
+        """Add a host that has become free. It begins with what others have not been sent yet."""
         self._plans.setdefault(host, deque())
         self._flying.setdefault(host, [])
-
-    def flying(self) -> list[Chunk]:
-        """Return the chunks that hosts hold."""
-        return [chunk for chunks in self._flying.values() for chunk in chunks]
 
     def hanging(self, now: float) -> list[int]:
         """Return the hosts that have given no result for much longer than predicted."""
@@ -237,13 +214,9 @@ class Schedule:
             self._homeless += units
             return
         free = {host: self._remaining(host) for host in self._plans}
-        near = 0.01 * sum(unit.cost for unit in units) * max(map(self._rate, free)) / len(free)
         for unit in units:
             ends = {host: free[host] + unit.cost * self._rate(host) for host in free}
             best = min(ends, key=lambda host: (ends[host], host))
-            home = self.last_host.get(unit.clients[0], best) if unit.clients else best
-            if home in ends and ends[home] <= ends[best] + near:
-                best = home
             free[best] = ends[best]
             self._plans[best].append(unit)
         for host, plan in self._plans.items():
@@ -297,30 +270,3 @@ class Schedule:
         while plan and sum(unit.cost for unit in moved) + plan[-1].cost <= half:
             moved.append(plan.pop())
         self._plans[host] = deque(reversed(moved))
-
-    def _late(self, host: int, now: float) -> Chunk | None:
-        """Return the chunk of another host that `host` would finish first with, counting from now, or None."""
-        best, gain = None, 0.0
-        if self.rates is None:
-            return best
-        for other, chunks in self._flying.items():
-            if other == host:
-                continue
-            for place, chunk in enumerate(chunks):
-                if chunk.copy is not None:
-                    continue
-                there = self._until(other, place, now)
-                here = chunk.cost * self._rate(host)
-                if there is not None and there - 2 * here - _WORTH_A_COPY > gain:
-                    best, gain = chunk, there - 2 * here - _WORTH_A_COPY
-        return best
-
-    def _until(self, host: int, place: int, now: float) -> float | None:
-        """Return the predicted seconds until `host` has finished its chunk at `place`; None if it is on time."""
-        rate, chunks = self._rate(host), self._flying[host]
-        first = chunks[0].cost * rate
-        elapsed = chunks[0].elapsed(now)
-        seconds = elapsed if elapsed > 2 * first + _LEAST_SECONDS else max(first - elapsed, 0.0)
-        if place == 0 and elapsed <= 2 * first + _LEAST_SECONDS:
-            return None
-        return seconds + sum(chunk.cost * rate for chunk in chunks[1 : place + 1])

@@ -60,7 +60,7 @@ class SharedFleet(RayFleet):
 
 
 class RandomSchedule(Schedule):
-    """Sends any unit to any host, in any order, and some of them to two hosts."""
+    """Sends any unit to any host, in any order."""
 
     def __init__(self, schedule, random):
         self.random = random
@@ -77,10 +77,6 @@ class RandomSchedule(Schedule):
 
     def _front(self, host):
         return [self._plans[host].popleft() for _ in range(self.random.randint(1, len(self._plans[host])))]
-
-    def _late(self, host, now):
-        alone = [chunk for chunk in self.flying() if chunk.host != host and chunk.copy is None]
-        return self.random.choice(alone) if alone else None
 
 
 @pytest.fixture(scope="module", autouse=True)
