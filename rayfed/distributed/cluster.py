@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray._private import services, worker
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -20,6 +19,7 @@ from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.private_session import start_here
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder, lost_its_node
 from rayfed.distributed.ray_fleet import sendable
+from rayfed.distributed.ray_internals import keep_raylet_messages_in_the_log, patient_start
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.server_process import Outcome, make_pool, run_reserved
 from rayfed.distributed.session_watch import ended_by_sigterm
@@ -69,9 +69,9 @@ def connect(placement: Placement, *, dashboard: bool, start_seconds: float = Fau
             check_fits(placement, this_machine())
             options["include_dashboard"] = dashboard
             start = start_here
-        with _patient_start(start_seconds, joins=(cluster_address() or "auto") if joins else None):
+        with _started_in_time(start_seconds, joins=(cluster_address() or "auto") if joins else None):
             url = start(**options).dashboard_url or ""
-        _keep_raylet_messages_in_the_log()
+        keep_raylet_messages_in_the_log()
     check_fits(placement, known_nodes() or [])
     return url
 
@@ -95,8 +95,8 @@ def _alone() -> str:
 
 
 @contextmanager
-def _patient_start(seconds: float, *, joins: str | None = None) -> Iterator[None]:
-    """Give Ray's own processes `seconds` to start, in place of the 30 that are fixed in Ray.
+def _started_in_time(seconds: float, *, joins: str | None = None) -> Iterator[None]:
+    """Give Ray's own processes `seconds` to start.
 
     Args:
         seconds: How long to wait.
@@ -106,21 +106,9 @@ def _patient_start(seconds: float, *, joins: str | None = None) -> Iterator[None
         HostLost: The cluster cannot be joined.
         RayNotStarted: They did not start in time, or one of them ended.
     """
-    get_node: Any = services.get_node
-
-    def patient(*arguments: Any, **keywords: Any) -> Any:
-        end = time.monotonic() + seconds
-        while True:
-            try:
-                return get_node(*arguments, **keywords)
-            except RuntimeError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.1)
-
-    services.get_node = patient
     try:
-        yield
+        with patient_start(seconds):
+            yield
     except (UsageError, HostLost):
         raise
     except Exception as error:  # Ray raises bare exceptions here
@@ -134,19 +122,6 @@ def _patient_start(seconds: float, *, joins: str | None = None) -> Iterator[None
             f"Ray did not start ({words[:200]}); its logs are in {log_folder()}. On a slow machine, give more than "
             f"faults.start_seconds={seconds:g}"
         ) from error
-    finally:
-        services.get_node = get_node
-
-
-def _keep_raylet_messages_in_the_log() -> None:
-    """Do not print Ray's paragraph on each process that dies: rayfed says in a line what is done about it."""
-    emit: Any = worker.print_to_stdstream
-
-    def filtered(data: dict[str, Any], *arguments: Any, **keywords: Any) -> None:
-        if data.get("pid") != "raylet":
-            emit(data, *arguments, **keywords)
-
-    worker.print_to_stdstream = filtered
 
 
 class _ServerActor:

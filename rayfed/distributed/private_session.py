@@ -6,42 +6,26 @@ Ray uses the machine's address also where no other machine takes part, so that i
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants
+
+from rayfed.distributed.ray_internals import on_loopback
 
 _LOOPBACK = "127.0.0.1"
-_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's name; without clusters, it uses loopback on every system
 
 
 def start_here(**options: Any) -> Any:
     """Start Ray on this machine alone, with options of `ray.init`, and return what that returns."""
     protect_token()
-    with _on_loopback():
+    with on_loopback():
         return ray.init(address="local", **options)
 
 
 def is_private() -> bool:
     """Return whether the session is of this machine alone. Any other one may have, or get, nodes without its files."""
     return all(node["NodeManagerAddress"] == _LOOPBACK for node in ray.nodes())
-
-
-@contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let a session that is started here, with all of its processes, use the address of the loopback interface."""
-    before, enabled = os.environ.get(_VARIABLE), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[_VARIABLE], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # for the processes, and for this one
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = enabled
-        if before is None:
-            os.environ.pop(_VARIABLE)
-        else:
-            os.environ[_VARIABLE] = before
 
 
 def protect_token() -> None:

@@ -7,7 +7,6 @@ import traceback
 from typing import Any
 
 import ray
-from ray._private import worker
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 Process = tuple[int, str]
@@ -43,10 +42,8 @@ def lost_its_node(error: BaseException) -> bool:
 
 
 def log_folder() -> str:
-    """Return the folder of Ray's log files on this node."""
-    node = worker.global_worker.node if ray.is_initialized() else None
-    folder = os.environ.get("RAY_TMPDIR", "/tmp")
-    return f"{folder}/ray/session_latest/logs" if node is None else str(node.get_logs_dir_path())
+    """Return the folder of the log files of the last Ray session on this machine."""
+    return f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"
 
 
 def cause_of_death(error: BaseException) -> str:

@@ -20,7 +20,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayfed.core.errors import HostLost
 from rayfed.core.records import Event, Record
 from rayfed.core.working_folder import working_folder
-from rayfed.distributed.activity import Activity
 from rayfed.distributed.monitoring import RecorderWithGauges
 from rayfed.distributed.processes import cause_of_death, this_process
 from rayfed.engine.checkpoint import Saved
@@ -118,19 +117,13 @@ class RemoteRecorder:
         return attempts
 
     @contextlib.contextmanager
-    def signs_of_life(self, trial: str, is_busy: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """Tell the recorder every few seconds that this process is alive, unless it is stopped or in a deadlock.
-
-        Args:
-            trial: The trial that it runs.
-            is_busy: Returns whether the process has something to do; otherwise it may be idle.
-        """
-        process, ended, activity = this_process(), threading.Event(), Activity()
+    def signs_of_life(self, trial: str) -> Iterator[None]:
+        """Tell the recorder every few seconds that this process, which runs `trial`, is alive and not stopped."""
+        process, ended = this_process(), threading.Event()
 
         def tell() -> None:
             while not ended.is_set():
-                if activity.moved() or not is_busy():
-                    self.actor.alive.remote(trial, process)
+                self.actor.alive.remote(trial, process)
                 ended.wait(SIGN_SECONDS)
 
         thread = threading.Thread(target=tell, daemon=True)

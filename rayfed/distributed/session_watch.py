@@ -1,8 +1,8 @@
-"""Ends the command with one line when the Ray session that it uses is gone, as after `ray stop`.
+"""How a command that uses Ray ends from outside: its Ray session ends, as after `ray stop`, or SIGTERM comes.
 
-Ray's core ends such a process by itself, after seconds or a minute and from a thread of its own, so that no exception
-tells what happened. Until then, calls of Ray may wait. This is therefore noticed first, by a thread that looks whether
-the two processes answer that a driver cannot do without: the raylet of its machine, and the head of the cluster.
+Ray's core ends a process without its raylet after about two seconds, from a thread of its own, so that no exception
+tells what happened. This is therefore noticed first, by a thread that looks whether the raylet answers. A raylet ends
+when the head of its cluster has been gone for a minute.
 """
 
 import contextlib
@@ -11,76 +11,18 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ray._private import worker
+import ray
 
 from rayfed.core.errors import HostLost
 from rayfed.experiments.progress import note
 
 Address = tuple[str, int]
 
-_LOOK_SECONDS = 0.25  # without its raylet, Ray's core ends a process after about two seconds, without a word
-_LOOK_AT_HEAD_SECONDS = 2.0
+_LOOK_SECONDS = 0.25
 _CONNECT_SECONDS = 5.0
-_RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"  # after which Ray's core ends the process; its default is 60
-_SHARE_OF_PATIENCE = 0.75  # until then, a head may be started again, as KubeRay does
-
-
-class SessionWatch:
-    """Looks whether the raylet and the head answer.
-
-    Args:
-        raylet, head: Where they listen.
-        patience: The seconds that the head may be gone.
-        continues: How to go on, as the end of a line.
-    """
-
-    def __init__(self, raylet: Address, head: Address, patience: float, continues: str):
-        self._raylet, self._head, self._patience, self._continues = raylet, head, patience, continues
-        self._ended = threading.Event()
-
-    def is_gone(self) -> bool:
-        """Return whether the raylet refuses connections. One that is busy accepts them late, and has not ended."""
-        try:
-            socket.create_connection(self._raylet, timeout=_CONNECT_SECONDS).close()
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            pass
-        return False
-
-    def message(self, what: str) -> str:
-        return f"{what}; everything recorded before that is kept, and {self._continues}"
-
-    @property
-    def raylet_gone(self) -> str:
-        """The line to print when the raylet is gone."""
-        return self.message("Ray has ended on this machine, as after ray stop")
-
-    def run(self, end: Callable[[str], None]) -> None:
-        """Look until `stop` is called, or call `end` with a line once something is gone."""
-        answered = looked = time.monotonic()  # the head
-        while not self._ended.wait(_LOOK_SECONDS):
-            now = time.monotonic()
-            if now - looked >= _LOOK_AT_HEAD_SECONDS:
-                looked = now
-                answered = now if _answers(self._head) else answered
-            if self.is_gone():
-                line = self.raylet_gone
-            elif (silent := looked - answered) >= self._patience:
-                head = f"{self._head[0]}:{self._head[1]}"
-                line = self.message(f"the head of the Ray cluster at {head} has not answered for {silent:.0f} s")
-            else:
-                continue
-            if not self._ended.is_set():
-                end(line)
-            return
-
-    def stop(self) -> None:
-        self._ended.set()
 
 
 @contextlib.contextmanager
@@ -97,30 +39,56 @@ def watching_session(continues: str, *, quiet: bool) -> Iterator[Callable[[str],
     Raises:
         HostLost: In place of an exception that the session's end has caused in this thread.
     """
-    node = worker.global_worker.node
-    if node is None or not node.node_manager_port:  # a client of a cluster's proxy (ray://)
-        yield _silent if quiet else note
-        return
-    host, _, port = node.gcs_address.rpartition(":")
-    patience = float(os.environ.get(_RAYS_PATIENCE, 60)) * _SHARE_OF_PATIENCE
-    watch = SessionWatch(
-        (node.node_ip_address, int(node.node_manager_port)), (host.strip("[]"), int(port)), patience, continues
-    )
-    threading.Thread(target=watch.run, args=(_end_process,), daemon=True).start()
+    raylet = _raylet()
+    line = f"Ray has ended on this machine, as after ray stop; everything recorded before that is kept, and {continues}"
+    over = threading.Event()
+    if raylet is not None:
+        threading.Thread(target=watch, args=(raylet, over, lambda: _end_process(line)), daemon=True).start()
 
     def say(line: str) -> None:
-        if not watch.is_gone():
+        if not quiet and not is_gone(raylet):
             note(line)
 
     try:
-        yield _silent if quiet else say
+        yield say
     except Exception as error:
-        watch.stop()
-        if watch.is_gone():
-            raise HostLost(watch.raylet_gone) from error
+        over.set()
+        if is_gone(raylet):
+            raise HostLost(line) from error
         raise
     finally:
-        watch.stop()
+        over.set()
+
+
+def watch(raylet: Address, over: threading.Event, end: Callable[[], None]) -> None:
+    """Look until `over` is set, or call `end` once the raylet is gone."""
+    while not over.wait(_LOOK_SECONDS):
+        if is_gone(raylet):
+            if not over.is_set():
+                end()
+            return
+
+
+def is_gone(raylet: Address | None) -> bool:
+    """Return whether the raylet refuses connections. One that is busy accepts them late, and has not ended."""
+    if raylet is None:
+        return False
+    try:
+        socket.create_connection(raylet, timeout=_CONNECT_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _raylet() -> Address | None:
+    """Return where the raylet of this machine listens; None for a client of a cluster's proxy (ray://)."""
+    if ray.util.client.ray.is_connected():
+        return None
+    here = ray.get_runtime_context().get_node_id()
+    node = next(node for node in ray.nodes() if node["NodeID"] == here)
+    return node["NodeManagerAddress"], int(node["NodeManagerPort"])
 
 
 @contextlib.contextmanager
@@ -147,15 +115,6 @@ def ended_by_sigterm(end: Callable[[], str]) -> Iterator[None]:
 
 def _silent(line: str) -> None:
     pass
-
-
-def _answers(address: Address) -> bool:
-    """Return whether a process listens at `address`."""
-    try:
-        socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def _end_process(line: str, code: int = 1) -> None:

@@ -80,7 +80,6 @@ class SweepTrial(tune.Trainable):
         self._last: dict[str, Any] = {"round": 0}
         self._context = contextlib.ExitStack()
         self._job: Job = config["job"]
-        self._in_step = False
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
         """Leave the trial before, and keep the next for the first step."""
@@ -92,7 +91,6 @@ class SweepTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Run rounds until one was scored, and return its scores; ENDED is set when the trial is over."""
-        self._in_step = True
         try:
             ended = self._scored_round()
         except Exception as error:
@@ -101,8 +99,6 @@ class SweepTrial(tune.Trainable):
             if self._run is None or not self._run.begun:
                 self._not_begun(error)
             ended = True
-        finally:
-            self._in_step = False
         if ended:
             self._leave()
         return {**self._last, "done": ended, ENDED: ended}
@@ -119,8 +115,7 @@ class SweepTrial(tune.Trainable):
             config = Config.read(self._job["values"])
             if lost > config.faults.restarts:
                 return True  # recorded as failed where the loss was noticed
-            signs = self._sink.signs_of_life(self._job["trial"], lambda: self._in_step)
-            self._context.enter_context(signs)
+            self._context.enter_context(self._sink.signs_of_life(self._job["trial"]))
             self._plan = planned(self._job, self._given, self._populations, keep_state=self._keep_state)
             register_user_modules()  # the hosts are sent the plan from here
             saved = self._sink.saved(self._plan.trial) if begun or config.resume else ()

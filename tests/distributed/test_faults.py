@@ -60,17 +60,14 @@ def last_round(folder):
 
 @contextlib.contextmanager
 def disturbed(folder, *faults):
-    """Send each (round, title, signal) of `faults` once that round is on disk; a deadlock has no signal."""
+    """Send each (round, title, signal) of `faults` once that round is on disk."""
     errors = []
 
     def disturb():
         try:
             for round, title, number in faults:
                 wait_until(lambda round=round: last_round(folder) >= round)
-                if title == "deadlock":
-                    Path("deadlock").touch()
-                else:
-                    send(title, number)
+                send(title, number)
         except Exception as error:
             errors.append(error)
 
@@ -124,13 +121,6 @@ class TestSweep:
         check_complete("stopped", undisturbed)
         assert read_events("stopped")["event"].tolist() == ["trial hanging", "trial restarted"]
 
-    def test_trial_in_a_deadlock(self, here, undisturbed):
-        with disturbed("locked", (7, "deadlock", 0)):
-            code, said = swept("results=locked", "faults.patience=4")
-        assert code == 0, said
-        check_complete("locked", undisturbed)
-        assert read_events("locked")["event"].tolist() == ["trial hanging", "trial restarted"]
-
     def test_lost_too_often(self, here):
         with disturbed("failed", (7, "SweepTrial", signal.SIGKILL)):
             code, said = swept("results=failed", "faults.restarts=0")
@@ -164,15 +154,6 @@ class TestRun:
         check_complete("served", undisturbed)
         expected = ["recorder hanging", "server lost", "trial restarted", "server hanging", "trial restarted"]
         assert read_events("served")["event"].tolist() == expected
-
-    def test_server_in_a_deadlock(self, here, undisturbed):
-        with disturbed("served_locked", (7, "deadlock", 0)):
-            code, said = self.ran("served_locked", "faults.patience=5")
-        assert code == 0, said
-        check_complete("served_locked", undisturbed)
-        events = read_events("served_locked")
-        assert events["event"].tolist() == ["server hanging", "trial restarted"]
-        assert events["detail"].iloc[0].startswith("it gave no sign of life for ")
 
     def test_server_killed_too_often(self, here):
         with disturbed("unserved", (7, "_ServerActor", signal.SIGKILL)):

@@ -20,7 +20,7 @@ class TestSlowStart:
     def test_ends_in_one_line_with_the_remedy(self, monkeypatch):
         monkeypatch.setattr(services, "get_node", not_yet)
         began = time.monotonic()
-        with pytest.raises(HostLost) as error, cluster._patient_start(0.5):
+        with pytest.raises(HostLost) as error, cluster._started_in_time(0.5):
             services.get_node("address", "node")
         assert 0.5 <= time.monotonic() - began < 10
         (line,) = str(error.value).splitlines()
@@ -32,7 +32,7 @@ class TestSlowStart:
         """And is no reason to do without it, as a Ray that does not start here is."""
         monkeypatch.setattr(services, "get_node", not_yet)
         monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-        with pytest.raises(HostLost) as error, cluster._patient_start(0.1, joins="10.0.0.1:6379"):
+        with pytest.raises(HostLost) as error, cluster._started_in_time(0.1, joins="10.0.0.1:6379"):
             services.get_node("address", "node")
         assert not isinstance(error.value, RayNotStarted)
         assert str(error.value) == (
@@ -43,7 +43,7 @@ class TestSlowStart:
     def test_waits_for_a_node_that_comes_late(self, monkeypatch):
         answers = iter([not_yet, not_yet, lambda: {"labels": {}}])
         monkeypatch.setattr(services, "get_node", lambda *arguments: next(answers)())
-        with cluster._patient_start(30.0):
+        with cluster._started_in_time(30.0):
             assert services.get_node("address", "node") == {"labels": {}}
 
 

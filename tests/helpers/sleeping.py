@@ -3,26 +3,18 @@
 from pathlib import Path
 
 _SOURCE = """
-import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from rayfed.algorithms.scaffold import Scaffold
 
 @dataclass(frozen=True, kw_only=True)
 class Sleeping(Scaffold):
     def aggregate(self, ctx, server, replies):
         time.sleep(0.15)
-        if (marker := Path({folder!r}) / "deadlock").exists():
-            marker.unlink()
-            threading.Event().wait()
         return super().aggregate(ctx, server, replies)
 """
 
 
 def write_sleeping(folder: Path, module: str) -> None:
-    """Write the module `module` with the algorithm `Sleeping` to `folder`; each test file needs a name of its own.
-
-    Its server waits for ever once there is a file `deadlock` in `folder`, which it removes first.
-    """
-    (folder / f"{module}.py").write_text(_SOURCE.format(folder=str(folder)))
+    """Write the module `module` with the algorithm `Sleeping` to `folder`; each test file needs a name of its own."""
+    (folder / f"{module}.py").write_text(_SOURCE)
