@@ -21,7 +21,7 @@ import rayfed
 from helpers.commands import command
 from helpers.ray_processes import processes, wait_until
 from helpers.sleeping import write_sleeping
-from rayfed.distributed.cluster import _patient_start
+from rayfed.distributed.cluster import _started_in_time
 from rayfed.distributed.private_session import protect_token
 from rayfed.reports.read import read, read_events
 
@@ -74,7 +74,7 @@ def cluster(here, monkeypatch, cpus):
     ray.shutdown()
     protect_token()
     enable_token_auth_by_default()
-    with _patient_start(300):
+    with _started_in_time(300):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         yield cluster
