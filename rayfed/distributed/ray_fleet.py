@@ -210,7 +210,7 @@ class RayFleet:
 
         blocks = _blocks(request.clients, self._blueprint.vmap_clients)
         units = [Unit(block, cost=max(map(cost, block)) * len(block)) for block in blocks]
-        results: list[ExchangeResult] = []
+        results, total = list[ExchangeResult](), ExactSum()
         new_states: dict[ClientIndex, Any] = {}
         unweighted: dict[ClientIndex, Any] = {}
         schedule = self._schedule(units, kind)
@@ -225,10 +225,11 @@ class RayFleet:
             else:
                 for client, state in result.states.items():
                     new_states[client] = _kept(state)
+            total.merge(unpacked_sum(result.total, self.device))
             results.append(
                 dataclasses.replace(
                     result,
-                    total=unpacked_sum(result.total, self.device),
+                    total=ExactSum(),
                     replies=[reply._replace(up=unpack(reply.up, self.device)) for reply in result.replies],
                     models_before=unpack(result.models_before, self.device),
                     states={},
@@ -243,11 +244,12 @@ class RayFleet:
             busy[result.host] += result.seconds
         return Exchanged(
             results=results,
+            total=total,
             busy=busy,
             predicted=None if predicted is None else [predicted.get(h, 0.0) for h in range(len(busy))],
         )
 
-    def weigh(self, weights: Mapping[ClientIndex, float]) -> list[ExactSum]:
+    def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
         unweighted, self._unweighted = self._unweighted, {}
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
@@ -255,7 +257,10 @@ class RayFleet:
             return [actor.weigh.remote(some, *(unweighted[client] for client in some))]
 
         schedule = self._schedule([Unit((client,)) for client in weights], "weigh")
-        return [unpacked_sum(total, self.device) for _, total, _ in self._dispatch(schedule, "weigh", call)]
+        total = ExactSum()
+        for _, part, _ in self._dispatch(schedule, "weigh", call):
+            total.merge(unpacked_sum(part, self.device))
+        return total
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
         self._number += 1

@@ -29,12 +29,14 @@ class Exchanged:
     """What all hosts together return from an exchange.
 
     Attributes:
-        results: The results, each of some of the clients.
+        results: The results, each of some of the clients, without their sums.
+        total: The weighted sum of the averaged fields of all clients; empty where the server weighs the replies first.
         busy: The seconds that each host worked.
         predicted: The seconds that each host was predicted to work; None where nothing was measured before.
     """
 
     results: Sequence[ExchangeResult]
+    total: ExactSum
     busy: Sequence[float]
     predicted: Sequence[float] | None = None
 
@@ -58,7 +60,7 @@ class Fleet(Protocol):
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Exchanged: ...
 
-    def weigh(self, weights: Mapping[ClientIndex, float]) -> list[ExactSum]: ...
+    def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum: ...
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored: ...
 
@@ -109,18 +111,19 @@ class LocalFleet:
         self._at_once = max(1, CLIENTS_AT_ONCE // blueprint.vmap_clients) * blueprint.vmap_clients
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Exchanged:
-        results, self._unweighted = [], {}
+        results, total, self._unweighted = [], ExactSum(), {}
         for clients in self._chunks(request.clients):
             result = self.host.exchange(request.part(clients), down, unicast, self._states_of(clients))
             for client, state in result.states.items():
                 self.states[client] = state
             self._unweighted |= result.unweighted
-            results.append(dataclasses.replace(result, states={}, unweighted={}))
-        return Exchanged(results=results, busy=[sum(result.seconds for result in results)])
+            total.merge(result.total)
+            results.append(dataclasses.replace(result, total=ExactSum(), states={}, unweighted={}))
+        return Exchanged(results=results, total=total, busy=[sum(result.seconds for result in results)])
 
-    def weigh(self, weights: Mapping[ClientIndex, float]) -> list[ExactSum]:
+    def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
         unweighted, self._unweighted = self._unweighted, {}
-        return [self.host.weigh(weights, unweighted)]
+        return self.host.weigh(weights, unweighted)
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
         return Scored.together(

@@ -200,13 +200,13 @@ class Server:
         times.append(time.perf_counter())
 
         replies = sorted((reply for result in results for reply in result.replies), key=lambda reply: reply.client)
-        sums = [result.total for result in results]
+        total = exchanged.total
         if exchange.server_side_weighting:
             values = exchange.weights(ctx, self.state, replies)
-            sums = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, values, strict=True)})
+            total = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, values, strict=True)})
         with span("aggregate"), untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
             seed_torch(self.seed, "aggregate", ctx.moment, cohort=ctx.cohort)
-            self.state = self._aggregated(exchange, ctx, Replies(self._mean(ctx, sums, down, weights), replies))
+            self.state = self._aggregated(exchange, ctx, Replies(self._mean(ctx, total, down, weights), replies))
         self._check_finite(ctx)
         times.append(time.perf_counter())
 
@@ -245,10 +245,7 @@ class Server:
         due = self.evaluator.due_metrics(ctx.round, ctx.cohort, ctx.rounds)  # nobody trains for scores in a final stage
         return due if scored and last else replace(due.only(OfTraining), last=last)
 
-    def _mean(self, ctx: Context, sums: Sequence[ExactSum], down: State, weights: Mapping[ClientIndex, float]) -> Any:
-        total = ExactSum()
-        for part in sums:
-            total.merge(part)
+    def _mean(self, ctx: Context, total: ExactSum, down: State, weights: Mapping[ClientIndex, float]) -> Any:
         if ctx.stage == "round" and self.cohorts.has_factors and total.value is not None:
             networks = [ctx.task.model, *ctx.task.modules.values()]
             buffers = frozenset(name for network in networks for name in network.buffers)
