@@ -92,7 +92,7 @@ class FedGen(FedAvg):
             "generator": generator,
             "moments": Adam(lr=self.server_lr).init(generator),
             "counts": torch.zeros(classes, device=ctx.task.device),
-            "rounds": torch.zeros((), dtype=torch.long, device=ctx.task.device),  # in which G was trained
+            "rounds": torch.zeros((), dtype=torch.long, device=ctx.task.device),  # rounds in which G was trained
         }
 
     @property

@@ -7,7 +7,7 @@ changes leave them as they are.
 import torch
 from torch import Tensor
 
-LUMINANCE = (0.2989, 0.587, 0.114)  # of red, green and blue
+LUMINANCE = (0.2989, 0.587, 0.114)  # weights of red, green and blue
 
 
 def to_grey(x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def adjust_hue(x: Tensor, shift: Tensor) -> Tensor:
     red, green, blue = x.unbind(1)
     value, chroma = x.amax(1), x.amax(1) - x.amin(1)
     divisor = torch.where(chroma > 0, chroma, 1)
-    hue = torch.where(  # in sixths of the circle
+    hue = torch.where(  # the hue in sixths of the circle
         value == red,
         (green - blue) / divisor,
         torch.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),

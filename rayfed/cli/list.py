@@ -19,7 +19,7 @@ _PLURALS |= {"samplers": "sampling", "sampler": "sampling"}
 _MORE = (
     "rayfed list KIND, such as algorithms, adds the keys of its names; rayfed list NAME, such as fedprox, explains one."
 )
-_WIDTH = 97  # of what is said about a space in the overview
+_WIDTH = 97  # characters of the description of a space in the overview
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -42,7 +42,7 @@ def format_table(columns: list[Column], width: int) -> str:
         table.add_row(*cells)
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, markup=False, highlight=False, emoji=False)
-    console.is_jupyter = False  # in a notebook, it would display the table at once and write nothing to `out`
+    console.is_jupyter = False  # otherwise it would display the table at once in a notebook, and write nothing to `out`
     console.print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().replace(BLANK, " ").rstrip().splitlines())
 

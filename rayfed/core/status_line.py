@@ -127,7 +127,7 @@ class _Notebook:
             self._display("")
 
     def _display(self, content: str) -> None:
-        display: Any = importlib.import_module("IPython.display")  # which has no types
+        display: Any = importlib.import_module("IPython.display")  # IPython has no types
 
         output = display.HTML(content)
         if self._handle is None:

@@ -238,7 +238,7 @@ def _head_names(model: nn.Module, feature_shape: tuple[int, ...]) -> frozenset[s
     named = dict(model.named_parameters())
     device = next(iter(named.values())).device
     features = torch.zeros((2, *feature_shape), device=device)
-    model.eval()  # so that batch norm in the head does not update its statistics
+    model.eval()  # batch norm in the head must not update its statistics
     frozen = [value for value in named.values() if not value.requires_grad and value.is_floating_point()]
     named = {name: value for name, value in named.items() if value.is_floating_point()}
     with torch.enable_grad():

@@ -137,7 +137,7 @@ class _ServerActor:
                 return run_reserved(plan, sink, pool, saved)
         except OSError as error:
             if lost_its_node(error):
-                os._exit(1)  # so that the trial goes on elsewhere, and has not failed
+                os._exit(1)  # the trial goes on elsewhere, and has not failed
             raise
 
 

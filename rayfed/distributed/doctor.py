@@ -19,8 +19,8 @@ from rayfed.experiments.capacity import cluster_is_running
 from rayfed.experiments.config import Faults, Placement
 
 _GIB = 2**30
-_SHARE_OF_SHM = 0.3  # of the memory, which Ray takes for its object store
-_FULL = 0.95  # of the disk, from which on Ray refuses to spill objects
+_SHARE_OF_SHM = 0.3  # the share of the memory that Ray takes for its object store
+_FULL = 0.95  # the share of the disk from which on Ray refuses to spill objects
 _LONGEST_FOLDER = 60  # sockets have paths of at most 107 bytes, of which Ray adds about 45
 
 

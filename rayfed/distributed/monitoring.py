@@ -57,7 +57,7 @@ class RecorderWithGauges(Recorder):
         }
         self._tags: dict[str, dict[str, str]] = {}  # by trial
         self._point_of: dict[str, str] = {}
-        self._hosts: dict[str, int] = {}  # by trial, the hosts that have a gauge
+        self._hosts: dict[str, int] = {}  # the number of hosts of each trial that have a gauge
 
     def begin(
         self,

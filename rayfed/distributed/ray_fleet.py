@@ -155,7 +155,7 @@ class RayFleet:
         self._pool, self._grow = pool, grow
         self._restarts, self._patience, self._start_seconds = restarts, patience, start_seconds
         on_machine = max(1, int((os.cpu_count() or 1) / placement.cpus)) if grow and placement.cpus else hosts
-        share = min(placement.gpus, 1.0) if placement.gpus else 1 / on_machine  # of the memory of GPU or machine
+        share = min(placement.gpus, 1.0) if placement.gpus else 1 / on_machine  # the share of the memory of a GPU or machine
         self._arguments = (ray.put(blueprint), ray.put(sendable(population)), placement.gpus, share)
         self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
         self._examples = blueprint.training_examples(population)
@@ -163,7 +163,7 @@ class RayFleet:
         self._rates = Rates()
         self._steps: dict[tuple[Hashable, int], int] = {}  # that a client takes, by kind of work and examples
         self._small: set[Hashable] = set()  # kinds of work after which all states were small
-        self._number = 0  # of the last call to all hosts
+        self._number = 0  # that of the last call to all hosts
         self._unweighted: dict[ClientIndex, Any] = {}
         self._looked = time.monotonic()
         self._handles: list[_Handle] = [self._start(position) for position in range(hosts)]

@@ -24,7 +24,7 @@ from rayfed.engine.tracing import Tracer
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
-_CACHED_SHARE = 0.125  # of the memory of a GPU, for the states of clients
+_CACHED_SHARE = 0.125  # the share of a GPU's memory for the states of clients
 
 
 class SentStates(NamedTuple):

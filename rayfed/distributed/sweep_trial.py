@@ -95,7 +95,7 @@ class SweepTrial(tune.Trainable):
             ended = self._scored_round()
         except Exception as error:
             if lost_its_node(error):
-                os._exit(1)  # so that Tune starts the trial again elsewhere
+                os._exit(1)  # Tune starts the trial again elsewhere
             if self._run is None or not self._run.begun:
                 self._not_begun(error)
             ended = True

@@ -335,7 +335,7 @@ def _error(trial: Any) -> Any:
     """Return the last error of one of Tune's trials, None if Tune keeps none."""
     if (path := trial.pickled_error_file) is None or not Path(path).exists():
         return None
-    return ray.cloudpickle.loads(Path(path).read_bytes())  # which this process has just written
+    return ray.cloudpickle.loads(Path(path).read_bytes())  # this process has just written it
 
 
 def _name(trial: Any) -> str:
@@ -375,7 +375,7 @@ def _close(recorder: DriversRecorder, jobs: Sequence[Job], *, interrupted: bool)
                 recorder.end(job["trial"], {"status": "interrupted"})
         elif progress is None or progress.status == "running":
             config = Config.read(job["values"])
-            error = "did not start" if progress is None or not progress.rounds else "ended without a word"
+            error = "did not start" if progress is None or not progress.rounds else "ended without an error message"
             values = config.tree() | {"seed": config.seed, "status": "failed", "error": error}
             recorder.end(job["trial"], values)
             failures += 1

@@ -19,7 +19,7 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.sampling.base import Cohort, Drawing, Uniform
 
-_LOSS_BYTES = 4  # of a reported loss, a float32
+_LOSS_BYTES = 4  # a reported loss is a float32
 
 Losses = Callable[[int, Sequence[ClientIndex]], tuple[Mapping[ClientIndex, float], Mapping[str, int]]]
 """losses(round, clients): each client's loss of what it would download, and the bytes of one download by field."""

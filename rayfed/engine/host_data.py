@@ -54,7 +54,7 @@ class HostData:
         self._held = LeastRecent[tuple[str, int], dict[str, Part]](room)
         self._views = LeastRecent[tuple[str, int], dict[str, Part]](_MOST_VIEWS)
         files = {id(part.x.file): part.x for part in population.examples() if isinstance(part.x, LazyRows)}
-        for rows in files.values():  # so that a file that is not on this machine is noticed before the first round
+        for rows in files.values():  # a file that is not on this machine is noticed before the first round
             rows[:1]
 
     def parts(self, client: int) -> dict[str, Part]:

@@ -20,8 +20,8 @@ IN_FLIGHT = 2
 """Chunks that a host holds at most: one that it works on, and one so that it need not wait for the next."""
 MOST_CLIENTS = 64
 """Clients of a chunk, by default."""
-_LEAST_SHARE = 0.06  # of the mean work of a host, for a chunk
-_LEAST_SECONDS = 0.1  # of a chunk: where work is this short, calls cost more than corrections gain
+_LEAST_SHARE = 0.06  # the smallest chunk, as a share of the mean work of a host
+_LEAST_SECONDS = 0.1  # the shortest chunk: below this, calls cost more than corrections gain
 _HANGING = 10.0  # times the predicted seconds
 _UNKNOWN = 10.0  # times the patience, where nothing has been measured
 

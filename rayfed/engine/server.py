@@ -278,7 +278,7 @@ class Server:
         record.seconds["train"] += train
         record.seconds["upload"] += exchange - on_hosts
         record.seconds["aggregate"] += aggregate
-        record.seconds["evaluate"] += on_hosts - train  # of the trained models
+        record.seconds["evaluate"] += on_hosts - train  # seconds of scoring the trained models
         for name, size in bytes_by_field(down).items():
             record.bytes_down[name] = record.bytes_down.get(name, 0) + size * len(replies)
         for fields in unicast.values():

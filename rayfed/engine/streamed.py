@@ -26,7 +26,7 @@ class Streamed:
         return self._read(np.arange(*some.indices(len(self.source))))
 
     def _read(self, rows: np.ndarray) -> Tensor:
-        pinned = self.device.type == "cuda"  # so that the copy to the GPU does not hold up the next batch
+        pinned = self.device.type == "cuda"  # the copy to the GPU then does not hold up the next batch
         batch = torch.empty((len(rows), *self.source.shape[1:]), dtype=self.dtype, pin_memory=pinned)
         if isinstance(self.source, LazyRows):
             self.source.read(rows, batch.numpy())

@@ -42,7 +42,7 @@ from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import UNIFORM
 
 _CLIENTS = 4
-_BATCHES = (2, 3, 4)  # of the clients in turn: blocks of clients at once then have clients that end early
+_BATCHES = (2, 3, 4)  # numbers of batches of the clients in turn, so that some clients of a block end early
 _BATCH = 8  # examples at most
 _ROUNDS = 4
 _SCORED = 16  # examples of each part that are scored
@@ -95,7 +95,7 @@ def _finding(subject: str, check: Callable[["_Trial"], str], trial: "_Trial") ->
         return Finding(subject, check(trial))
     except (_Broken, ImpureHook, Diverged) as broken:
         return Finding(subject, str(broken), kept=False)
-    except Exception as error:  # of the user's code, whatever it is
+    except Exception as error:  # the user's code may raise anything
         return Finding(subject, error_line(error), kept=False)
 
 

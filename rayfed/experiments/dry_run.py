@@ -20,7 +20,7 @@ from rayfed.experiments.sweep import Populations, configurations, plan_sweep
 from rayfed.records.tracking import check_trackers
 from rayfed.records.trials import flattened
 
-_ROWS = 30  # of a table
+_ROWS = 30  # rows of a table
 _AT_ONCE = 64  # the most trials that are counted as fitting at once
 
 

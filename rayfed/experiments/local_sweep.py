@@ -88,7 +88,7 @@ def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations
         run_here(trial, recorder, saved)
     except StorageError:
         raise
-    except Exception as error:  # of a trial that has begun, it is recorded there
+    except Exception as error:  # if the trial has begun, its error is recorded there
         status = {progress.trial: progress.status for progress in recorder.progress()}
         if status.get(job["trial"]) not in ("failed", "diverged"):
             recorder.end(job["trial"], failed_before_start(job, error))

@@ -72,7 +72,7 @@ class Study:
         self._suggestions: list[_Suggestion] = []
         self._queue: deque[Job] = deque()
         self._known: set[str] = set()
-        self._scores: dict[str, float | None] = {}  # of the trials that have ended
+        self._scores: dict[str, float | None] = {}  # scores of the trials that have ended
         self._log: list[dict[str, Any]] = []
         if resume:
             self._replay()

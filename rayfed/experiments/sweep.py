@@ -212,7 +212,7 @@ def _check_plans(
     number = len(configs) // len(space.seeds)
     known = {data_key(config) for config in configs[:number]}
     for first in range(0, len(configs), number):
-        populations = Populations(keep_all=True)  # of one seed at a time, since each holds the data
+        populations = Populations(keep_all=True)  # those of one seed at a time, since each holds the data
         for config in configs[first : first + number]:
             if first and not given and data_key(config) in known:
                 identities.append({})

@@ -28,7 +28,7 @@ class Auroc(OfPredictions):
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
         logits, count = logits.double(), len(y)
         scores = logits[:, 1:] - logits[:, :1] if logits.shape[1] == 2 else logits.softmax(1)
-        first = logits.shape[1] - scores.shape[1]  # of two classes, the second is the positive one
+        first = logits.shape[1] - scores.shape[1]  # with two classes, the second is the positive one
         is_class = y[:, None] == torch.arange(first, logits.shape[1], device=y.device)
         positive = is_class.sum(0).cpu().numpy()
         defined = (positive > 0) & (positive < count)

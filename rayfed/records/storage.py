@@ -16,7 +16,7 @@ from rayfed.core.errors import StorageError, UsageError
 SCHEMES = ("file", "s3", "gs")
 """Schemes of the URLs that `open_storage` takes. `memory`, fsspec's filesystem in one process, is there for tests."""
 _CONNECT_SECONDS, _REQUEST_SECONDS, _RETRY_SECONDS = 10, 60, 60
-_LONGEST_MESSAGE = 250  # of an object store; Google's client gives a paragraph
+_LONGEST_MESSAGE = 250  # characters of an object store's error; Google's client gives a paragraph
 
 
 class Storage:
@@ -268,7 +268,7 @@ def _os_errors() -> Iterator[None]:
         if isinstance(error, OSError) and len(text) <= _LONGEST_MESSAGE:
             raise
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
-        raise kind(text.partition(" error_info=")[0][:_LONGEST_MESSAGE]) from error  # from there on, Google's retries
+        raise kind(text.partition(" error_info=")[0][:_LONGEST_MESSAGE]) from error  # Google's retries follow
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ class PowerOfChoice(Sampler):
     def draw(self, at: Drawing) -> Cohort:
         clients = len(at.shares)
         number = min(2 * at.size, clients) if self.candidates is None else self.candidates
-        candidates = at.rng.choice(clients, number, replace=False, p=at.shares)  # in random order, which breaks ties
+        candidates = at.rng.choice(clients, number, replace=False, p=at.shares)  # the random order breaks ties
         if self.losses == "current":
             losses = at.losses(sorted(candidates.tolist()))[np.argsort(np.argsort(candidates))]
         else:

@@ -161,7 +161,7 @@ class FRAug(FedAvg):
         state: State = {
             "prototypes": torch.zeros(shape, device=device),
             "seen": torch.zeros(shape[0], dtype=torch.bool, device=device),
-            "position": torch.zeros((), dtype=torch.long, device=device),  # in the cycle over the classes
+            "position": torch.zeros((), dtype=torch.long, device=device),  # position in the cycle over the classes
         }
         if self.generates:
             state["generator"] = only(weights_of(modules["generator"].module), self.personal_generator(ctx.task))
