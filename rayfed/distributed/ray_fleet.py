@@ -155,7 +155,7 @@ class RayFleet:
         self._pool, self._grow = pool, grow
         self._restarts, self._patience, self._start_seconds = restarts, patience, start_seconds
         on_machine = max(1, int((os.cpu_count() or 1) / placement.cpus)) if grow and placement.cpus else hosts
-        share = min(placement.gpus, 1.0) if placement.gpus else 1 / on_machine  # the share of the memory of a GPU or machine
+        share = min(placement.gpus, 1.0) if placement.gpus else 1 / on_machine  # share of a GPU's or machine's memory
         self._arguments = (ray.put(blueprint), ray.put(sendable(population)), placement.gpus, share)
         self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
         self._examples = blueprint.training_examples(population)
