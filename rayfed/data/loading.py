@@ -2,22 +2,22 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.core.options import build
+from rayfed.core.options import build, suggestion
 from rayfed.core.registry import resolve
 from rayfed.data import leakage_groups
 from rayfed.data.dataset import ClientRows, Dataset
+from rayfed.data.domain_sampling import DomainSelection
 from rayfed.data.lazy_rows import LazyRows, as_lazy_rows, select_rows
-from rayfed.data.leave_out import check_rows, load_without_domain
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import Partition
 from rayfed.data.partitions.table import client_domain, partition_hash
-from rayfed.data.population import Client, Examples, Population, TestSet, not_finite
+from rayfed.data.population import Client, Examples, Population, TestSet, check_inputs
 from rayfed.data.sets import DATASETS
 
 
@@ -165,16 +165,7 @@ def _check_inputs(dataset: Dataset, name: str) -> None:
     for part, values in parts.items():
         if not len(values):
             raise UsageError(f"data.name={name}: {part}: no examples")
-        if values.dtype == np.uint8 and values.ndim < 3:
-            raise UsageError(
-                f"data.name={name}: {part}: uint8 with the shape {list(values.shape)}; uint8 is for images [N, "
-                "channels, height, width], so give tabular data as x.astype('float32')"
-            )
-        if count := not_finite(values):
-            raise UsageError(
-                f"data.name={name}: {part}: {count} of {len(values)} examples hold NaN or infinity; remove or replace "
-                "them"
-            )
+        check_inputs(f"data.name={name}: {part}", values)
 
 
 def _client(dataset: Dataset, client: ClientRows) -> Client:
@@ -197,3 +188,71 @@ def _lazy_test_set(test: TestSet) -> TestSet:
 def _ood_test_set(dataset: Dataset, clients: list[ClientRows], name: str) -> TestSet:
     rows = leakage_groups.unheld_rows(dataset, clients, name)
     return TestSet(name, "ood", Examples(select_rows(dataset.images, rows), dataset.labels[rows]))
+
+
+def load_without_domain(data: Any, domain: str | None) -> Dataset:
+    """Load a dataset so that no client may hold `domain`; None: load it as it is.
+
+    If the dataset has the option `held_out`, it is set to [domain]: the domain then keeps all its examples, and a
+    published split that does not allow this is refused.
+
+    Raises:
+        UsageError: The domain does not exist, or is the only one; also whatever `data.load` raises.
+    """
+    if domain is not None and isinstance(data, DomainSelection):
+        _check_domain(domain, dataclasses.replace(data, held_out=[]).selected_domains(), data.name)
+        data, domain = dataclasses.replace(data, held_out=[domain]), None
+    dataset = data.load()
+    if not isinstance(dataset, Dataset):
+        raise UsageError(f"data: {type(data).__name__}.load returned {type(dataset).__name__}, not a Dataset")
+    return dataset if domain is None else dataset_without_domain(dataset, domain)
+
+
+def dataset_without_domain(dataset: Dataset, domain: str) -> Dataset:
+    """Return `dataset` with `domain` as its only held-out domain.
+
+    Raises:
+        UsageError: The domain does not exist, or is the only one.
+    """
+    _check_domain(domain, dataset.domains, dataset.name)
+    return dataclasses.replace(dataset, ood=(domain,))
+
+
+def population_without_domain(population: Population, domain: str | None) -> Population:
+    """Return `population` with the clients of `domain` turned into an "ood" test set; None: return it as it is.
+
+    Raises:
+        UsageError: The domain does not exist, is the only one, or has no examples.
+    """
+    if domain is None:
+        return population
+    _check_domain(domain, dict.fromkeys(client.domain for client in population.clients), population.name)
+    removed = [client for client in population.clients if client.domain == domain]
+    parts = [part for client in removed for part in (client.train, client.val, client.test) if len(part)]
+    if not parts:
+        raise UsageError(f"leave_out={domain}: its clients have no examples to score")
+    examples = Examples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+    remaining = [client for client in population.clients if client.domain != domain]
+    clients = tuple(dataclasses.replace(client, id=position) for position, client in enumerate(remaining))
+    return dataclasses.replace(population, clients=clients, tests=(*population.tests, TestSet(domain, "ood", examples)))
+
+
+def check_rows(dataset: Dataset, rows: np.ndarray) -> None:
+    """Raise UsageError if `rows`, which a partition gave to clients, include rows that no client may hold."""
+    forbidden = np.setdiff1d(rows, dataset.rows())
+    if len(forbidden) and not 0 <= forbidden[0] <= forbidden[-1] < len(dataset):
+        row = forbidden[0] if forbidden[0] < 0 else forbidden[-1]
+        raise UsageError(f"partition: gives clients row {row} of {dataset.name}; expected 0..{len(dataset) - 1}")
+    if len(forbidden):
+        domain = dataset.domains[dataset.domain[forbidden[0]]]
+        raise UsageError(
+            f"partition: gives clients row {forbidden[0]} of {dataset.name}, of {domain}, which is left out"
+        )
+
+
+def _check_domain(domain: str, available: Iterable[str], name: str) -> None:
+    domains: Sequence[str] = list(available)
+    if len(domains) < 2:
+        raise UsageError(f"leave_out={domain}: {name} has only one domain; leave_out needs two or more")
+    if domain not in domains:
+        raise UsageError(f"leave_out={domain}: no such domain in {name}; {suggestion(domain, domains)}")

@@ -138,6 +138,21 @@ def check_channels_first(where: str, shape: tuple[int, ...], dtype: "np.dtype[An
         )
 
 
+def check_inputs(where: str, x: np.ndarray | LazyRows) -> None:
+    """Raise UsageError if a model cannot work with inputs [n, ...]: images of another form, NaN or infinity."""
+    check_channels_first(where, x.shape, x.dtype)
+    if x.dtype == np.uint8 and x.ndim < 3:
+        raise UsageError(
+            f"{where}: uint8 with the shape {list(x.shape)}; uint8 is for images [n, channels, height, width], so give "
+            "tabular data as x.astype('float32')"
+        )
+    if count := not_finite(x):
+        raise UsageError(
+            f"{where}: {count} of {len(x)} inputs hold NaN or infinity, or are too large for float32; remove or "
+            "replace them"
+        )
+
+
 def native(values: np.ndarray) -> np.ndarray:
     """Return `values` in the byte order of this machine, as torch takes no other, in which some files are."""
     return values.astype(values.dtype.newbyteorder("="), copy=False)

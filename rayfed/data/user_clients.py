@@ -11,8 +11,8 @@ from rayfed.data.population import (
     Client,
     Examples,
     Population,
-    check_channels_first,
     check_class_count,
+    check_inputs,
     count_classes,
     native,
     not_finite,
@@ -43,7 +43,6 @@ def user_population(
     if not checked:
         raise UsageError("clients: expected at least one")
     _check_alike(checked)
-    _check_finite(checked)
     labels = [part.y for client in checked for part in (client.train, client.val, client.test) if len(part)]
     are_integers = all(label.dtype.kind in "iu" for label in labels)
     least = int(max((label.max() for label in labels), default=0)) + 1 if are_integers else 1
@@ -133,7 +132,7 @@ def _targets(y: np.ndarray, where: str) -> np.ndarray:
 
 
 def _check_alike(clients: Sequence[Client]) -> None:
-    """Check that all inputs have the same shape and dtype, as one model serves all clients."""
+    """Check that all inputs have the same shape and dtype, as one model serves all clients, and are finite."""
     first = clients[0].train.x
     for number, client in enumerate(clients):
         for name, part in (("train", client.train), ("val", client.val), ("test", client.test)):
@@ -143,24 +142,11 @@ def _check_alike(clients: Sequence[Client]) -> None:
                 raise UsageError(
                     f"{where}: an input is {actual}, but in clients[0].train {expected}; all inputs must be alike"
                 )
-            check_channels_first(where, x.shape, x.dtype)
-            if x.dtype == np.uint8 and x.ndim < 3:
+            check_inputs(where, x)
+            if count := not_finite(part.y):
                 raise UsageError(
-                    f"{where}: x [n, ...] of uint8 with the shape {tuple(x.shape)}; uint8 is for images [n, channels, "
-                    "height, width], so give tabular data as x.astype('float32')"
+                    f"{where}: {count} of {len(part)} targets hold NaN or infinity; remove or replace them"
                 )
-
-
-def _check_finite(clients: Sequence[Client]) -> None:
-    """Refuse inputs and targets that are not finite: scores would be NaN, or count such examples as wrong."""
-    for number, client in enumerate(clients):
-        for name, part in (("train", client.train), ("val", client.val), ("test", client.test)):
-            for what, values in (("inputs", part.x), ("targets", part.y)):
-                if count := not_finite(values):
-                    raise UsageError(
-                        f"clients[{number}].{name}: {count} of {len(values)} {what} hold NaN or infinity, or are too "
-                        "large for float32; remove or replace them"
-                    )
 
 
 _FORM = 'each client as {"train": (x, y), "test": (x, y), "domain": "a name"}'

@@ -14,7 +14,7 @@ from pathlib import Path
 from rayfed.core.errors import HostLost, UsageError
 from rayfed.core.memory import memory_bytes
 from rayfed.data.cache import cache_folder
-from rayfed.data.readers.dataset_paths import datasets_folder
+from rayfed.data.readers.files import datasets_folder
 from rayfed.experiments.capacity import cluster_is_running
 from rayfed.experiments.config import Faults, Placement
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import ray
 
 from rayfed.core.working_folder import enter, working_folder
-from rayfed.data.readers.dataset_paths import datasets_folder
+from rayfed.data.readers.files import datasets_folder
 
 if TYPE_CHECKING:
     from rayfed.experiments.user_code import ModuleSource

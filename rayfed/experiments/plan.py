@@ -27,8 +27,7 @@ from rayfed.core.outputs import meaning_of_outputs
 from rayfed.core.registry import in_one_line
 from rayfed.core.rng import global_generators_seeded, torch_state_kept
 from rayfed.data.draws import floor_share
-from rayfed.data.leave_out import population_without_domain
-from rayfed.data.loading import build_data, load
+from rayfed.data.loading import build_data, load, population_without_domain
 from rayfed.data.population import Client, Population, class_counts, population_hash
 from rayfed.data.user_clients import user_population
 from rayfed.engine.availability import Availability

@@ -10,8 +10,7 @@ from rayfed.algorithms.solo import Solo
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import Dataset
 from rayfed.data.leakage_groups import unheld_rows
-from rayfed.data.leave_out import check_rows, dataset_without_domain, population_without_domain
-from rayfed.data.loading import load
+from rayfed.data.loading import check_rows, dataset_without_domain, load, population_without_domain
 from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan

@@ -94,20 +94,3 @@ def test_a_row_of_a_domain_that_nobody_may_hold(write):
     two = dataset(domain=(np.arange(SIZE) >= 8).astype(np.int16), domains=("a", "b"), ood=("b",))
     with pytest.raises(UsageError, match=r"index 3 of source 't10k' is not among those .* may hold"):
         File(file=write(table())).split(two)
-
-
-def test_any_byte_may_be_wrong(write):
-    """Wherever a byte of the file is changed, it is read or refused in one line."""
-    path = write(table())
-    with open(path, "rb") as file:
-        whole = file.read()
-    messages = []
-    for place in range(0, len(whole), 17):
-        with open(path, "wb") as file:
-            file.write(whole[:place] + b"\xc1" + whole[place + 1 :])
-        try:
-            File(file=path).split(dataset())
-        except UsageError as error:
-            messages.append(str(error))
-    assert len(messages) > 10
-    assert all(message.startswith(f"partition.file={path}: ") and "\n" not in message for message in messages)

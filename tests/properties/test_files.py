@@ -13,7 +13,8 @@ from helpers.damage import damages, files_below, in_one_line
 from helpers.image_sets import WRITERS, options
 from rayfed.api import _saved_checkpoints
 from rayfed.core.errors import StorageError, UsageError
-from rayfed.data.loading import load
+from rayfed.data.loading import load, load_partitioned
+from rayfed.data.partitions.table import save
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.reports.read import read, read_events
@@ -36,9 +37,20 @@ def _parquet(folder):
     frame.to_parquet(folder / "own.parquet")
     return {
         "data_name": "parquet",
-        "data_options": {"path": str(folder / "own.parquet")},
+        "data_options": {"file": str(folder / "own.parquet"), "features": ["a", "b"]},
         "partition_name": "iid",
         "partition_options": {"clients": 3},
+    }
+
+
+def _partition(folder):
+    path = folder / "split.parquet"
+    save(*load_partitioned("mini_digits", {"per_domain": 20}), path)
+    return {
+        "data_name": "mini_digits",
+        "data_options": {"per_domain": 20},
+        "partition_name": "file",
+        "partition_options": {"file": str(path)},
     }
 
 
@@ -55,7 +67,8 @@ def _set(name):
 SETS = {
     "npz": _npz,
     "parquet": _parquet,
-    **{name: _set(name) for name in ("mnist", "cifar10", "digits5") if name in WRITERS},
+    "partition": _partition,
+    **{name: _set(name) for name in ("cifar10", "digits5", "imagefolder")},
 }
 
 
@@ -81,11 +94,15 @@ def check_reader(whole, tmp_path_factory, monkeypatch, name, draw):
     file = draw.draw(st.sampled_from(files_below(damaged)))
     file.write_bytes(draw.draw(damages())(file.read_bytes()))
     moved = {
-        key: value.replace(str(folder), str(damaged)) if isinstance(value, str) else value
-        for key, value in arguments["data_options"].items()
+        part: {
+            key: value.replace(str(folder), str(damaged)) if isinstance(value, str) else value
+            for key, value in options.items()
+        }
+        for part, options in arguments.items()
+        if part.endswith("options")
     }
     try:
-        population = load(**{**arguments, "data_options": moved})
+        population = load(**arguments | moved)
         for part in population.examples():
             part.x[:]
     except UsageError as error:

@@ -14,8 +14,7 @@ from rayfed.core.options import option
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.readers import tables
-from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
-from rayfed.data.readers.files import files_hash, readable
+from rayfed.data.readers.files import ROOT_HELP, files_hash, find_dataset_folder, readable
 
 VERSION = 2  # raise it when the tokens change
 SIDES = ("train", "test")

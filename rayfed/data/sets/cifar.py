@@ -10,8 +10,7 @@ from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import ChannelNormalisation
 from rayfed.data.readers.array_files import Arrays, join_splits, read_once, validated_arrays
-from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
-from rayfed.data.readers.files import readable
+from rayfed.data.readers.files import ROOT_HELP, find_dataset_folder, readable
 from rayfed.data.readers.pickled import read_pickle
 
 SOURCES = ("train", "test")

@@ -14,15 +14,14 @@ from rayfed.data.dataset import Dataset
 from rayfed.data.domain_sampling import DomainSampling, SampledRows
 from rayfed.data.draws import numpy_generator
 from rayfed.data.readers.array_files import Arrays, join_splits, read_once
-from rayfed.data.readers.dataset_paths import ROOT_HELP, datasets_folder, find_dataset_folder
 from rayfed.data.readers.decoding import resize_image, run_in_threads
 from rayfed.data.readers.digit_files import COMMON_FORMATS, FORMATS, SIDES
+from rayfed.data.readers.files import ROOT_HELP, datasets_folder, find_dataset_folder
 from rayfed.data.sets.mnist import Mnist
 from rayfed.data.sets.mnist_m import blended, load_photographs
 
 VERSION = 1  # raise it when the pixels change
 GENERATED = "mnist_m"
-EXPECTED = "one of its formats in docs/data.md"
 FOLDERS = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS", "synthdigits": "SynthDigits", "mnist_m": "MNIST_M"}
 PUBLISHED = {"svhn": "SVHN", "usps": "USPS"}  # torchvision's classes, which list the checksums
 URLS = {
@@ -130,8 +129,8 @@ class Digits5(DomainSampling):
             return Mnist(root=self.root).files()
         usable = [form for form in formats if all((folder / file).exists() for file in form.required)]
         if not usable:
-            missing = [file for file in formats[0].required if not (folder / file).exists()]
-            raise UsageError(f"{folder}: no {' and no '.join(missing)}; expected {EXPECTED}; from {URLS[domain]}")
+            missing = " and no ".join(file for file in _first_files(domain) if not (folder / file).exists())
+            raise UsageError(f"{folder}: no {missing}; expected {_expected(domain)}; from {URLS[domain]}")
         form = usable[0]
 
         def read() -> Arrays:
@@ -142,7 +141,7 @@ class Digits5(DomainSampling):
         return read_once(f"{self.name}-{domain}", folder, form.files(folder), read, published=published)
 
     def _folder(self, domain: str) -> Path:
-        return find_dataset_folder(self.root, (FOLDERS[domain],), expected=EXPECTED, source=URLS[domain])
+        return find_dataset_folder(self.root, (FOLDERS[domain],), expected=_expected(domain), source=URLS[domain])
 
     def _generates(self, domain: str) -> bool:
         """Return whether the domain is generated from MNIST."""
@@ -160,6 +159,15 @@ class Digits5(DomainSampling):
         shape = (*digits.images.shape, 3)
         images = memory_mapped(f"{self.name}-made", {"version": VERSION, "made of": key}, shape, "uint8", fill)
         return digits._replace(images=images, key=key)
+
+
+def _first_files(domain: str) -> tuple[str, ...]:
+    """Return the files of the first format of a domain."""
+    return FORMATS[domain][0].required if FORMATS[domain] else ("raw",)
+
+
+def _expected(domain: str) -> str:
+    return f"{' and '.join(_first_files(domain))}, or another format in docs/data.md"
 
 
 def _leakage_groups(kept: dict[str, SampledRows], made_of: dict[str, str]) -> np.ndarray | None:

@@ -12,8 +12,7 @@ from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD
 from rayfed.data.readers.class_folders import Entry, Listing, class_names, walk
-from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
-from rayfed.data.readers.files import readable
+from rayfed.data.readers.files import ROOT_HELP, find_dataset_folder, readable
 from rayfed.data.readers.pickled import read_pickle
 from rayfed.data.sets.image_domains import ImageFiles
 

@@ -12,7 +12,7 @@ from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import per_channel
 from rayfed.data.readers import idx
 from rayfed.data.readers.array_files import Arrays, read_once
-from rayfed.data.readers.dataset_paths import ROOT_HELP, datasets_folder
+from rayfed.data.readers.files import ROOT_HELP, datasets_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,8 @@ from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import ChannelNormalisation
 from rayfed.data.readers.class_folders import Entry, Listing, image_files
-from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
 from rayfed.data.readers.decoding import decode_images
-from rayfed.data.readers.files import readable
+from rayfed.data.readers.files import ROOT_HELP, find_dataset_folder, readable
 
 PARTS, CLASSES = ("train", "val"), 200
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"

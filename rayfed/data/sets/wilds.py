@@ -12,8 +12,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Entry, Listing
-from rayfed.data.readers.dataset_paths import ROOT_HELP, find_dataset_folder
-from rayfed.data.readers.files import readable
+from rayfed.data.readers.files import ROOT_HELP, find_dataset_folder, readable
 from rayfed.data.sets.image_domains import ImageFiles
 
 URL = "https://wilds.stanford.edu/datasets/"
