@@ -225,7 +225,7 @@ class TestOwnClients:
 
     def test_a_table_of_uint8_is_no_image(self):
         part = _part(x=np.zeros((4, 3), np.uint8))
-        with pytest.raises(rayfed.UsageError, match=r"clients\[0\]\.train: x \[n, ...\] of uint8"):
+        with pytest.raises(rayfed.UsageError, match=r"clients\[0\]\.train: uint8 with the shape"):
             user_population([{"train": part, "test": part}])
 
     @pytest.mark.parametrize("clients", [[(_part(), _part())], {"a": {"train": _part(), "test": _part()}}, 3])
