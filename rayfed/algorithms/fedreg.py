@@ -10,8 +10,8 @@ Two sets of pseudo-data are computed from a batch (x, y) and the received model 
     server:  unweighted mean of models
 
 Since pseudo-data depends on θ_t, x and y only, it is computed in the step that uses the batch, in evaluation mode.
-Pseudo-data is not clipped: the `clamp` in that code has had no effect since July 2022; its first version kept x in the
-range of the batch. The passes for g₂ and g₃ do not update the running statistics of batch norm.
+Pseudo-data is not clipped, as in that code since July 2022. The passes for g₂ and g₃ do not update the running
+statistics of batch norm.
 """
 
 from dataclasses import dataclass

@@ -13,8 +13,7 @@ The paper draws the virtual images from an untrained StyleGAN2. Here a smaller r
 never trained either and receives noise and a code of the class. The authors' code differs from this one in three ways:
 virtual classes have their own outputs, C besides the C local ones, which the alignment matches (here they share the
 local outputs); local and virtual data pass through the network as one batch, which matters with batch norm; and only
-the first five local epochs align. (In the copy of that code by the authors of FedDebias, no virtual label matches a
-local one.)
+the first five local epochs align.
 """
 
 from collections.abc import Sequence

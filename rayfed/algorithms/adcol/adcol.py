@@ -7,9 +7,7 @@ Clients share a discriminator D, which predicts from a representation z = G_i(x)
              sends z of its training examples: after local training, in evaluation mode, without augmentation
     server:  D ← D − η_D ∇CE(D(z), i) in shuffled minibatches of all representations sent
 
-With `sampling`, a client sends a new random share of its representations in each round. If only some clients take part
-in a round, D keeps its N outputs and the target stays 1/N; with `cache`, the server also trains D on the last
-representations of the clients that are absent.
+If only some clients take part in a round, D keeps its N outputs and the target stays 1/N.
 
 With `fixed_size` (appendix B.14), D has one output per client of the cohort, and a round has two exchanges. The cohort
 trains without D and sends z, and the server trains a new D to predict the positions of the clients in the cohort; then
@@ -22,7 +20,7 @@ representations in batches of 64), and smaller data need more passes (`server_ep
 
 With `discriminators` = k, the divergence is the mean over the discriminators received in the last k rounds, which were
 trained in rounds max(1, t − k) to t − 1 (Eq. 18); the first, which is untrained, counts in round 1 only. Clients keep
-the earlier ones, so that only the newest is sent. `share_predictor` averages the head (appendix B).
+the earlier ones, so that only the newest is sent.
 
 The target for sampled clients, initial discriminators and the server's optimiser are our choices.
 """
