@@ -16,13 +16,12 @@ from rayfed.engine.checkpoint import Saved, verified
 from rayfed.experiments.capacity import check_run, check_sweep
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import Finding, findings
-from rayfed.experiments.more_rounds import Longer, continue_shorter
 from rayfed.experiments.plan import Given, ModelFactory, Plan, make_plan
 from rayfed.experiments.run_summary import run_summary
 from rayfed.experiments.sources import from_file, merged
 from rayfed.experiments.space import Space, read_space
 from rayfed.experiments.sweep import configurations, plan_sweep
-from rayfed.experiments.trial import resume_message
+from rayfed.experiments.trial import check_rounds, resume_message, usable
 from rayfed.launch import launch, launch_sweep
 from rayfed.losses.base import Loss
 from rayfed.records.folder import make_experiment_folder
@@ -74,14 +73,13 @@ def run(
     check_run(config.placement)
     check_trackers(vars(config.tracking), config.results)
     plan = replace(make_plan(config, **vars(given)), keep_state=keep_state, profile=profile)
+    check_rounds({plan.trial: config})
     make_experiment_folder(config.results, config.experiment)
     if profile:
         open_storage(config.results).child(config.experiment, "profile", plan.trial).delete_all()
     if not quiet:
         print(run_summary(plan), file=sys.stderr, flush=True)
     with claimed(config.results, config.experiment, [plan.trial]):
-        if config.resume:
-            _say(continue_shorter([Longer(plan.trial, config, plan.given_hash)]), quiet)
         digest = launch(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
     if not quiet and plan.evaluation.stop_rule is not None:
         reason = recorded_value(config.results, config.experiment, plan.trial, "stop_reason")
@@ -145,8 +143,6 @@ def run_sweep(space: Space, given: Given | None = None, *, quiet: bool = False, 
     if not plan.jobs and plan.study is None:
         return 0
     with claimed(plan.results, plan.experiment, plan.names):
-        if plan.configs[0].resume:
-            _say(continue_shorter(plan.longer(), keep=plan.all_names), quiet)
         return launch_sweep(plan, quiet=quiet)
 
 
@@ -333,7 +329,7 @@ def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:
     if not plan.config.resume:
         return ()
     recorder = Recorder(plan.config.results, plan.config.experiment)
-    saved: Saved = recorder.saved(plan.trial)
+    saved = usable(plan.config, recorder.saved(plan.trial))
     if saved:
         check = plan.configuration_hash, plan.blueprint, plan.population
         saved, notes = verified(saved, recorder, plan.trial, *check)

@@ -220,7 +220,8 @@ def _without_numpy(value: Any) -> Any:
 def _check_bounds(value: Any, bounds: Mapping[str, Any], where: str) -> None:
     for item in value if isinstance(value, (list, tuple)) else [value]:
         if "choices" in bounds and item not in bounds["choices"]:
-            raise UsageError(f"{where}={item!r}: {suggestion(item, bounds['choices'])}")
+            choices = (str(one).lower() if isinstance(one, bool) else one for one in bounds["choices"])
+            raise UsageError(f"{where}={item!r}: {suggestion(item, choices)}")
         if isinstance(item, bool) or not isinstance(item, (int, float)):
             continue
         if item != item:

@@ -185,7 +185,13 @@ def verified(
 
 def newest_round(saved: Saved) -> int | None:
     """Return the round of the newest checkpoint whose manifest is readable, or None."""
-    return next((checkpoint["content"]["round"] for checkpoint in saved if "content" in checkpoint), None)
+    content = newest_content(saved)
+    return None if content is None else content["round"]
+
+
+def newest_content(saved: Saved) -> Mapping[str, Any] | None:
+    """Return the content of the newest checkpoint whose manifest is readable, or None."""
+    return next((checkpoint["content"] for checkpoint in saved if "content" in checkpoint), None)
 
 
 class SavedState:
@@ -364,12 +370,6 @@ def _checked(
     if extra := sorted(found - expected):
         raise _Unusable(f"is damaged: it has states of {len(extra)} clients too many, such as client {extra[0]}")
     return content
-
-
-def is_finished(saved: Saved) -> bool:
-    """Return whether the newest checkpoint whose manifest is readable is that of a trial with nothing left to run."""
-    content: Mapping[str, Any] = next((checkpoint["content"] for checkpoint in saved if "content" in checkpoint), {})
-    return bool(content.get("progress", {}).get("finished", False))
 
 
 def _with_state(blueprint: Blueprint, population: Population, round: int, *, is_finished: bool) -> set[ClientIndex]:

@@ -170,8 +170,8 @@ class Evaluator:
         losses = {index[score.client]: score.value for score in scored.scores if score.metric == "loss"}
         return {i: losses.get(i, 0.0) for i in clients}, bytes_by_field(down)  # without training data, nothing to learn
 
-    def unseen_scores(self, state: State) -> list[Score]:
-        """Score the unseen clients after they caught up on the setup, as they download the model and adapted.
+    def unseen_scores(self, state: State, round: int) -> list[Score]:
+        """Score the unseen clients, which catch up on the setup, as they download the model of `round` and adapted.
 
         What they send in the setup exchanges is dropped.
         """
@@ -188,7 +188,7 @@ class Evaluator:
             )
         seed_torch(self.seed, "evaluate unseen clients")
         request = ScoreRequest(
-            moment=Moment("round", self.ctx.rounds),
+            moment=Moment("round", round),
             cohort=cohort,
             clients=cohort,
             splits=self.evaluation.splits,

@@ -108,6 +108,10 @@ class Server:
         return self.round >= self.blueprint.rounds or self.early_stopping.reason is not None
 
     @property
+    def _last_round(self) -> int:
+        return self.early_stopping.round or self.blueprint.rounds
+
+    @property
     def stop_reason(self) -> str | None:
         """Why training ended before its last round; None if it did not, also where the rule would end it there."""
         ended_early = self.early_stopping.round != self.blueprint.rounds
@@ -120,6 +124,7 @@ class Server:
             "early_stopping": self.early_stopping.state(),
             "best": self.best.state(),
             "finished": self.finished,
+            "rounds": self.blueprint.rounds,
             **sampling,
         }
 
@@ -298,7 +303,7 @@ class Server:
         record.scores += scores
         record.maps += maps
         if with_unseen_clients:
-            record.scores += self.evaluator.unseen_scores(self.state)
+            record.scores += self.evaluator.unseen_scores(self.state, self._last_round)
         self.best.look(record)
         seconds = time.perf_counter() - began
         record.seconds["evaluate"] += seconds
@@ -313,7 +318,7 @@ class Server:
             known = {_key(score) for score in record.scores}
             record.scores += [score for score in scores if _key(score) not in known]
             record.maps = [*record.maps, *(map for map in maps if map[:4] not in {other[:4] for other in record.maps})]
-        record.scores += self.evaluator.unseen_scores(self.state)
+        record.scores += self.evaluator.unseen_scores(self.state, self._last_round)
         seconds = time.perf_counter() - began
         record.seconds["evaluate"] += seconds
         record.seconds["total"] += seconds

@@ -317,10 +317,11 @@ class Config:
         help="folder of the Parquet tables and checkpoints: a path, or a URL such as s3://bucket/folder or gs://bucket/folder",
     )
     experiment: str = option("run", help="subfolder of results, for one sweep or for runs that belong together")
-    resume: bool = option(
+    resume: bool | str = option(
         False,
-        help="continue from the checkpoint of the same configuration, or of one with fewer rounds; refused if your own "
-        "code has changed, but the data files are assumed to be the same",
+        choices=(False, True, "anyway"),
+        help="continue from the checkpoint of the same configuration, also with more rounds; refused if your own code "
+        "has changed, unless it is `anyway`; the data files are assumed to be the same",
     )
 
     @classmethod

@@ -3,20 +3,23 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rayfed.core.plain_table import plain_table
+from rayfed.engine.checkpoint import Saved, newest_round
 from rayfed.engine.device import device_for
 from rayfed.experiments.capacity import Bundle, bundles, check_run, check_sweep, fits, known_nodes
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.forecast import Estimate, Probe, estimate, needs_of, probe, probe_key
-from rayfed.experiments.more_rounds import Longer, Start, foreseen_starts
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.progress import span
 from rayfed.experiments.run_summary import counted, run_summary, size_text
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import Populations, configurations, plan_sweep
+from rayfed.experiments.trial import check_rounds, nothing_left, resume_message, usable
+from rayfed.records.checkpoints import CheckpointStore
+from rayfed.records.storage import open_storage
 from rayfed.records.tracking import check_trackers
 from rayfed.records.trials import flattened
 
@@ -28,9 +31,9 @@ def run_text(plan: Plan) -> str:
     """Return what `plan` is, what it needs, and how long it will take."""
     check_run(plan.config.placement)
     check_trackers(vars(plan.config.tracking), plan.config.results)
-    start, lines = Start(), {"needs": f"{_reserved(plan.config.placement)}; {_held(plan)}"}
+    check_rounds({plan.trial: plan.config})
+    start, lines = _start(plan.config, plan.trial), {"needs": f"{_reserved(plan.config.placement)}; {_held(plan)}"}
     if plan.config.resume:
-        start = foreseen_starts([Longer(plan.trial, plan.config, plan.given_hash)])[plan.trial]
         lines["resume"] = start.what or "nothing saved: starts at round 1"
     found = _estimate(plan, {}, start)
     if isinstance(found, str):
@@ -49,9 +52,7 @@ def sweep_text(space: Space) -> str:
     check_sweep(config.placement for config in configs)
     plan = plan_sweep(space, configs, Given())
     number = len(configs) // len(space.seeds)
-    starts = {job["trial"]: Start() for job in plan.jobs}
-    if configs[0].resume:
-        starts |= foreseen_starts(plan.longer())
+    starts = {job["trial"]: _start(Config.read(job["values"]), job["trial"]) for job in plan.jobs}
     populations, probes = Populations(keep_all=True), dict[str, Probe | str]()
     rows, seconds, unknown = [], [], 0
     trees = [dict(flattened(config.tree())) for config in configs[:number]]
@@ -60,7 +61,7 @@ def sweep_text(space: Space) -> str:
         planned = populations.plan(configs[position], Given())
         trials = [trial_name(config) for config in configs[position::number]]
         still = [starts[trial] for trial in trials if trial in starts]
-        found = [_estimate(planned, probes, start) for start in still or [Start()]]
+        found = [_estimate(planned, probes, start) for start in still or [_Start()]]
         known = [one.total for one in found if not isinstance(one, str)]
         seconds += known if still or plan.study is not None else []
         unknown += not known
@@ -93,7 +94,25 @@ def sweep_text(space: Space) -> str:
     return "\n".join([plan.summary(), "", table, "", *saved[:_ROWS], *more_saved, end])
 
 
-def _estimate(plan: Plan, probes: dict[str, Probe | str], start: Start) -> Estimate | str:
+class _Start(NamedTuple):
+    """Where a trial is going to start: after which round, what that means in words, and whether nothing is left."""
+
+    round: int = 0
+    what: str = ""
+    finished: bool = False
+
+
+def _start(config: Config, trial: str) -> _Start:
+    saved: Saved = ()
+    if config.resume:
+        saved = usable(config, CheckpointStore(open_storage(config.results).child(config.experiment), trial).saved())
+    if not saved:
+        return _Start()
+    round = min(newest_round(saved) or 0, config.rounds)
+    return _Start(round, resume_message(config, saved), nothing_left(config, saved))
+
+
+def _estimate(plan: Plan, probes: dict[str, Probe | str], start: _Start) -> Estimate | str:
     """Return the expected seconds after `start`, or why they are not known; similar configurations share a probe."""
     key = probe_key(plan.config.tree())
     if key not in probes:

@@ -144,9 +144,9 @@ class Plan:
 
     @property
     def configuration_hash(self) -> str:
-        """A hash of all that determines the outcome, which a checkpoint must share with the trial that resumes."""
-        hashes = self.data_hash, self.model_label, self.loss_label, self.code_hash
-        return hash_in_checkpoints(self.trial, self.config, *hashes)
+        """A hash of what determines the outcome, except code; checkpoints share it with the trial that resumes."""
+        hashes = self.data_hash, self.model_label, self.loss_label
+        return configuration_hash(self.trial, outcome_values(self.config), *(value or "" for value in hashes))
 
     def values(self) -> dict[str, Any]:
         """Return the row of the trials table, as far as it is known before the start."""
@@ -172,19 +172,6 @@ class Plan:
 
     def loss_name(self) -> str:
         return self.loss_label or str(self.config.loss.name)
-
-
-def hash_in_checkpoints(
-    trial: str,
-    config: Config,
-    data_hash: str | None,
-    model_label: str | None,
-    loss_label: str | None,
-    code_hash: str | None,
-) -> str:
-    """Return what checkpoints of a trial hold as a hash of all that determines its outcome; see `Plan`."""
-    hashes = data_hash, model_label, loss_label, code_hash
-    return configuration_hash(trial, outcome_values(config), *(value or "" for value in hashes))
 
 
 def partition_seed(config: Config) -> int | None:

@@ -9,15 +9,14 @@ from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.failures import Failures, failure
 from rayfed.experiments.jobs import Job
-from rayfed.experiments.more_rounds import Longer
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import Given, Plan, data_key, load_data, make_plan
 from rayfed.experiments.run_summary import counted, notes, unused_gpu
 from rayfed.experiments.space import Space
 from rayfed.experiments.study import LOG_FILE, Study, check_search
+from rayfed.experiments.trial import check_rounds
 from rayfed.records.storage import open_storage
 from rayfed.records.tracking import check_trackers
-from rayfed.records.trials import read_trials
 
 MAX_NOTES = 8  # that are printed before a sweep
 
@@ -35,7 +34,6 @@ class SweepPlan:
         keep_state: Whether the final states are kept also with checkpoint.every=0.
         study: What chooses the jobs one by one, with search.kind=optuna; `jobs` is then empty, and `configs` are the
             corners of the space.
-        all_names: The names of all trials without a study, finished ones included.
     """
 
     space: Space
@@ -45,7 +43,6 @@ class SweepPlan:
     given: Given
     keep_state: bool = False
     study: Study | None = None
-    all_names: tuple[str, ...] = ()
 
     @property
     def results(self) -> str:
@@ -65,12 +62,6 @@ class SweepPlan:
         arms = range(len(self.space.adaptive)) if self.study is not None else [job["arm"] for job in self.jobs]
         stop_early = all(config.faults.stop_early for config in self.configs)
         return Failures(self.results, self.experiment, arms, stop_early=stop_early, say=say)
-
-    def longer(self) -> list[Longer]:
-        """Return the jobs as trials that may go on from shorter ones."""
-        return [
-            Longer(job["trial"], Config.read(job["values"]), job["identity"].get("given_hash", "")) for job in self.jobs
-        ]
 
     def summary(self) -> str:
         """Return what to print before the start: the numbers of trials by algorithm, and the notes."""
@@ -123,20 +114,22 @@ def plan_sweep(
     if any(config.select != first.select for config in configs):
         raise UsageError("select: all arms of a sweep are chosen by one metric; give it outside the arms")
     if len(set(names)) < len(names):
-        raise UsageError(f"arms: two trials have the same configuration ({_repeated(names)}); each must differ")
+        raise UsageError(
+            f"arms: two trials have the same configuration ({_repeated(names)}); each must differ in more than rounds"
+        )
     for tracking in dict.fromkeys(config.tracking for config in configs):  # once each, since a server may be asked
         check_trackers(vars(tracking), first.results)
     notes_of_plans, identities = _check_plans(space, configs, given)
     if space.adaptive:
         return SweepPlan(space, tuple(configs), (), notes_of_plans, given, keep_state, _study(space, first, given))
     names = [str(identity.get("trial", name)) for name, identity in zip(names, identities, strict=True)]
-    done = _done_trials(first) if first.resume else set()
+    done = _done_trials(dict(zip(names, configs, strict=True)))
     jobs = tuple(
         Job(trial=name, values=values, identity=identity, arm=arm)
         for name, values, identity, arm in zip(names, space.trials(), identities, space.arm_numbers(), strict=True)
-        if name not in done
+        if not (first.resume and name in done)
     )
-    return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state, all_names=tuple(names))
+    return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state)
 
 
 def _study(space: Space, config: Config, given: Given) -> Study:
@@ -147,7 +140,7 @@ def _study(space: Space, config: Config, given: Given) -> Study:
     def identify(config: Config) -> Mapping[str, Any]:
         return _identity(_planned_first(config, given, populations, names_seed=True)) if given else {}
 
-    return Study(space, home, resume=config.resume, identify=identify)
+    return Study(space, home, resume=bool(config.resume), identify=identify)
 
 
 def _identity(plan: Plan) -> Mapping[str, Any]:
@@ -256,6 +249,7 @@ def _repeated(names: Sequence[str]) -> str:
     return next(name for name in names if names.count(name) > 1)
 
 
-def _done_trials(config: Config) -> set[str]:
-    rows = read_trials(open_storage(config.results).child(config.experiment, "trials"))
-    return {row["trial"] for row in rows if row["status"] == "done"}
+def _done_trials(configs: Mapping[str, Config]) -> set[str]:
+    """Return the names of the trials that are done, with as many rounds as `configs` give them or stopped early."""
+    rows = [row for row in check_rounds(configs) if row["trial"] in configs and row["status"] == "done"]
+    return {row["trial"] for row in rows if row["stop_reason"] or row["rounds"] >= configs[row["trial"]].rounds}

@@ -16,7 +16,7 @@ from rayfed.core import errors
 from rayfed.core.errors import HostLost, StatesLost, StorageError, UsageError
 from rayfed.core.records import Event, Record
 from rayfed.core.rng import torch_state_kept
-from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, Saved, is_finished, newest_round
+from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, Saved, newest_content, newest_round
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
@@ -25,6 +25,8 @@ from rayfed.experiments.plan import Plan
 from rayfed.experiments.profile import Profile
 from rayfed.records.holdings import Holding
 from rayfed.records.recorder import traceback_file
+from rayfed.records.storage import open_storage
+from rayfed.records.trials import read_trials
 
 
 class Sink(CheckpointFiles, Protocol):
@@ -46,7 +48,7 @@ class Sink(CheckpointFiles, Protocol):
 
 
 def resume_message(config: Config, saved: Saved) -> str:
-    """Return in a few words what `resume=true` does with the checkpoints `saved`."""
+    """Return in a few words what `resume=true` does with the `usable` checkpoints `saved`."""
     if not saved:
         return "nothing saved: starts at round 1"
     if (done := newest_round(saved)) is None:
@@ -55,8 +57,54 @@ def resume_message(config: Config, saved: Saved) -> str:
 
 
 def nothing_left(config: Config, saved: Saved) -> bool:
-    """Return whether the newest of the checkpoints `saved` is that of a trial that has ended."""
-    return (newest_round(saved) or 0) >= _last_round(config) or is_finished(saved)
+    """Return whether the newest of the `usable` checkpoints `saved` is that of a trial that has ended."""
+    progress = (newest_content(saved) or {}).get("progress", {})
+    if not progress.get("finished"):
+        return False
+    return progress["rounds"] >= config.rounds or progress["early_stopping"]["reason"] is not None
+
+
+def usable(config: Config, saved: Saved) -> Saved:
+    """Return the checkpoints of `saved` through which the trial goes, though it may have had fewer rounds at the time.
+
+    What cannot be read is returned as well.
+    """
+    return [one for one in saved if "content" not in one or _is_passed(config, one["content"])]
+
+
+def _is_passed(config: Config, content: Mapping[str, Any]) -> bool:
+    """Return whether the trial goes through the state of a checkpoint."""
+    progress, round = content["progress"], content["round"]
+    rounds = progress["rounds"]
+    if rounds >= config.rounds:
+        return True
+    if round > rounds:
+        return False  # after the final stage
+    if progress["finished"] and config.unseen_clients and config.algorithm.setup_exchanges:
+        return False  # unseen clients have a state
+    stops = config.early_stopping.patience is not None
+    return not (stops and round == rounds and round % config.evaluate.every)  # the rule has seen a score too many
+
+
+def check_rounds(configs: Mapping[str, Config]) -> list[dict[str, Any]]:
+    """Return the rows in the results of an experiment, after checking that no trial would lose rounds.
+
+    Args:
+        configs: The configurations of trials of the experiment by their names.
+
+    Raises:
+        UsageError: A trial has more rounds than its configuration gives it.
+    """
+    first = next(iter(configs.values()))
+    rows = read_trials(open_storage(first.results).child(first.experiment, "trials"))
+    for row in rows:
+        config = configs.get(row["trial"])
+        if config is not None and (done := row["rounds_done"] or 0) > config.rounds:
+            raise UsageError(
+                f"rounds={config.rounds}: {row['trial']} has {done} rounds in {config.results}/{config.experiment}, "
+                f"and the number of rounds makes no other trial; give another experiment, or rounds={done}"
+            )
+    return rows
 
 
 class TrialRun:
@@ -87,7 +135,8 @@ class TrialRun:
         *,
         saved: Saved = (),
     ):
-        self.plan, self._sink, self._device, self._saved = plan, sink, device, saved
+        self.plan, self._sink, self._device = plan, sink, device
+        self._saved = usable(plan.config, saved)
         self._make_fleet = make_fleet
         self._fleet: Fleet | None = None
         self._server: Server | None = None
@@ -171,6 +220,10 @@ class TrialRun:
         if self._going_back is not None:
             detail = f"{self._going_back.detail}; continues after round {server.round}"
             self._sink.event(plan.trial, replace(self._going_back, detail=detail))
+        before = (newest_content(self._saved) or {"progress": {"rounds": plan.config.rounds}})["progress"]["rounds"]
+        if before < plan.config.rounds and not self.begun:
+            detail = f"goes on with rounds={plan.config.rounds}, after rounds={before}"
+            self._sink.event(plan.trial, Event(event="rounds added", detail=detail, round=server.round))
         if plan.profile:
             save = partial(self._sink.save_profile, plan.trial)
             self._profile = Profile(self._fleet, save, plan.config.rounds - server.round)
@@ -214,7 +267,7 @@ class TrialRun:
             seconds=seconds + sum(record.seconds["total"] for record in self._since),
         )
         if self.begun:  # otherwise what it began from is still valid
-            self._saved = self._sink.saved(self.plan.trial)
+            self._saved = usable(self.plan.config, self._sink.saved(self.plan.trial))
         self._server = None
 
     def failed(self, error: BaseException) -> None:
@@ -272,10 +325,6 @@ def make_checkpointer(plan: Plan, server: Server, sink: Sink) -> Checkpointer:
     """Return the object that saves and restores the state of a trial."""
     version = importlib.metadata.version("rayfed-sim")
     return Checkpointer(server, sink, plan.trial, plan.configuration_hash, version, keep_best=plan.keep_best)
-
-
-def _last_round(config: Config) -> int:
-    return config.rounds + bool(config.algorithm.final_exchanges)
 
 
 def interrupted(round: int, saved: int | None) -> KeyboardInterrupt:

@@ -4,36 +4,30 @@ A module is the user's own if its file belongs neither to rayfed, nor to Python'
 package; `__main__` always is. An installed package that the configuration names (`model.name=package:Net`) counts for
 hashing as well.
 
-Two hashes are taken, both of the abstract syntax tree of the source, so that comments, docstrings, formatting and the
-version of Python do not matter:
+- `code_hash` takes in the sources of the user's modules from which objects come, and of the user's modules that these
+  import, comments included. `resume=true` refuses to continue if it has changed. Of `__main__`, a script or a notebook,
+  it takes in the bytecode of the functions and classes that the objects use, so that the line with `rounds=5` in it may
+  change.
+- `object_hash` tells objects given in Python apart, and names them ("own:Net-1a2b3c"): by their names and modules, the
+  bytecode of functions, and the values in closures, attributes and tensors.
 
-- `object_hash` follows an object: the source of its functions and classes, the functions, classes and values that
-  they mention by a global name, and the values in closures, attributes and tensors. It names models and losses given
-  in Python ("own:Net-1a2b3c").
-- `code_hash` takes in, besides, the whole source of the user's modules that are met on the way and of the user's
-  modules that these import. `resume=true` refuses to continue if it has changed. Of `__main__`, a script or a
-  notebook, only what the objects use counts, so that the line with `rounds=5` in it may change.
-
-Source is read once per import of a module, so a file edited after it was imported counts as it was. A function without
-source (made by `exec`, or typed at the prompt of Python 3.12 or older) counts by its bytecode, and changes its hash
-with the version of Python.
+Source is read once per import of a module, so a file edited after it was imported counts as it was.
 """
 
 import ast
 import dataclasses
+import dis
 import enum
 import functools
 import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import linecache
 import re
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +151,7 @@ def code_hash(objects: Mapping[str, Any]) -> str | None:
     if not walk.modules:
         return None
     for name, source in _reachable(walk.modules, walk.named).items():
-        walk.put("module", name, source.digest)
+        walk.put("module", name, source.text)
     return walk.digest.hexdigest()
 
 
@@ -168,12 +162,12 @@ def checked_code_hash(config: Config, trial: str, objects: Mapping[str, Any]) ->
         UsageError: `config` resumes `trial`, which was run with other code.
     """
     now = code_hash(objects)
-    if now is not None and config.resume:
+    if now is not None and config.resume is True:
         before = recorded_value(config.results, config.experiment, trial, "code_hash")
         if before is not None and before != now:
             raise UsageError(
-                f"resume=true: {' or '.join(objects)}: its code changed since {trial} ran; give another experiment, "
-                "or resume=false"
+                f"resume=true: {' or '.join(objects)}: its code changed since {trial} ran; if only comments did, give "
+                "resume=anyway, otherwise another experiment, or resume=false"
             )
     return now
 
@@ -186,22 +180,6 @@ class ModuleSource:
     file: str
     is_package: bool
     text: str
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.text)
-
-    @cached_property
-    def digest(self) -> str:
-        return hashlib.blake2b(_normalised(self.tree).encode(), digest_size=16).hexdigest()
-
-    @cached_property
-    def imports(self) -> frozenset[str]:
-        return frozenset(_imports(self.tree, self.name if self.is_package else self.name.rpartition(".")[0]))
-
-    @cached_property
-    def definitions(self) -> dict[tuple[str, int], list[ast.AST]]:
-        return _definitions(self.tree)
 
 
 def module_sources(objects: Mapping[str, Any]) -> list[ModuleSource]:
@@ -243,13 +221,14 @@ def _reachable(modules: Iterable[str], named: Set[str] = frozenset()) -> dict[st
             source = _source(name, spec)
             if source is not None:
                 sources[name] = source
-                pending += source.imports
+                pending += _imports(source)
     return dict(sorted(sources.items()))
 
 
-def _imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """Yield the names that `tree` imports, which may be attributes of modules, too; also inside functions."""
-    for node in ast.walk(tree):
+def _imports(source: ModuleSource) -> Iterator[str]:
+    """Yield the names that a module imports, which may be attributes of modules, too; also inside functions."""
+    package = source.name if source.is_package else source.name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source.text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -300,81 +279,18 @@ def _source(name: str, spec: importlib.machinery.ModuleSpec) -> ModuleSource | N
     return source
 
 
-def _definition(code: types.CodeType, module: str) -> ast.AST | None:
-    """Return the node of the function or lambda that was compiled to `code`, None without source."""
-    spec = _spec(module) if module and module != "__main__" else None
-    source = _source(module, spec) if spec is not None and spec.origin == code.co_filename else None
-    if source is not None:
-        table = source.definitions
-    else:
-        linecache.checkcache(code.co_filename)
-        table = _definitions_in("".join(linecache.getlines(code.co_filename)))
-    nodes = table.get((code.co_name, code.co_firstlineno), [])
-    if len(nodes) > 1:  # several lambdas that begin in one line: the innermost one that holds all instructions
-        spans = [(p[0], p[2]) for p in code.co_positions() if None not in p and p[2] != p[3]]
-        nodes = [node for node in nodes if all(_span(node)[0] <= place <= _span(node)[1] for place in spans)]
-        nodes = sorted(nodes, key=lambda node: _span(node)[0], reverse=True)
-    return nodes[0] if nodes else None
-
-
-@functools.lru_cache(maxsize=64)
-def _definitions_in(text: str) -> dict[tuple[str, int], list[ast.AST]]:
-    try:
-        return _definitions(ast.parse(text))
-    except (SyntaxError, ValueError):
-        return {}
-
-
-def _definitions(tree: ast.AST) -> dict[tuple[str, int], list[ast.AST]]:
-    """Return all functions in `tree` by the name and first line of their code objects."""
-    table: dict[tuple[str, int], list[ast.AST]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            table.setdefault((node.name, line), []).append(node)
-        elif isinstance(node, ast.Lambda):
-            table.setdefault(("<lambda>", node.lineno), []).append(node)
-    return table
-
-
-def _span(node: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the first and last place (line, column) of the body of a lambda."""
-    body = getattr(node, "body", node)
-    body = node if isinstance(body, list) else body
-    return (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
-
-
-def _normalised(node: Any) -> str:
-    """Return a text of the syntax tree `node` without positions and docstrings, the same in every version of Python.
-
-    `ast.dump` and `ast.unparse` differ between versions.
-    """
-    if isinstance(node, ast.AST):
-        fields = ((name, getattr(node, name, None)) for name in node._fields if name not in ("ctx", "kind"))
-        inner = (f"{name}={_normalised(value)}" for name, value in fields if value is not None and value != [])
-        return f"{type(node).__name__}({','.join(inner)})"
-    if isinstance(node, list):
-        return f"[{','.join(_normalised(item) for item in node if not _is_docstring(item))}]"
-    return ascii(node)
-
-
-def _is_docstring(node: Any) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
 # Objects
 
 _BARE = frozenset(vars(nn.Module()))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
-_UNCOUNTED = ("_abc_impl", "__annotate__", "__annotate_func__")  # in a class: what Python adds, by version
 
 
 class _Walk:
-    """A hash of what functions, classes and objects do; of what is not the user's own, the name counts.
+    """A hash of objects: of their names, their values and their bytecode, and for `__main__` of all that they mention.
 
     Attributes:
         digest: The hash so far.
-        modules: The modules of the user's that were met, and the names that functions import.
+        modules: The user's modules that were met.
     """
 
     def __init__(self, *, weights: bool = True, named: Set[str] = frozenset()) -> None:
@@ -390,8 +306,6 @@ class _Walk:
     def feed(self, thing: Any) -> None:
         if isinstance(thing, _PLAIN):
             self.put(type(thing).__name__, thing)
-        elif isinstance(thing, types.CodeType):
-            self._bytecode(thing)
         elif isinstance(thing, torch.Tensor):
             self._tensor(thing)
         elif isinstance(thing, (np.ndarray, np.generic)) and not thing.dtype.hasobject:
@@ -407,15 +321,16 @@ class _Walk:
                 del self._seen[id(thing)]  # equal constants may or may not be one object: only a cycle is seen
 
     def _compound(self, thing: Any) -> None:
+        self.put(type(thing).__name__)
         if isinstance(thing, Mapping):
-            self.put("mapping", len(thing))
-            for key, value in thing.items():
-                self.feed(key)
-                self.feed(value)
+            self.feed(list(thing.items()))
         elif isinstance(thing, (tuple, list)):
-            self.put(type(thing).__name__, len(thing))
+            self.put(len(thing))
             for item in thing:
                 self.feed(item)
+        elif isinstance(thing, types.CodeType):
+            self.put(thing.co_code, thing.co_names, thing.co_freevars, thing.co_exceptiontable)
+            self.feed(thing.co_consts)
         elif isinstance(thing, types.FunctionType):
             self._function(thing)
         elif isinstance(thing, type):
@@ -426,7 +341,7 @@ class _Walk:
             self.feed((thing.__self__, thing.__func__))
         elif isinstance(thing, property):
             self.feed((thing.fget, thing.fset))
-        elif isinstance(thing, cached_property):
+        elif isinstance(thing, functools.cached_property):
             self.feed(thing.func)
         elif isinstance(thing, functools.partial):
             self.feed((thing.func, thing.args, thing.keywords))
@@ -435,8 +350,7 @@ class _Walk:
         elif hasattr(thing, "__wrapped__"):  # functools.cache
             self.feed(thing.__wrapped__)
         elif self._meets(type(thing).__module__) and hasattr(thing, "__dict__") and not isinstance(thing, enum.Enum):
-            self.feed(type(thing))
-            self.feed(dict(sorted(vars(thing).items())))
+            self.feed((type(thing), sorted(vars(thing).items())))
         else:
             self.put(type(thing).__module__, type(thing).__qualname__, _shown(thing))
 
@@ -445,53 +359,41 @@ class _Walk:
         if self._weights or not isinstance(tensor, nn.Parameter):
             self.put(state_hash({"": tensor}))
 
-    def _bytecode(self, code: types.CodeType) -> None:
-        self.put(code.co_code, code.co_names, code.co_freevars, code.co_exceptiontable)
-        for constant in code.co_consts:
-            self.feed(constant)
-
     def _function(self, function: types.FunctionType) -> None:
         # A function that `exec` made in an empty namespace says that it is of builtins, which has none in Python.
         module = "__main__" if function.__module__ in (None, "builtins") else function.__module__
-        if not self._meets(module):
-            self.put(module, function.__qualname__)
-            return
-        code = function.__code__
-        node = _definition(code, module)
-        if node is None:
-            self._bytecode(code)
-        else:
-            self.put(_normalised(node))
-            self.modules.update(_imports(node, str(function.__globals__.get("__package__") or "")))
+        self.put(module, function.__qualname__)
+        if self._meets(module):
+            self.feed(function.__code__)
+        if module == "__main__":
+            self._globals(function)
         cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
         self.feed((function.__defaults__, function.__kwdefaults__, cells))
-        for name in sorted(_names(code)):
-            if name in function.__globals__:
-                self._global(name, function.__globals__[name], code)
 
-    def _global(self, name: str, value: Any, code: types.CodeType) -> None:
-        """Feed a global that a function mentions."""
-        if isinstance(value, types.ModuleType):
-            if self._meets(value.__name__):
-                for inner in sorted(_names(code) & vars(value).keys()):
-                    if not isinstance(vars(value)[inner], types.ModuleType):
-                        self._global(inner, vars(value)[inner], code)
-        elif self._meets(type(value).__module__) and not isinstance(value, nn.Module):
-            self.put(name, type(value).__qualname__)  # such as a log: it changes while the code does not
-        else:
-            self.put(name)
-            self.feed(value)
+    def _globals(self, function: types.FunctionType) -> None:
+        """Feed what a function of `__main__` imports and mentions."""
+        codes = list(_codes(function.__code__))
+        instructions = (instruction for code in codes for instruction in dis.get_instructions(code))
+        for module in sorted({str(one.argval) for one in instructions if one.opname == "IMPORT_NAME"}):
+            self._meets(module)
+        for name in sorted({name for code in codes for name in code.co_names} & function.__globals__.keys()):
+            value = function.__globals__[name]
+            if isinstance(value, types.ModuleType):
+                self._meets(value.__name__)
+            elif self._meets(type(value).__module__) and not isinstance(value, nn.Module):
+                self.put(name, type(value).__qualname__)  # such as a log: it changes while the code does not
+            else:
+                self.put(name)
+                self.feed(value)
 
     def _class(self, cls: type) -> None:
-        self.put(cls.__module__ if not self._meets(cls.__module__) else "", cls.__qualname__)
         for base in cls.__mro__:
-            if not self._meets(base.__module__):
+            if not self._meets(base.__module__) or base.__module__ != "__main__":
                 self.put(base.__module__, base.__qualname__)
                 continue
+            self.put(base.__qualname__)
             for name, value in sorted(vars(base).items()):
-                if name.startswith("__") and (not isinstance(value, types.FunctionType) or _is_generated(value)):
-                    continue
-                if name not in _UNCOUNTED:
+                if not name.startswith("__") or isinstance(value, types.FunctionType):
                     self.put(name)
                     self.feed(value)
 
@@ -511,19 +413,22 @@ class _Walk:
 
     def _meets(self, module: str | None) -> bool:
         """Return whether `module` is the user's own, and note it if so."""
-        own = (module or "").partition(".")[0] in self.named or is_user_module(module)
-        if own and module:
+        is_users = (module or "").partition(".")[0] in self.named or is_user_module(module)
+        if is_users and module:
             self.modules.add(module)
-        return own
+        return is_users
 
 
 def _shown(thing: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
 
 
-def _names(code: types.CodeType) -> set[str]:
-    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return set(code.co_names).union(*inner)
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a code object and those of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
 
 
 def _is_filled(cell: types.CellType) -> bool:
@@ -532,8 +437,3 @@ def _is_filled(cell: types.CellType) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_generated(function: types.FunctionType) -> bool:
-    """Return whether a dataclass wrote the function; what is in it follows from the fields."""
-    return function.__code__.co_filename.endswith(("<string>", "dataclasses.py", "reprlib.py"))

@@ -139,28 +139,6 @@ class CheckpointStore:
         with contextlib.suppress(OSError):  # what is left over now is deleted after the next checkpoint
             self._prune([content, base])
 
-    def copy(self, source: "CheckpointStore", content: Mapping[str, Any], header: Mapping[str, Any]) -> None:
-        """Write a checkpoint of another trial as one of this trial.
-
-        Args:
-            source: The checkpoints of the other trial.
-            content: The content of the manifest of one of them, from `source.saved()`.
-            header: As for `commit`, in place of that in `content`.
-
-        Raises:
-            OSError: The disk is full or gone; the checkpoint is discarded.
-            StorageError: The checkpoint is damaged.
-        """
-        self.begin(self._last[0] if self._last else None)
-        parts: dict[int, dict[str, Part]] = {}
-        for name, part in (("server", content["server"]), *content["clients"].items()):
-            parts.setdefault(part[0], {})[name] = Part(*part)
-        copied: dict[str, Part] = {}
-        with self._discarded_on_error():
-            for number in sorted(parts):
-                copied |= self._moved(parts[number], source)
-        self.commit(header, copied.pop("server"), copied, self._size)
-
     def discard(self) -> None:
         """Remove the unfinished checkpoint, if there is one."""
         if self._staged is not None:
@@ -223,16 +201,6 @@ class CheckpointStore:
             yield block
         if digest.hexdigest() != part.checksum:
             raise StorageError(f"{self.folder.location}: {_segment(part.segment)} is damaged")
-
-    def check(self, content: Mapping[str, Any]) -> None:
-        """Read a checkpoint, given by the content of its manifest.
-
-        Raises:
-            StorageError: A part is damaged.
-        """
-        for part in (content["server"], *content["clients"].values()):
-            for _ in self.blocks(Part(*part)):
-                pass
 
     def exists(self) -> bool:
         """Return whether there is a checkpoint, whole or not."""

@@ -6,7 +6,6 @@ has just listed the folder therefore finds every file, and no row in two of them
 """
 
 import re
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -65,12 +64,6 @@ class Segments:
             last = pc.max(kept["round"]).as_py()
             self.last_round = last if self.last_round is None else max(last, self.last_round)
         return kept
-
-
-def rows_of(folder: Storage, trial: str) -> Iterator[pa.Table]:
-    """Yield the rows of a trial in one table, file by file."""
-    for _, name in _existing(folder, trial):
-        yield read_parquet(folder, name)
 
 
 def _existing(folder: Storage, trial: str) -> list[tuple[int, str]]:

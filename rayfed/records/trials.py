@@ -116,14 +116,6 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
         replace_parquet(trials_table(rows), table, TRIALS_FILE)
 
 
-def forget_trial(folder: str | Path, experiment: str, trial: str) -> None:
-    """Delete the row of a trial."""
-    table = open_storage(folder).child(experiment).child("trials")
-    with _locked(table):
-        rows = [row for row in read_trials(table) if row["trial"] != trial]
-        replace_parquet(trials_table(rows), table, TRIALS_FILE)
-
-
 def mark_interrupted(folder: str | Path, experiment: str, trials: Iterable[str]) -> int:
     """Record that those of `trials` that are running were interrupted, and return how many are done."""
     rows = {row["trial"]: row["status"] for row in read_trials(open_storage(folder).child(experiment, "trials"))}

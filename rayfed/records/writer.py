@@ -6,9 +6,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from rayfed.core.file_names import check_name
 from rayfed.core.records import Event, Record, Score
 from rayfed.records.schema import (
@@ -20,7 +17,7 @@ from rayfed.records.schema import (
     metrics_table,
     rounds_table,
 )
-from rayfed.records.segments import SEGMENT_ROWS, Segments, rows_of
+from rayfed.records.segments import SEGMENT_ROWS, Segments
 from rayfed.records.storage import open_storage
 
 WRITING_SHARE = 0.02
@@ -89,23 +86,6 @@ class TrialWriter:
         """Write events to disk at once; they are rare, and say why what should follow does not."""
         if events := list(events):
             self._events.append(events_table(self._id, events))
-
-    def copy_rows(self, trial: str, *, through_round: int) -> None:
-        """Write the rows of `metrics` and `rounds` of another trial to disk as rows of this one.
-
-        Scores of unseen clients are left out, since these join when training is over.
-
-        Args:
-            through_round: The last round to copy.
-        """
-        for name, segments in self._segments.items():
-            for rows in rows_of(self._home.child(name), trial):
-                kept = rows.filter(pc.less_equal(rows["round"], through_round))
-                if "unseen" in kept.column_names:
-                    kept = kept.filter(pc.invert(kept["unseen"]))
-                own = pa.array([self._id.trial] * kept.num_rows, pa.string())
-                segments.append(kept.set_column(kept.schema.get_field_index("trial"), "trial", own))
-        self.written_round = through_round
 
     def flush(self, *, force: bool = False) -> None:
         """Write what was added to disk, unless writing has taken more than `WRITING_SHARE` of the time so far.

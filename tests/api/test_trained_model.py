@@ -283,7 +283,6 @@ class TestSelectedRound:
         assert names == [f"manifest-{n:06d}.json" for n in (selected_round(result), 6, 7)]
 
     def test_of_a_run_with_more_rounds(self, run):
-        """It comes along from the shorter trial."""
         run("fedavg", **self.MANY | {"rounds": 6})
         longer = run("fedavg", **self.MANY, resume=True)
         assert selected_round(longer) < 6

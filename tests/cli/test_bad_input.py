@@ -152,7 +152,7 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["algorithm.name=:Mine"], "algorithm.name=:Mine"),
         (["data={name: npz, file: nowhere.npz}", *QUICK], "data.file=nowhere.npz: no such file"),
         (["data={name: npz}", *QUICK], "data.file: required"),
-        (["resume=maybe"], "resume='maybe': expected true or false"),
+        (["resume=maybe"], "resume='maybe': known: anyway, false, true"),
     ],
 )
 def test_refused(refused, arguments, beginning):

@@ -339,14 +339,20 @@ class TestTree:
 class TestTrialNames:
     def test_placement_and_bookkeeping_do_not_change_them(self):
         name = trial_name(written())
-        same = ("placement.hosts=2", "placement.cpus=0.25", "checkpoint.every=1", "resume=true", "results=r")
+        same = (
+            "rounds=3",
+            "placement.hosts=2",
+            "placement.cpus=0.25",
+            "checkpoint.every=1",
+            "resume=true",
+            "results=r",
+        )
         assert all(trial_name(written(pair)) == name for pair in same)
 
     def test_whatever_changes_the_outcome_changes_them(self):
         pairs = (
             "seed=0",
             "seed=1",
-            "rounds=3",
             "local.lr=0.1",
             "placement.vmap_clients=2",
             "placement.threads=2",

@@ -167,16 +167,12 @@ class TestCommands:
 
     def test_a_run_that_goes_on_counts_what_is_left(self, capsys):
         command("run")([*SMALL_RUN, "checkpoint.every=1", "rounds=2"])
-        name = next((self.folder / "results" / "run" / "checkpoints").iterdir()).name
         capsys.readouterr()
         resume, time = self.said(capsys, "rounds=5")
-        assert resume == f"goes on after round 2 of {name}"
+        assert resume == "continues after round 2"
         assert " for 3 rounds more (" in time
         assert self.said(capsys, "rounds=2") == ["already finished: nothing to do"]
         assert self.said(capsys, "rounds=5", "seed=1")[0] == "nothing saved: starts at round 1"
-        for path in (self.folder / "results" / "run" / "checkpoints" / name).glob("segment-*2.bin"):
-            path.write_bytes(path.read_bytes()[:-1] + b"?")
-        assert self.said(capsys, "rounds=5")[0] == f"goes on after round 1 of {name}"
 
     def test_a_trial_continues_after_its_own_checkpoint(self, capsys):
         rayfed.run(from_arguments([*SMALL_RUN, "checkpoint.every=2", "rounds=3"]))
@@ -195,7 +191,7 @@ class TestCommands:
         assert command("sweep")(["--dry-run", *sweep, "seeds=[0,1]", "rounds=5", "resume=true"]) == 0
         assert {path: path.stat().st_mtime_ns for path in self.folder.rglob("*")} == before
         out = capsys.readouterr().out
-        pattern = r"^(\w+)-seed0-\w{8} goes on after round 3 of \1-seed0-\w{8}$"
+        pattern = r"^(\w+)-seed0-\w{8} continues after round 3$"
         assert re.findall(pattern, out, re.MULTILINE) == ["fedavg", "fedprox", "fedprox"]
         assert "\n6 trials to run, 1 at once: about " in out
         assert command("sweep")(["--dry-run", *sweep, "seeds=[0,1]", "resume=true"]) == 0

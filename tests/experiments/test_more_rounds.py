@@ -1,10 +1,4 @@
-"""A trial that goes on from one with fewer rounds ends as if it had all of its rounds from the start."""
-
-import importlib
-import linecache
-import re
-import sys
-from pathlib import Path
+"""A finished trial goes on with more rounds, and ends as if it had all of them from the start."""
 
 import numpy as np
 import pandas as pd
@@ -22,6 +16,7 @@ COMMON = (
     "model={name: mlp, hidden: [8], batch_norm: true}",
     "local={batch_size: 6, lr: 0.1}",
 )
+FOLDERS = ("results", "straight")
 KEYS = ["round", "client", "domain", "split", "point", "metric", "unseen"]
 
 
@@ -40,24 +35,24 @@ def shorter(*arguments, rounds=4, results="results"):
     assert run([*COMMON, f"rounds={rounds}", f"results={results}", *arguments]) == 0
 
 
-def table(name, rounds, results="results"):
-    """Return the rows of the trial with that many rounds."""
-    trials = pd.read_parquet(f"{results}/run/trials")
-    trial = trials[trials["rounds"] == rounds]["trial"].item()
-    rows = pd.read_parquet(f"{results}/run/{name}")
-    return rows[rows["trial"] == trial].reset_index(drop=True)
+def table(name, results="results"):
+    return pd.read_parquet(f"{results}/run/{name}")
 
 
-def the_same(rounds=6):
-    """The trial in `results` is the one in `straight`: the same bits, the same rows, none missing and none twice."""
-    trial, expected = (table("trials", rounds, results) for results in ("results", "straight"))
+def the_same(*, left=()):
+    """The trial in `results` is the one in `straight`: the same bits, the same rows, none twice.
+
+    Rows of the rounds `left` may be more, since a last round is scored in any case.
+    """
+    trial, expected = (table("trials", results) for results in FOLDERS)
     for column in ("trial", "status", "weights_hash", "rounds_done", "stop_reason"):
         assert trial[column].tolist() == expected[column].tolist()
     columns = ["trial", "round", "stage", "bytes_down", "bytes_up", "cohort", "sampled", "simulated_seconds"]
     pd.testing.assert_frame_equal(
-        *(table("rounds", rounds, folder)[columns].sort_values("round") for folder in ("results", "straight"))
+        *(table("rounds", folder)[columns].sort_values("round", ignore_index=True) for folder in FOLDERS)
     )
-    scores = [table("metrics", rounds, folder)[[*KEYS, "value", "n"]] for folder in ("results", "straight")]
+    scores = [table("metrics", folder)[[*KEYS, "value", "n"]] for folder in FOLDERS]
+    scores[0] = scores[0][~(scores[0]["round"].isin(left) & scores[0]["unseen"])]
     assert not scores[0].duplicated(KEYS).any()
     pd.testing.assert_frame_equal(*(rows.sort_values(KEYS).reset_index(drop=True) for rows in scores), check_exact=True)
 
@@ -77,98 +72,75 @@ ARMS = {
 @pytest.mark.parametrize("arguments", ARMS.values(), ids=ARMS)
 def test_it_ends_as_if_it_had_all_rounds_from_the_start(arguments, capsys):
     shorter("checkpoint.every=2", "evaluate.every=2", *arguments)
-    before = table("trials", 4)["trial"].item()
     longer("checkpoint.every=2", "evaluate.every=2", *arguments)
-    assert re.search(r"goes on after round 4 of \S+-seed0-\w{8}\n", capsys.readouterr().err)
+    assert "continues after round 4\n" in capsys.readouterr().err
     shorter("evaluate.every=2", *arguments, rounds=6, results="straight")
-    the_same()
-    for name in ("trials", "metrics", "rounds"):  # the longer trial has taken its place
-        assert pd.read_parquet(f"results/run/{name}")["trial"].nunique() == 1
-    assert len(list(Path("results/run/checkpoints").iterdir())) == 1
+    the_same(left=[4])
     (event,) = rayfed.read_events("results").itertuples()
-    assert (event.event, event.round) == ("rounds added", 4)
-    assert event.detail == f"goes on from {before}, which had rounds=4"
+    assert (event.event, event.round, event.detail) == ("rounds added", 4, "goes on with rounds=6, after rounds=4")
 
 
-def test_it_can_be_continued_again_and_from_the_longest(capsys):
+def test_it_can_be_continued_again(capsys):
     shorter("checkpoint.every=1", rounds=2)
     longer("checkpoint.every=1", rounds=3)
-    name = table("trials", 3)["trial"].item()
     longer("checkpoint.every=1", rounds=6)
-    assert f"goes on after round 3 of {name}" in capsys.readouterr().err
+    assert "continues after round 3\n" in capsys.readouterr().err
     shorter(rounds=6, results="straight")
     the_same()
 
 
-REFUSED = {
-    "a budget for all rounds": (("algorithm.name=dp_fedbn",), "dp_fedbn depends on rounds=6 from the start"),
-    "a schedule": (("local.lr_schedule=cosine",), "local.lr_schedule=cosine depends on rounds=6 from the start"),
-    "a wrapped method": (
-        ("algorithm={name: mixup, base: dp_fedbn}",),
-        "mixup depends on rounds=6 from the start",
-    ),
+ANEW = {
+    "a budget for all rounds": ("algorithm.name=dp_fedbn",),
+    "a schedule": ("local.lr_schedule=cosine",),
+    "a wrapped method": ("algorithm={name: mixup, base: dp_fedbn}",),
 }
 
 
-@pytest.mark.parametrize(("arguments", "reason"), REFUSED.values(), ids=REFUSED)
-def test_where_rounds_depend_on_how_many_follow_it_starts_anew(arguments, reason, capsys):
+@pytest.mark.parametrize("arguments", ANEW.values(), ids=ANEW)
+def test_where_rounds_depend_on_how_many_follow_it_is_another_trial(arguments):
     shorter("checkpoint.every=2", *arguments)
     longer("checkpoint.every=2", *arguments)
-    assert f"starts at round 1 and not where {table('trials', 4)['trial'].item()} ended, since {reason}" in (
-        capsys.readouterr().err
-    )
     shorter(*arguments, rounds=6, results="straight")
-    the_same()
+    trials, straight = (table("trials", folder).set_index("rounds")["weights_hash"] for folder in FOLDERS)
+    assert sorted(trials.index) == [4, 6]
+    assert trials[6] == straight[6]
 
 
-def test_without_a_checkpoint_it_says_so_and_starts_anew(capsys):
+def test_without_a_checkpoint_it_starts_anew(capsys):
     shorter()
     longer("checkpoint.every=2")
-    name = table("trials", 4)["trial"].item()
-    reason = f"starts at round 1, since no checkpoint of {name} can be used (checkpoint.every=k keeps one)"
-    assert reason in capsys.readouterr().err
+    assert "nothing saved: starts at round 1" in capsys.readouterr().err
     shorter(rounds=6, results="straight")
     the_same()
 
 
-def test_other_values_or_another_seed_are_another_trial(capsys):
-    shorter("checkpoint.every=2")
-    longer("checkpoint.every=2", "local.lr=0.2")
-    longer("checkpoint.every=2", "seed=1")
-    assert "goes on" not in capsys.readouterr().err
-
-
-def test_it_prefers_its_own_checkpoint(capsys):
+@pytest.mark.parametrize("resume", ["true", "false"])
+def test_with_fewer_rounds_nothing_is_lost(resume, capsys):
     shorter("checkpoint.every=2", rounds=6)
-    shorter("checkpoint.every=2")
     capsys.readouterr()
-    longer("checkpoint.every=2")
-    said = capsys.readouterr().err
-    assert "goes on" not in said
-    assert "already finished" in said
+    assert run([*COMMON, "rounds=4", f"resume={resume}"]) == 2
+    trial = table("trials")["trial"].item()
+    assert capsys.readouterr().err.startswith(f"rayfed: rounds=4: {trial} has 6 rounds in results/run")
+    assert table("rounds")["round"].max() == 6
 
 
-def test_states_of_unseen_clients_after_a_setup_do_not_come_along(capsys):
-    """Its last checkpoint has the states of clients that joined; the one before, from round 2, has none."""
+def test_the_end_of_a_trial_is_no_state_of_a_longer_one(capsys):
+    """Its last checkpoint has the states of unseen clients that joined; the one before, from round 2, has none."""
     arguments = ("algorithm={name: dbe}", "unseen_clients=1", "evaluate.every=2")
     shorter("checkpoint.every=2", *arguments)
     longer("checkpoint.every=2", *arguments)
-    assert "goes on after round 2 of dbe-" in capsys.readouterr().err
+    assert "continues after round 2\n" in capsys.readouterr().err
     shorter(*arguments, rounds=6, results="straight")
-    rows = table("metrics", 6)
-    assert table("trials", 6)["weights_hash"].tolist() == table("trials", 6, "straight")["weights_hash"].tolist()
-    assert set(rows[rows["unseen"]]["round"]) == {6}
+    the_same()
 
 
-def test_a_trial_that_stopped_early_scores_unseen_clients_anew(capsys):
-    """The longer trial stops at the same round, after which unseen clients join."""
+def test_a_trial_that_stopped_early_has_ended(capsys):
     arguments = ("early_stopping.patience=1", "unseen_clients=1", "local.lr=1e-9", "checkpoint.every=1")
     shorter(*arguments)
     longer(*arguments)
-    assert "goes on after round 1 of" in capsys.readouterr().err
+    assert "already finished: nothing to do" in capsys.readouterr().err
     longer(*arguments, results="straight")
     the_same()
-    assert set(table("metrics", 6).query("unseen")["round"]) == {2}
 
 
 def test_a_rule_for_stopping_that_saw_another_score_goes_back_further(capsys):
@@ -176,38 +148,8 @@ def test_a_rule_for_stopping_that_saw_another_score_goes_back_further(capsys):
     arguments = ("early_stopping.patience=2", "evaluate.every=3")
     shorter("checkpoint.every=2", *arguments)
     longer("checkpoint.every=2", *arguments)
-    assert "goes on after round 2 of fedavg-" in capsys.readouterr().err
+    assert "continues after round 2\n" in capsys.readouterr().err
     shorter(*arguments, rounds=6, results="straight")
-    the_same()
-
-
-def segments(here, rounds):
-    folder = here / "results/run/checkpoints" / table("trials", rounds)["trial"].item()
-    return sorted(folder.glob("segment-*.bin"))
-
-
-def damage(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def test_a_damaged_checkpoint_is_left_for_the_one_before(here, capsys):
-    shorter("checkpoint.every=2")
-    damage(segments(here, 4)[-1])
-    longer("checkpoint.every=2")
-    assert "goes on after round 2 of fedavg-" in capsys.readouterr().err
-    shorter(rounds=6, results="straight")
-    assert table("trials", 6)["weights_hash"].tolist() == table("trials", 6, "straight")["weights_hash"].tolist()
-
-
-def test_with_all_checkpoints_damaged_it_starts_anew(here, capsys):
-    shorter("checkpoint.every=2")
-    for path in segments(here, 4):
-        damage(path)
-    longer("checkpoint.every=2")
-    assert "starts at round 1, since no checkpoint of fedavg-" in capsys.readouterr().err
-    shorter(rounds=6, results="straight")
     the_same()
 
 
@@ -221,23 +163,21 @@ def test_a_sweep_adds_rounds_to_each_of_its_trials(capsys):
         "search.max_concurrent": 1,
     }
     rayfed.sweep(space, rounds=2)
-    assert rayfed.sweep(space, rounds=4, resume=True, quiet=False).failed == 0
-    assert len(re.findall(r"goes on after round 2 of fedprox-seed[01]-\w{8}\n", capsys.readouterr().err)) == 4
+    assert rayfed.sweep(space, rounds=4, resume=True).failed == 0
+    assert rayfed.read_events("results")["event"].tolist() == ["rounds added"] * 4
     rayfed.sweep(space, rounds=4, experiment="straight")
     ends = [
-        pd.read_parquet(f"results/{name}/trials").query("rounds == 4").set_index("trial")["weights_hash"].sort_index()
+        pd.read_parquet(f"results/{name}/trials").set_index("trial")["weights_hash"].sort_index()
         for name in ("run", "straight")
     ]
     pd.testing.assert_series_equal(*ends)
+    assert rayfed.sweep(space, rounds=4, resume=True, quiet=False).failed == 0
+    assert "4 already done" in capsys.readouterr().err
 
 
-def test_trials_of_the_same_sweep_stay():
-    space = {"data": {"domains": ["plain", "font"], "per_domain": 60}, "model": {"name": "mlp", "hidden": [8]}}
-    space |= {"checkpoint.every": 1, "search.max_concurrent": 1}
-    rayfed.sweep(space, rounds=1)
-    swept = rayfed.sweep(space, rounds={"grid": [1, 2, 3]}, resume=True)
-    assert sorted(swept.trials["rounds"]) == [1, 2, 3]
-    assert len(swept.metrics.query("metric == 'accuracy' and split == 'test'")) == 2 * (1 + 2 + 3)
+def test_a_sweep_over_rounds_alone_is_refused():
+    with pytest.raises(rayfed.UsageError, match=r"^arms: two trials have the same configuration .* more than rounds$"):
+        rayfed.sweep({"rounds": {"grid": [1, 2]}})
 
 
 def blobs(shift=0.0):
@@ -250,10 +190,10 @@ def test_in_python_the_final_state_is_always_kept(capsys):
     given = {"clients": blobs(), "model": lambda: torch.nn.Linear(3, 2), "quiet": False}
     rayfed.run(rounds=2, **given)
     result = rayfed.run(rounds=4, resume=True, **given)
-    assert "goes on after round 2 of fedavg-" in capsys.readouterr().err
+    assert "continues after round 2\n" in capsys.readouterr().err
     assert result.weights_hash == rayfed.run(rounds=4, experiment="straight", **given).weights_hash
     rayfed.run(rounds=6, resume=True, **(given | {"clients": blobs(shift=1.0)}))
-    assert "goes on" not in capsys.readouterr().err  # other clients are another trial
+    assert "continues" not in capsys.readouterr().err  # other clients are another trial
 
 
 def test_results_in_an_object_store(capsys):
@@ -261,25 +201,7 @@ def test_results_in_an_object_store(capsys):
     space["results"] = "memory://more-rounds/results"
     rayfed.run(space, rounds=2)
     longer = rayfed.run(space, rounds=4, resume=True, quiet=False)
-    assert "goes on after round 2 of fedavg-" in capsys.readouterr().err
+    assert "continues after round 2\n" in capsys.readouterr().err
     straight = rayfed.run(space, rounds=4, experiment="straight")
     assert longer.weights_hash == straight.weights_hash
     assert sorted(longer.rounds["round"]) == [1, 2, 3, 4]
-
-
-def test_changed_code_is_refused(here, capsys):
-    code = """
-from rayfed.algorithms.fedavg import FedAvg
-
-class Own(FedAvg):
-    def aggregate(self, ctx, server, replies):
-        return super().aggregate(ctx, server, replies)
-"""
-    (here / "more_rounds_own.py").write_text(code)
-    shorter("checkpoint.every=2", "algorithm.name=more_rounds_own:Own")
-    (here / "more_rounds_own.py").write_text(code.replace("return super", "assert server\n        return super"))
-    arguments = [*COMMON, "rounds=6", "resume=true", "algorithm.name=more_rounds_own:Own"]
-    linecache.checkcache()
-    importlib.reload(sys.modules["more_rounds_own"])
-    assert run([*arguments, "checkpoint.every=2"]) == 2
-    assert re.search(r"its code changed since Own-seed0-\w{8} ran; give another experiment", capsys.readouterr().err)
