@@ -112,6 +112,7 @@ class Context:
         optimizer: The optimiser of local training, with the learning rate of the round.
         local: The local training that the configuration asks for.
         rounds: The number of communication rounds.
+        keep_optimizer: Whether clients keep the optimiser's state between rounds.
         stage: "setup", "round" or "final".
         round: The round, from 1; 0 in the setup and `rounds + 1` in the final stage.
         exchange: The position of the exchange in its stage or round, from 0.
@@ -130,6 +131,7 @@ class Context:
     batch_size: int
     local: Phase
     rounds: int
+    keep_optimizer: bool = False
     stage: Stage = "round"
     round: int = 0
     exchange: int = 0
@@ -354,6 +356,9 @@ class Algorithm(Exchange):
     """The point at which the paper scores models: "global", "downloaded", "trained" or "adapted"."""
     logged_scalars: ClassVar[tuple[str, ...]] = ()
     """Scalars of the server's state that are recorded after each round, once they exist."""
+    keeps_optimizer: ClassVar[bool | None] = None
+    """Whether clients keep the optimiser's state between rounds if local.keep_optimizer does not say; None: there is no
+    choice."""
     depends_on_rounds: ClassVar[bool] = False
     """Whether a round depends on how many follow (`ctx.rounds`), such as by its share of a privacy budget.
 

@@ -122,10 +122,10 @@ LOWEST_FREQUENCY = (
 
 def cases() -> list[Case]:
     """Return all comparisons with the authors' HarmoFL."""
-    own = {"name": "harmofl", "alpha": 0.05, "keep_optimizer": True}
-    more = {"local.momentum": 0.9, "local.weight_decay": 1e-4}
+    own = {"name": "harmofl", "alpha": 0.05}
+    more = {"local.keep_optimizer": True, "local.momentum": 0.9, "local.weight_decay": 1e-4}
     setting = Setting(own, network="cnn", lr=0.02, more=more)
-    variant = "keep_optimizer=true"
+    variant = "local.keep_optimizer=true"
     return [
         Case("harmofl", SOURCE, setting, run(True), ours, variant=variant, differs=LOWEST_FREQUENCY),
         Case("harmofl", SOURCE, setting, run(False), ours, variant=f"{variant}, theirs with all frequencies"),

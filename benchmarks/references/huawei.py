@@ -252,13 +252,16 @@ def weighted() -> list[Case]:
 def invariant() -> list[Case]:
     """Return the comparisons of Fed-IRM."""
     found = []
-    betas = {"beta": 4.0, "anneal": 6, "keep_optimizer": True}
+    betas = {"beta": 4.0, "anneal": 6}
     theirs = {"irm_lambda": 4.0, "activate_after": 6}
     for partial_ in ({}, PARTIAL):
 
         def case(variant: str, run: Any, differs: str = "", partial_: Any = partial_, **options: Any) -> Case:
             setting = Setting(
-                {"name": "fed_irm", **betas, **options}, more={"local.momentum": 0.9}, lr=0.05, **partial_
+                {"name": "fed_irm", **betas, **options},
+                more={"local.momentum": 0.9, "local.keep_optimizer": True},
+                lr=0.05,
+                **partial_,
             )
             return Case("fed_irm", SOURCE, setting, run, server_weights, variant=variant, differs=differs)
 

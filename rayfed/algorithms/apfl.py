@@ -91,7 +91,7 @@ class APFL(FedAvg):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
-        if self.keep_optimizer:
+        if ctx.keep_optimizer:
             kept = kept | {"model_optimizer": work["model_optimizer"]}
         model = self.trained_model(ctx, work, client, down) if self.variant == "code" else work["model"]
         return kept | {"model": model, "alpha": work["alpha"]}, up

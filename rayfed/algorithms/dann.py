@@ -86,7 +86,7 @@ class DANN(FedAvg):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         client, up = super().finish(ctx, work, client, down, data)
-        moments = only(work, ("discriminator_optimizer",)) if self.keep_optimizer else {}
+        moments = only(work, ("discriminator_optimizer",)) if ctx.keep_optimizer else {}
         return client | moments, up | only(work, ("discriminator",))
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:

@@ -82,7 +82,7 @@ class Ditto(FedAvg):
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)
-        if self.keep_optimizer:
+        if ctx.keep_optimizer:
             kept = kept | {"model_optimizer": work["model_optimizer"]}
         return kept | {"model": work["model"]}, up
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from rayfed.algorithm import Algorithm, ClientData, Context, Replies, State
 from rayfed.core.network import gradients
-from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
 from rayfed.core.trees import Weights, only, without
 
@@ -27,8 +26,7 @@ class FedAvg(Algorithm):
     reference: ClassVar[str] = "McMahan et al. 2017, Alg. 1"
     averaged: ClassVar[tuple[str, ...]] = ("weights",)
     supports_loss_terms: ClassVar[bool] = True
-
-    keep_optimizer: bool = option(False, help="keep the optimiser's state with the client between rounds")
+    keeps_optimizer: ClassVar[bool | None] = False
 
     def personal(self, task: Task) -> frozenset[str]:
         """Return the names of the weights that stay with the client, by default those of the batch-norm policy."""
@@ -74,7 +72,7 @@ class FedAvg(Algorithm):
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         names = self.personal(ctx.task)
         kept = {"weights": only(work["weights"], names)}
-        if self.keep_optimizer:
+        if ctx.keep_optimizer:
             kept["optimizer"] = work["optimizer"]
         return client | kept, {"weights": without(work["weights"], names)}
 

@@ -99,7 +99,7 @@ class FedFomo(FedAvg):
         return {"weights": weights, "old": weights, "ratings": ratings, "optimizer": client.get("optimizer", fresh)}
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        kept = only(work, ("weights", "old", "optimizer") if self.keep_optimizer else ("weights", "old"))
+        kept = only(work, ("weights", "old", "optimizer") if ctx.keep_optimizer else ("weights", "old"))
         sent = without(work["weights"], self.personal(ctx.task))
         return client | kept, {"weights": sent, "ratings": work["ratings"]}
 

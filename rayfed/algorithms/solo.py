@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.options import option
 from rayfed.core.task import Task
 
 
@@ -20,8 +19,7 @@ class Solo(FedAvg):
     name: ClassVar[str] = "solo"
     reference: ClassVar[str] = "Li, He and Song 2023 (ADCOL), section 5, baseline SOLO"
     default_eval_point: ClassVar[str] = "downloaded"
-
-    keep_optimizer: bool = option(True, help="keep the optimiser's state with the client between rounds")
+    keeps_optimizer: ClassVar[bool | None] = True
 
     def personal(self, task: Task) -> frozenset[str]:
         return frozenset((*task.model.parameters, *task.model.buffers))

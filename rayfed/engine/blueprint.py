@@ -43,6 +43,7 @@ class Blueprint:
         availability: Which of the sampled clients reply, and how much of the local work they do.
         sampler: Which clients are sampled for a round.
         local: The local training of a round.
+        keep_optimizer: Whether clients keep the optimiser's state between rounds; None: as the algorithm does.
         cohort: The number of clients in a round.
         vmap_clients: The number of clients that a host trains at once. Values above 1 change rounding.
         threads: torch threads of a host on a CPU. Values above 1 change rounding.
@@ -63,6 +64,7 @@ class Blueprint:
     rounds: int
     cohort: int
     seed: int
+    keep_optimizer: bool | None = None
     vmap_clients: int = 1
     threads: int = 1
     augment: Augment | None = None
@@ -92,6 +94,7 @@ class Blueprint:
             batch_size=self.batch_size,
             local=self.local,
             rounds=self.rounds,
+            keep_optimizer=bool(self.algorithm.keeps_optimizer if self.keep_optimizer is None else self.keep_optimizer),
             schedule=self.schedule,
         )
         ctx = self.algorithm.adapt(ctx)
@@ -121,6 +124,10 @@ class Blueprint:
             name, why = self.algorithm.name, self.algorithm.refuses_unseen_clients
             raise UsageError(
                 f"unseen_clients={population.unseen_clients}: algorithm.name={name} {why}; use unseen_clients=0"
+            )
+        if self.keep_optimizer is not None and self.algorithm.keeps_optimizer is None:
+            raise UsageError(
+                f"local.keep_optimizer: clients of algorithm.name={self.algorithm.name} have no optimiser; leave it out"
             )
         smallest = min(sizes, key=lambda i: sizes[i])
         if sizes[smallest] < 1:

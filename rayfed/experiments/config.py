@@ -52,7 +52,11 @@ class Local:
     optimizer: str = option(
         "sgd",
         choices=("sgd", "adam", "adamw"),
-        help="local optimiser; its state is reset every round, unless algorithm.keep_optimizer is true",
+        help="local optimiser",
+    )
+    keep_optimizer: bool | None = option(
+        None,
+        help="keep the optimiser's state with the client between rounds; null: as the method does; most reset it",
     )
     lr: float = option(0.01, above=0, help="learning rate")
     lr_schedule: str = option(

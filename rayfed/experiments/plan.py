@@ -353,6 +353,7 @@ def _blueprint(
         rounds=config.rounds,
         cohort=cohort,
         seed=config.seed,
+        keep_optimizer=config.local.keep_optimizer,
         vmap_clients=config.placement.vmap_clients,
         threads=config.placement.threads,
         data_on_device=config.placement.data_on_device,

@@ -396,7 +396,7 @@ def test_optimizer_may_be_kept():
     population = blobs()
     sgd = SGD(lr=0.05, momentum=0.9)
     kept, fresh = (
-        simulate(blueprint(small(keep_optimizer=keep), population, optimizer=sgd), population)[0]
+        simulate(blueprint(small(), population, optimizer=sgd, keep_optimizer=keep), population)[0]
         for keep in (True, False)
     )
     assert "optimizer" in kept.fleet.states[0]

@@ -27,8 +27,9 @@ def first_discriminator(people):
 def test_two_rounds_by_hand(momentum, keep):
     people, model, guess = population(), net(), mlp([8, 7, 3])
     guess.load_state_dict(first_discriminator(people))
-    algorithm = DANN(hidden=[7], weight_adversary=0.4, keep_optimizer=keep)
-    server = run(algorithm, people, model, steps=2, optimizer=SGD(lr=LR, momentum=momentum))
+    algorithm = DANN(hidden=[7], weight_adversary=0.4)
+    sgd = SGD(lr=LR, momentum=momentum)
+    server = run(algorithm, people, model, steps=2, optimizer=sgd, keep_optimizer=keep)
     kept = {}
     for _ in range(2):
         models, guesses = [], []

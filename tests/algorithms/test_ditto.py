@@ -104,7 +104,7 @@ def test_adaptation_trains_the_personal_model_alone():
 @pytest.mark.parametrize("keep", [False, True])
 def test_kept_moments_are_of_both_models(keep):
     people = population()
-    server = run(Ditto(keep_optimizer=keep), people, net(), optimizer=SGD(lr=LR, momentum=0.9), rounds=1)
+    server = run(Ditto(), people, net(), optimizer=SGD(lr=LR, momentum=0.9), rounds=1, keep_optimizer=keep)
     state = server.fleet.states[0]
     assert ({"optimizer", "model_optimizer"} <= set(state)) is keep
     if keep:

@@ -40,7 +40,7 @@ def test_two_rounds_and_the_end_by_hand():
 def test_fine_tuning_does_not_go_on_with_the_optimiser_of_the_rounds():
     """Whose count of steps is not that of the head's moments, which torch's Adam counts apart."""
     people, model, adam = population(), net(batch_norm=False), Adam(lr=0.01, eps=1e-3)
-    server = run(FedBABU(finetune_epochs=2, keep_optimizer=True), people, model, rounds=2, steps=5, optimizer=adam)
+    server = run(FedBABU(finetune_epochs=2), people, model, rounds=2, steps=5, optimizer=adam, keep_optimizer=True)
     model.load_state_dict(server.state["weights"], strict=False)
     for i in CLIENTS:
         tuned = descend(model, *data(people, i), 2, optimizer=lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3))

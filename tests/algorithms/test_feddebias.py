@@ -194,7 +194,7 @@ def test_two_steps_of_every_ablation_by_hand(options, momentum, width):
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_moments_of_both_steps_are_kept_or_neither(keep):
     population = blobs()
-    plan = blueprint(small(keep_optimizer=keep), population, optimizer=SGD(lr=0.05, momentum=0.9))
+    plan = blueprint(small(), population, optimizer=SGD(lr=0.05, momentum=0.9), keep_optimizer=keep)
     server, _ = simulate(plan, population)
     state, ctx = server.fleet.states[0], server.ctx.at(client=0)
     work = plan.algorithm.start(ctx, state, plan.algorithm.broadcast(ctx.at(cohort=(0, 1, 2, 3)), server.state))

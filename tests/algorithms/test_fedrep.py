@@ -108,7 +108,7 @@ def test_heads_stay_and_the_score_is_of_the_own_head_on_the_common_body():
 def test_kept_moments_are_those_of_each_part(keep):
     people = population()
     optimizer = SGD(lr=LR, momentum=0.9)
-    server = run(FedRep(keep_optimizer=keep), people, net(batch_norm=False), optimizer=optimizer)
+    server = run(FedRep(), people, net(batch_norm=False), optimizer=optimizer, keep_optimizer=keep)
     states = server.fleet.states
     assert ("optimizer" in states[0]) is keep
     if keep:

@@ -378,7 +378,7 @@ def test_the_three_optimisers_go_on_from_round_to_round_unless_told_otherwise():
     state = server.fleet.states[0]
     work = server.algorithm.start(server.ctx, state, server.state)
     assert all(work[part] is state[part] for part in parts)
-    server, _ = run(small(keep_optimizer=False))
+    server, _ = run(small(), keep_optimizer=False)
     assert not parts & set(server.fleet.states[0])
 
 

@@ -144,7 +144,7 @@ def test_as_much_is_sent_as_in_fedavg():
 
 
 def test_momentum_belongs_to_the_meta_model():
-    server = run(PerFedAvg(keep_optimizer=True), population(), net(), optimizer=SGD(lr=LR, momentum=0.9), rounds=1)
+    server = run(PerFedAvg(), population(), net(), optimizer=SGD(lr=LR, momentum=0.9), rounds=1, keep_optimizer=True)
     assert server.fleet.states[0]["optimizer"]["momentum"]["fc.weight"].abs().max() > 0
 
 

@@ -19,17 +19,17 @@ def test_every_client_trains_alone_and_goes_on_where_it_was(batch_norm):
         assert states[i]["weights"].keys() == alone.state_dict().keys()
 
 
-@pytest.mark.parametrize(("algorithm", "keep"), [(Solo(), True), (Solo(keep_optimizer=False), False)])
-def test_momentum_goes_on_over_rounds_unless_told_otherwise(algorithm, keep):
+@pytest.mark.parametrize("keep", [None, False])
+def test_momentum_goes_on_over_rounds_unless_told_otherwise(keep):
     people, model = population(), net()
     optimizer = SGD(lr=LR, momentum=0.9)
-    states = run(algorithm, people, model, steps=3, rounds=2, optimizer=optimizer).fleet.states
+    states = run(Solo(), people, model, steps=3, rounds=2, optimizer=optimizer, keep_optimizer=keep).fleet.states
 
     def momentum(parameters):
         return torch.optim.SGD(parameters, lr=LR, momentum=0.9)
 
     x, y = data(people, 0)
-    if keep:
+    if keep is None:
         alone = descend(model, x, y, 6, optimizer=momentum)
     else:
         alone = descend(descend(model, x, y, 3, optimizer=momentum), x, y, 3, optimizer=momentum)

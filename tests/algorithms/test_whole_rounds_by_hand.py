@@ -348,8 +348,10 @@ def fed_irm(trace):
 @EVERYONE_OR_SOME
 @pytest.mark.parametrize("penalty", ["scale", "weights"])
 def test_fed_irm(penalty, cohort):
-    options = {"beta": 20.0, "beta_start": 0.5, "anneal": 6, "keep_optimizer": True, "penalty": penalty}
-    setting = Setting({"name": "fed_irm", **options}, more={"local.momentum": 0.9}, **cohort)
+    options = {"beta": 20.0, "beta_start": 0.5, "anneal": 6, "penalty": penalty}
+    setting = Setting(
+        {"name": "fed_irm", **options}, more={"local.momentum": 0.9, "local.keep_optimizer": True}, **cohort
+    )
     check(setting, server_weights, fed_irm)
 
 

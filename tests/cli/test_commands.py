@@ -235,7 +235,6 @@ class TestSpaces:
         assert "client:  min over w of  f_i(w)" in out
         assert "\n  algorithm.mu = 0.01 " in out
         assert "\nrayfed sweep fedprox\n" in out
-        assert "keep_optimizer" in out
         assert "scaffold" not in out
 
     @pytest.mark.parametrize("given", [["list", "datasets"], ["run", "rounds=3", "--list", "data"]])

@@ -332,7 +332,7 @@ class TestTree:
     def test_holds_every_default(self):
         tree = written().tree()
         assert tree["local"]["lr"] == 0.01
-        assert tree["algorithm"] == {"name": "fedavg", "keep_optimizer": False}
+        assert tree["algorithm"] == {"name": "fedavg"}
         assert {f.name for f in dataclasses.fields(Config)} - {"algorithm_name"} == set(tree)
 
 

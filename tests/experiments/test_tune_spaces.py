@@ -62,9 +62,9 @@ def test_records_are_sent_once_where_a_budget_is_that_of_an_upload():
 
 def test_clients_keep_their_moments_where_the_authors_code_keeps_them():
     for name, arms in (("augmentation", 7), ("local_steps", 8), ("fraug", 3)):
-        algorithms = {repr(a): a for a in (Config.read(values).algorithm for values in _drawn(name))}
+        configs = [Config.read(values) for values in _drawn(name)]
         assert len(_space(name).arms) == arms
-        assert all(algorithm.keep_optimizer for algorithm in algorithms.values()), name
+        assert all(config.local.keep_optimizer for config in configs), name
 
 
 def test_fraug_has_the_grid_of_the_authors_code_for_digits():

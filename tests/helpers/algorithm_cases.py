@@ -133,16 +133,16 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "harmofl": Case({"name": "harmofl"}, {"model": on_pictures(net())}),
     # variants
     "mine": Case(Mine(momentum=0.3)),
-    "fedavg, moments kept": Case({"name": "fedavg", "keep_optimizer": True}, {"optimizer": SGD(lr=0.05, momentum=0.9)}),
+    "fedavg, moments kept": Case({"name": "fedavg"}, {"optimizer": SGD(lr=0.05, momentum=0.9), "keep_optimizer": True}),
     "fedavg, local statistics": Case({"name": "fedavg"}, {"batch_norm": "local_statistics"}),
     "fedprox, frozen": Case({"name": "fedprox"}, {"batch_norm": "frozen"}),
     "scaffold, momentum": Case({"name": "scaffold"}, {"optimizer": SGD(lr=0.05, momentum=0.9), "batch_norm": "local"}),
     "moon, local": Case({"name": "moon"}, {"batch_norm": "local"}),
     "fedrep, moments kept": Case(
-        {"name": "fedrep", "keep_optimizer": True, "head_epochs": 2}, {"optimizer": Adam(lr=0.01, eps=1e-3)}
+        {"name": "fedrep", "head_epochs": 2}, {"optimizer": Adam(lr=0.01, eps=1e-3), "keep_optimizer": True}
     ),
     "ditto, moments kept": Case(
-        {"name": "ditto", "keep_optimizer": True}, {"optimizer": SGD(lr=0.05, momentum=0.9), "batch_norm": "local"}
+        {"name": "ditto"}, {"optimizer": SGD(lr=0.05, momentum=0.9), "keep_optimizer": True, "batch_norm": "local"}
     ),
     "vm, local statistics": Case(
         {"name": "vm", "beta": 1.0, "variant": "code"}, {"batch_norm": "local_statistics"}, sampled=False
@@ -177,7 +177,7 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "mixup over scaffold": Case({"name": "mixup", "base": "scaffold"}, {"batch_norm": "local"}),
     "moon, with a head": Case({"name": "moon", "widths": [8, 4]}),
     "feddebias, moments kept": Case(
-        {"name": "feddebias", "widths": [16, 8], "keep_optimizer": True}, {"optimizer": SGD(lr=0.05, momentum=0.9)}
+        {"name": "feddebias", "widths": [16, 8]}, {"optimizer": SGD(lr=0.05, momentum=0.9), "keep_optimizer": True}
     ),
     "dbe over fedmix": Case({"name": "dbe", "base": "fedmix", "kappa": 1.0}),
     "dbe over scaffold": Case({"name": "dbe", "base": "scaffold", "mu": 0.5}),
@@ -189,9 +189,9 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
         for base in ("ditto", "fedper", "fedrep", "fedrod", "fedbabu", "apfl", "fedfomo")
     },
     "fedrod, moments kept": Case(
-        {"name": "fedrod", "keep_optimizer": True}, {"optimizer": SGD(lr=0.05, momentum=0.9), "batch_norm": "local"}
+        {"name": "fedrod"}, {"optimizer": SGD(lr=0.05, momentum=0.9), "keep_optimizer": True, "batch_norm": "local"}
     ),
-    "apfl, paper": Case({"name": "apfl", "variant": "paper", "keep_optimizer": True}, {"batch_norm": "local"}),
+    "apfl, paper": Case({"name": "apfl", "variant": "paper"}, {"batch_norm": "local", "keep_optimizer": True}),
     "pfedme, local": Case({"name": "pfedme", "beta": 2.0, "lam": 5.0}, {"batch_norm": "local"}),
     "per_fedavg, hf": Case({"name": "per_fedavg", "variant": "hf", "beta": 0.02}, {"batch_size": 3}),
     "fedfomo, two models": Case({"name": "fedfomo", "models": 2}, {"batch_norm": "local_statistics"}),

@@ -11,7 +11,7 @@ domains. `rounds` is the number of steps; local.epochs and local.steps have no e
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -33,8 +33,7 @@ class ERM(FedAvg):
     reference: ClassVar[str] = "Gulrajani and Lopez-Paz 2021; de Luca et al. 2022, section 4.1"
     averaged: ClassVar[tuple[str, ...]] = ("gradient", "buffers")
     supports_loss_terms: ClassVar[bool] = False
-
-    keep_optimizer: bool = field(default=False, init=False)  # not an option: the server always keeps its optimiser
+    keeps_optimizer: ClassVar[bool | None] = None
 
     def domain_weights(self, ctx: Context, server: State, losses: Tensor) -> Tensor:
         """Return v [domains] for the losses [domains], both in float64."""

@@ -38,6 +38,7 @@ class Wrapper(Delegate, Algorithm):
     refuses_unseen_clients = derived(lambda self: self.base.refuses_unseen_clients)
     default_eval_point = derived(lambda self: self.base.default_eval_point)
     logged_scalars = derived(lambda self: self.base.logged_scalars)
+    keeps_optimizer = derived(lambda self: self.base.keeps_optimizer)
     depends_on_rounds = derived(lambda self: self.base.depends_on_rounds)
     held_out_share = derived(lambda self: self.base.held_out_share)
 

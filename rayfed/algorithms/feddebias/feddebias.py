@@ -233,7 +233,7 @@ class FedDebias(FedAvg):
         up |= self.source.means(ctx, down, data)
         if not self.ascends:
             return kept, up
-        moments = only(work, ("projector_optimizer",)) if self.keep_optimizer else {}
+        moments = only(work, ("projector_optimizer",)) if ctx.keep_optimizer else {}
         return kept | moments, up | only(work, ("projector",))
 
     def weight(self, ctx: Context, examples: int) -> float:

@@ -58,6 +58,7 @@ class FRAug(FedAvg):
     requires_classes: ClassVar[bool] = True
     default_eval_point: ClassVar[str] = "downloaded"
     depends_on_rounds: ClassVar[bool] = True
+    keeps_optimizer: ClassVar[bool | None] = True
 
     # What is augmented, and how
 
@@ -95,7 +96,6 @@ class FRAug(FedAvg):
 
     # What is kept and averaged
 
-    keep_optimizer: bool = option(True, help="keep the state of all three optimisers with the client between rounds")
     bn_mode: str = option(
         "all", choices=("all", "stats"), help="the batch norm that stays with clients: all of it, or its statistics"
     )
@@ -202,7 +202,7 @@ class FRAug(FedAvg):
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         state, up = super().finish(ctx, work, client, down, data)
         state |= only(work, ("prototypes", "seen", "position", "rtnet"))
-        if self.keep_optimizer:
+        if ctx.keep_optimizer:
             state |= only(work, [f"optimizer_{module}" for module in ctx.task.modules])
         if self.generates:
             names = self.personal_generator(ctx.task)
