@@ -31,6 +31,7 @@ _MEANINGS = {
     "loss": "loss that trains and scores models",
     "augment": "augmentation of the training data",
     "sampling": "rule by which clients are sampled for a round",
+    "lr_schedule": "how local.lr and the method's own rates change over the rounds",
 }
 
 

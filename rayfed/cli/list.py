@@ -13,7 +13,7 @@ from rayfed.experiments.catalogue import KINDS
 
 _PLURALS = {"algorithms": "algorithm", "partitions": "partition", "models": "model", "augments": "augment"}
 _PLURALS |= {"datasets": "data", "augmentations": "augment", "metric": "metrics", "space": "spaces"}
-_PLURALS |= {"samplers": "sampling", "sampler": "sampling"}
+_PLURALS |= {"samplers": "sampling", "sampler": "sampling", "lr_schedules": "lr_schedule"}
 
 
 _MORE = (

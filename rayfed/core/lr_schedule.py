@@ -1,45 +1,39 @@
 """Schedules of learning rates over the rounds, as those of `torch.optim.lr_scheduler` with one step per round."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-SCHEDULES = ("constant", "exponential", "step", "cosine")
+from rayfed.core.errors import UsageError
+from rayfed.core.options import build, option
+from rayfed.core.registry import resolve
+
+SCHEDULES = {
+    "constant": "rayfed.core.lr_schedule:LrSchedule",
+    "exponential": "rayfed.core.lr_schedule:Exponential",
+    "step": "rayfed.core.lr_schedule:Step",
+    "cosine": "rayfed.core.lr_schedule:Cosine",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LrSchedule:
-    """The factor s(r) by which learning rates are multiplied in round r = 1, 2, …
+    """The same rate in all rounds.
 
-    The first W = `warmup` rounds have s(r) = r/W. After them, with t = r − W − 1 = 0, 1, … and T rounds left:
-
-        constant      s = 1
-        exponential   s = γ^t
-        step          s = γ^⌊t/`every`⌋
-        cosine        s = `floor` + (1 − `floor`) (1 + cos(πt/T)) / 2
-
-    Attributes:
-        kind: One of `SCHEDULES`.
-        decay: γ, the factor per round (exponential) or per drop (step).
-        every: The rounds between drops (step).
-        floor: The share of the rate towards which the cosine falls.
-        warmup: The rounds of linear warm-up.
+    Base class of all schedules: the factor s(r) by which learning rates are multiplied in round r = 1, 2, …
+    The first W = `warmup` rounds have s(r) = r/W, and `after_warmup` gives the others.
     """
 
-    kind: str = "constant"
-    decay: float = 1.0
-    every: int = 1
-    floor: float = 0.0
-    warmup: int = 0
+    depends_on_rounds: ClassVar[bool] = False
+    """Whether the factors of the first rounds depend on how many follow."""
+
+    warmup: int = option(0, low=0, help="rounds in which the rate first rises linearly; the schedule follows them")
 
     @property
     def is_constant(self) -> bool:
         """Whether the factor is 1 in every round."""
-        return self.kind == "constant" and not self.warmup
-
-    @property
-    def depends_on_rounds(self) -> bool:
-        """Whether the factors of the first rounds depend on how many follow."""
-        return self.kind == "cosine"
+        return type(self) is LrSchedule and not self.warmup
 
     def factor(self, round: int, rounds: int) -> float:
         """Return s(`round`) of a run with `rounds` rounds; 1 outside of them."""
@@ -47,14 +41,58 @@ class LrSchedule:
             return 1.0
         if round <= self.warmup:
             return round / self.warmup
-        t = round - self.warmup - 1
-        if self.kind == "exponential":
-            return self.decay**t
-        if self.kind == "step":
-            return self.decay ** (t // self.every)
-        if self.kind == "cosine":
-            return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * t / (rounds - self.warmup))) / 2
+        return self.after_warmup(round - self.warmup - 1, rounds - self.warmup)
+
+    def after_warmup(self, t: int, rounds: int) -> float:
+        """Return the factor of round t = 0, 1, … of the `rounds` that follow the warm-up."""
         return 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Exponential(LrSchedule):
+    """The rate is multiplied by `decay` in every round: s = decay^t."""
+
+    decay: float = option(above=0, high=1, help="factor per round, such as 0.99")
+
+    def after_warmup(self, t: int, rounds: int) -> float:
+        return self.decay**t
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(LrSchedule):
+    """The rate is multiplied by `decay` after every `every` rounds: s = decay^⌊t/every⌋."""
+
+    decay: float = option(above=0, high=1, help="factor per drop, such as 0.1")
+    every: int = option(low=1, help="rounds between drops")
+
+    def after_warmup(self, t: int, rounds: int) -> float:
+        return self.decay ** (t // self.every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(LrSchedule):
+    """The rate falls by a cosine over all rounds: s = floor + (1 − floor) (1 + cos(πt/T)) / 2."""
+
+    depends_on_rounds: ClassVar[bool] = True
+
+    floor: float = option(0.0, low=0, below=1, help="share of the rate towards which it falls")
+
+    def after_warmup(self, t: int, rounds: int) -> float:
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * t / rounds)) / 2
+
+
 CONSTANT = LrSchedule()
+
+
+def build_schedule(name: str, options: Mapping[str, Any]) -> LrSchedule:
+    """Create the schedule called `name`.
+
+    Raises:
+        UsageError: The name or an option is unknown, or an option has the wrong type or is out of range.
+    """
+    cls = resolve(name, SCHEDULES, where="lr_schedule.name")
+    if not (isinstance(cls, type) and issubclass(cls, LrSchedule)):
+        raise UsageError(
+            f"lr_schedule.name={name}: must be a dataclass that derives from rayfed.core.lr_schedule.LrSchedule"
+        )
+    return build(cls, options, where="lr_schedule", also=("name",))

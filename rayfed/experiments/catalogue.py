@@ -22,6 +22,7 @@ from typing import Any
 
 from rayfed.algorithms import ALGORITHMS
 from rayfed.augment import AUGMENTS
+from rayfed.core.lr_schedule import SCHEDULES
 from rayfed.core.options import checked_options, is_required
 from rayfed.core.registry import resolve
 from rayfed.data.partitions import PARTITIONS
@@ -39,6 +40,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "loss": LOSSES,
     "augment": AUGMENTS,
     "sampling": SAMPLERS,
+    "lr_schedule": SCHEDULES,
     "metrics": METRICS,
 }
 """The keys under which something is chosen by name, each with its registry."""
@@ -143,7 +145,7 @@ def _check(kind: str, name: str, options: Mapping[str, Any], *, where: str, name
     needed = [] if complete else [field.name for field in dataclasses.fields(known.declaration) if is_required(field)]
     if any(key not in options for key in needed):
         return
-    also = ("name",) if kind in ("algorithm", "augment", "loss", "sampling") else ()
+    also = ("name",) if kind in ("algorithm", "augment", "loss", "sampling", "lr_schedule") else ()
     checked_options(known.declaration, options, where=where, also=also, apart=known.nested)
 
 

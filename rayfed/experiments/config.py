@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import UsageError
 from rayfed.core.file_names import check_name
-from rayfed.core.lr_schedule import SCHEDULES
 from rayfed.core.options import build, checked, option, suggestion
 from rayfed.core.policies import BATCH_NORM_POLICIES
 from rayfed.core.records import POINTS
@@ -58,19 +57,7 @@ class Local:
         None,
         help="keep the optimiser's state with the client between rounds; null: as the method does; most reset it",
     )
-    lr: float = option(0.01, above=0, help="learning rate")
-    lr_schedule: str = option(
-        "constant",
-        choices=SCHEDULES,
-        help="how local.lr and the method's own rates change over the rounds: constant; exponential: times lr_decay "
-        "per round; step: times lr_decay every lr_decay_every rounds; cosine: to lr_floor at the end",
-    )
-    lr_decay: float | None = option(
-        None, above=0, high=1, help="factor of the exponential and the step schedule, such as 0.99 or 0.1"
-    )
-    lr_decay_every: int | None = option(None, low=1, help="rounds between the drops of the step schedule")
-    lr_floor: float = option(0.0, low=0, below=1, help="share of the rate towards which the cosine schedule falls")
-    lr_warmup: int = option(0, low=0, help="rounds in which the rate first rises linearly; the schedule follows them")
+    lr: float = option(0.01, above=0, help="learning rate; lr_schedule.name changes it over the rounds")
     momentum: float = option(0.0, low=0, below=1, help="momentum of SGD")
     nesterov: bool = option(False, help="use Nesterov momentum")
     weight_decay: float = option(
@@ -283,6 +270,7 @@ class Config:
     loss: Named
     augment: Named
     sampling: Named
+    lr_schedule: Named
     local: Local
     availability: AvailabilityOptions
     evaluate: Evaluate
@@ -417,6 +405,7 @@ COMPONENTS: dict[str, str | None] = {
     "loss": "cross_entropy",
     "augment": "none",
     "sampling": "uniform",
+    "lr_schedule": "constant",
 }
 """The keys beside `algorithm` under which a component is chosen by name, with the default name."""
 
@@ -430,7 +419,6 @@ def _check_together(settings: Any) -> None:
         raise UsageError("local.epochs and local.steps are both given; give one of them")
     if settings.local.optimizer != "sgd" and (settings.local.momentum or settings.local.nesterov):
         raise UsageError("local.momentum: Adam has no momentum option; use local.optimizer=sgd, or leave it out")
-    _check_learning_rate(settings.local, settings.rounds)
     _check_availability(settings.availability, settings.local)
     if settings.local.nesterov and not settings.local.momentum:
         raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
@@ -472,28 +460,6 @@ def _with_selected(metrics: Any, selected: str | None) -> Any:
     if selected is None or not isinstance(metrics, Mapping) or not (selected in METRICS or ":" in selected):
         return metrics
     return {selected: True, **metrics}
-
-
-def _check_learning_rate(local: Local, rounds: int) -> None:
-    """Raise UsageError for keys that the schedule of learning rates needs or does not use."""
-    decays, drops = local.lr_schedule in ("exponential", "step"), local.lr_schedule == "step"
-    uses = {
-        "lr_decay": (decays, local.lr_decay is not None, "the factor, such as 0.99"),
-        "lr_decay_every": (drops, local.lr_decay_every is not None, "the rounds between drops"),
-    }
-    for key, (used, given, meaning) in uses.items():
-        if used and not given:
-            raise UsageError(f"local.lr_schedule={local.lr_schedule}: needs local.{key}, {meaning}")
-        if given and not used:
-            value = getattr(local, key)
-            raise UsageError(f"local.{key}={value}: has no effect with local.lr_schedule={local.lr_schedule}")
-    if local.lr_floor and local.lr_schedule != "cosine":
-        raise UsageError(
-            f"local.lr_floor={local.lr_floor}: has no effect with local.lr_schedule={local.lr_schedule}; it is for "
-            "cosine"
-        )
-    if local.lr_warmup > rounds:
-        raise UsageError(f"local.lr_warmup={local.lr_warmup}: there are only rounds={rounds}")
 
 
 def _check_availability(availability: AvailabilityOptions, local: Local) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 
-from rayfed.core.lr_schedule import LrSchedule
+from rayfed.core.lr_schedule import build_schedule
 from rayfed.experiments.config import Config
 
 
@@ -35,4 +35,5 @@ def outcome_values(config: Config) -> str:
 
 def depends_on_rounds(config: Config) -> bool:
     """Return whether the first rounds depend on how many follow."""
-    return LrSchedule(kind=config.local.lr_schedule).depends_on_rounds or config.algorithm.depends_on_rounds
+    schedule = build_schedule(config.lr_schedule.name or "", config.lr_schedule.options)
+    return schedule.depends_on_rounds or config.algorithm.depends_on_rounds

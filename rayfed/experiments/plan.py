@@ -20,7 +20,7 @@ from rayfed.algorithm import Phase
 from rayfed.augment.base import Augment, build_augment
 from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
-from rayfed.core.lr_schedule import LrSchedule
+from rayfed.core.lr_schedule import build_schedule
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.outputs import meaning_of_outputs
@@ -37,7 +37,7 @@ from rayfed.engine.early_stopping import StopRule
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.metric_checks import check_metrics, chosen_metric
 from rayfed.engine.serialization import state_hash
-from rayfed.experiments.config import Config, Local
+from rayfed.experiments.config import Config
 from rayfed.experiments.naming import outcome_values, trial_name
 from rayfed.experiments.unseen_clients import with_unseen_clients
 from rayfed.experiments.user_code import (
@@ -359,7 +359,7 @@ def _blueprint(
         data_on_device=config.placement.data_on_device,
         augment=augment,
         training_loss=_training_loss(config, loss),
-        schedule=_schedule(config.local),
+        schedule=build_schedule(config.lr_schedule.name or "", config.lr_schedule.options),
         availability=Availability(**dataclasses.asdict(config.availability)),
         sampler=build_sampler(config.sampling.name or "uniform", config.sampling.options),
     )
@@ -597,16 +597,6 @@ def _optimizer(config: Config) -> SGD | Adam:
     if local.optimizer == "adamw":
         return Adam(decoupled=True, **common)
     return SGD(momentum=local.momentum, nesterov=local.nesterov, **common)
-
-
-def _schedule(local: Local) -> LrSchedule:
-    return LrSchedule(
-        kind=local.lr_schedule,
-        decay=1.0 if local.lr_decay is None else local.lr_decay,
-        every=local.lr_decay_every or 1,
-        floor=local.lr_floor,
-        warmup=local.lr_warmup,
-    )
 
 
 def _training_loss(config: Config, loss: Loss) -> Loss | None:

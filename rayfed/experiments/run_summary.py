@@ -7,7 +7,7 @@ import torch
 from rayfed.core.batch_norm import batch_norm_names
 from rayfed.core.trees import nbytes
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.experiments.config import AvailabilityOptions, Local, Placement
+from rayfed.experiments.config import AvailabilityOptions, Config, Named, Placement
 from rayfed.experiments.plan import Plan
 
 _POLICIES = {
@@ -49,7 +49,7 @@ def run_summary(plan: Plan) -> str:
         "algorithm": f"{config.algorithm_name}; download per client: {sent}; initial state per client: {state}; "
         f"scored: {', '.join(plan.evaluation.points)}",
         "training": f"{counted(blueprint.rounds, 'round')}, {counted(blueprint.cohort, 'client')} per round, "
-        f"{local} with batches of {blueprint.batch_size}, {_optimizer(config.local)}{loss}",
+        f"{local} with batches of {blueprint.batch_size}, {_optimizer(config)}{loss}",
         "placement": f"{config.placement.description}, vmap_clients {config.placement.vmap_clients}",
         "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
     }
@@ -120,7 +120,8 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
 
 
-def _optimizer(local: Local) -> str:
+def _optimizer(config: Config) -> str:
+    local = config.local
     parts = {
         "momentum": local.momentum,
         "weight decay": local.weight_decay,
@@ -128,7 +129,8 @@ def _optimizer(local: Local) -> str:
         "label smoothing": local.label_smoothing,
     }
     extra = "".join(f", {name} {value:g}" for name, value in parts.items() if value)
-    return f"{local.optimizer} with lr {local.lr:g}{_schedule(local)}{extra}{', Nesterov' if local.nesterov else ''}"
+    nesterov = ", Nesterov" if local.nesterov else ""
+    return f"{local.optimizer} with lr {local.lr:g}{_schedule(config.lr_schedule)}{extra}{nesterov}"
 
 
 def _availability(options: AvailabilityOptions) -> Sequence[str]:
@@ -144,14 +146,11 @@ def _availability(options: AvailabilityOptions) -> Sequence[str]:
     return ("; ".join(parts),) if parts else ()
 
 
-def _schedule(local: Local) -> str:
-    rule = {
-        "constant": "",
-        "exponential": f" times {local.lr_decay} per round",
-        "step": f" times {local.lr_decay} every {counted(local.lr_decay_every or 1, 'round')}",
-        "cosine": f" falling to {local.lr_floor:g} of it by a cosine",
-    }[local.lr_schedule]
-    return f"{rule} after {counted(local.lr_warmup, 'round')} of warm-up" if local.lr_warmup else rule
+def _schedule(chosen: Named) -> str:
+    options = ", ".join(f"{key} {value}" for key, value in chosen.options.items())
+    if chosen.name == "constant" and not options:
+        return ""
+    return f" and the schedule {chosen.name}" + (f" ({options})" if options else "")
 
 
 def size_text(size: float) -> str:

@@ -9,7 +9,7 @@ hashing as well.
   it takes in the bytecode of the functions and classes that the objects use, so that the line with `rounds=5` in it may
   change.
 - `object_hash` tells objects given in Python apart, and names them ("own:Net-1a2b3c"): by their names and modules, the
-  bytecode of functions, and the values in closures, attributes and tensors.
+  bytecode of their functions, and the values in closures, attributes and tensors.
 
 Source is read once per import of a module, so a file edited after it was imported counts as it was.
 """
@@ -86,7 +86,15 @@ def named_objects(config: Config) -> dict[str, Any]:
     objects: dict[str, Any] = {
         f"{cls.__module__}:{cls.__qualname__}": cls for cls in classes if not cls.__module__.startswith("rayfed.")
     }
-    groups = (config.data, config.partition, config.model, config.loss, config.augment, config.sampling)
+    groups = (
+        config.data,
+        config.partition,
+        config.model,
+        config.loss,
+        config.augment,
+        config.sampling,
+        config.lr_schedule,
+    )
     chosen = [choice.name for choice in groups]
     for name in (*chosen, *config.metrics):
         if name and ":" in name and not name.startswith("rayfed."):
@@ -388,10 +396,9 @@ class _Walk:
 
     def _class(self, cls: type) -> None:
         for base in cls.__mro__:
-            if not self._meets(base.__module__) or base.__module__ != "__main__":
-                self.put(base.__module__, base.__qualname__)
+            self.put(base.__module__, base.__qualname__)
+            if not self._meets(base.__module__):
                 continue
-            self.put(base.__qualname__)
             for name, value in sorted(vars(base).items()):
                 if not name.startswith("__") or isinstance(value, types.FunctionType):
                     self.put(name)

@@ -28,13 +28,13 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbabu import FedBABU
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.algorithms.scaffold import Scaffold
-from rayfed.core.lr_schedule import LrSchedule
+from rayfed.core.lr_schedule import Exponential, LrSchedule
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.trees import named_tensors
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 
-HALVING = LrSchedule(kind="exponential", decay=0.5)
+HALVING = Exponential(decay=0.5)
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -72,7 +72,7 @@ def context(algorithm, **moment):
 
 
 def test_the_rate_of_a_round_does_not_depend_on_the_rounds_that_a_host_saw_before():
-    schedule = LrSchedule(kind="exponential", decay=0.7)
+    schedule = Exponential(decay=0.7)
     people = population()
     start = plan(FedAvg(), people, net(), rounds=3000, schedule=schedule).context(people, "cpu")
     visited = start

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from rayfed.core.lr_schedule import LrSchedule
+from rayfed.core.lr_schedule import Cosine, Exponential, LrSchedule, Step
 
 ROUNDS = 12
 CASES = {
     "constant": (LrSchedule(), lambda o, n: lr_scheduler.ConstantLR(o, factor=1.0)),
-    "exponential": (LrSchedule(kind="exponential", decay=0.9), lambda o, n: lr_scheduler.ExponentialLR(o, 0.9)),
-    "step": (LrSchedule(kind="step", decay=0.1, every=3), lambda o, n: lr_scheduler.StepLR(o, 3, 0.1)),
-    "cosine": (LrSchedule(kind="cosine", floor=0.2), lambda o, n: lr_scheduler.CosineAnnealingLR(o, n, eta_min=0.2)),
+    "exponential": (Exponential(decay=0.9), lambda o, n: lr_scheduler.ExponentialLR(o, 0.9)),
+    "step": (Step(decay=0.1, every=3), lambda o, n: lr_scheduler.StepLR(o, 3, 0.1)),
+    "cosine": (Cosine(floor=0.2), lambda o, n: lr_scheduler.CosineAnnealingLR(o, n, eta_min=0.2)),
 }
 
 
@@ -37,7 +37,7 @@ def test_factors_are_those_of_torch(case, warmup):
 
 
 def test_outside_of_the_rounds_there_is_no_schedule():
-    schedule = LrSchedule(kind="exponential", decay=0.5, warmup=2)
+    schedule = Exponential(decay=0.5, warmup=2)
     assert [schedule.factor(r, 3) for r in range(5)] == [1.0, 0.5, 1.0, 1.0, 1.0]
-    assert LrSchedule(kind="exponential", decay=0.5).factor(3, 3) == 0.25
-    assert LrSchedule(kind="exponential", decay=0.5).factor(4, 3) == 1.0
+    assert Exponential(decay=0.5).factor(3, 3) == 0.25
+    assert Exponential(decay=0.5).factor(4, 3) == 1.0

@@ -10,7 +10,7 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.fedprox import FedProx
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import UsageError
-from rayfed.core.lr_schedule import LrSchedule
+from rayfed.core.lr_schedule import Step
 from rayfed.core.optim import Adam
 from rayfed.core.registry import resolve
 from rayfed.experiments.config import Config
@@ -369,16 +369,11 @@ def test_nesterov_needs_momentum_as_in_torch():
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        (["local.lr_schedule=linear"], "local.lr_schedule='linear': known: constant, cosine, exponential, step"),
-        (["local.lr_schedule=exponential"], "local.lr_schedule=exponential: needs local.lr_decay, the factor, such as"),
-        (["local.lr_schedule=step", "local.lr_decay=0.1"], "local.lr_schedule=step: needs local.lr_decay_every, the"),
-        (["local.lr_decay=0.9"], "local.lr_decay=0.9: has no effect with local.lr_schedule=constant"),
-        (
-            ["local.lr_schedule=cosine", "local.lr_decay_every=3"],
-            "local.lr_decay_every=3: has no effect with local.lr_schedule=cosine",
-        ),
-        (["local.lr_floor=0.1"], "local.lr_floor=0.1: has no effect with local.lr_schedule=constant; it is for cosine"),
-        (["local.lr_warmup=4", "rounds=3"], "local.lr_warmup=4: there are only rounds=3"),
+        (["lr_schedule.name=linear"], "lr_schedule.name=linear: known: constant, cosine, exponential, step"),
+        (["lr_schedule.name=exponential"], "lr_schedule.decay: required (factor per round"),
+        (["lr_schedule={name: step, decay: 0.1}"], "lr_schedule.every: required (rounds between drops"),
+        (["lr_schedule.decay=0.9"], "lr_schedule.decay: no such key"),
+        (["lr_schedule={name: cosine, every: 3}"], "lr_schedule.every: no such key"),
         (
             ["availability.deadline=3"],
             "availability.deadline=3: needs a clock; give availability.step_seconds, such as 1",
@@ -399,10 +394,10 @@ def test_options_of_training_that_cannot_work_are_refused(pairs, message):
 
 def test_what_the_options_of_training_build():
     pairs = ["local.optimizer=adamw", "local.weight_decay=0.1", "local.clip_norm=2", "local.label_smoothing=0.1"]
-    schedule = ["local.lr_schedule=step", "local.lr_decay=0.1", "local.lr_decay_every=5", "local.lr_warmup=2"]
+    schedule = ["lr_schedule={name: step, decay: 0.1, every: 5, warmup: 2}"]
     plan = make_plan(written(*pairs, *schedule, "model.name=mlp")).blueprint
     assert plan.optimizer == Adam(lr=0.01, weight_decay=0.1, clip_norm=2.0, decoupled=True)
-    assert plan.schedule == LrSchedule(kind="step", decay=0.1, every=5, warmup=2)
+    assert plan.schedule == Step(decay=0.1, every=5, warmup=2)
     logits, y = torch.tensor([[2.0, 0.0, 1.0]]), torch.tensor([0])
     target = torch.tensor([[0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3]])
     assert plan.training_loss(logits, y).item() == pytest.approx(-(target * logits.log_softmax(1)).sum().item())

@@ -63,7 +63,7 @@ ARMS = {
     "a setup before the first": ("algorithm={name: dbe, base: fedprox}", "evaluate.initial=true"),
     "a sampler that remembers": ("sampling.name=power_of_choice", "cohort=2"),
     "clients that are late": ("availability={dropout: 0.3, step_seconds: 1, speed_spread: 1}",),
-    "a schedule that looks back only": ("local.lr_schedule=step", "local.lr_decay=0.5", "local.lr_decay_every=3"),
+    "a schedule that looks back only": ("lr_schedule={name: step, decay: 0.5, every: 3}",),
     "unseen clients without a setup": ("unseen_clients=1",),
     "early stopping": ("early_stopping.patience=6", "algorithm.name=fedprox"),
 }
@@ -91,7 +91,7 @@ def test_it_can_be_continued_again(capsys):
 
 ANEW = {
     "a budget for all rounds": ("algorithm.name=dp_fedbn",),
-    "a schedule": ("local.lr_schedule=cosine",),
+    "a schedule": ("lr_schedule.name=cosine",),
     "a wrapped method": ("algorithm={name: mixup, base: dp_fedbn}",),
 }
 
