@@ -143,7 +143,7 @@ def without_statistics(models: Models) -> Models:
 
 ALIKE = (
     "rayfed weighs clients by their examples, as Eq. 1 does. The code gives each the same weight, as Alg. 1 does "
-    "(`algorithms_fed.py`, line 81, and `scripts/train_fed.py`, line 394); that is `uniform=true`."
+    "(`algorithms_fed.py`, line 81, and `scripts/train_fed.py`, line 394); that is `weighting=equal`."
 )
 DIVIDED = (
     "Eq. 5 divides by τ. The code (`algorithms.py`, line 1136) multiplies, as rayfed does by default; so its τ = 2 is "
@@ -170,16 +170,16 @@ def cases() -> list[Case]:
 
     return [
         *case(by_examples, run(), "", ALIKE),
-        *case(rsm, run(), "uniform=true"),
-        *case(rsm | {"mu": 0.0}, labels, "uniform=true, mu=0, theirs too"),
-        *case(rsm | {"lam": 0.0}, contrast, "uniform=true, lam=0, theirs too"),
-        *case(divided, run(), "uniform=true, tau_mode=divide", DIVIDED),
-        *case(halves, run(), "uniform=true, tau_mode=divide, tau1=tau2=0.5"),
-        *case(mixture, run(mixes=True), "uniform=true, pseudo=mixture", FIRST_BATCH),
+        *case(rsm, run(), "weighting=equal"),
+        *case(rsm | {"mu": 0.0}, labels, "weighting=equal, mu=0, theirs too"),
+        *case(rsm | {"lam": 0.0}, contrast, "weighting=equal, lam=0, theirs too"),
+        *case(divided, run(), "weighting=equal, tau_mode=divide", DIVIDED),
+        *case(halves, run(), "weighting=equal, tau_mode=divide, tau1=tau2=0.5"),
+        *case(mixture, run(mixes=True), "weighting=equal, pseudo=mixture", FIRST_BATCH),
         *case(
             mixture,
             run(MENDED, mixes=True),
-            "uniform=true, pseudo=mixture, theirs with Eq. 6 and φ_g of every batch",
+            "weighting=equal, pseudo=mixture, theirs with Eq. 6 and φ_g of every batch",
         ),
         *pair(
             "feddebias",
@@ -188,7 +188,7 @@ def cases() -> list[Case]:
             lambda checkout, trace: without_statistics(run()(checkout, trace)),
             lambda trace: without_statistics(ours(trace)),
             watch=watch,
-            variant="uniform=true, batch norm without its running statistics",
+            variant="weighting=equal, batch norm without its running statistics",
             network="mlp_bn",
         ),
         *fedmix.cases(),

@@ -2,7 +2,7 @@
 
     client:  Δ = w_i − w_t of everything but batch norm, clipped to an L1 norm of C
              sends w_t + Δ + Lap(2C/ε_round) on each coordinate
-    server:  FedBN with equal weights; with uniform=false weights by examples, whose numbers are then sent in clear
+    server:  FedBN with equal weights; with weighting=examples weights by examples, whose numbers are then sent in clear
 
 Two clipped updates are at most 2C apart in L1, so a round spends ε_round for a client's whole update. The budget ε is
 split over the rounds in which a client can take part. These are all rounds with full participation, else one in
@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, State
 from rayfed.algorithms.common.clipped_updates import clipped_update, max_participations, max_participations_so_far
+from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.options import option
 from rayfed.privacy.laplace import laplace_like
@@ -30,7 +31,7 @@ class DPFedBN(FedBN):
     sample_without_replacement: ClassVar[bool] = True
     depends_on_rounds: ClassVar[bool] = True
 
-    uniform: bool = option(True, help="average with equal weights; else by examples, whose numbers ε does not cover")
+    weighting: str = weighting_option("equal", "; ε does not cover the numbers of examples")
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")
     clip: float = option(1.0, above=0, help="C, bound of the L1 norm of an update")
 
@@ -46,7 +47,7 @@ class DPFedBN(FedBN):
             f"scale {self.noise_scale(ctx):.4g} on every weight"
         )
         sizes = "the numbers of examples are sent in clear, for the weights of the mean: ε does not cover them"
-        return (noise, SIMULATION_NOTE) if self.uniform else (noise, sizes, SIMULATION_NOTE)
+        return (noise, SIMULATION_NOTE) if self.weighting == "equal" else (noise, sizes, SIMULATION_NOTE)
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         client, up = super().finish(ctx, work, client, down, data)

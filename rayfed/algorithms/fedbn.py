@@ -5,17 +5,17 @@
 
 Batch-norm layers are recognised by their type and all of them stay with the client, so `batch_norm=aggregate` and
 `batch_norm=local_statistics` have no effect. The paper's Alg. 1 and code average with equal weights, over clients of
-equal size. `uniform` does so for any sizes. By default clients are weighted as in FedAvg, so that batch norm is the
-only difference from it.
+equal size. `weighting=equal` does so for any sizes. By default clients are weighted as in FedAvg, so that batch norm is
+the only difference from it.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rayfed.algorithm import Context, ProblemSpec
+from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
-from rayfed.core.options import option
 from rayfed.core.task import Task
 
 
@@ -25,7 +25,7 @@ class FedBN(FedAvg):
     reference: ClassVar[str] = "Li et al. 2021 (FedBN), Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    uniform: bool = option(False, help="average with equal weights, as Alg. 1 is printed, not by training examples")
+    weighting: str = weighting_option("examples", " as Alg. 1 is printed")
 
     bytes_formula = FedAvg.bytes_formula
 
@@ -45,4 +45,4 @@ class FedBN(FedAvg):
         return task.personal_names | task.batch_norm_names
 
     def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0 if self.uniform else super().weight(ctx, examples)
+        return 1.0 if self.weighting == "equal" else super().weight(ctx, examples)

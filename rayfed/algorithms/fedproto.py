@@ -7,8 +7,8 @@
 
 The steps of a round are those of all local epochs, as in PFLlib; in the authors' code the last epoch counts. The
 squared distance is a mean over the width of f, so a suitable λ grows with the width. The paper's formula weighs a class
-by the clients' counts; FRAug's description of the baseline does not (`count_weighted`). Every client keeps its whole
-model. With `share_model`, models are averaged as in FedAvg, which the digits of FRAug's table 2 suggest.
+by the clients' counts; FRAug's description of the baseline does not (`weighting=equal`, the default). Every client keeps
+its whole model. With `share_model`, models are averaged as in FedAvg, which the digits of FRAug's table 2 suggest.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
 from rayfed.algorithms.common.soft_labels import one_hot
+from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
@@ -44,9 +45,7 @@ class FedProto(FedAvg):
         elsewhere={"authors": "1", "PFLlib": "1"},
     )
     share_model: bool = option(False, help="also average the models, as FedAvg does")
-    count_weighted: bool = option(
-        False, help="weigh a client's prototype of a class by its number of examples of that class"
-    )
+    weighting: str = weighting_option("equal", "; of prototypes, by those of the class")
 
     def check(self, problem: ProblemSpec) -> None:
         if not problem.task.feature_shape:
@@ -97,7 +96,7 @@ class FedProto(FedAvg):
         device = ctx.task.device
         sent = [reply.up["prototypes"] for reply in replies.each]
         means, counts = ([each[name].to(device) for each in sent] for name in ("means", "counts"))
-        shares = counts if self.count_weighted else [(count > 0).float() for count in counts]
+        shares = counts if self.weighting == "examples" else [(count > 0).float() for count in counts]
         return super().aggregate(ctx, server, replies) | {
             "prototypes": pooled_prototypes(server["prototypes"], means, shares)
         }

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Context, ProblemSpec, State
+from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
@@ -42,7 +43,7 @@ class FedReg(FedAvg):
     gamma: float = option(
         0.5, low=0, high=1, help="γ, share of the current weights in those at which the gradient is computed"
     )
-    uniform: bool = option(True, help="average models with equal weights, not by training examples")
+    weighting: str = weighting_option("equal")
 
     def check(self, problem: ProblemSpec) -> None:
         if problem.tokens:
@@ -91,7 +92,7 @@ class FedReg(FedAvg):
         return work | {"weights": weights | add(theta_t, drift) | buffers}, {"loss": loss}
 
     def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0 if self.uniform else super().weight(ctx, examples)
+        return 1.0 if self.weighting == "equal" else super().weight(ctx, examples)
 
 
 def inner(a: Weights, b: Weights) -> Tensor:

@@ -3,7 +3,7 @@
 
     client:  Δ_i = w_i − w_t of everything but batch norm, clipped to an L2 norm of C;  sends w_t + Δ_i
     server:  w_{t+1} = w_t + 1/m · Σ_i s_i Δ_i + N(0, (σ · 2C/m)²) on each coordinate, over the m clients of a round
-             s_i = 1, or with uniform=false  s_i = min(n_i, B)/B  for a public bound B of a client's examples
+             s_i = 1, or with weighting=examples  s_i = min(n_i, B)/B  for a public bound B of a client's examples
 
 Replacing the data of one client by those of another, of whatever number, moves the mean by at most 2C/m, since every
 s_i lies in [0, 1] and the denominator is the same. This is the estimator with a fixed denominator of McMahan et al.;
@@ -23,6 +23,7 @@ import torch
 
 from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, Replies, State
 from rayfed.algorithms.common.clipped_updates import clipped_update, max_participations, max_participations_so_far
+from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -40,22 +41,22 @@ class GaussianDPFedBN(FedBN):
     epsilon: float = option(5.0, low=1e-6, help="ε of all rounds together, per client")
     delta: float = option(0.01, above=0, high=0.01, help="δ of all rounds together")
     clip: float = option(1.0, above=0, help="C, bound of the L2 norm of an update")
-    uniform: bool = option(True, help="average with equal weights; else by examples up to max_examples")
+    weighting: str = weighting_option("equal", "; of examples, at most max_examples count")
     max_examples: int | None = option(
-        None, low=1, help="B, public bound of a client's training examples; needed with uniform=false"
+        None, low=1, help="B, public bound of a client's training examples; needed with weighting=examples"
     )
 
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)
-        if not self.uniform and self.max_examples is None:
+        if self.weighting == "examples" and self.max_examples is None:
             raise UsageError(
-                "algorithm.uniform=false: the size of one client would change the weights of all, which ε does not "
-                "cover; give algorithm.max_examples, a public bound of a client's examples, or use uniform=true"
+                "algorithm.weighting=examples: the size of one client would change the weights of all, which ε does "
+                "not cover; give algorithm.max_examples, a public bound of a client's examples, or use weighting=equal"
             )
-        if self.uniform and self.max_examples is not None:
+        if self.weighting == "equal" and self.max_examples is not None:
             raise UsageError(
                 f"algorithm.max_examples={self.max_examples}: has no effect with equal weights; add "
-                "algorithm.uniform=false, or leave it out"
+                "algorithm.weighting=examples, or leave it out"
             )
         check_budget(self.epsilon, self.delta, problem.rounds)
 
@@ -87,7 +88,7 @@ class GaussianDPFedBN(FedBN):
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         before, mean = server["weights"], super().aggregate(ctx, server, replies)["weights"]
         count = len(replies.each)
-        share = sum(self.weight(ctx, reply.examples) for reply in replies.each) / count  # 1/m Σ s_i, 1 if uniform
+        share = sum(self.weight(ctx, reply.examples) for reply in replies.each) / count  # 1/m Σ s_i, 1 if equal
         std = self.sigma(ctx) * 2 * self.clip / count
         noisy = {
             name: (value if share == 1 else before[name].lerp(value, share)) + std * torch.randn_like(value)

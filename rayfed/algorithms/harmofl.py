@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
+from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
@@ -39,7 +40,7 @@ class HarmoFL(FedAvg):
 
     alpha: float = option(0.05, low=0, help="α, distance from θ at which the gradient is computed; 0: plain SGD")
     amplitude_momentum: float = option(0.1, above=0, high=1, help="m, momentum of a client's running mean amplitude")
-    uniform: bool = option(True, help="average models with equal weights, not by training examples")
+    weighting: str = weighting_option("equal")
 
     def check(self, problem: ProblemSpec) -> None:
         if problem.tokens or len(problem.shape) != 3:
@@ -77,7 +78,7 @@ class HarmoFL(FedAvg):
         return work | {"weights": weights | buffers}, {"loss": loss}
 
     def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0 if self.uniform else super().weight(ctx, examples)
+        return 1.0 if self.weighting == "equal" else super().weight(ctx, examples)
 
     def global_model(self, ctx: Context, server: State) -> Any:
         task = copy.copy(ctx.task)

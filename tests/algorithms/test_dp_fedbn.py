@@ -54,7 +54,7 @@ def test_with_an_endless_budget_it_is_fedbn():
     people = blobs()
     ours, theirs = (
         simulate(blueprint(a, people), people)[0].state["weights"]
-        for a in (DPFedBN(epsilon=1e15, clip=1e3), FedBN(uniform=True))
+        for a in (DPFedBN(epsilon=1e15, clip=1e3), FedBN(weighting="equal"))
     )
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
@@ -94,7 +94,7 @@ def test_notes():
     ctx = blueprint(DPFedBN(), people, rounds=10).context(people, "cpu").at(cohort=(0,))
     line, _ = DPFedBN(epsilon=6.0, clip=2.0).notes(ctx, None)
     assert line == "ε=6 per client, 2 per participation: Laplace noise of scale 2 on every weight"
-    _, sizes, _ = DPFedBN(uniform=False).notes(ctx, None)
+    _, sizes, _ = DPFedBN(weighting="examples").notes(ctx, None)
     assert sizes == "the numbers of examples are sent in clear, for the weights of the mean: ε does not cover them"
 
 

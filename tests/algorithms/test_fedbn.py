@@ -12,11 +12,11 @@ from rayfed.core.errors import UsageError
 KEPT = {f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
 
 
-@pytest.mark.parametrize("uniform", [False, True])
-def test_two_rounds_by_hand(uniform):
+@pytest.mark.parametrize("weighting", ["examples", "equal"])
+def test_two_rounds_by_hand(weighting):
     people, model = population(), net()
-    server = run(FedBN(uniform=uniform), people, model, steps=3)
-    parts, models = [1 / 3] * 3 if uniform else shares(people), [model] * 3
+    server = run(FedBN(weighting=weighting), people, model, steps=3)
+    parts, models = [1 / 3] * 3 if weighting == "equal" else shares(people), [model] * 3
     for _ in range(2):
         trained = [descend(models[i], *data(people, i), 3) for i in CLIENTS]
         common = mean(trained, parts).state_dict()

@@ -309,10 +309,10 @@ def test_ablations_send_no_more_than_they_need():
     assert not torch.equal(bare.state["weights"]["fc.weight"], still.state["weights"]["fc.weight"])
 
 
-@pytest.mark.parametrize(("uniform", "shares"), [(False, (0.25, 0.75)), (True, (0.5, 0.5))])
-def test_model_and_projector_are_averaged_by_examples_or_equally(uniform, shares):
+@pytest.mark.parametrize(("weighting", "shares"), [("examples", (0.25, 0.75)), ("equal", (0.5, 0.5))])
+def test_model_and_projector_are_averaged_by_examples_or_equally(weighting, shares):
     population = blobs(2, sizes=(10, 30))
-    plan = blueprint(small(uniform=uniform), population, rounds=1)
+    plan = blueprint(small(weighting=weighting), population, rounds=1)
     server, _ = simulate(plan, population)
     kept = {}
 
@@ -321,7 +321,7 @@ def test_model_and_projector_are_averaged_by_examples_or_equally(uniform, shares
             kept[ctx.client] = work
             return super().finish(ctx, work, client, down, data)
 
-    simulate(blueprint(Spy(widths=[7, 5], uniform=uniform), population, rounds=1), population)
+    simulate(blueprint(Spy(widths=[7, 5], weighting=weighting), population, rounds=1), population)
     for part in ("weights", "projector"):
         for name, value in server.state[part].items():
             if value.is_floating_point():

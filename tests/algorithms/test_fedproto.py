@@ -34,16 +34,18 @@ def train(model, x, y, prototypes, lam, steps=2):
     return model, {c: z[labels == c].mean(0) for c in set(y.tolist())}, {c: int((labels == c).sum()) for c in range(3)}
 
 
-@pytest.mark.parametrize("count_weighted", [False, True])
-def test_two_rounds_by_hand(count_weighted):
+@pytest.mark.parametrize("weighting", ["equal", "examples"])
+def test_two_rounds_by_hand(weighting):
     people, model = population(), net(batch_norm=False)
-    server = run(FedProto(lam=0.7, count_weighted=count_weighted), people, model)
+    server = run(FedProto(lam=0.7, weighting=weighting), people, model)
     models, prototypes = [model] * 3, {}
     for _ in range(2):
         trained = [train(models[i], *data(people, i), prototypes, 0.7) for i in CLIENTS]
         models = [one[0] for one in trained]
         for c in range(3):
-            owners = [(means[c], counts[c] if count_weighted else 1) for _, means, counts in trained if c in means]
+            owners = [
+                (means[c], counts[c] if weighting == "examples" else 1) for _, means, counts in trained if c in means
+            ]
             prototypes[c] = sum(w * m for m, w in owners) / sum(w for _, w in owners)
     for i, state in server.fleet.states.items():
         assert_weights(state["weights"], models[i])
@@ -75,7 +77,7 @@ def test_the_server_keeps_what_nobody_sent():
     found = algorithm.aggregate(ctx, {"weights": {}, "prototypes": old}, replies)["prototypes"]
     assert found["means"][:, 0].tolist() == [2.0, 5.0, 1.0]
     assert found["known"].tolist() == [1, 1, 1]
-    weighted = FedProto(count_weighted=True).aggregate(ctx, {"weights": {}, "prototypes": old}, replies)["prototypes"]
+    weighted = FedProto(weighting="examples").aggregate(ctx, {"weights": {}, "prototypes": old}, replies)["prototypes"]
     assert weighted["means"][:, 0].tolist() == [1.5, 5.0, 1.0]
 
 

@@ -334,13 +334,13 @@ class Recorder(FRAug):
         return state, up
 
 
-@pytest.mark.parametrize("uniform", [False, True])
-def test_the_server_takes_means_of_the_model_and_of_the_generator(uniform):
-    algorithm = Recorder(latent=LATENT, uniform=uniform, sent=[])
+@pytest.mark.parametrize("weighting", ["examples", "equal"])
+def test_the_server_takes_means_of_the_model_and_of_the_generator(weighting):
+    algorithm = Recorder(latent=LATENT, weighting=weighting, sent=[])
     server, _ = run(algorithm, rounds=1)
     sent = algorithm.sent
     assert len(sent) == 4
-    shares = [0.25] * 4 if uniform else [n / 120 for n in (20, 26, 33, 41)]
+    shares = [0.25] * 4 if weighting == "equal" else [n / 120 for n in (20, 26, 33, 41)]
     for field in ("weights", "generator"):
         for name, value in server.state[field].items():
             if value.is_floating_point():
@@ -384,7 +384,7 @@ def test_the_three_optimisers_go_on_from_round_to_round_unless_told_otherwise():
 
 def test_weights_of_the_mean():
     ctx = blueprint(small(), blobs()).context(blobs(), "cpu")
-    assert (small().weight(ctx, 20), small(uniform=True).weight(ctx, 20)) == (20.0, 1.0)
+    assert (small().weight(ctx, 20), small(weighting="equal").weight(ctx, 20)) == (20.0, 1.0)
 
 
 def test_what_is_switched_off_is_neither_kept_nor_sent():

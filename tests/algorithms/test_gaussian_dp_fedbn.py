@@ -36,7 +36,7 @@ def test_updates_are_clipped_in_l2_and_sent_without_noise(clip):
         torch.testing.assert_close(value, down["weights"][name] + step)
 
 
-@pytest.mark.parametrize("weighting", [{}, {"uniform": False, "max_examples": 30}])
+@pytest.mark.parametrize("weighting", [{}, {"weighting": "examples", "max_examples": 30}])
 def test_the_noise_on_the_mean_covers_one_client_of_the_cohort(weighting):
     people, algorithm = blobs(), GaussianDPFedBN(epsilon=3.0, clip=0.7, **weighting)
     ctx = blueprint(algorithm, people, cohort=2, rounds=6).context(people, "cpu").at(cohort=(1, 3), round=1)
@@ -54,7 +54,7 @@ def test_the_noise_on_the_mean_covers_one_client_of_the_cohort(weighting):
 
 def test_with_an_endless_budget_it_is_fedbn():
     people = blobs()
-    pair = (GaussianDPFedBN(epsilon=1e12, clip=1e2), FedBN(uniform=True))
+    pair = (GaussianDPFedBN(epsilon=1e12, clip=1e2), FedBN(weighting="equal"))
     ours, theirs = (simulate(blueprint(a, people), people)[0].state["weights"] for a in pair)
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-3)
@@ -63,7 +63,7 @@ def test_with_an_endless_budget_it_is_fedbn():
 def test_without_noise_weights_by_examples_have_a_fixed_denominator():
     """Clients of 20, 26, 33 and 41 examples, on average 30, move the model 30/60 as far as in FedBN."""
     people = blobs()
-    bounded = GaussianDPFedBN(epsilon=1e12, clip=1e2, uniform=False, max_examples=60)
+    bounded = GaussianDPFedBN(epsilon=1e12, clip=1e2, weighting="examples", max_examples=60)
     server, _ = simulate(blueprint(bounded, people, rounds=1), people)
     theirs = simulate(blueprint(FedBN(), people, rounds=1), people)[0].state["weights"]
     start = server.ctx.task.initial_weights()
@@ -76,7 +76,7 @@ def test_without_noise_weights_by_examples_have_a_fixed_denominator():
 def test_a_party_replaced_by_one_of_any_size_moves_the_mean_by_what_the_noise_covers(size):
     """Nine clients of 100 examples send the update C·u. The tenth is replaced: 100 examples and C·u, then −C·u."""
     people = blobs()
-    algorithm = GaussianDPFedBN(epsilon=1e12, clip=0.5, uniform=False, max_examples=100)
+    algorithm = GaussianDPFedBN(epsilon=1e12, clip=0.5, weighting="examples", max_examples=100)
     ctx = blueprint(algorithm, people, cohort=4).context(people, "cpu").at(cohort=tuple(range(10)), round=1)
     server = {"weights": {"w": torch.zeros(1)}}
 
@@ -93,8 +93,10 @@ def test_a_party_replaced_by_one_of_any_size_moves_the_mean_by_what_the_noise_co
 
 def test_weights_by_examples_need_a_public_bound():
     people = blobs()
-    with pytest.raises(UsageError, match=r"^algorithm.uniform=false: the size of one client would change the weights"):
-        blueprint(GaussianDPFedBN(uniform=False), people).check(people)
+    with pytest.raises(
+        UsageError, match=r"^algorithm.weighting=examples: the size of one client would change the weights"
+    ):
+        blueprint(GaussianDPFedBN(weighting="examples"), people).check(people)
     with pytest.raises(UsageError, match=r"^algorithm.max_examples=9: has no effect with equal weights; add algorithm"):
         blueprint(GaussianDPFedBN(max_examples=9), people).check(people)
 

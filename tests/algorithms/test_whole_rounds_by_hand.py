@@ -171,7 +171,7 @@ def feddebias(trace):
                     loss = loss + options["mu"] * contrast(options, project, local, far, own, factor)
                 take(minimise, loss)
             trained[i], projectors[i] = plain(model), plain(project)
-        weighing = [1 / len(cohort)] * len(cohort) if options.get("uniform") else shares(trace, cohort)
+        weighing = [1 / len(cohort)] * len(cohort) if options.get("weighting") == "equal" else shares(trace, cohort)
         weights = combination(weighing, [*trained.values()])
         theta = theta and combination(weighing, [*projectors.values()])
     return {"server": weights} | ({"projector": theta} if theta else {})
@@ -190,7 +190,7 @@ def our_feddebias(trace):
         {"transfer": "once", "tau1": 1.5, "tau2": 0.0},
         {"pseudo": "mixture", "proxy": "noise"},
         {"mu": 0.0},
-        {"lam": 0.0, "mu": 2.0, "tau_mode": "divide", "uniform": True},
+        {"lam": 0.0, "mu": 2.0, "tau_mode": "divide", "weighting": "equal"},
     ],
     ids=str,
 )

@@ -155,7 +155,7 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "dp_adcol, curious": Case({"name": "local_dp_adcol", "sampling": 0.4, "guarantee": "strict"}),
     "adcol, a share": Case({"name": "adcol", "hidden": [16], "sampling": 0.4}),
     "feddebias, once": Case({"name": "feddebias", "widths": [16, 8], "transfer": "once"}),
-    "fedproto, models shared": Case({"name": "fedproto", "share_model": True, "count_weighted": True}),
+    "fedproto, models shared": Case({"name": "fedproto", "share_model": True, "weighting": "examples"}),
     "partialfed, adaptive": Case({"name": "partialfed", "variant": "adaptive"}, noisy=True),
     "fraug, plain noise": Case({"name": "fraug", "augmenter": "laplace"}, noisy=True),
     "dbe over fedgen": Case(

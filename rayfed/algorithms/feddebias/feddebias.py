@@ -7,7 +7,7 @@ the weights of a projector P that only the contrast uses, and φ_g the extractor
     s⁺ = cos(Pφ(x_p), Pφ_g(x_p)),  s⁻ = cos(Pφ(x_p), Pφ(x)),  L_con = softplus(τ2 s⁻ − τ1 s⁺)
     client, each step:  max step  θ ← θ + η ∇L_con
                         min step  (φ, ω) ← (φ, ω) − η ∇[CE(x, y) + λ CE(x_p, 1/C) + μ L_con]
-    server:             means of φ, ω, θ, weighted by n_i as in Eq. 1; Alg. 1 has equal weights (`uniform`)
+    server:             means of φ, ω, θ, weighted by n_i as in Eq. 1; Alg. 1 has equal weights (`weighting=equal`)
 
 Where the paper is ambiguous: Eq. 5 divides by τ, but its ablations with τ2 = 0 require a multiplication, as above
 (`tau_mode`). The negative pair is printed as φ(x_p) with itself; the text and Eq. 6 mean φ(x_p) with φ(x). Pairs are
@@ -40,6 +40,7 @@ from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies
 from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.common.projected import with_projection
 from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
+from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.feddebias.contrast import Contrast, paired_rows
 from rayfed.algorithms.feddebias.pseudo_data import CollectMeans, PseudoDataSource, SendPseudoData, mixture, pooled
@@ -92,7 +93,7 @@ class FedDebias(FedAvg):
         False, help="append an MLP of `widths` to the extractor, without a max step (Fig. 5a)"
     )
 
-    uniform: bool = option(False, help="average with equal weights, as Alg. 1 is printed, not by training examples")
+    weighting: str = weighting_option("examples", " as Alg. 1 is printed")
 
     def __post_init__(self) -> None:
         if not self.widths and (self.projects or self.projector_in_extractor):
@@ -237,7 +238,7 @@ class FedDebias(FedAvg):
         return kept | moments, up | only(work, ("projector",))
 
     def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0 if self.uniform else super().weight(ctx, examples)
+        return 1.0 if self.weighting == "equal" else super().weight(ctx, examples)
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         pseudo = pooled(ctx, replies)

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
 from rayfed.algorithms.common.soft_labels import one_hot
+from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fraug.mmd import mmd
 from rayfed.algorithms.fraug.networks import Generator, RTNet, cycled_classes, entropy, update_prototypes
@@ -100,7 +101,7 @@ class FRAug(FedAvg):
         "all", choices=("all", "stats"), help="the batch norm that stays with clients: all of it, or its statistics"
     )
     generator_bn: str = option("averaged", choices=("averaged", "local"), help="batch norm of the generator")
-    uniform: bool = option(False, help="average with equal weights, as Alg. 1 is printed, not by training examples")
+    weighting: str = weighting_option("examples", " as Alg. 1 is printed")
 
     @property
     def generates(self) -> bool:
@@ -211,7 +212,7 @@ class FRAug(FedAvg):
         return state, up
 
     def weight(self, ctx: Context, examples: int) -> float:
-        return 1.0 if self.uniform else super().weight(ctx, examples)
+        return 1.0 if self.weighting == "equal" else super().weight(ctx, examples)
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         return server | replies.mean
