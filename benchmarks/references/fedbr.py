@@ -159,7 +159,7 @@ FIRST_BATCH = (
 def cases() -> list[Case]:
     """Return all comparisons with the authors' code."""
     by_examples = {"widths": WIDTHS, "transfer": "once"}
-    rsm = by_examples | {"uniform": True}
+    rsm = by_examples | {"weighting": "equal"}
     mixture = rsm | {"pseudo": "mixture", "proxy": "noise"}
     divided = rsm | {"tau_mode": "divide"}
     halves = divided | {"tau1": 0.5, "tau2": 0.5}
