@@ -57,7 +57,7 @@ class Local:
         None,
         help="keep the optimiser's state with the client between rounds; null: as the method does; most reset it",
     )
-    lr: float = option(0.01, above=0, help="learning rate; lr_schedule.name changes it over the rounds")
+    lr: float = option(0.01, above=0, help="learning rate")
     momentum: float = option(0.0, low=0, below=1, help="momentum of SGD")
     nesterov: bool = option(False, help="use Nesterov momentum")
     weight_decay: float = option(
