@@ -42,10 +42,6 @@ def test_a_missing_folder_says_what_was_expected_and_where_it_comes_from(name, t
 
 
 IMAGES = {
-    "pacs": "PACS/kfold/cartoon/horse/2.png",
-    "office_home": "OfficeHomeDataset_10072016/Real World/Thing_07/1.png",
-    "office_caltech10": "office_caltech_10/dslr/mug/0.jpg",
-    "domainnet10": "DomainNet/quickdraw/tiger/3.png",
     "domainnet": "DomainNet/sketch/class of 344/sketch_train_2.jpg",
     "tiny_imagenet": "tiny-imagenet-200/val/images/val_1.JPEG",
     "camelyon17": "camelyon17_v1.0/patches/patient_040_node_1/patch_patient_040_node_1_x_32_y_64.png",

@@ -14,7 +14,7 @@ from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.drop_clients import DropClients
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.normalisation import per_channel
-from rayfed.data.readers import columns, input_columns, tables
+from rayfed.data.readers import columns, tables
 from rayfed.data.readers.hub_folders import tables_by_split
 
 
@@ -63,7 +63,7 @@ class LabelledTable(DropClients):
             extra["client"] = client
         elif self.drop_clients:
             raise UsageError(f"data.drop_clients={self.drop_clients}: set data.client to the column of the clients")
-        images = input_columns.read_inputs(name, files, features, len(labels), self.size)
+        images = columns.read_inputs(name, files, features, len(labels), self.size)
         channels = images.shape[1] if images.dtype == np.uint8 else 1
         per_row = {"source": source, "is_test": is_test} | {
             key: value for key, value in extra.items() if key != "domains"
@@ -84,7 +84,7 @@ class LabelledTable(DropClients):
 
     def _image_column(self, path: Path) -> list[str]:
         names = tables.schema(path).names
-        present = [name for name in input_columns.IMAGE_COLUMNS if name in names]
+        present = [name for name in columns.IMAGE_COLUMNS if name in names]
         if not present:
             raise UsageError(
                 f"{path}: no column image or img; set data.features to the input columns, from {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Quantity skew: clients that differ only in their number of examples."""
+"""Random shares of all rows, of equal or of different sizes."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,14 @@ from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.draws import numpy_generator
 from rayfed.data.partitions.base import ASSIGNMENT, Draw, PooledPartition, check_min_size, draw_until
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iid(PooledPartition):
+    """Every client gets an equal random share of all rows."""
+
+    def assign_rows(self, dataset: Dataset, rows: np.ndarray) -> list[np.ndarray]:
+        return np.array_split(numpy_generator(self.seed, ASSIGNMENT).permutation(rows), self.clients)
 
 
 @dataclass(frozen=True, kw_only=True)
