@@ -331,8 +331,7 @@ def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:
     recorder = Recorder(plan.config.results, plan.config.experiment)
     saved = usable(plan.config, recorder.saved(plan.trial))
     if saved:
-        check = plan.configuration_hash, plan.blueprint, plan.population
-        saved, notes = verified(saved, recorder, plan.trial, *check)
+        saved, notes = verified(saved, recorder, plan.trial, plan.configuration_hash, plan.blueprint)
         _say(notes, quiet=False)
     if not quiet:
         print(f"{'resume':>10}  {resume_message(plan.config, saved)}", file=sys.stderr, flush=True)

@@ -78,31 +78,28 @@ class RemoteRecorder:
     def doing(self, trial: str, what: str) -> None:
         self.actor.doing.remote(trial, what)
 
-    def begin_checkpoint(self, trial: str, base: int | None) -> int:
+    def begin_checkpoint(self, trial: str) -> int:
         self.settle()
-        number: int = self._call("begin_checkpoint", trial, base)
+        number: int = self._call("begin_checkpoint", trial)
         if self._unsaved:  # a checkpoint begins when all records are on disk
             self._on_disk, self._unsaved = self._unsaved[-1].round, []
         return number
 
-    def append_to_checkpoint(self, trial: str, block: bytes) -> None:
-        self._call("append_to_checkpoint", trial, block)
+    def write_states(self, trial: str, number: int, states: Mapping[str, bytes]) -> None:
+        self._call("write_states", trial, number, states)
 
     def commit_checkpoint(
-        self, trial: str, header: Mapping[str, Any], server: Part, clients: Mapping[str, Part], size: int
+        self, trial: str, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, Part]
     ) -> None:
-        self._call("commit_checkpoint", trial, header, server, clients, size)
-
-    def discard_checkpoint(self, trial: str) -> None:
-        self._call("discard_checkpoint", trial)
+        self._call("commit_checkpoint", trial, number, base, header, parts)
 
     def saved(self, trial: str) -> Saved:
         checkpoints: Saved = self._call("saved", trial)
         return checkpoints
 
-    def saved_bytes(self, trial: str, segment: int, offset: int, length: int) -> bytes:
-        content: bytes = self._call("saved_bytes", trial, segment, offset, length)
-        return content
+    def saved_states(self, trial: str, parts: Mapping[str, Part]) -> Mapping[str, bytes]:
+        contents: Mapping[str, bytes] = self._call("saved_states", trial, parts)
+        return contents
 
     def save_profile(self, trial: str, name: str, content: bytes) -> None:
         self._call("save_profile", trial, name, content)

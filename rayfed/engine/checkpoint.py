@@ -1,16 +1,16 @@
 """Checkpoints: the round, the server's state, and the state of every client that has one.
 
 Random states are not saved, because random streams are keyed by round. A checkpoint writes only the states of clients
-that changed since the one before, and one client's state at a time is in memory. Bytes go to the recorder in blocks,
+that changed since the one before, and few clients' states at a time are in memory. Their bytes go to the recorder,
 because it may be on another machine; `rayfed.records.checkpoints` describes the files.
 """
 
-import contextlib
 import hashlib
 import io
+import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -19,16 +19,13 @@ from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.core.records import Event
 from rayfed.core.trees import tree_map
-from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.cohorts import sampled_cohort
 from rayfed.engine.serialization import serialised
-from rayfed.engine.server import Server, responding
-from rayfed.records.checkpoints import BLOCK_BYTES, NoCheckpoint, Part, checksum
+from rayfed.engine.server import Server
+from rayfed.records.checkpoints import BLOCK_BYTES, Part, checksum
 from rayfed.records.storage import one_line
 
-GAP_BYTES = 2**20
-"""Unused bytes between two parts that are read along, because a request costs more."""
+_Item = TypeVar("_Item")
 
 Saved = Sequence[Mapping[str, Any]]
 """The checkpoints of a trial, newest first, as `CheckpointFiles.saved` returns them; empty without any."""
@@ -37,14 +34,13 @@ Saved = Sequence[Mapping[str, Any]]
 class CheckpointFiles(Protocol):
     """The part of a `Recorder` that writes and reads checkpoints; see there."""
 
-    def begin_checkpoint(self, trial: str, base: int | None) -> int: ...
-    def append_to_checkpoint(self, trial: str, block: bytes) -> None: ...
+    def begin_checkpoint(self, trial: str) -> int: ...
+    def write_states(self, trial: str, number: int, states: Mapping[str, bytes]) -> None: ...
     def commit_checkpoint(
-        self, trial: str, header: Mapping[str, Any], server: Part, clients: Mapping[str, Part], size: int
+        self, trial: str, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, Part]
     ) -> None: ...
-    def discard_checkpoint(self, trial: str) -> None: ...
     def saved(self, trial: str) -> Saved: ...
-    def saved_bytes(self, trial: str, segment: int, offset: int, length: int) -> bytes: ...
+    def saved_states(self, trial: str, parts: Mapping[str, Part]) -> Mapping[str, bytes]: ...
 
 
 class _Unusable(Exception):
@@ -88,37 +84,27 @@ class Checkpointer:
         Raises:
             StorageError: The disk or the object store failed. Earlier checkpoints are still there.
         """
-        while not self._saved():
-            pass
-
-    def _saved(self) -> bool:
-        """Save once; return False if the recorder was started again in between, of which there are only so many."""
         states = self._server.fleet.states
         versions = {client: states.version(client) for client in states}
-        number = self._files.begin_checkpoint(self._trial, self._base)
-        try:
-            blocks = _Blocks(number, lambda block: self._files.append_to_checkpoint(self._trial, block))
-            server = blocks.add(self._server.state)
-            changed = (client for client, version in versions.items() if self._versions.get(client) != version)
-            clients = {str(client): blocks.add(states[client]) for client in changed}
-            blocks.flush()
-            header = {
-                "trial": self._trial,
-                "configuration": self._configuration,
-                "rayfed": self._version,
-                "round": self._server.round,
-                "progress": self._server.progress(),
-                "is_best": self._keep_best and self._server.best.round == self._server.round,
-            }
-            self._files.commit_checkpoint(self._trial, header, server, clients, blocks.size)
-        except NoCheckpoint:
-            return False
-        except BaseException:
-            with contextlib.suppress(Exception):  # such as those of a recorder that is gone
-                self._files.discard_checkpoint(self._trial)
-            raise
+        changed = [client for client, version in versions.items() if self._versions.get(client) != version]
+        contents = itertools.chain(
+            [("server", bytes(serialised(self._server.state)))],
+            ((str(client), bytes(serialised(states[client]))) for client in changed),
+        )
+        number, parts = self._files.begin_checkpoint(self._trial), {}
+        for batch in _batched(contents, len):
+            parts |= {name: Part(number, len(content), checksum(content)) for name, content in batch.items()}
+            self._files.write_states(self._trial, number, batch)
+        header = {
+            "trial": self._trial,
+            "configuration": self._configuration,
+            "rayfed": self._version,
+            "round": self._server.round,
+            "progress": self._server.progress(),
+            "is_best": self._keep_best and self._server.best.round == self._server.round,
+        }
+        self._files.commit_checkpoint(self._trial, number, self._base, header, parts)
         self._base, self._versions, self.round = number, versions, self._server.round
-        return True
 
     def restore(self, saved: Saved) -> list[str]:
         """Restore the newest checkpoint that is whole; the next round is the one after it.
@@ -133,13 +119,14 @@ class Checkpointer:
         device = server.ctx.task.device
         for checkpoint in saved:
             try:
-                content = _checked(checkpoint, self._trial, self._configuration, server.blueprint, server.population)
-                read = _parts_reader(self._files, self._trial)
-                ((_, state),) = _states(read({"server": Part(*content["server"])}), device)
+                content = _checked(checkpoint, self._trial, self._configuration, server.blueprint)
+                server_part = {"server": Part(*content["server"])}
+                ((_, state),) = _states(_contents(self._files, self._trial, server_part), device)
                 if not state.keys() >= server.state.keys():  # a setup may have added some
                     raise _Unusable("belongs to another algorithm")
                 clients = {client: Part(*part) for client, part in content["clients"].items()}
-                server.fleet.load((ClientIndex(int(name)), state) for name, state in _states(read(clients), device))
+                contents = _contents(self._files, self._trial, clients)
+                server.fleet.load((ClientIndex(int(name)), state) for name, state in _states(contents, device))
             except (_Unusable, StorageError) as error:
                 faults.append(f"checkpoint {checkpoint['number']} of {self._trial} {error}")
                 continue
@@ -160,7 +147,6 @@ def verified(
     trial: str,
     configuration: str,
     blueprint: Blueprint,
-    population: Population,
 ) -> tuple[Saved, list[str]]:
     """Return the newest checkpoint that is whole, and a line on each newer one that cannot be used.
 
@@ -172,9 +158,9 @@ def verified(
     faults: list[str] = []
     for position, checkpoint in enumerate(saved):
         try:
-            content = _checked(checkpoint, trial, configuration, blueprint, population)
+            content = _checked(checkpoint, trial, configuration, blueprint)
             parts = {"server": content["server"], **content["clients"]}
-            for _ in _parts_reader(files, trial)({name: Part(*part) for name, part in parts.items()}):
+            for _ in _contents(files, trial, {name: Part(*part) for name, part in parts.items()}):
                 pass
         except (_Unusable, StorageError) as error:
             faults.append(f"checkpoint {checkpoint['number']} of {trial} {error}")
@@ -210,8 +196,7 @@ class SavedState:
     def __init__(
         self, files: CheckpointFiles, trial: str, content: Mapping[str, Any], indices: Mapping[int, ClientIndex]
     ):
-        self._read = _parts_reader(files, trial)
-        self._trial, self._content = trial, content
+        self._files, self._trial, self._content = files, trial, content
         self.round: int = content["round"]
         self.clients: Mapping[int, State] = _SavedClients(self._state, content["clients"], indices)
 
@@ -225,7 +210,8 @@ class SavedState:
 
     def _state(self, name: str, part: Sequence[Any]) -> State:
         try:
-            ((_, state),) = _states(self._read({name: Part(*part)}), torch.device("cpu"))
+            contents = _contents(self._files, self._trial, {name: Part(*part)})
+            ((_, state),) = _states(contents, torch.device("cpu"))
         except (_Unusable, StorageError) as error:
             raise UsageError(
                 f"the state of {self._trial} after round {self.round} cannot be read any more, because its checkpoint "
@@ -263,71 +249,30 @@ class _SavedClients(Mapping[int, State]):
         return f"<states of {len(self)} clients, read from the checkpoint when asked for>"
 
 
-class _Blocks:
-    """Collects serialised states and sends them in blocks of at most `BLOCK_BYTES`."""
-
-    def __init__(self, segment: int, send: Callable[[bytes], None]):
-        self._segment, self._send = segment, send
-        self._pending: list[memoryview] = []
-        self._bytes = self.size = 0
-
-    def add(self, state: State) -> Part:
-        content = serialised(state)
-        offset, self.size = self.size, self.size + len(content)
-        if self._bytes + len(content) > BLOCK_BYTES:
-            self.flush()
-        rest = len(content) // BLOCK_BYTES * BLOCK_BYTES
-        for start in range(0, rest, BLOCK_BYTES):
-            self._send(bytes(content[start : start + BLOCK_BYTES]))
-        if len(content) > rest:
-            self._pending.append(content[rest:])
-            self._bytes += len(content) - rest
-        return Part(self._segment, offset, len(content), checksum(content))
-
-    def flush(self) -> None:
-        if self._pending:
-            self._send(b"".join(self._pending))
-            self._pending, self._bytes = [], 0
+def _contents(files: CheckpointFiles, trial: str, parts: Mapping[str, Part]) -> Iterator[tuple[str, bytes]]:
+    """Yield the bytes of parts, and check them."""
+    for batch in _batched(parts.items(), lambda part: part.length):
+        contents = dict(files.saved_states(trial, batch))
+        for name, part in batch.items():
+            content = contents.pop(name)
+            if checksum(content) != part.checksum:
+                what = "the server's state" if name == "server" else f"the state of client {name}"
+                raise _Unusable(f"is damaged: {what} does not match its checksum")
+            yield name, content
 
 
-Read = Callable[[Mapping[str, Part]], Iterator[tuple[str, bytes]]]
-
-
-def _parts_reader(files: CheckpointFiles, trial: str) -> Read:
-    """Return a function that yields the bytes of parts, in the order of the files, and checks them."""
-
-    def read(parts: Mapping[str, Part]) -> Iterator[tuple[str, bytes]]:
-        for run in _runs(sorted(parts.items(), key=lambda item: item[1][:3])):
-            segment, first = run[0][1][:2]
-            length = max(part.offset + part.length for _, part in run) - first
-            starts = range(first, first + length, BLOCK_BYTES)
-            block = b"".join(
-                files.saved_bytes(trial, segment, start, min(BLOCK_BYTES, first + length - start)) for start in starts
-            )
-            for name, part in run:
-                start = part.offset - first
-                content = block[start : start + part.length]
-                if len(content) != part.length or checksum(content) != part.checksum:
-                    what = "the server's state" if name == "server" else f"the state of client {name}"
-                    raise _Unusable(f"is damaged: {what} in segment {segment} does not match its checksum")
-                yield name, content
-
-    return read
-
-
-def _runs(parts: Iterable[tuple[str, Part]]) -> Iterator[list[tuple[str, Part]]]:
-    """Yield neighbouring parts that are read together: at most `BLOCK_BYTES`, or a single part."""
-    run: list[tuple[str, Part]] = []
-    for name, part in parts:
-        if run:
-            first, last = run[0][1], run[-1][1]
-            is_near = part.segment == first.segment and part.offset - (last.offset + last.length) <= GAP_BYTES
-            if not is_near or part.offset + part.length - first.offset > BLOCK_BYTES:
-                yield run
-                run = []
-        run.append((name, part))
-    if run:
-        yield run
+def _batched(items: Iterable[tuple[str, _Item]], size: Callable[[_Item], int]) -> Iterator[dict[str, _Item]]:
+    """Yield items together whose bytes are at most `BLOCK_BYTES`, or a single one."""
+    batch: dict[str, _Item] = {}
+    total = 0
+    for name, item in items:
+        if batch and total + size(item) > BLOCK_BYTES:
+            yield batch
+            batch, total = {}, 0
+        batch[name] = item
+        total += size(item)
+    if batch:
+        yield batch
 
 
 def _states(parts: Iterable[tuple[str, bytes]], device: torch.device) -> Iterator[tuple[str, State]]:
@@ -335,9 +280,9 @@ def _states(parts: Iterable[tuple[str, bytes]], device: torch.device) -> Iterato
         try:
             state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
-            raise _Unusable(f"is damaged: part {name} cannot be read ({one_line(error)})") from error
+            raise _Unusable(f"is damaged: state {name} cannot be read ({one_line(error)})") from error
         if not isinstance(state, dict):
-            raise _Unusable(f"is damaged: part {name} is not a state but {type(state).__name__}")
+            raise _Unusable(f"is damaged: state {name} is not a state but {type(state).__name__}")
         yield name, tree_map(lambda tensor: tensor.to(device), state)
 
 
@@ -346,7 +291,6 @@ def _checked(
     trial: str,
     configuration: str,
     blueprint: Blueprint,
-    population: Population,
 ) -> Mapping[str, Any]:
     """Return the content of a manifest after all checks that need no state."""
     if "fault" in checkpoint:
@@ -359,40 +303,7 @@ def _checked(
     last = blueprint.rounds + bool(blueprint.algorithm.final_exchanges)
     if not 0 <= content["round"] <= last:
         raise _Unusable(f"is damaged: its round is {content['round']}, expected 0 to {last}")
-    found = {ClientIndex(int(name)) for name in content["clients"]}
-    is_finished = content.get("progress", {}).get("finished", content["round"] == last)
-    expected = _with_state(blueprint, population, content["round"], is_finished=is_finished)
-    sampling = content.get("progress", {}).get("sampling")
-    if sampling is not None and not blueprint.algorithm.setup_exchanges and content["round"] <= blueprint.rounds:
-        expected = {ClientIndex(i) for i in sampling["participated"]}
-    if missing := sorted(expected - found):
-        raise _Unusable(f"is damaged: the states of {len(missing)} clients are missing, such as client {missing[0]}")
-    if extra := sorted(found - expected):
-        raise _Unusable(f"is damaged: it has states of {len(extra)} clients too many, such as client {extra[0]}")
     return content
-
-
-def _with_state(blueprint: Blueprint, population: Population, round: int, *, is_finished: bool) -> set[ClientIndex]:
-    """Return the clients that have a state after `round`: those that took part in an exchange.
-
-    Unseen clients go through the setup exchanges when everything else is finished.
-    """
-    everybody = tuple(map(ClientIndex, range(len(population.clients))))
-    participants = everybody[: len(population.participants)]
-    if blueprint.algorithm.setup_exchanges:
-        return set(everybody if is_finished else participants)
-    if round > blueprint.rounds:
-        return set(participants)
-    clients: set[ClientIndex] = set()
-    loses_clients = blueprint.availability.loses_clients
-    ctx = blueprint.context(population, "cpu") if loses_clients else None
-    examples = blueprint.training_examples(population) if loses_clients else []
-    for number in range(1, round + 1):
-        sampled = sampled_cohort(blueprint, participants, number)
-        clients.update(responding(blueprint, ctx, sampled, examples, number).clients if ctx else sampled)
-        if len(clients) == len(participants):
-            break
-    return clients
 
 
 def _fallback_notes(faults: Sequence[str], number: int, round: int) -> list[str]:

@@ -1,42 +1,35 @@
 """The files of a trial's checkpoints, `<experiment>/checkpoints/<trial>/`, as bytes; what they mean is the engine's.
 
-A checkpoint has a manifest, `manifest-<number>.json`, which says where every part of the state is: the server's, and
-one part per client. The parts that changed since the checkpoint before are in one new file, `segment-<number>.bin`, and
-the others stay in the segments of earlier checkpoints. The manifest is written last, so a checkpoint exists with its
-manifest or not at all, and the one before it is kept, and so is the one of the best round of which each of them knows.
-
-Segments in which none of these manifests has a part are deleted. Parts move to the newest segment when less than
-half of the bytes on disk are in use, or when there are more than `MAX_SEGMENTS` segments.
+Every state has a file of its own, `server-<number>.pt` or `<client>-<number>.pt`, with the number of the checkpoint
+that wrote it. A checkpoint writes the states that have changed since the one before, and then its manifest,
+`manifest-<number>.json`, which says in which file every state is. So a checkpoint exists with its manifest or not at
+all. The one before it is kept, and so is the one of the best round of which each of them knows. Files that none of
+their manifests names are deleted.
 """
 
 import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 from rayfed.core.errors import StorageError
-from rayfed.records.storage import Staged, Storage, one_line
+from rayfed.records.files import SCHEMA, check_schema
+from rayfed.records.storage import Storage, one_line
 
-FORMAT = 1
-"""The version of the format. Checkpoints of other versions are refused."""
-MAX_SEGMENTS = 256
 BLOCK_BYTES = 32 * 2**20
-"""The bytes that are sent, read or moved at a time."""
-_FILE = re.compile(r"(manifest|segment)-(\d{6,})\.(json|bin)")
-_HEADER = {"trial": str, "configuration": str, "rayfed": str, "round": int}
-
-
-class NoCheckpoint(RuntimeError):
-    """The recorder does not know of a checkpoint under way, since it was started again after the checkpoint began."""
+"""The bytes of several states that are sent or read at a time."""
+_THREADS = 16  # a disk, and even more an object store, takes several files at a time
+_FILE = re.compile(r"(manifest|server|\d+)-(\d{6,})\.(?:json|pt)")
+_Item, _Result = TypeVar("_Item"), TypeVar("_Result")
 
 
 class Part(NamedTuple):
-    """Where a part of the state is: `length` bytes from `offset` in a segment, and their `checksum`."""
+    """The file of a state: the `number` of the checkpoint that wrote it, its `length` in bytes, and its `checksum`."""
 
-    segment: int
-    offset: int
+    number: int
     length: int
     checksum: str
 
@@ -55,111 +48,71 @@ class CheckpointStore:
 
     def __init__(self, home: Storage, trial: str):
         self.folder = home.child("checkpoints", trial)
-        self._others, self._old_file = home.child("checkpoints"), f"{trial}.pt"
         self._trial = trial
-        self._staged: Staged | None = None
-        self._size = self._number = 0
-        self._base: int | None = None
-        self._last: tuple[int, dict[str, Any]] | None = None  # what this object wrote last
 
-    def begin(self, base: int | None) -> int:
-        """Begin a checkpoint and return its number. One that was begun before and not committed is discarded.
+    def begin(self) -> int:
+        """Return the number of the next checkpoint."""
+        return max((number for _, number, _ in self._files()), default=0) + 1
 
-        Args:
-            base: The number of the checkpoint whose parts stay valid unless they are written anew; None: all parts are
-                written.
+    def write(self, number: int, states: Mapping[str, bytes]) -> None:
+        """Write states for the checkpoint of that number; the name of a client's is its number.
 
         Raises:
-            StorageError: The checkpoint `base` is gone.
+            OSError: The disk is full or gone; nothing is left of the checkpoint.
         """
-        self.discard()
-        files = self.folder.files()
-        for name in files:
-            if name.startswith(".") and name.endswith(".unfinished"):  # a process was killed
-                self.folder.delete(name)
-        numbers = [number for _, number in _numbered(files)]
-        if base is not None and (fault := self._fault(base, files)):
-            raise StorageError(f"checkpoint {base} of {self._trial}, from which the next one continues, {fault}")
-        self._base, self._number, self._size = base, max(numbers, default=0) + 1, 0
-        self._staged = self.folder.stage(_segment(self._number))
-        return self._number
+        with self._discarded_on_error(number):
+            _in_parallel(lambda name: self.folder.write(_state_file(name, number), states[name]), states)
 
-    def append(self, block: bytes | memoryview) -> None:
-        """Append bytes to the new segment.
-
-        Raises:
-            OSError: The disk is full or gone; the checkpoint is discarded.
-        """
-        with self._discarded_on_error() as staged:
-            staged.write(block)
-        self._size += len(block)
-
-    def commit(self, header: Mapping[str, Any], server: Part, clients: Mapping[str, Part], size: int) -> None:
-        """Finish the checkpoint; it then replaces the one before `base`.
+    def commit(self, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, Part]) -> None:
+        """Finish a checkpoint.
 
         Args:
+            base: The checkpoint whose states stay valid unless they are written anew; None: all are.
             header: The values of `trial`, `configuration`, `rayfed` and `round`, a mapping `progress` or none, and
                 whether the state `is_best`, by default not.
-            server: Where the server's state is in the new segment.
-            clients: Where the states of clients are that were appended, by client.
-            size: The bytes that were appended.
+            parts: The states that were written for this checkpoint, the server's among them.
 
         Raises:
-            OSError: The disk is full or gone; the checkpoint is discarded.
-            StorageError: Blocks were lost, or a segment from which parts must move is damaged.
+            OSError: The disk is full or gone; nothing is left of the checkpoint.
+            StorageError: The checkpoint `base` is gone.
         """
-        with self._discarded_on_error() as staged:
-            if size != self._size:
-                raise StorageError(f"checkpoint of {self._trial}: {self._size} of {size} bytes arrived")
-            base = self._content(self._base) if self._base is not None else {"clients": {}, "segments": {}}
-            parts = {client: Part(*part) for client, part in base["clients"].items()} | dict(clients)
-            segments = {name: size for name, size in self.folder.files().items() if name.endswith(".bin")}
-            parts = self._compacted(parts, segments, server.length)
-            used = sorted({part.segment for part in parts.values()} | {self._number})
+        with self._discarded_on_error(number):
+            before = {"clients": {}, "best": None} if base is None else self.manifest(base)
+            clients = before["clients"] | {name: list(part) for name, part in parts.items() if name != "server"}
             content = {
-                **{key: header[key] for key in _HEADER},
+                **{key: header[key] for key in ("trial", "configuration", "rayfed", "round")},
                 "progress": header.get("progress", {}),
-                "number": self._number,
-                "server": list(server),
-                "clients": {client: list(part) for client, part in parts.items()},
-                "segments": {str(n): self._size if n == self._number else segments[_segment(n)] for n in used},
-                "best": {"number": self._number, "segments": used} if header.get("is_best") else base.get("best"),
+                "number": number,
+                "server": list(parts["server"]),
+                "clients": clients,
+                "best": number if header.get("is_best") else before["best"],
             }
-            staged.finish()
             self.folder.sync()
-            self._staged = None
-            try:
-                self.folder.write(_manifest(self._number), _encoded(content))
-                self.folder.sync()
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    self.folder.delete(_segment(self._number))
-                raise
-        self._last = self._number, content
-        with contextlib.suppress(OSError):  # what is left over now is deleted after the next checkpoint
-            self._prune([content, base])
-
-    def discard(self) -> None:
-        """Remove the unfinished checkpoint, if there is one."""
-        if self._staged is not None:
-            self._staged.discard()
-            self._staged = None
+            self.folder.write(_manifest_file(number), _encoded(content))
+            self.folder.sync()
+        with contextlib.suppress(OSError, StorageError):  # what is left over now is deleted after the next checkpoint
+            self._prune([content] if base is None else [content, before])
 
     def saved(self) -> list[dict[str, Any]]:
-        """Return the checkpoints, newest first: {"number", "content"}, or {"number", "fault"} if one is damaged."""
-        files = self.folder.files()
-        numbers = sorted((number for kind, number in _numbered(files) if kind == "manifest"), reverse=True)
+        """Return the checkpoints, newest first: {"number", "content"}, or {"number", "fault"} if one is damaged.
+
+        Raises:
+            UsageError: They have another schema than this version of rayfed.
+        """
+        files = self._files()
+        sizes = {(kind, number): size for kind, number, size in files}
+        numbers = sorted((number for kind, number, _ in files if kind == "manifest"), reverse=True)
         checkpoints: list[dict[str, Any]] = []
         for number in numbers[:2]:
             try:
-                content = _decoded(self.folder.read(_manifest(number)), number)
-                if fault := _missing_bytes(content, files):
-                    raise ValueError(fault)
+                content = self._content(number)
+                for name, part in _parts(content).items():
+                    if (size := sizes.get((name, part.number), 0)) != part.length:
+                        file = _state_file(name, part.number)
+                        raise StorageError(f"is damaged: {file} has {size} of {part.length} bytes")
                 checkpoints.append({"number": number, "content": content})
-            except (ValueError, OSError) as error:
+            except (StorageError, OSError) as error:
                 checkpoints.append({"number": number, "fault": one_line(error)})
-        if not checkpoints and self._old_file in self._others.files():
-            checkpoints.append({"number": 0, "fault": "is in the format of an earlier version of rayfed"})
         return checkpoints
 
     def best(self) -> dict[str, Any] | None:
@@ -169,9 +122,7 @@ class CheckpointStore:
             StorageError: The manifest is damaged.
         """
         newest: dict[str, Any] = next((saved["content"] for saved in self.saved() if "content" in saved), {})
-        if (best := newest.get("best")) is None:
-            return None
-        return self.manifest(best["number"])
+        return None if newest.get("best") is None else self.manifest(newest["best"])
 
     def manifest(self, number: int) -> dict[str, Any]:
         """Return the content of the manifest of a checkpoint.
@@ -180,123 +131,72 @@ class CheckpointStore:
             StorageError: It is gone or damaged.
         """
         try:
-            return _decoded(self.folder.read(_manifest(number)), number)
-        except (ValueError, OSError) as error:
-            raise StorageError(f"checkpoint {number} of {self._trial} {one_line(error)}") from error
+            return self._content(number)
+        except (StorageError, OSError) as error:
+            reason = "is gone" if isinstance(error, FileNotFoundError) else one_line(error)
+            raise StorageError(f"checkpoint {number} of {self._trial} {reason}") from error
 
-    def read(self, segment: int, offset: int, length: int) -> bytes:
-        """Return bytes of a segment; fewer than `length` if it was cut off."""
-        return self.folder.read(_segment(segment), offset, length)
-
-    def blocks(self, part: Part) -> Iterator[bytes]:
-        """Yield the bytes of a part in blocks.
-
-        Raises:
-            StorageError: After the last block, if the bytes are not those that were written.
-        """
-        digest = hashlib.blake2b(digest_size=16)
-        for start in range(0, part.length, BLOCK_BYTES):
-            block = self.read(part.segment, part.offset + start, min(BLOCK_BYTES, part.length - start))
-            digest.update(block)
-            yield block
-        if digest.hexdigest() != part.checksum:
-            raise StorageError(f"{self.folder.location}: {_segment(part.segment)} is damaged")
+    def read(self, parts: Mapping[str, Part]) -> dict[str, bytes]:
+        """Return the content of the files of states, which may be damaged."""
+        contents = _in_parallel(lambda name: self.folder.read(_state_file(name, parts[name].number)), parts)
+        return dict(zip(parts, contents, strict=True))
 
     def exists(self) -> bool:
         """Return whether there is a checkpoint, whole or not."""
-        return any(kind == "manifest" for kind, _ in _numbered(self.folder.files()))
+        return any(kind == "manifest" for kind, _, _ in self._files())
 
     def delete(self) -> None:
-        """Delete all checkpoints of the trial, also one in an earlier format."""
-        self.discard()
-        self._last = None
+        """Delete all checkpoints of the trial."""
         # The manifests go first, so that what a kill leaves of a deletion is not taken for a damaged checkpoint.
-        for kind, number in sorted(_numbered(self.folder.files())):
-            self.folder.delete(_manifest(number) if kind == "manifest" else _segment(number))
+        for kind, number, _ in self._files():
+            if kind == "manifest":
+                self.folder.delete(_manifest_file(number))
         self.folder.delete_all()
-        self._others.delete(self._old_file)
 
     @contextlib.contextmanager
-    def _discarded_on_error(self) -> Iterator[Staged]:
-        if self._staged is None:
-            raise NoCheckpoint(f"no checkpoint of {self._trial} was begun")
+    def _discarded_on_error(self, number: int) -> Iterator[None]:
         try:
-            yield self._staged
+            yield
         except BaseException:
-            self.discard()
+            with contextlib.suppress(OSError):
+                _in_parallel(self.folder.delete, [name for name in self.folder.files() if f"-{number:06d}." in name])
             raise
 
     def _content(self, number: int) -> dict[str, Any]:
-        if self._last is None or self._last[0] != number:
-            self._last = number, _decoded(self.folder.read(_manifest(number)), number)
-        return self._last[1]
+        return _decoded(self.folder.read(_manifest_file(number)), f"{self.folder.location}/{_manifest_file(number)}")
 
-    def _fault(self, number: int, files: Mapping[str, int]) -> str | None:
-        if _manifest(number) not in files:
-            return "is gone"
-        try:
-            return _missing_bytes(self._content(number), files)
-        except (ValueError, OSError) as error:
-            return one_line(error)
+    def _files(self) -> list[tuple[str, int, int]]:
+        """Return of each file whose it is ("manifest", "server" or a client's), its number, and its size."""
+        matches = ((_FILE.fullmatch(name), size) for name, size in self.folder.files().items())
+        return [(match[1], int(match[2]), size) for match, size in matches if match]
 
-    def _compacted(self, parts: Mapping[str, Part], segments: Mapping[str, int], server_bytes: int) -> dict[str, Part]:
-        """Move parts out of old segments that are mostly unused, or too many, and return where all parts are then."""
-        in_use: dict[int, dict[str, Part]] = {}
-        for client, part in parts.items():
-            if part.segment != self._number:
-                in_use.setdefault(part.segment, {})[client] = part
-        sizes = {number: segments[_segment(number)] for number in in_use}
-        used = {number: sum(part.length for part in held.values()) for number, held in in_use.items()}
-        live = sum(part.length for part in parts.values()) + server_bytes
-        by_use = sorted(in_use, key=lambda number: used[number] / max(1, sizes[number]))
-        by_size = sorted(in_use, key=lambda number: used[number])
-        moved: set[int] = set()
-        total = sum(sizes.values()) + self._size
-        for number in by_use:
-            if 2 * live >= total:
-                break
-            moved.add(number)
-            total -= sizes[number] - used[number]
-        if len(in_use) - len(moved) >= MAX_SEGMENTS:
-            moved |= set(by_size[: MAX_SEGMENTS // 2])
-        return dict(parts) | {
-            client: part for number in sorted(moved) for client, part in self._moved(in_use[number], self).items()
-        }
-
-    def _moved(self, parts: Mapping[str, Part], source: "CheckpointStore") -> dict[str, Part]:
-        """Copy parts of one segment of `source` to the end of the new one."""
-        moved = {}
-        for client, part in sorted(parts.items(), key=lambda item: item[1].offset):
-            offset = self._size
-            for block in source.blocks(part):
-                self.append(block)
-            moved[client] = Part(self._number, offset, part.length, part.checksum)
-        return moved
-
-    def _prune(self, contents: Sequence[Mapping[str, Any]]) -> None:
-        """Delete every manifest but the new one, its base and the best of each, and the segments that none needs."""
-        bests = [content["best"] for content in contents if content.get("best")]
-        manifests = {self._number, self._base, *(best["number"] for best in bests)}
-        segments = {int(number) for content in contents for number in content["segments"]}
-        segments |= {number for best in bests for number in best["segments"]}
-        for kind, number in _numbered(self.folder.files()):
-            if kind == "manifest" and number not in manifests:
-                self.folder.delete(_manifest(number))
-            elif kind == "segment" and number not in segments:
-                self.folder.delete(_segment(number))
+    def _prune(self, contents: list[dict[str, Any]]) -> None:
+        """Delete every file that neither the newest checkpoint, nor its base, nor the best of each of them needs."""
+        bests = {content["best"] for content in contents} - {None, *(content["number"] for content in contents)}
+        contents = contents + [self._content(number) for number in bests]
+        needed = {_manifest_file(content["number"]) for content in contents}
+        for content in contents:
+            needed |= {_state_file(name, part.number) for name, part in _parts(content).items()}
+        _in_parallel(self.folder.delete, self.folder.files().keys() - needed)
 
 
-def _manifest(number: int) -> str:
+def _in_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(function, items))
+
+
+def _manifest_file(number: int) -> str:
     return f"manifest-{number:06d}.json"
 
 
-def _segment(number: int) -> str:
-    return f"segment-{number:06d}.bin"
+def _state_file(name: str, number: int) -> str:
+    return f"{name}-{number:06d}.pt"
 
 
-def _numbered(files: Mapping[str, int]) -> list[tuple[str, int]]:
-    matches = (_FILE.fullmatch(name) for name in files)
-    return [(match[1], int(match[2])) for match in matches if match]
+def _parts(content: Mapping[str, Any]) -> dict[str, Part]:
+    """Return the parts that the content of a manifest names."""
+    parts = {"server": content["server"], **content["clients"]}
+    return {name: Part(*part) for name, part in parts.items()}
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:
@@ -304,62 +204,22 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
 
 
 def _encoded(content: Mapping[str, Any]) -> bytes:
-    return _canonical({"format": FORMAT, "checksum": checksum(_canonical(content)), "content": content})
+    return _canonical({"schema": SCHEMA, "checksum": checksum(_canonical(content)), "content": content})
 
 
-def _decoded(text: bytes, number: int) -> dict[str, Any]:
+def _decoded(text: bytes, where: str) -> dict[str, Any]:
     """Return the content of a manifest.
 
     Raises:
-        ValueError: It is damaged, or of another version; the message goes on from "checkpoint 7 of trial".
+        StorageError: It is damaged; the message goes on from "checkpoint 7 of trial".
+        UsageError: It has another schema.
     """
     try:
         tree = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"is damaged: its manifest is not JSON ({one_line(error)})") from error
-    if not isinstance(tree, dict) or "format" not in tree:
-        raise ValueError("is damaged: its manifest has no format version")
-    if tree["format"] != FORMAT:
-        raise ValueError(f"has format {tree['format']!r}; this version of rayfed reads format {FORMAT}")
-    content = tree.get("content")
-    if not isinstance(content, dict) or checksum(_canonical(content)) != tree.get("checksum"):
-        raise ValueError("is damaged: its manifest does not match its checksum")
-    for key, kind in (*_HEADER.items(), ("number", int), ("server", list), ("clients", dict), ("segments", dict)):
-        if type(content.get(key)) is not kind:
-            raise ValueError(f"is damaged: {key} in its manifest is not {_ARTICLES[kind]}")
-    if type(content.get("progress", {})) is not dict:  # manifests of earlier versions have none
-        raise ValueError("is damaged: progress in its manifest is not a mapping")
-    if content["number"] != number:
-        raise ValueError(f"is damaged: its manifest is that of checkpoint {content['number']}")
-    for name, size in content["segments"].items():
-        if not name.isdecimal() or type(size) is not int or size < 0:
-            raise ValueError("is damaged: segments in its manifest are not sizes by number")
-    for name, part in (("server", content["server"]), *content["clients"].items()):
-        if name != "server" and not name.isdecimal():
-            raise ValueError(f"is damaged: {name!r} in its manifest is not the number of a client")
-        if not _is_part(part, content["segments"]):
-            raise ValueError(f"is damaged: the place of {'client ' * (name != 'server')}{name} is not in its segments")
+        number, content, expected = tree.get("schema", "none"), tree.get("content"), tree.get("checksum")
+    except (ValueError, AttributeError) as error:
+        raise StorageError(f"is damaged: its manifest is not the JSON that rayfed wrote ({one_line(error)})") from error
+    check_schema(number, where)
+    if not isinstance(content, dict) or checksum(_canonical(content)) != expected:
+        raise StorageError("is damaged: its manifest does not match its checksum")
     return content
-
-
-_ARTICLES = {str: "a string", int: "an integer", list: "a list", dict: "a mapping"}
-
-
-def _is_part(part: Any, segments: Mapping[str, int]) -> bool:
-    return (
-        isinstance(part, list)
-        and [type(value) for value in part] == [int, int, int, str]
-        and min(part[1:3]) >= 0
-        and part[1] + part[2] <= segments.get(str(part[0]), -1)
-    )
-
-
-def _missing_bytes(content: Mapping[str, Any], files: Mapping[str, int]) -> str | None:
-    """Return what is wrong with the segments of a checkpoint, by their sizes."""
-    for number, size in content["segments"].items():
-        name = _segment(int(number))
-        if name not in files:
-            return f"is damaged: {name} is gone"
-        if files[name] < size:
-            return f"is damaged: {name} has {files[name]} of {size} bytes"
-    return None

@@ -99,7 +99,6 @@ class Recorder:
     def __init__(self, folder: str, experiment: str, *, in_sweep: bool = False):
         self.folder, self.experiment = folder, experiment
         self._home = open_storage(folder).child(experiment)
-        self._checkpoints: dict[str, CheckpointStore] = {}
         self._writers: dict[str, TrialWriter] = {}
         self._progress: dict[str, Progress] = {}
         self._began: dict[str, float] = {}
@@ -234,42 +233,27 @@ class Recorder:
         if trial in self._progress:
             self._progress[trial].doing = what
 
-    def begin_checkpoint(self, trial: str, base: int | None) -> int:
-        """Begin a checkpoint, after everything that was recorded before is on disk, and return its number.
-
-        Args:
-            base: the number of the checkpoint whose parts stay valid unless they are written anew; None: all are.
+    def begin_checkpoint(self, trial: str) -> int:
+        """Return the number of the next checkpoint, after everything that was recorded before is on disk.
 
         Raises:
             NotBegun: this recorder was started after the trial began.
         """
         with storage_errors(self._home.location):
             self._writer(trial).flush(force=True)
-            return self._checkpoints_of(trial).begin(base)
+            return self._checkpoints_of(trial).begin()
 
-    def append_to_checkpoint(self, trial: str, block: bytes) -> None:
-        """Append a block of bytes to the checkpoint that was begun.
-
-        Raises:
-            NoCheckpoint: none was begun by this recorder.
-        """
+    def write_states(self, trial: str, number: int, states: Mapping[str, bytes]) -> None:
+        """Write states for a checkpoint; see `CheckpointStore.write`."""
         with storage_errors(self._home.location):
-            self._checkpoints_of(trial).append(block)
+            self._checkpoints_of(trial).write(number, states)
 
     def commit_checkpoint(
-        self, trial: str, header: Mapping[str, Any], server: Part, clients: Mapping[str, Part], size: int
+        self, trial: str, number: int, base: int | None, header: Mapping[str, Any], parts: Mapping[str, Part]
     ) -> None:
-        """Finish the checkpoint that was begun; see `CheckpointStore.commit`.
-
-        Raises:
-            NoCheckpoint: none was begun by this recorder.
-        """
+        """Finish a checkpoint; see `CheckpointStore.commit`."""
         with storage_errors(self._home.location):
-            self._checkpoints_of(trial).commit(header, server, clients, size)
-
-    def discard_checkpoint(self, trial: str) -> None:
-        """Remove the checkpoint that was begun, if there is one."""
-        self._checkpoints_of(trial).discard()
+            self._checkpoints_of(trial).commit(number, base, header, parts)
 
     def saved(self, trial: str) -> list[dict[str, Any]]:
         """Return the trial's checkpoints, newest first; see `CheckpointStore.saved`."""
@@ -281,10 +265,10 @@ class Recorder:
         with storage_errors(self._home.location):
             return self._checkpoints_of(trial).best()
 
-    def saved_bytes(self, trial: str, segment: int, offset: int, length: int) -> bytes:
-        """Return bytes of a segment of the trial's checkpoints; fewer than `length` if it was cut off."""
+    def saved_states(self, trial: str, parts: Mapping[str, Part]) -> dict[str, bytes]:
+        """Return the content of files of the trial's checkpoints; see `CheckpointStore.read`."""
         with storage_errors(self._home.location):
-            return self._checkpoints_of(trial).read(segment, offset, length)
+            return self._checkpoints_of(trial).read(parts)
 
     def save_profile(self, trial: str, name: str, content: bytes) -> None:
         """Write a file of the profile of a trial to the folder `profile`."""
@@ -398,6 +382,4 @@ class Recorder:
         return self._writers[trial]
 
     def _checkpoints_of(self, trial: str) -> CheckpointStore:
-        if trial not in self._checkpoints:
-            self._checkpoints[trial] = CheckpointStore(self._home, trial)
-        return self._checkpoints[trial]
+        return CheckpointStore(self._home, trial)

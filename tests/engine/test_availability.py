@@ -16,7 +16,6 @@ from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.checkpoint import _with_state
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server, responding
@@ -120,13 +119,6 @@ def test_scaffold_counts_the_steps_that_a_client_took():
     for i, a in enumerate((1, 2, 4, 8)):
         k = how.availability.local_work(how.local, 0, Moment("round", 1), i).steps
         assert server.fleet.states[i]["c"]["w"].item() == pytest.approx(-a * (1 - 0.9**k) / (0.1 * k), rel=1e-4)
-
-
-def test_a_checkpoint_expects_the_states_of_those_that_replied():
-    how = plan(dropout=0.6, rounds=2)
-    server, _ = simulate(how, CURVES)
-    assert _with_state(how, CURVES, 2, is_finished=True) == set(server.fleet.states)
-    assert len(server.fleet.states) < 4
 
 
 def test_methods_that_need_every_client_are_refused():
