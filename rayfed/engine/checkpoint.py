@@ -91,7 +91,8 @@ class Checkpointer:
             [("server", bytes(serialised(self._server.state)))],
             ((str(client), bytes(serialised(states[client]))) for client in changed),
         )
-        number, parts = self._files.begin_checkpoint(self._trial), {}
+        number = self._files.begin_checkpoint(self._trial)
+        parts: dict[str, Part] = {}
         for batch in _batched(contents, len):
             parts |= {name: Part(number, len(content), checksum(content)) for name, content in batch.items()}
             self._files.write_states(self._trial, number, batch)

@@ -23,7 +23,8 @@ BLOCK_BYTES = 32 * 2**20
 """The bytes of several states that are sent or read at a time."""
 _THREADS = 16  # a disk, and even more an object store, takes several files at a time
 _FILE = re.compile(r"(manifest|server|\d+)-(\d{6,})\.(?:json|pt)")
-_Item, _Result = TypeVar("_Item"), TypeVar("_Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class Part(NamedTuple):
