@@ -142,7 +142,7 @@ class TestWithoutAKill:
         same("whole", "whole")
 
     @pytest.mark.parametrize("damage", [b"", b"nonsense", None])
-    @pytest.mark.parametrize("part", ["manifest", "segment"])
+    @pytest.mark.parametrize("part", ["manifest", "server"])
     def test_damaged_checkpoints_are_told_in_one_line(self, here, capsys, part, damage):
         paths = list(here.glob(f"whole/run/checkpoints/*/{part}-*"))
         assert len(paths) >= 2
@@ -302,7 +302,7 @@ def test_the_older_checkpoint_is_used_with_a_line_that_says_so(here, capsys):
     values = [*COMMON, "algorithm.name=scaffold", "checkpoint.every=1"]
     assert main([*values, "results=whole"]) == 0
     assert main([*values, "results=cut"]) == 0
-    newest = max(here.glob("cut/run/checkpoints/*/segment-*"))
+    newest = max(here.glob("cut/run/checkpoints/*/server-*"))
     newest.write_bytes(newest.read_bytes()[:-5])
     capsys.readouterr()
     assert main([*values, "results=cut", "resume=true"]) == 0
