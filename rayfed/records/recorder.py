@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -86,6 +87,90 @@ class Sign:
     silent: float = 0.0
 
 
+@dataclass
+class _Trial:
+    """What the recorder knows of a trial.
+
+    Attributes:
+        progress: None before it has begun or was lost.
+        writer: What writes its rows; None unless it runs.
+        began: When it began, on the clock `time.monotonic`; None before.
+        recorded: When it began or recorded a round.
+        work: Each round with its clients and its seconds.
+        events: What happened before it began.
+        lost_at: When its process was lost; None if it has begun again since.
+        sign: The process that runs it, and when that gave a sign of life.
+    """
+
+    progress: Progress | None = None
+    writer: TrialWriter | None = None
+    pace: Pace = field(default_factory=lambda: Pace(0))
+    began: float | None = None
+    recorded: float = 0.0
+    work: list[tuple[int, int, float]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    lost_at: float | None = None
+    sign: tuple[tuple[int, str], float] | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has begun before in this command, or in that of a recorder that died."""
+        return self.progress is not None and (self.progress.status == "running" or self.progress.lost > 0)
+
+    def begin(self, trial: str, values: Mapping[str, Any], rounds: int, done: int) -> list[Event]:
+        """Note that the trial begins after round `done`, and return what happened until then."""
+        now, before, goes_on = time.monotonic(), self.progress, self.goes_on
+        progress = Progress(trial, rounds, round=done, rounds_done=min(done, rounds), first_round=done)
+        if before is not None and goes_on:
+            progress = replace(
+                before,
+                rounds=rounds,
+                status="running",
+                round=done,
+                rounds_done=progress.rounds_done,
+                first_round=min(before.first_round, done) if before.rounds else done,
+                best_val=before.best_val if done else None,
+            )
+        events, self.events = self.events, []
+        if self.lost_at is not None and before is not None:
+            events.append(self._restart_event(before.round, done, now - self.lost_at))
+        self.work = [work for work in self.work if goes_on and work[0] <= done]
+        progress.selection = Selection.of(values)
+        self.progress, self.lost_at, self.recorded = progress, None, now
+        if self.began is None or not goes_on:
+            self.began = now - progress.seconds
+        self.pace = Pace(rounds, int(values.get("evaluate", {}).get("every", 1)))
+        return events
+
+    def add(self, record: Record) -> None:
+        """Note a round that was recorded."""
+        assert self.progress is not None, "the trial has begun"
+        assert self.began is not None, "the trial has begun"
+        progress, now = self.progress, time.monotonic()
+        progress.round, progress.doing, progress.seconds = record.round, None, now - self.began
+        progress.clients += record.cohort
+        self.work.append((record.round, record.cohort, record.seconds["total"]))
+        if record.stage == "round":
+            progress.rounds_done = record.round
+            self.pace.add(record.round, now - self.recorded)
+            progress.left = self.pace.left(record.round)
+        self.recorded = now
+        means = record.means(progress.selection.metric, progress.selection.point)
+        progress.val, progress.test = means.get("val", progress.val), means.get("test", progress.test)
+        values = [v for v in (progress.best_val, progress.val) if v is not None and not math.isnan(v)]
+        progress.best_val = max(values, key=progress.selection.gain, default=None)
+
+    def _restart_event(self, round: int, done: int, seconds: float) -> Event:
+        repeated = [work for work in self.work if work[0] > done]
+        return Event(
+            event="trial restarted",
+            detail=f"continues after round {done}" if done else "starts again at round 1",
+            round=round,
+            redone=sum(clients for _, clients, _ in repeated),
+            seconds=seconds + sum(seconds for *_, seconds in repeated),
+        )
+
+
 class Recorder:
     """Writes the results of trials to `<folder>/<experiment>/`.
 
@@ -99,15 +184,7 @@ class Recorder:
     def __init__(self, folder: str, experiment: str, *, in_sweep: bool = False):
         self.folder, self.experiment = folder, experiment
         self._home = open_storage(folder).child(experiment)
-        self._writers: dict[str, TrialWriter] = {}
-        self._progress: dict[str, Progress] = {}
-        self._began: dict[str, float] = {}
-        self._paces: dict[str, Pace] = {}
-        self._last_record: dict[str, float] = {}  # by trial, when it began or recorded a round
-        self._signs: dict[str, tuple[tuple[int, str], float]] = {}  # by trial, its process and when it gave a sign
-        self._events: dict[str, list[Event]] = {}  # of trials that have not begun
-        self._lost_at: dict[str, float] = {}  # trials whose process was lost, and that have not begun again
-        self._work: dict[str, list[tuple[int, int, float]]] = {}  # by trial, each round with its clients and seconds
+        self._trials: defaultdict[str, _Trial] = defaultdict(_Trial)
         self._owner: Owner | None = None
         self._feed = Feed(self._home, experiment, working_folder(), in_sweep=in_sweep)
 
@@ -145,46 +222,19 @@ class Recorder:
             {**values, "status": "running", "error": None, "traceback": None, "owner": self._owner.name},
         )
         self._home.child(_TRACEBACKS).delete(f"{trial}.txt")
-        before = self._progress.get(trial)
-        again = before is not None and (before.status == "running" or before.lost > 0)
-        name, seed = str(values["algorithm"]["name"]), int(values["seed"])
         if keep_through_round is None:  # a resume must not use the checkpoint of an earlier attempt
             self._checkpoints_of(trial).delete()
-        writer = TrialWriter(
+        known = self._trials[trial]
+        known.writer = TrialWriter(
             self.folder,
             self.experiment,
             trial,
-            name,
-            seed,
+            str(values["algorithm"]["name"]),
+            int(values["seed"]),
             keep_through_round=keep_through_round,
-            keep_events=again,
+            keep_events=known.goes_on,
         )
-        self._writers[trial] = writer
-        writer.add_events(self._events.pop(trial, []))
-        done = keep_through_round or 0
-        rounds_done = min(done, rounds)
-        if trial in self._lost_at and before is not None:
-            writer.add_events([self._restart_event(trial, before.round, done)])
-        self._work[trial] = [work for work in self._work.get(trial, []) if again and work[0] <= done]
-        if before is not None and again:
-            best = before.best_val if done else None
-            first = before.first_round if before.rounds else done
-            self._progress[trial] = replace(
-                before,
-                rounds=rounds,
-                status="running",
-                round=done,
-                rounds_done=rounds_done,
-                first_round=min(first, done),
-                best_val=best,
-            )
-        else:
-            self._progress[trial] = Progress(trial, rounds, round=done, rounds_done=rounds_done, first_round=done)
-            self._began[trial] = time.monotonic()
-        self._began.setdefault(trial, time.monotonic() - self._progress[trial].seconds)
-        self._progress[trial].selection = Selection.of(values)
-        self._paces[trial] = Pace(rounds, int(values.get("evaluate", {}).get("every", 1)))
-        self._last_record[trial] = time.monotonic()
+        known.writer.add_events(known.begin(trial, values, rounds, keep_through_round or 0))
 
     def record(self, trial: str, record: Record) -> int | None:
         """Record a finished round, and return the last round that is on disk, or None.
@@ -201,37 +251,21 @@ class Recorder:
             for map in record.maps:
                 write_map(self._home.child("maps"), trial, record.round, map)
         self._feed.record(trial, record)
-        progress = self._progress[trial]
-        progress.round, progress.doing = record.round, None
-        if record.stage == "round":
-            progress.rounds_done = record.round
-        progress.clients += record.cohort
-        self._work[trial].append((record.round, record.cohort, record.seconds["total"]))
-        now, pace = time.monotonic(), self._paces[trial]
-        progress.seconds = now - self._began[trial]
-        if record.stage == "round":
-            pace.add(record.round, now - self._last_record[trial])
-            progress.left = pace.left(record.round)
-        self._last_record[trial] = now
-        selection = progress.selection
-        means = record.means(selection.metric, selection.point)
-        progress.val, progress.test = means.get("val", progress.val), means.get("test", progress.test)
-        values = [v for v in (progress.best_val, progress.val) if v is not None and not math.isnan(v)]
-        progress.best_val = max(values, key=selection.gain, default=None)
+        self._trials[trial].add(record)
         return writer.written_round
 
     def event(self, trial: str, event: Event) -> None:
         """Record something that happened to the processes of a trial, whether or not it has begun."""
-        if trial in self._writers:
-            with storage_errors(self._home.location):
-                self._writers[trial].add_events([event])
+        if (writer := self._trials[trial].writer) is None:
+            self._trials[trial].events.append(event)
         else:
-            self._events.setdefault(trial, []).append(event)
+            with storage_errors(self._home.location):
+                writer.add_events([event])
 
     def doing(self, trial: str, what: str) -> None:
         """Note for the progress line what the trial does after a round."""
-        if trial in self._progress:
-            self._progress[trial].doing = what
+        if (progress := self._trials[trial].progress) is not None:
+            progress.doing = what
 
     def begin_checkpoint(self, trial: str) -> int:
         """Return the number of the next checkpoint, after everything that was recorded before is on disk.
@@ -288,21 +322,23 @@ class Recorder:
             self._writer(trial)
         with storage_errors(self._home.location):
             try:
-                if trial in self._writers:
-                    self._writers.pop(trial).close()
+                writer, self._trials[trial].writer = self._trials[trial].writer, None
+                if writer is not None:
+                    writer.close()
             finally:  # rows may be lost to a full disk, which the row of the trial should tell
                 self._end(trial, values)
 
     def _end(self, trial: str, values: Mapping[str, Any]) -> None:
-        self._signs.pop(trial, None)
-        progress = self._progress.setdefault(trial, Progress(trial, 0))
+        known = self._trials[trial]
+        known.sign = None
+        progress = known.progress = known.progress or Progress(trial, 0)
         progress.status, progress.error = str(values["status"]), values.get("error")
         progress.doing = None
         progress.has_traceback = values.get("traceback") is not None
         progress.stop_reason = values.get("stop_reason")
         self._feed.end(trial, progress.status, progress.error)
         measured: dict[str, Any] = {}
-        if trial in self._began:
+        if known.began is not None:
             measured = {"seconds": progress.seconds, "rounds_done": progress.rounds_done}
         if not measured:
             self._owner = self._owner or Owner(self._home)
@@ -315,40 +351,43 @@ class Recorder:
         if trace := values.get("traceback"):
             with contextlib.suppress(OSError):  # on a full disk, for which the row has room set aside
                 self._home.child(_TRACEBACKS).write(f"{trial}.txt", trace.encode())
-        if (events := self._events.pop(trial, None)) and "algorithm" in values:  # it never began
+        if known.events and "algorithm" in values:  # it never began
             name, seed = str(values["algorithm"]["name"]), int(values["seed"])
-            TrialWriter(self.folder, self.experiment, trial, name, seed).add_events(events)
+            TrialWriter(self.folder, self.experiment, trial, name, seed).add_events(known.events)
+            known.events = []
 
     def lost(self, trial: str, event: Event) -> int:
         """Note that the process of a trial was lost, and return how often that has happened."""
-        progress = self._progress.setdefault(trial, Progress(trial, 0))
+        known = self._trials[trial]
+        progress = known.progress = known.progress or Progress(trial, 0)
         progress.lost += 1
-        self._lost_at[trial] = time.monotonic()
-        self._signs.pop(trial, None)
+        known.lost_at, known.sign = time.monotonic(), None
         self.event(trial, replace(event, round=progress.round))
         return progress.lost
 
     def attempts(self, trial: str) -> tuple[int, bool]:
         """Return how often the process of a trial was lost in this command, and whether the trial has begun in it."""
-        progress = self._progress.get(trial)
+        progress = self._trials[trial].progress
         return (0, False) if progress is None else (progress.lost, progress.rounds > 0)
 
     def alive(self, trial: str, process: tuple[int, str]) -> None:
         """Take a sign of life of the process that runs a trial."""
-        self._signs[trial] = process, time.monotonic()
+        self._trials[trial].sign = process, time.monotonic()
 
     def signs(self) -> list[Sign]:
         """Return the last sign of life of each trial that runs."""
         now = time.monotonic()
-        return [Sign(trial, process, now - then) for trial, (process, then) in self._signs.items()]
+        signs = {trial: known.sign for trial, known in list(self._trials.items())}
+        return [Sign(trial, sign[0], now - sign[1]) for trial, sign in signs.items() if sign is not None]
 
-    def adopt(self, known: Iterable[Progress]) -> None:
+    def adopt(self, trials: Iterable[Progress]) -> None:
         """Take over what another recorder knew of the trials' progress before it died."""
-        for progress in known:
-            if (own := self._progress.get(progress.trial)) is None:
-                self._progress[progress.trial] = progress
+        for progress in trials:
+            known = self._trials[progress.trial]
+            if known.progress is None:
+                known.progress = progress
             else:
-                own.lost = max(own.lost, progress.lost)
+                known.progress.lost = max(known.progress.lost, progress.lost)
 
     def close(self) -> list[str]:
         """Give up the claim to the trials, which have ended, and return a line on each tracker that failed."""
@@ -364,22 +403,12 @@ class Recorder:
 
     def progress(self) -> list[Progress]:
         """Return the progress of all trials."""
-        return list(self._progress.values())
-
-    def _restart_event(self, trial: str, round: int, done: int) -> Event:
-        repeated = [work for work in self._work.get(trial, []) if work[0] > done]
-        return Event(
-            event="trial restarted",
-            detail=f"continues after round {done}" if done else "starts again at round 1",
-            round=round,
-            redone=sum(clients for _, clients, _ in repeated),
-            seconds=time.monotonic() - self._lost_at.pop(trial) + sum(seconds for *_, seconds in repeated),
-        )
+        return [known.progress for known in list(self._trials.values()) if known.progress is not None]
 
     def _writer(self, trial: str) -> TrialWriter:
-        if trial not in self._writers:
+        if (writer := self._trials[trial].writer) is None:
             raise NotBegun(f"the recorder does not know {trial}")
-        return self._writers[trial]
+        return writer
 
     def _checkpoints_of(self, trial: str) -> CheckpointStore:
         return CheckpointStore(self._home, trial)
