@@ -132,7 +132,7 @@ def digits(count: int, *shape: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mnist(root: Path) -> None:
-    (root / "MNIST/raw").mkdir(parents=True)
+    (root / "MNIST/raw").mkdir(parents=True, exist_ok=True)  # a test may have written MNIST before
     for source, count in zip(("train", "t10k"), DIGITS["mnist"], strict=True):
         for kind, array in zip(("images-idx3", "labels-idx1"), digits(count, 28, 28), strict=True):
             (root / f"MNIST/raw/{source}-{kind}-ubyte").write_bytes(idx_bytes(array))
