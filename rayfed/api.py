@@ -29,6 +29,7 @@ from rayfed.records.recorder import Recorder
 from rayfed.records.storage import open_storage
 from rayfed.records.tracking import check_trackers
 from rayfed.records.trials import claimed, read_trials, recorded_configuration, recorded_value
+from rayfed.reports.view import View
 from rayfed.result import Report, Result, SweepResult
 
 
@@ -176,8 +177,8 @@ def report(
     Raises:
         UsageError: There are no results, or none of that metric, point, split or rule, or a file cannot be written.
     """
-    view = {"metric": metric, "point": point, "split": split, "rule": rule, "select": select}
-    return Report.of(folder, experiment, plot=plot, html=html, format=format, **view)
+    view = View(metric=metric, point=point, split=split, rule=rule, select=select)
+    return Report.of(folder, experiment, view, format=format, plot=plot, html=html)
 
 
 def load(

@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from rayfed.experiments.trained_model import trained_model
 from rayfed.records.folder import join
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import is_url
-from rayfed.reports.figures.kinds import plot as draw_plot
+from rayfed.reports.charts.kinds import plot as draw_plot
 from rayfed.reports.page.build import write_page
 from rayfed.reports.read import Tables, read
 from rayfed.reports.render import render
+from rayfed.reports.view import View
 
 
 class Report(str):
@@ -33,19 +34,20 @@ class Report(str):
         cls,
         folder: str | Path,
         experiment: str | None,
+        view: View,
         *,
+        format: str = "text",
+        width: int | None = None,
         plot: str | Path | None = None,
         html: str | Path | None = None,
-        **options: Any,
     ) -> "Report":
-        """Return the report with the `options` of `render`, after writing the curves and the HTML page where asked."""
-        tables = read(folder, experiment, select=options.get("select"))
-        text = cls(render(folder, experiment, tables=tables, **options))
+        """Return the report, after writing the curves and the HTML page where asked."""
+        tables = read(folder, experiment, select=view.select)
+        text = cls(render(folder, experiment, view, format=format, width=width, tables=tables))
         if plot is not None:
-            metric, point, split, rule = (options.get(name) for name in ("metric", "point", "split", "rule"))
-            draw_plot(folder, tables, plot, given_metric=metric, point=point, given_split=split, rule=rule)
+            draw_plot(folder, tables, plot, view=view)
         if html is not None:
-            write_page(folder, experiment, html, select=options.get("select"))
+            write_page(folder, experiment, html, view)
         return text
 
     def _repr_html_(self) -> str:
@@ -143,7 +145,7 @@ class Result:
     def report(self, **options: Any) -> Report:
         """Return the report on this trial's experiment; see `rayfed.report` for the options."""
         assert self._plan is not None, "results are made from a plan"
-        return Report.of(self._plan.config.results, self._plan.config.experiment, **options)
+        return Report.of(self._plan.config.results, self._plan.config.experiment, **_with_view(options))
 
     def _kept(self, name: str) -> SavedState:
         if self._state is None:
@@ -153,12 +155,12 @@ class Result:
 
     def __repr__(self) -> str:  # the generated one would print every tensor
         shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in ("metrics", "rounds", "trials"))
-        return f"Result({self.trial}, {self.folder}, weights {self.weights_hash}{self._accuracy()}; {shapes})"
+        return f"Result({self.trial}, {self.folder}, weights {self.weights_hash}{self._score()}; {shapes})"
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the last scores of each client, and where the tables are."""
         scores = self._last_scores()
-        title = f"<b>{html.escape(self.trial)}</b>{html.escape(self._accuracy().replace(';', ':', 1))}"
+        title = f"<b>{html.escape(self.trial)}</b>{html.escape(self._score().replace(';', ':', 1))}"
         where = f"<small>{html.escape(str(self.folder))}, weights {html.escape(self.weights_hash)}</small>"
         if scores.empty:
             return f"{title}<br>{where}"
@@ -169,14 +171,20 @@ class Result:
     def _last_scores(self) -> pd.DataFrame:
         """Return the scores of the participants at the default point in the last round that was scored."""
         points = set(self.trials["default_eval_point"])
-        rows = self.metrics.query("metric in ('accuracy', 'loss') and client >= 0 and not unseen")
+        rows = self.metrics.query("client >= 0 and not unseen")
+        rows = rows[rows["metric"].isin([self._metric(), "accuracy", "loss"])]
         rows = rows[rows["point"].isin(points) & rows["split"].isin(["val", "test"])]
         return rows[rows["round"] == rows["round"].max()]
 
-    def _accuracy(self) -> str:
-        """Return the mean test accuracy over clients in the last round that was scored, in words."""
-        rows = self._last_scores().query("metric == 'accuracy' and split == 'test'")
-        return "" if rows.empty else f"; test accuracy {rows['value'].mean():.4f} after round {rows['round'].max()}"
+    def _metric(self) -> str:
+        """Return the metric that chooses rounds."""
+        return next(iter(Tables(self.metrics, self.rounds, self.trials).criteria.values()))
+
+    def _score(self) -> str:
+        """Return the mean over clients of the metric that chooses in the last round that was scored, in words."""
+        metric, rows = self._metric(), self._last_scores()
+        rows = rows[(rows["metric"] == metric) & (rows["split"] == "test")]
+        return "" if rows.empty else f"; test {metric} {rows['value'].mean():.4f} after round {rows['round'].max()}"
 
 
 @dataclass(frozen=True)
@@ -206,7 +214,7 @@ class SweepResult:
 
     def report(self, **options: Any) -> Report:
         """Return the report on the sweep; see `rayfed.report` for the options."""
-        return Report.of(self._results, self.experiment, **options)
+        return Report.of(self._results, self.experiment, **_with_view(options))
 
     def __repr__(self) -> str:
         counts = self.trials["status"].value_counts()
@@ -235,6 +243,13 @@ def _final_state(plan: Plan) -> SavedState | None:
 def _folder(results: str, experiment: str) -> Path | str:
     home = join(results, experiment)
     return home if is_url(home) else Path(home)
+
+
+def _with_view(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `rayfed.report` as those of `Report.of`."""
+    of_view = {field.name for field in fields(View)}
+    rest = {name: value for name, value in options.items() if name not in of_view}
+    return {"view": View(**{name: value for name, value in options.items() if name in of_view}), **rest}
 
 
 def _rows_of(table: pd.DataFrame, trial: str) -> pd.DataFrame:

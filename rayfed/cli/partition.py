@@ -2,10 +2,15 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rayfed.cli.arguments import add_values, read_values
 from rayfed.cli.help import partition_keys, values_help
 from rayfed.experiments.config import Config
+
+if TYPE_CHECKING:
+    from rayfed.data.dataset import ClientRows, Dataset
+    from rayfed.reports.charts.chart import Chart
 
 _DESCRIPTION = """\
 Divide a dataset among clients as a simulation would. Print one line per client and the hash of the partition.
@@ -18,7 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     add_values(parser, "FILE.yaml", "configuration as for rayfed run; only the keys below have an effect")
     parser.add_argument("--save", metavar="FILE", help="write the partition as Parquet, one row per example")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw the number of examples by client and class")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw the number of examples by client and class as PNG, PDF or SVG"
+    )
     parser.add_argument("--examples", metavar="FILE.png", help="draw sample images, one row per domain")
 
 
@@ -29,14 +36,16 @@ def epilog(values: Sequence[str]) -> str:
 
 def execute(options: argparse.Namespace) -> int:
     config = Config.read(*read_values(options.values))
-    from rayfed.data.contact_sheet import save_contact_sheet
+    from rayfed.data.contact_sheet import check_path, save_contact_sheet
     from rayfed.data.loading import load_partitioned
-    from rayfed.data.partitions import plot as picture
     from rayfed.data.partitions.summary import describe
     from rayfed.data.partitions.table import save
+    from rayfed.reports.charts import style
 
-    for path in filter(None, (options.plot, options.examples)):
-        picture.check_path(path)
+    if options.plot:
+        style.check_path(options.plot)
+    if options.examples:
+        check_path(options.examples)
     data, partition = config.data, config.partition
     dataset, parts = load_partitioned(
         data.name or "", data.options, partition.name, partition.options, config.leave_out, config.seed
@@ -47,9 +56,22 @@ def execute(options: argparse.Namespace) -> int:
         no_validation = "" if any(len(part.val) for part in parts) else " partition.validation=0"
         print(f"saved: partition.name=file partition.file={options.save}{no_validation}")
     if options.plot:
-        picture.draw(dataset, parts, options.plot)
+        style.save(_chart(dataset, parts), options.plot)
         print(f"plot: {options.plot}")
     if options.examples:
         save_contact_sheet(dataset, options.examples)
         print(f"examples: {options.examples}")
     return 0
+
+
+def _chart(dataset: "Dataset", parts: "list[ClientRows]") -> "Chart":
+    """Return the chart of a partition."""
+    from rayfed.data.partitions.summary import class_counts
+    from rayfed.data.partitions.table import client_domain, partition_hash
+    from rayfed.reports.charts.chart import Chart
+    from rayfed.reports.charts.partitions import counts_panel
+
+    counts = class_counts(dataset, parts)
+    domains = [client_domain(dataset, part) for part in parts]
+    caption = f"{dataset.name}: {counts.sum():,} examples for training, partition {partition_hash(dataset, parts)}"
+    return Chart(counts_panel(range(len(parts)), domains, counts), caption)

@@ -3,19 +3,16 @@
 import argparse
 import shutil
 import textwrap
-from pathlib import Path
-from typing import Any
 
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
-from rayfed.reports.figures.kinds import KINDS, plot
+from rayfed.reports.charts.kinds import KINDS, plot
 from rayfed.reports.pairs import PairedScores, Pairs, all_pairs, paired_scores, stars_against_best
 from rayfed.reports.queries import comparison_text, pairs_table, target_text
 from rayfed.reports.read import Tables, of_experiment, read
 from rayfed.reports.render import FORMATS, render
 from rayfed.reports.selection import RULES
-
-DEFAULT_PORT = 8420
+from rayfed.reports.view import View
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -54,16 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"kind of plot: {'; '.join(f'{name}: {kind.shows}' for name, kind in KINDS.items())} (default: curves)",
     )
     parser.add_argument("--key", metavar="KEY", help="hyperparameter of --kind sensitivity (default: all that vary)")
-    parser.add_argument("--csv", metavar="FILE", help="write what --format csv prints")
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with tables, plots and failures")
-    parser.add_argument(
-        "--serve",
-        nargs="?",
-        type=int,
-        const=DEFAULT_PORT,
-        metavar="PORT",
-        help=f"serve that page on this machine and keep it up to date during a sweep (default port: {DEFAULT_PORT})",
-    )
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -72,25 +60,20 @@ def execute(options: argparse.Namespace) -> int:
     for name in ("kind", "key"):
         if (given := getattr(options, name)) is not None and options.plot is None:
             raise UsageError(f"--{name} {given}: describes a plot; give --plot FILE as well")
-    if options.serve is not None:
-        from rayfed.reports.page.server import serve
-
-        return serve(options.folder, options.experiment, options.serve)
     width = shutil.get_terminal_size((100, 24)).columns
-    tables = read(options.folder, options.experiment, select=options.select)
-    scored = {"metric": options.metric, "point": options.point, "split": options.split}
-    pairs, unpaired = _all_pairs(tables, options) if options.compare == [] else ({}, [])
+    view = View(options.metric, options.point, options.split, options.rule, options.select)
+    tables = read(options.folder, options.experiment, select=view.select)
+    pairs, unpaired = _all_pairs(tables, view) if options.compare == [] else ({}, [])
     stars = {name: stars_against_best(found) for name, (_, found) in pairs.items()}
     answers = [
         render(
             options.folder,
             options.experiment,
-            rule=options.rule,
+            view,
             width=width,
             format=options.format,
             stars=stars,
             tables=tables,
-            **scored,
         )
     ]
     for name, (scores, found) in pairs.items():
@@ -99,17 +82,15 @@ def execute(options: argparse.Namespace) -> int:
     if options.format != "csv":  # which has no notes
         answers += [f"% {note}" if options.format == "latex" else textwrap.fill(note, width) for note in unpaired]
     if options.target is not None:
-        answers.append(target_text(tables, options.target, width=width, **scored))
+        answers.append(target_text(tables, options.target, view, width=width))
     if options.compare:
-        answers.append(
-            comparison_text(tables, (options.compare[0], options.compare[1]), rule=options.rule, width=width, **scored)
-        )
-    answers += _files(options, tables, scored)
+        answers.append(comparison_text(tables, (options.compare[0], options.compare[1]), view, width=width))
+    answers += _files(options, tables, view)
     print("\n\n".join(answers))
     return 0
 
 
-def _all_pairs(tables: Tables, options: argparse.Namespace) -> tuple[dict[str, tuple[PairedScores, Pairs]], list[str]]:
+def _all_pairs(tables: Tables, view: View) -> tuple[dict[str, tuple[PairedScores, Pairs]], list[str]]:
     """Return for each experiment what is compared and the comparison of all pairs; and why others have none.
 
     Raises:
@@ -118,13 +99,7 @@ def _all_pairs(tables: Tables, options: argparse.Namespace) -> tuple[dict[str, t
     pairs, errors = {}, {}
     for name in sorted(set(tables.trials["experiment"])):
         try:
-            scores = paired_scores(
-                of_experiment(tables, name),
-                metric=options.metric,
-                point=options.point,
-                split=options.split,
-                rule=options.rule,
-            )
+            scores = paired_scores(of_experiment(tables, name), view)
             pairs[name] = scores, all_pairs(scores)
         except UsageError as error:
             errors[name] = error
@@ -133,34 +108,15 @@ def _all_pairs(tables: Tables, options: argparse.Namespace) -> tuple[dict[str, t
     return pairs, [f"{name}: no pairs; {str(error).removeprefix('compare: ')}." for name, error in errors.items()]
 
 
-def _files(options: argparse.Namespace, tables: Tables, scored: dict[str, Any]) -> list[str]:
+def _files(options: argparse.Namespace, tables: Tables, view: View) -> list[str]:
     """Write the files that are asked for, and return a line for each."""
     written = []
     if options.plot:
-        choices = {"given_metric": options.metric, "point": options.point, "given_split": options.split}
-        plot(
-            options.folder,
-            tables,
-            options.plot,
-            options.kind or "curves",
-            rule=options.rule,
-            key=options.key,
-            **choices,
-        )
+        plot(options.folder, tables, options.plot, options.kind or "curves", view, key=options.key)
         written.append(f"Plot: {options.plot}")
-    if options.csv:
-        _write_csv(render(options.folder, options.experiment, format="csv", tables=tables, **scored), options.csv)
-        written.append(f"CSV: {options.csv}")
     if options.html:
         from rayfed.reports.page.build import write_page
 
-        write_page(options.folder, options.experiment, options.html, select=options.select)
+        write_page(options.folder, options.experiment, options.html, view)
         written.append(f"Page: {options.html}")
     return written
-
-
-def _write_csv(text: str, path: str) -> None:
-    try:
-        Path(path).write_text(f"{text}\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error

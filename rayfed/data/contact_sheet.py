@@ -11,6 +11,12 @@ from rayfed.data.dataset import Dataset
 GAP, MARGIN = 2, 62  # pixels between images, and of the left margin with the domain's name
 
 
+def check_path(path: str | Path) -> None:
+    """Raise UsageError if the file name does not end in .png."""
+    if Path(path).suffix.lower() != ".png":
+        raise UsageError(f"{path}: sample images are a PNG; give a name that ends in .png")
+
+
 def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16, scale: int = 2) -> None:
     """Write a PNG with one row per domain, in which the classes take turns.
 

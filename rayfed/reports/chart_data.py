@@ -12,7 +12,7 @@ from rayfed.records.holdings import read_holdings
 from rayfed.records.storage import Storage
 from rayfed.reports.hyperparameter_groups import format_setting
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import CLIENT, TRIAL, aggregate_clients, client_values, pick_rounds
+from rayfed.reports.selection import CLIENT, TRIAL, aggregate_clients, client_values, pick_rounds, scores_of
 from rayfed.reports.summary import SCORE, countable_trials, seed_values
 
 ROUND_PARTS = (*(part for part in SECONDS if part != "total"), "other")
@@ -57,8 +57,8 @@ def setting_texts(rows: pd.DataFrame, key: str) -> pd.Series:
     return rows[key].map(lambda value: format_setting(key, value)).astype(str)
 
 
-def client_scores(tables: Tables) -> pd.DataFrame:
-    """Return the mean over seeds of each participant's values, a row per method, score and client.
+def client_scores(tables: Tables, metric: str, split: str) -> pd.DataFrame:
+    """Return the mean over seeds of each participant's values on one split, a row per method, point, rule and client.
 
     The columns are experiment, algorithm, order, `SCORE` without quantity, client, domain ("" where it has none), value
     and the number of seeds. Where trials leave out one domain each, a client of one number holds different domains, and
@@ -67,10 +67,11 @@ def client_scores(tables: Tables) -> pd.DataFrame:
     """
     done = countable_trials(tables)[0]
     metrics = tables.metrics[~tables.metrics["unseen"]].merge(done[TRIAL], on=TRIAL)
+    metrics = scores_of(metrics, metric, split, tables.criteria)
     rows = pick_rounds(
         pd.concat([aggregate_clients(metrics), client_values(metrics)], ignore_index=True), tables.criteria
     )
-    rows = rows[rows["quantity"].str.startswith(CLIENT)]
+    rows = rows[rows["quantity"].str.startswith(CLIENT) & (rows["metric"] == metric) & (rows["split"] == split)]
     rows = rows.assign(client=rows["quantity"].str.removeprefix(CLIENT).astype(int))
     domains = metrics.drop_duplicates([*TRIAL, "client"])[[*TRIAL, "client", "domain"]].fillna({"domain": ""})
     score = [*SCORE, "client", "domain"]

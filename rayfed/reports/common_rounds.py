@@ -69,13 +69,6 @@ def scored_clients_notes(metrics: pd.DataFrame, rows: pd.DataFrame) -> list[str]
     return [f"{name}: {DIFFERENT_CLIENTS}" for name in sorted(different["experiment"].unique())]
 
 
-def scored_on_different_clients(metrics: pd.DataFrame) -> list[tuple[str, str, str]]:
-    """Return each point, split and metric for which `DIFFERENT_CLIENTS` holds in some trial."""
-    keys = ["point", "split", "metric"]
-    different = _on_different_clients(metrics[~metrics["unseen"]], [*TRIAL, *keys])
-    return list(different[keys].drop_duplicates().itertuples(index=False, name=None))
-
-
 def _shown(metrics: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the values of the participants that `rows` summarise."""
     keys = ["experiment", "algorithm", "point", "split", "metric"]

@@ -1,6 +1,7 @@
 """The values that are compared in pairs, and the comparison of all pairs of methods."""
 
 import itertools
+from dataclasses import replace
 from typing import NamedTuple
 
 import pandas as pd
@@ -11,9 +12,10 @@ from rayfed.reports.comparison import Comparison, check_paired, compare, find_gr
 from rayfed.reports.read import Tables
 from rayfed.reports.result_table import Stars
 from rayfed.reports.row_filter import filter_rows
-from rayfed.reports.selection import TRIAL, aggregate_clients, client_values, pick_rounds
-from rayfed.reports.significance import holm, stars
+from rayfed.reports.selection import TRIAL, aggregate_clients, client_values, pick_rounds, scores_of
+from rayfed.reports.significance import holm, p_value_text, stars
 from rayfed.reports.summary import Summary, countable_trials, seed_values, summarise
+from rayfed.reports.view import View
 
 _GROUP = ["algorithm", "hyperparameters", "order"]
 
@@ -60,19 +62,12 @@ class Pairs(NamedTuple):
     notes: list[str]
 
 
-def paired_scores(
-    tables: Tables,
-    *,
-    metric: str | None,
-    point: str | None,
-    split: str | None,
-    rule: str | None,
-    summary: Summary | None = None,
-) -> PairedScores:
+def paired_scores(tables: Tables, view: View, summary: Summary | None = None) -> PairedScores:
     """Return what the methods in `tables`, of one experiment, are compared by.
 
     Args:
-        metric, point, split, rule: as in `render`.
+        tables: The tables of one experiment.
+        view: What to compare.
         summary: that of `tables`, if the caller has it.
 
     Raises:
@@ -81,17 +76,17 @@ def paired_scores(
     if len(experiments := sorted(set(tables.trials["experiment"]))) > 1:
         raise UsageError(f"compare: takes one experiment; choose with --experiment: {', '.join(experiments)}")
     done, _ = countable_trials(tables)
-    metrics = tables.metrics.merge(done[TRIAL], on=TRIAL)
-    curves = pd.concat([aggregate_clients(metrics), client_values(metrics)], ignore_index=True)
-    rows = pick_rounds(curves, tables.criteria).merge(done[[*TRIAL, *_GROUP]], on=TRIAL)
-    rows = filter_rows(rows, tables, metric=metric, point=point, split=split)
-    split, metric = str(rows["split"].iloc[0]), str(rows["metric"].iloc[0])
     all_rows = (summary or summarise(tables)).rows
     # hyperparameters may be chosen at one point and not at another; what counts is the point that is shown
-    shown = filter_rows(all_rows, tables, metric=metric, point=point, split=split)
+    shown = filter_rows(all_rows, tables, view)
+    split, metric = str(shown["split"].iloc[0]), str(shown["metric"].iloc[0])
+    metrics = scores_of(tables.metrics.merge(done[TRIAL], on=TRIAL), metric, split, tables.criteria)
+    curves = pd.concat([aggregate_clients(metrics), client_values(metrics)], ignore_index=True)
+    rows = pick_rounds(curves, tables.criteria).merge(done[[*TRIAL, *_GROUP]], on=TRIAL)
+    rows = filter_rows(rows, tables, replace(view, metric=metric, split=split))
     groups = pd.concat([shown, all_rows.assign(chosen=False)])[[*_GROUP, "chosen"]].drop_duplicates("order")
     trials_by_rule = rows.groupby("rule")["trial"].agg(set)
-    rule = rule or ("selected" if trials_by_rule.get("selected") == trials_by_rule.get("final") else "final")
+    rule = view.rule or ("selected" if trials_by_rule.get("selected") == trials_by_rule.get("final") else "final")
     rows = rows[rows["rule"] == rule]
     keys = ["metric", "higher_is_better", "quantity"]
     average = average_words(tables.metrics, split, metric)
@@ -160,8 +155,9 @@ def all_pairs(scores: PairedScores) -> Pairs:
 def stars_against_best(pairs: Pairs) -> Stars:
     """Return the stars of each method for its difference from the best one."""
     tested = zip(pairs.orders, pairs.holm_t, strict=True)
-    marks = {pairs.methods[first]: stars(p) for (first, second), p in tested if second == pairs.best[0]}
-    return Stars(pairs.best[1], marks)
+    p_values = {pairs.methods[first]: p for (first, second), p in tested if second == pairs.best[0]}
+    marks = {method: stars(p) for method, p in p_values.items()}
+    return Stars(pairs.best[1], marks, {method: p_value_text(p) for method, p in p_values.items()})
 
 
 def _compared(scores: PairedScores, orders: tuple[int, int], names: tuple[str, str]) -> Comparison:

@@ -15,20 +15,21 @@ from rayfed.reports.pairs import Pairs, one_pair, paired_scores
 from rayfed.reports.read import Tables
 from rayfed.reports.row_filter import filter_rows
 from rayfed.reports.selection import TRIAL, aggregate_clients
-from rayfed.reports.significance import stars
+from rayfed.reports.significance import p_value_text, stars
 from rayfed.reports.summary import countable_trials
 from rayfed.reports.target import check_target, rounds_to_target, target_table
+from rayfed.reports.view import View
 
 _GROUP = ["algorithm", "hyperparameters", "order"]
 
 
-def target_text(
-    tables: Tables, target: float, *, metric: str | None, point: str | None, split: str | None, width: int
-) -> str:
+def target_text(tables: Tables, target: float, view: View, *, width: int) -> str:
     """Return a table of the rounds and gigabytes until the mean over clients reaches `target`.
 
     Args:
-        metric, point, split, width: as in `render`.
+        tables: The tables of one experiment or of several.
+        target: The value to reach.
+        view, width: As in `render`.
 
     Raises:
         UsageError: a target that the metric cannot have, or no such values.
@@ -36,7 +37,7 @@ def target_text(
     done, _ = countable_trials(tables)
     curves = aggregate_clients(tables.metrics.merge(done[TRIAL], on=TRIAL))
     means = curves[curves["quantity"] == "mean"].merge(done[[*TRIAL, *_GROUP]], on=TRIAL)
-    means = filter_rows(means, tables, metric=metric, point=point, split=split)
+    means = filter_rows(means, tables, view)
     parts = []
     for experiment, rows in means.groupby("experiment"):
         of_split, metric = str(rows["split"].iloc[0]), str(rows["metric"].iloc[0])
@@ -53,26 +54,18 @@ def target_text(
     return "\n\n".join(parts)
 
 
-def comparison_text(
-    tables: Tables,
-    names: tuple[str, str],
-    *,
-    metric: str | None,
-    point: str | None,
-    split: str | None,
-    rule: str | None,
-    width: int,
-) -> str:
+def comparison_text(tables: Tables, names: tuple[str, str], view: View, *, width: int) -> str:
     """Return the mean difference of the second of `names` from the first, over pairs, with its confidence interval.
 
     Args:
-        names: two algorithms, or algorithms with their hyperparameters as the table shows them.
-        metric, point, split, rule, width: as in `render`.
+        tables: The tables of one experiment.
+        names: Two algorithms, or algorithms with their hyperparameters as the table shows them.
+        view, width: As in `render`.
 
     Raises:
         UsageError: a name that is not in the results, or trials that cannot be paired.
     """
-    scores = paired_scores(tables, metric=metric, point=point, split=split, rule=rule)
+    scores = paired_scores(tables, view)
     return textwrap.fill(_sentence(one_pair(scores, names), scores.metric, scores.split, scores.caption), width)
 
 
@@ -118,8 +111,8 @@ def pairs_columns(pairs: Pairs, metric: str) -> dict[str, list[str]]:
             f"{low} to {high}",
             "-" if pair.effect != pair.effect else f"{pair.effect:+.2f}",
             f"{pair.wins} of {len(pair.pairs)}",
-            _p_value(p_t),
-            _p_value(p_wilcoxon),
+            p_value_text(p_t),
+            p_value_text(p_wilcoxon),
             stars(p_t),
         )
         for column, cell in zip(columns.values(), cells, strict=True):
@@ -144,12 +137,6 @@ def pairs_notes(pairs: Pairs) -> list[str]:
     return [*notes, *pairs.notes]
 
 
-def _p_value(p: float) -> str:
-    if p != p:
-        return "-"
-    return "<0.0001" if p < 0.0001 else f"{p:.4f}"
-
-
 def _sentence(result: Comparison, metric: str, split: str, caption: str) -> str:
     scale, unit, decimals = (100, ", percentage points", 2) if is_fraction(metric) else (1, "", 4)
     differences = ", ".join(
@@ -165,8 +152,8 @@ def _sentence(result: Comparison, metric: str, split: str, caption: str) -> str:
     effect = "" if result.effect != result.effect else f" Effect size d_z {result.effect:+.2f}."
     return (
         f"{result.second} − {result.first}, {split} {metric}{unit}, {caption}: {mean}, 95 % confidence "
-        f"interval {low} to {high} ({over}). p = {_p_value(result.p_t)} by the paired t test, "
-        f"{_p_value(result.p_wilcoxon)} by Wilcoxon's signed ranks.{effect} Differences by {result.over[:-1]}: "
+        f"interval {low} to {high} ({over}). p = {p_value_text(result.p_t)} by the paired t test, "
+        f"{p_value_text(result.p_wilcoxon)} by Wilcoxon's signed ranks.{effect} Differences by {result.over[:-1]}: "
         f"{differences}.{_left_out(result)}"
     )
 

@@ -1,6 +1,7 @@
 """Reading the results of one experiment, or of all in a folder, also while trials still write."""
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,18 +16,26 @@ from rayfed.records.owners import is_alive
 from rayfed.records.schema import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
 from rayfed.records.trials import trials_table
+from rayfed.reports.hyperparameter_groups import group_trials
 
 TABLES = ("metrics", "rounds", "trials")
 
 
-class Tables(NamedTuple):
-    """The three tables as data frames."""
-
+class _Frames(NamedTuple):
     metrics: pd.DataFrame
     rounds: pd.DataFrame
     trials: pd.DataFrame
 
-    @property
+
+class Tables(_Frames):
+    """The three tables as data frames: `metrics`, `rounds` and `trials`."""
+
+    @cached_property
+    def groups(self) -> pd.DataFrame:
+        """The trials with their groups; see `group_trials`."""
+        return group_trials(self.trials)
+
+    @cached_property
     def criteria(self) -> dict[str, str]:
         """The metric of each experiment that chooses rounds and hyperparameters, and that is shown by default.
 

@@ -23,6 +23,7 @@ from rayfed.reports.row_filter import filter_rows
 from rayfed.reports.selection import RULES, TRIAL
 from rayfed.reports.summary import Summary, at_default_points, countable_trials, out_of_domain_points, summarise
 from rayfed.reports.text_table import text_table
+from rayfed.reports.view import DEFAULT_VIEW, View
 
 FORMATS = ("text", "markdown", "latex", "csv")
 OOD = "ood"
@@ -59,57 +60,42 @@ class Section:
 def render(
     folder: str | Path,
     experiment: str | None = None,
+    view: View = DEFAULT_VIEW,
     *,
-    metric: str | None = None,
-    point: str | None = None,
-    split: str | None = None,
-    rule: str | None = None,
     width: int | None = None,
     format: str = "text",
     stars: Mapping[str, Stars] | None = None,
-    select: str | None = None,
     tables: Tables | None = None,
 ) -> str:
     """Return the report on `experiment`, or on every experiment in `folder`.
 
     Args:
-        metric: the metric to show; None is the one that chooses, `select.metric` of the runs.
-        point: the model to show; None is the point at which each algorithm's paper evaluates.
-        split: None is the first of test, ood, val and train with values there, and ood besides if it is another.
-        rule: the rule that picks the round; None is `selected` if every trial has a value in the round that validation
-            picks, and `final` otherwise.
+        folder: the folder of the results.
+        experiment: the experiment; None: all of them.
+        view: what to show; without a split, the tables on the split ood follow.
         width: the width of the text in characters; None is the terminal's.
-        format: one of `FORMATS`; csv has every row of the summary, also of other rules than `rule`.
+        format: one of `FORMATS`; csv has the values under every rule.
         stars: by experiment, stars of significance.
-        select: the metric that chooses rounds and hyperparameters, in place of `select.metric` of the runs.
-        tables: what `read(folder, experiment, select=select)` returned, if the caller has read them already.
+        tables: what `read(folder, experiment, select=view.select)` returned, if the caller has read them already.
 
     Raises:
         UsageError: no results, or none of that metric, point, split or rule.
     """
-    tables = read(folder, experiment, select=select) if tables is None else tables
+    tables = read(folder, experiment, select=view.select) if tables is None else tables
     width = width or shutil.get_terminal_size((100, 24)).columns
     summary = summarise(tables)
     failures, location = failure_notes(tables.trials), _parquet_location(folder, tables)
     if summary.rows.empty:
         return "\n".join(["No trial is done yet.", *summary.notes, *failures, location])
-    if metric is None and set(summary.rows["metric"]).isdisjoint(tables.criteria.values()):
+    if view.metric is None and set(summary.rows["metric"]).isdisjoint(tables.criteria.values()):
         raise UsageError(
             "no model was scored; clients need test or validation data (partition.test, partition.validation), which "
             "evaluate.splits names"
         )
     if format == "csv":
-        return _as_csv(reported_rows(summary, tables, metric=metric, point=point, split=split))
-    shown = sections(
-        tables,
-        summary,
-        metric=metric,
-        point=point,
-        split=split,
-        rule=rule,
-        stars=stars,
-    )
-    notes = [*_absent_experiments(summary, shown, metric, split), *summary.notes, *failures]
+        return _as_csv(reported_rows(summary, tables, view))
+    shown = sections(tables, summary, view, stars)
+    notes = [*_absent_experiments(summary, shown, view), *summary.notes, *failures]
     if format == "latex":
         return "\n\n".join([PACKAGES, *map(_as_latex, shown), *(f"% {note}" for note in notes)])
     if format == "markdown":
@@ -118,47 +104,36 @@ def render(
     return "\n\n".join([*(_as_text(section, width) for section in shown), "\n".join([*notes, location])])
 
 
-def sections(
-    tables: Tables,
-    summary: Summary,
-    *,
-    metric: str | None = None,
-    point: str | None = None,
-    split: str | None = None,
-    rule: str | None = None,
-    stars: Mapping[str, Stars] | None = None,
-) -> list[Section]:
-    """Return the tables of the report; the arguments are those of `render` and of `make_table`.
+def sections(tables: Tables, summary: Summary, view: View, stars: Mapping[str, Stars] | None = None) -> list[Section]:
+    """Return the tables of the report; the arguments are those of `render`.
 
     Raises:
         UsageError: no values of that metric, point, split or rule.
     """
-    rows = filter_rows(summary.rows, tables, metric=metric, point=point, split=split)
+    rows = filter_rows(summary.rows, tables, view)
     parts = []
     for name, of_experiment in rows.groupby("experiment"):
         shown = str(of_experiment["metric"].iloc[0])
         experiment = _Experiment(str(name), tables, summary, shown)
-        main = experiment.section(of_experiment, rule, (stars or {}).get(str(name)))
+        main = experiment.section(of_experiment, view.rule, (stars or {}).get(str(name)))
         parts.append(main)
         parts += experiment.unseen(main.split)
-        if split is None and main.split != OOD:
-            parts += experiment.out_of_domain(rule)
+        if view.split is None and main.split != OOD:
+            parts += experiment.out_of_domain(view.rule)
     return parts
 
 
-def reported_rows(
-    summary: Summary, tables: Tables, *, metric: str | None, point: str | None, split: str | None
-) -> pd.DataFrame:
+def reported_rows(summary: Summary, tables: Tables, view: View) -> pd.DataFrame:
     """Return the rows of the summary that the tables of `sections` show, under all rules, and all quantities of them.
 
     Raises:
         UsageError: no values of that metric, point or split.
     """
-    rows = filter_rows(summary.rows, tables, metric=metric, point=point, split=split)
+    rows = filter_rows(summary.rows, tables, view)
     shown = rows[["experiment", "split", "metric"]].drop_duplicates()
     of_metric = summary.rows.merge(shown[["experiment", "metric"]].drop_duplicates())
     parts = [rows, _unseen_rows(of_metric).merge(shown)]
-    if split is None:
+    if view.split is None:
         ood = _ood_rows(of_metric)
         has_table = set(rows.loc[rows["split"] == OOD, "experiment"])
         parts.append(ood[ood["experiment"].isin(set(rows["experiment"]) - has_table)])
@@ -311,12 +286,12 @@ def _as_csv(rows: pd.DataFrame) -> str:
     return text.rstrip("\n")
 
 
-def _absent_experiments(summary: Summary, shown: Iterable[Section], metric: str | None, split: str | None) -> list[str]:
+def _absent_experiments(summary: Summary, shown: Iterable[Section], view: View) -> list[str]:
     """Return a note on the experiments that have finished trials and no table."""
     names = sorted(set(summary.rows["experiment"]) - {section.experiment for section in shown})
     if not names:
         return []
-    what = " ".join(filter(None, [split, metric or "values of their metric"]))
+    what = " ".join(filter(None, [view.split, view.metric or "values of their metric"]))
     return [f"Experiments not shown, because they have no {what} at the model scored: {', '.join(names)}."]
 
 

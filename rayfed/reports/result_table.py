@@ -92,6 +92,14 @@ class ResultTable:
         """The number of seeds of every row; None if they differ."""
         return self.seeds[0] if len(set(self.seeds)) == 1 else None
 
+    @property
+    def answers_first(self) -> list[Column]:
+        """The columns with the mean over clients and its like before those of the domains."""
+        headers = [column.header for column in self.columns]
+        if _LAST[0][1] not in headers:  # the domain is what there is instead
+            return self.columns
+        return sorted(self.columns, key=lambda column: column.header not in dict(_LAST).values())
+
     def cells(self, between: str = " ± ") -> dict[str, list[str]]:
         """Return the columns of numbers as text by header, and the number of seeds if it differs between rows."""
         columns = {
@@ -106,10 +114,12 @@ class Stars(NamedTuple):
     Attributes:
         best: the name of the method that the others are compared with.
         marks: the stars by algorithm and hyperparameters.
+        p_values: the p-values of the t test, corrected by Holm's method, likewise.
     """
 
     best: str = ""
     marks: Mapping[tuple[str, str], str] = MappingProxyType({})
+    p_values: Mapping[tuple[str, str], str] = MappingProxyType({})
 
 
 def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> ResultTable:

@@ -6,28 +6,26 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.reports.read import Tables
 from rayfed.reports.summary import out_of_domain_points, points_to_show
+from rayfed.reports.view import View
 
 DEFAULT_SPLITS = ("test", "ood", "val", "train")
 """The order in which splits are looked for; some data have no test split."""
 
 
-def filter_rows(
-    rows: pd.DataFrame, tables: Tables, *, metric: str | None, point: str | None, split: str | None = None
-) -> pd.DataFrame:
-    """Return the participants' rows of one metric, point and split.
+def filter_rows(rows: pd.DataFrame, tables: Tables, view: View) -> pd.DataFrame:
+    """Return the participants' rows of the metric, the point and the split of `view`, under all rules.
 
     Args:
         rows: columns experiment, algorithm, order, unseen, point, split, metric, and others. Where there is a column
-            `chosen_by_default` (see `Summary`) and no point is given, it becomes `chosen`.
-        metric: None is, for each experiment, the metric that chooses (`Tables.criteria`).
-        point: None is the point at which each algorithm's paper evaluates, and on the split "ood" the global model, or
-            where there is none the downloaded ones.
-        split: None is, for each experiment, the first of `DEFAULT_SPLITS` with values at that point.
+            `chosen_by_default` (see `Summary`) and `view` has no point, it becomes `chosen`.
+        tables: The tables that `rows` summarise.
+        view: What to show.
 
     Raises:
         UsageError: there are no such rows.
     """
     rows = rows[~rows["unseen"]]
+    metric, point, split = view.metric, view.point, view.split
     points, of_ood, criteria = points_to_show(tables), out_of_domain_points(rows), tables.criteria
     for name, value in (("metric", metric), ("split", split)):
         if value is not None and value not in set(rows[name]):

@@ -101,6 +101,12 @@ def pick_rounds(curves: pd.DataFrame, criteria: Mapping[str, str]) -> pd.DataFra
     return pd.concat([rounds.merge(curves, on=[*CURVE, "round"]), _best_five(curves)], ignore_index=True)
 
 
+def scores_of(metrics: pd.DataFrame, metric: str, split: str, criteria: Mapping[str, str]) -> pd.DataFrame:
+    """Return the rows of `metrics` that `pick_rounds` needs for one metric on one split: also the criterion's."""
+    wanted = (metrics["metric"] == metric) & (metrics["split"] == split)
+    return metrics[wanted | metrics.index.isin(criterion_rows(metrics, criteria).index)]
+
+
 def criterion_rows(rows: pd.DataFrame, criteria: Mapping[str, str]) -> pd.DataFrame:
     """Return those of `rows` that select a round or hyperparameters: validation values of the experiment's metric."""
     return rows[(rows["split"] == "val") & (rows["metric"] == rows["experiment"].map(criteria))]

@@ -71,3 +71,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def stars(p_value: float) -> str:
     """Return *** below 0.001, ** below 0.01, * below 0.05, and nothing otherwise."""
     return next((mark for level, mark in LEVELS if p_value < level), "")
+
+
+def p_value_text(p_value: float) -> str:
+    """Return a p-value with four decimals, and "-" where there is none."""
+    if math.isnan(p_value):
+        return "-"
+    return "<0.0001" if p_value < 0.0001 else f"{p_value:.4f}"

@@ -9,7 +9,7 @@ from rayfed.core.records import POINTS
 from rayfed.records.metric_names import ranking_cost
 from rayfed.records.trials import STATUSES
 from rayfed.reports.common_rounds import evaluation_interval_notes
-from rayfed.reports.hyperparameter_groups import LEFT_OUT, group_trials
+from rayfed.reports.hyperparameter_groups import LEFT_OUT
 from rayfed.reports.read import Tables
 from rayfed.reports.selection import TRIAL, aggregate_clients, criterion_rows, pick_rounds
 
@@ -72,7 +72,7 @@ def points_to_show(tables: Tables) -> dict[tuple[str, int], str]:
     It is the one at which the algorithm's paper evaluates (`default_eval_point` in `trials`), otherwise the first. It
     may differ between hyperparameters: DBE without its bias is scored as a global model.
     """
-    groups = group_trials(tables.trials).sort_values(["started", "trial"], kind="stable")[[*TRIAL, "order"]]
+    groups = tables.groups.sort_values(["started", "trial"], kind="stable")[[*TRIAL, "order"]]
     present = tables.metrics[~tables.metrics["unseen"]].drop_duplicates([*TRIAL, "point"]).merge(groups, on=TRIAL)
     points: dict[tuple[str, int], str] = {}
     for (experiment, order), group in present.groupby(["experiment", "order"]):
@@ -105,7 +105,7 @@ def countable_trials(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
 
     One trial counts for each group and seed (and left-out domain): the last one that is done.
     """
-    trials, notes = group_trials(tables.trials), []
+    trials, notes = tables.groups, []
     unfinished = {status: int((trials["status"] == status).sum()) for status in STATUSES if status != "done"}
     if any(unfinished.values()):
         words = ", ".join(f"{count} {status}" for status, count in unfinished.items() if count)

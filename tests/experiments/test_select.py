@@ -15,6 +15,7 @@ from rayfed.experiments.plan import make_plan
 from rayfed.metrics.base import OfPredictions, OfTraining, Value
 from rayfed.reports.read import read
 from rayfed.reports.render import render
+from rayfed.reports.view import View
 
 QUICK = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},
@@ -78,7 +79,7 @@ class TestChoice:
         assert f"test {metric}" in text
         assert f"at the round with the best mean validation {metric}" in text
         assert f"test accuracy, %, at the round with the best mean validation {metric}" in render(
-            tmp_path, metric="accuracy", width=200
+            tmp_path, view=View(metric="accuracy"), width=200
         )
         value = means(result, metric, "test")[chosen]
         assert (f"{100 * value:.2f}" if metric != "loss" else f"{value:.4g}") in text

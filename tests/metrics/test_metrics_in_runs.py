@@ -66,7 +66,6 @@ def test_all_metrics_arrive_where_they_should(tmp_path):
     places = pd.read_parquet(maps[0])
     assert list(places.columns) == ["client", "domain", "label", "x", "y"]
     assert set(places["client"]) == {0, 1, 2, 3}
-    assert all(path.with_suffix(".png").stat().st_size > 5000 for path in maps)
 
 
 def test_metrics_change_nothing(tmp_path):

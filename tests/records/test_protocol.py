@@ -16,12 +16,12 @@ from rayfed.core.records import SERVER, Record
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
 from rayfed.reports.comparison import check_paired, compare, find_group
-from rayfed.reports.page.content import page_content
 from rayfed.reports.read import read
-from rayfed.reports.render import sections
+from rayfed.reports.render import render, sections
 from rayfed.reports.selection import aggregate_clients, pick_rounds
 from rayfed.reports.summary import summarise
 from rayfed.reports.target import rounds_to_target
+from rayfed.reports.view import View
 
 main = command("report")
 
@@ -340,7 +340,7 @@ class TestPointsThatDependOnHyperparameters:
         assert "Model scored: global of dbe (prbm=false), fedavg; downloaded of dbe (prbm=true)." in words
 
     def test_of_unseen_clients_and_left_out_domains_the_same_are_chosen(self, folder) -> None:
-        main_table, downloaded, adapted, ood = sections(read(folder), summarise(read(folder)))
+        main_table, downloaded, adapted, ood = sections(read(folder), summarise(read(folder)), View())
         assert main_table.table.chosen == [False, True, False]
         assert [part.table.chosen for part in (downloaded, adapted, ood)] == [[False, True]] * 3
         assert downloaded.legend.startswith("†: the algorithm's hyperparameters with the best mean validation accuracy")
@@ -355,9 +355,10 @@ class TestPointsThatDependOnHyperparameters:
             "tab:e-pairs-test-accuracy",
         ]
 
-    def test_the_csv_has_the_rows_of_all_tables(self, folder, capsys) -> None:
-        told(folder, capsys, "--csv", str(folder / "t.csv"))
-        rows = pd.read_csv(folder / "t.csv").query("algorithm == 'dbe' and quantity == 'mean' and rule == 'final'")
+    def test_the_csv_has_the_rows_of_all_tables(self, folder) -> None:
+        rows = pd.read_csv(io.StringIO(render(folder, format="csv"))).query(
+            "algorithm == 'dbe' and quantity == 'mean' and rule == 'final'"
+        )
         tables = rows.groupby(["split", "unseen", "point"])["mean"].agg(list).map(lambda means: [*map(float, means)])
         assert tables.to_dict() == {
             ("test", False, "global"): [pytest.approx(0.515)],
@@ -366,8 +367,9 @@ class TestPointsThatDependOnHyperparameters:
             ("test", True, "adapted"): [0.3, 0.3],
             ("ood", False, "global"): [0.1, 0.1],
         }
-        told(folder, capsys, "--csv", str(folder / "t.csv"), "--split", "test")
-        assert set(pd.read_csv(folder / "t.csv")["split"]) == {"test"}
+        assert set(pd.read_csv(io.StringIO(render(folder, None, View(split="test"), format="csv")))["split"]) == {
+            "test"
+        }
 
     def test_pairs_are_with_the_chosen_ones(self, folder, capsys) -> None:
         assert "dbe − fedavg +11.50" in told(folder, capsys, "--compare")
@@ -376,11 +378,6 @@ class TestPointsThatDependOnHyperparameters:
     def test_at_a_given_point_a_note_names_those_that_were_not_scored_there(self, folder, capsys) -> None:
         words = told(folder, capsys, "--point", "global")
         assert "Not shown, because they have no test accuracy at the model scored: dbe prbm=true." in words
-
-    def test_the_page_shows_the_same(self, folder) -> None:
-        (experiment,) = page_content(folder)["experiments"]
-        methods = [(m["algorithm"], m["point"], m["chosen_by_default"]) for m in experiment["methods"]]
-        assert methods == [("dbe", "global", False), ("dbe", "downloaded", True), ("fedavg", "global", True)]
 
 
 class TestHyperparametersWithoutTheRound:

@@ -1,5 +1,6 @@
 """Selection, means and sds against numbers worked out by hand, and the wording of the report."""
 
+import io
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from rayfed.reports.read import read
 from rayfed.reports.render import render
 from rayfed.reports.selection import aggregate_clients, pick_rounds
 from rayfed.reports.summary import summarise
+from rayfed.reports.view import View
 
 main = command("report")
 
@@ -99,21 +101,25 @@ class TestOneModel:
         add_rows(tmp_path, "t", rows + of_metric("loss", [3, 2, 1], [3, 2, 1]))
         found = pick_rounds(aggregate_clients(read(tmp_path).metrics), {"e": "accuracy"}).query("rule == 'selected'")
         assert set(found["round"]) == {2}
-        assert "test ece, %, at the round with the best mean validation accuracy;" in render(tmp_path, metric="ece")
+        assert "test ece, %, at the round with the best mean validation accuracy;" in render(
+            tmp_path, view=View(metric="ece")
+        )
 
     def test_round_by_the_loss_where_there_is_no_accuracy(self, tmp_path: Path) -> None:
         add_rows(tmp_path, "t", of_metric("loss", [3, 1, 2], [3, 1, 2]) + of_metric("mae", [1, 2, 3], [1, 2, 3]))
         tables = read(tmp_path)
         found = pick_rounds(aggregate_clients(tables.metrics), tables.criteria).query("rule == 'selected'")
         assert set(found["round"]) == {2}
-        assert "at the round with the best mean validation loss;" in render(tmp_path, metric="mae", width=200)
+        assert "at the round with the best mean validation loss;" in render(
+            tmp_path, view=View(metric="mae"), width=200
+        )
 
     def test_hyperparameters(self, tmp_path: Path) -> None:
         accuracy, loss = {1.0: 0.9, 2.0: 0.6}, {1.0: 3.0, 2.0: 1.0}
         for mu in accuracy:
             rows = of_metric("accuracy", [accuracy[mu]], [0.5]) + of_metric("loss", [loss[mu]], [loss[mu]])
             add_rows(tmp_path, f"t{mu}", rows, algorithm__mu=mu)
-        words = render(tmp_path, metric="loss", width=200)
+        words = render(tmp_path, view=View(metric="loss"), width=200)
         assert "mu=1 †" in words
         assert "mu=2 †" not in words
         assert "†: the algorithm's hyperparameters with the best mean validation accuracy." in words
@@ -123,7 +129,7 @@ class TestOneModel:
         for seed, accuracy in enumerate(([0.9, 0.5], [0.5, 0.9])):
             mdl = row(2, SERVER, "", "test", "global", "mdl", 100.0 * (1 + seed), 10)
             add_rows(tmp_path, f"t{seed}", [*of_metric("accuracy", accuracy, accuracy), mdl], seed=seed)
-        words = render(tmp_path, metric="mdl", width=200)
+        words = render(tmp_path, view=View(metric="mdl"), width=200)
         assert "at the last evaluated round" in words
         assert re.search(r"150\.0 ± 70\.7$", words, re.MULTILINE)
 
@@ -186,7 +192,7 @@ class TestRoundsThatAreNotAlike:
         ]
         add_rows(tmp_path, "t", rows)
         said = "e: rounds were scored on different clients (evaluate.clients=selected" in render(
-            tmp_path, rule=rule, width=300
+            tmp_path, view=View(rule=rule), width=300
         )
         assert said == (rule != "final" and cohorts[0] != cohorts[1])
 
@@ -249,7 +255,7 @@ class TestDeclaredDirection:
         found = summarise(read(tmp_path)).rows.query("rule == 'oracle'").set_index("quantity")["mean"]
         assert (found["mean"], found["worst"]) == (2.5, 3.0)
         tables = read(tmp_path)
-        assert "is at most 2.5" in target_text(tables, 2.5, metric="sharpness", point=None, split=None, width=999)
+        assert "is at most 2.5" in target_text(tables, 2.5, View(metric="sharpness"), width=999)
 
     @pytest.mark.parametrize("name", sorted(METRICS))
     def test_the_names_of_metrics_tell_what_their_classes_declare(self, name: str) -> None:
@@ -367,11 +373,11 @@ def test_the_table_fits_the_terminal(tmp_path: Path, width: int) -> None:
 def test_oracle_is_labelled_and_final_is_the_default_without_validation(tmp_path: Path) -> None:
     add_trial(tmp_path, "t", [(NAN, 0.5), (NAN, 0.4)])
     assert "at the last evaluated round" in render(tmp_path)
-    assert "ORACLE: " in render(tmp_path, rule="oracle")
+    assert "ORACLE: " in render(tmp_path, view=View(rule="oracle"))
     with pytest.raises(UsageError, match="rule=orakle: did you mean oracle"):
-        render(tmp_path, rule="orakle")
+        render(tmp_path, view=View(rule="orakle"))
     with pytest.raises(UsageError, match="rule=selected: no validation split"):
-        render(tmp_path, rule="selected")
+        render(tmp_path, view=View(rule="selected"))
 
 
 def test_nothing_done_yet_is_said(tmp_path: Path) -> None:
@@ -381,14 +387,16 @@ def test_nothing_done_yet_is_said(tmp_path: Path) -> None:
     assert render(tmp_path, "fresh").startswith("No trial is done yet.")
 
 
-def test_the_plot_and_the_csv_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plot_is_written_beside_the_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(9):
         add_trial(tmp_path, f"t{number}", [(0.5, 0.5), (0.6, 0.6)], algorithm__mu=float(number))
-    png, csv = tmp_path / "curves.png", tmp_path / "table.csv"
-    assert main([str(tmp_path), "--plot", str(png), "--csv", str(csv)]) == 0
+    png = tmp_path / "curves.png"
+    assert main([str(tmp_path), "--plot", str(png), "--format", "csv"]) == 0
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert {"hyperparameters", "algorithm.mu", "mean", "sd", "seeds", "chosen"} <= set(pd.read_csv(csv).columns)
-    assert "Plot: " in capsys.readouterr().out
+    table, _, line = capsys.readouterr().out.partition("\n\n")
+    columns = {"hyperparameters", "algorithm.mu", "mean", "sd", "seeds", "chosen"}
+    assert columns <= set(pd.read_csv(io.StringIO(table)).columns)
+    assert line == f"Plot: {png}\n"
 
 
 @pytest.mark.parametrize(
@@ -416,8 +424,8 @@ def test_bad_input_is_one_line_and_code_2(
     assert error.count("\n") == 1
 
 
-def test_the_report_starts_without_torch_ray_or_matplotlib() -> None:
-    code = "import sys, rayfed.cli.report; print({'torch', 'ray', 'matplotlib'} & set(sys.modules))"
+def test_the_report_starts_without_torch_ray_or_altair() -> None:
+    code = "import sys, rayfed.cli.report; print({'torch', 'ray', 'altair'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -430,7 +438,7 @@ def test_the_caption_says_whether_the_mean_is_over_clients(tmp_path: Path) -> No
     )
     with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
         write(writer, rows)
-    words = render(tmp_path, metric="frechet")
+    words = render(tmp_path, view=View(metric="frechet"))
     assert re.search(r"fedavg +1\.000 +3\.000 +2\.000$", words, re.M)  # a, b, AVG
     assert "worst: the same as b in every row." in words  # the greatest
     assert "AVG: mean over the server's values" in " ".join(words.split())

@@ -15,9 +15,10 @@ from rayfed.reports.pairs import all_pairs, paired_scores, stars_against_best
 from rayfed.reports.queries import pairs_table
 from rayfed.reports.read import read
 from rayfed.reports.significance import cohens_dz, holm, paired_t, stars, wilcoxon
+from rayfed.reports.view import View
 
 main = command("report")
-CHOICES = {"metric": "accuracy", "point": None, "split": None, "rule": None}
+ACCURACY = View(metric="accuracy")
 
 
 class TestPairedT:
@@ -75,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class TestAllPairs:
     def test_each_method_once_with_its_chosen_hyperparameters(self, folder: Path) -> None:
-        pairs = all_pairs(paired_scores(read(folder), **CHOICES))
+        pairs = all_pairs(paired_scores(read(folder), ACCURACY))
         assert [(pair.first, pair.second) for pair in pairs.comparisons] == [
             ("fedprox", "fedavg"),
             ("fedprox", "dbe"),
@@ -91,7 +92,7 @@ class TestAllPairs:
         assert stars_against_best(pairs).best == "dbe"
 
     def test_a_name_with_quotes_is_one_cell_of_the_csv(self, folder: Path) -> None:
-        pairs = all_pairs(paired_scores(read(folder), **CHOICES))
+        pairs = all_pairs(paired_scores(read(folder), ACCURACY))
         name = 'fedavg domains=["mnist", "svhn"]'
         pairs = pairs._replace(comparisons=[pair._replace(first=name) for pair in pairs.comparisons])
         text = pairs_table(pairs, "e", "accuracy", "test", "at the last round", width=80, format="csv")
@@ -118,7 +119,7 @@ class TestAllPairs:
             add(tmp_path, f"a{seed}", "fedavg", seed, 0.5 + seed / 10, partition_hash=f"h{seed}")
             add(tmp_path, f"b{seed}", "dbe", seed, 0.6 + seed / 20, partition_hash=f"h{seed}")
             add(tmp_path, f"c{seed}", "solo", seed, 0.7, partition_hash="other")
-        pairs = all_pairs(paired_scores(read(tmp_path), **CHOICES))
+        pairs = all_pairs(paired_scores(read(tmp_path), ACCURACY))
         assert [(pair.first, pair.second) for pair in pairs.comparisons] == [("fedavg", "dbe")]
         assert any(
             "solo − fedavg is missing: partition_hash is h0 for fedavg and other" in note for note in pairs.notes
@@ -129,11 +130,11 @@ class TestAllPairs:
             add(tmp_path, f"a{seed}", "fedavg", seed, 0.5 + seed / 10)
             if seed:
                 add(tmp_path, f"b{seed}", "dbe", seed, 0.7 + seed / 20)
-        pairs = all_pairs(paired_scores(read(tmp_path), **CHOICES))
+        pairs = all_pairs(paired_scores(read(tmp_path), ACCURACY))
         assert pairs.comparisons[0].pairs == [1, 2, 3]
         assert pairs.notes == ["dbe − fedavg: only the seeds that both have count; left out: 0."]
 
     def test_one_method_is_refused(self, tmp_path: Path) -> None:
         add(tmp_path, "a", "fedavg", 0, 0.5)
         with pytest.raises(UsageError, match="needs two methods or more"):
-            all_pairs(paired_scores(read(tmp_path), **CHOICES))
+            all_pairs(paired_scores(read(tmp_path), ACCURACY))

@@ -266,7 +266,7 @@ def run_commands(page: str, names: Sequence[str], extra: Sequence[str], of_sweep
                     exec(compile(snippet.text, page, "exec"), namespace)
             continue
         _, name, *arguments = shlex.split(snippet.text)
-        if name not in names or {"--serve", "--help"} & set(arguments):
+        if name not in names or "--help" in arguments:
             continue
         if name in ("run", "sweep"):
             arguments += [value for value in extra if name == "sweep" or not value.startswith("seeds")]

@@ -37,6 +37,12 @@ def describe(dataset: Dataset, clients: list[ClientRows]) -> str:
     return "\n".join([head, *lines, f"partition {partition_hash(dataset, clients)}"])
 
 
+def class_counts(dataset: Dataset, clients: list[ClientRows]) -> np.ndarray:
+    """Return the number of rows that each client trains on or validates with, by class; int64 [clients, classes]."""
+    labels = [dataset.labels[np.concatenate([client.train, client.val])] for client in clients]
+    return np.stack([np.bincount(values, minlength=dataset.num_classes) for values in labels])
+
+
 def _server_row(domain: str, labels: np.ndarray, split: str) -> tuple[str, ...]:
     return ("server", domain, "", "", f"{len(labels):,}", f"{_classes(labels)} ({split})")
 

@@ -2,24 +2,23 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.records.metric_names import is_fraction
 from rayfed.reports.captions import RULE_CAPTIONS, average_words
 from rayfed.reports.chart_data import setting_texts, varying_keys
-from rayfed.reports.figures.data import FigureData
-from rayfed.reports.figures.style import COLOURS, legend_below, new_figure, plain_axes, seeds_words
+from rayfed.reports.charts.chart import Chart, ChartData
+from rayfed.reports.charts.style import WIDTH, inline, lines_of, seeds_words, with_methods
 from rayfed.reports.hyperparameter_groups import format_setting
 
 _MOST_PANELS = 6
 
 
-def draw_sensitivity(data: FigureData) -> Figure:
+def of_each_key(data: ChartData) -> Chart:
     """Return a panel for each key that varies, or for `data.key`; a line is an algorithm with its other values.
 
     Raises:
@@ -36,60 +35,42 @@ def draw_sensitivity(data: FigureData) -> Figure:
         keys = names
     if not keys:
         raise UsageError("plot: no hyperparameter varies in these results, so there is no sensitivity to show")
-    left_out = keys[_MOST_PANELS:]
-    keys = keys[:_MOST_PANELS]
-    columns = min(3, len(keys))
-    lines = -(-len(keys) // columns)
-    figure = new_figure(max(6.6, 3.4 * columns), 0.6 + 3.4 * lines)
-    labels: dict[str, None] = {}
-    for number, key in enumerate(keys):
-        labels |= dict.fromkeys(_panel(figure.add_subplot(lines, columns, number + 1), rows, key, keys, data))
-    for axes in figure.axes[::columns]:
-        axes.set_ylabel(f"{data.split} {data.metric}" + (" (%)" if is_fraction(data.metric) else ""))
-    caption = RULE_CAPTIONS[rule].format(criterion=data.criterion)
+    left_out, keys = keys[_MOST_PANELS:], keys[:_MOST_PANELS]
+    columns = min(2, len(keys))
+    width = 300 if columns > 1 else WIDTH
+    panels = [_panel(rows, key, data).properties(width=width, height=240) for key in keys]
+    chart = alt.concat(*panels, columns=columns).resolve_scale(color="independent", strokeDash="independent")
     average = average_words(data.tables.metrics, data.split, data.metric)
     more = f"; not shown: {', '.join(left_out)}" if left_out else ""
-    words = f"{data.experiment}: {average}, {caption}, {seeds_words(rows['seeds'])}{more}"
-    figure.suptitle(words, fontsize=8, x=0.01, ha="left")
-    if len(keys) == 1:
-        legend_below(figure, list(labels))
-    return figure
+    words = f"{average}, {RULE_CAPTIONS[rule].format(criterion=data.criterion)}, {seeds_words(rows['seeds'])}"
+    ring = "; ring: chosen by validation" if rows["chosen"].any() else ""
+    return Chart(chart, f"{data.experiment}: {words}{ring}{more}")
 
 
-def _panel(axes: Axes, rows: pd.DataFrame, key: str, keys: list[str], data: FigureData) -> list[str]:
-    """Draw one key, and return the labels of the lines."""
-    scale = 100 if is_fraction(data.metric) else 1
+def _panel(rows: pd.DataFrame, key: str, data: ChartData) -> Any:
     rows = rows[rows["algorithm"].isin(_varying(rows, key))]
     texts = setting_texts(rows, key)
     numbers = {text: _number(text) for text in texts}
     values = sorted(numbers, key=lambda text: (math.isnan(numbers[text]), numbers[text], text))  # numbers come first
     span = numbers[values[0]], numbers[values[-1]]  # NaN where there is another value than a number
     is_log = span[0] > 0 and span[1] / span[0] >= 20 and len(set(numbers.values())) == len(numbers)
-    place = {text: (numbers[text] if is_log else index) for index, text in enumerate(values)}
-    rows = rows.assign(x=texts.map(place), y=rows["mean"] * scale, error=rows["sd"].fillna(0.0) * scale)
     others = {other: _varying(rows, other) for other in varying_keys(rows) if other != key}
-    rows = rows.assign(label=[_line_label(row, others) for _, row in rows.iterrows()]).sort_values("order")
-    labels = []
-    for index, (label, line) in enumerate(rows.groupby("label", sort=False)):
-        line = line.sort_values("x")
-        colour = COLOURS[index % len(COLOURS)]
-        axes.errorbar(
-            line["x"], line["y"], line["error"], color=colour, marker="o", ms=4, capsize=2, lw=1.4, label=label
-        )
-        labels.append(str(label))
-        if (best := line[line["chosen"]]).shape[0]:
-            axes.plot(best["x"], best["y"], marker="o", ms=9, mfc="none", mec=colour, lw=0)
+    rows = with_methods(rows)
+    y, sd = rows["mean"] * data.scale, rows["sd"].fillna(0.0) * data.scale
+    lines = [_line_label(row, others) for row in rows.to_dict("records")]
+    frame = rows.assign(x=setting_texts(rows, key), y=y, low=y - sd, high=y + sd, line=lines)
+    frame = frame[["method", "line", "x", "y", "low", "high", "seeds", "chosen"]]
     if is_log:
-        axes.set_xscale("log")
-    places = [place[value] for value in values]
-    axes.set_xticks(places, values, fontsize=8)
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel(f"{key}   (ring: chosen by validation)" if rows["chosen"].any() else key)
-    if len(keys) > 1:
-        axes.legend(fontsize=7, frameon=False)
-    plain_axes(axes)
-    axes.margins(x=0.08)
-    return labels
+        x = alt.X("x:Q", title=key, scale=alt.Scale(type="log"), axis=alt.Axis(values=[numbers[v] for v in values]))
+    else:
+        x = alt.X("x:O", title=key, sort=values, axis=alt.Axis(labelAngle=0))
+    colour, dash = lines_of(frame, "line")
+    tooltip = ["method:N", alt.Tooltip("y:Q", title=data.score_title, format=".4~g"), "low:Q", "high:Q", "seeds:Q"]
+    base = alt.Chart().encode(x=x, color=colour, y=alt.Y("y:Q", scale=alt.Scale(zero=False), title=data.score_title))
+    bars = base.mark_rule().encode(y=alt.Y("low:Q", title=data.score_title), y2="high:Q")
+    rings = base.transform_filter("datum.chosen").mark_point(size=140, opacity=1)
+    points = base.mark_point(filled=True, size=30, opacity=1).encode(tooltip=tooltip)
+    return alt.layer(bars, base.mark_line().encode(strokeDash=dash), points, rings, data=inline(frame))
 
 
 def _varying(rows: pd.DataFrame, key: str) -> set[str]:
@@ -98,7 +79,7 @@ def _varying(rows: pd.DataFrame, key: str) -> set[str]:
     return set(counts.index[counts > 1])
 
 
-def _line_label(row: pd.Series, others: Mapping[str, set[str]]) -> str:
+def _line_label(row: Mapping[str, object], others: Mapping[str, set[str]]) -> str:
     """Return the algorithm of a row and the values of those of the `others` that vary for it."""
     pairs = [
         f"{key.removeprefix('algorithm.')}={format_setting(key, row[key])}"

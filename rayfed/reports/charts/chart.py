@@ -1,38 +1,52 @@
-"""What plots are drawn from: the tables of one experiment, summarised for one metric, point, split and rule."""
+"""What every chart is drawn from, and what a chart is."""
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
+import altair as alt
+import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
+from rayfed.records.metric_names import is_fraction
 from rayfed.records.storage import Storage
 from rayfed.reports.read import Tables
 from rayfed.reports.render import rows_of_rule
 from rayfed.reports.row_filter import filter_rows
 from rayfed.reports.summary import Summary, countable_trials, summarise
+from rayfed.reports.view import DEFAULT_VIEW, View
+
+
+class Chart(NamedTuple):
+    """A chart and what it shows.
+
+    Attributes:
+        chart: the chart; if it has the parameter `style.SHOWN`, that is the list of methods to draw.
+        caption: a sentence without its full stop.
+        remark: which methods are drawn, if not all.
+    """
+
+    chart: alt.TopLevelMixin
+    caption: str
+    remark: str = ""
 
 
 @dataclass(frozen=True)
-class FigureData:
-    """The results of one experiment and what to show of them; the choices are those of `report.render`.
+class ChartData:
+    """The results of one experiment, and what to show of them.
 
     Attributes:
         tables: the tables of one experiment.
         home: its folder.
-        given_metric: the metric, or None for the one that chooses.
-        point, rule: what to show.
-        given_split: the split, or None for the default.
-        key: the configuration key on the x axis of a sensitivity plot; None: each that varies.
+        view: what to show.
+        key: the configuration key on the x axis of a sensitivity chart; None: each that varies.
         given_summary: the summary of `tables`, if the caller has it.
     """
 
     tables: Tables
     home: Storage
-    given_metric: str | None = None
-    point: str | None = None
-    given_split: str | None = None
-    rule: str | None = None
+    view: View = DEFAULT_VIEW
     key: str | None = None
     given_summary: Summary | None = None
 
@@ -52,7 +66,17 @@ class FigureData:
 
     @property
     def metric(self) -> str:
-        return self.given_metric or self.criterion
+        return self.view.metric or self.criterion
+
+    @property
+    def scale(self) -> int:
+        """What values are multiplied with: fractions are shown in percent."""
+        return 100 if is_fraction(self.metric) else 1
+
+    @property
+    def score_title(self) -> str:
+        """The title of an axis of scores."""
+        return f"{self.split} {self.metric}" + (" (%)" if self.scale == 100 else "")
 
     @cached_property
     def summary(self) -> Summary:
@@ -76,9 +100,7 @@ class FigureData:
 
     @cached_property
     def filtered_curves(self) -> pd.DataFrame:
-        """The rows of `Summary.curves` at the chosen metric, point and split."""
-        if self.summary.curves.empty:
-            raise UsageError("nothing to plot, because no trial is done yet")
+        """The rows of `Summary.curves` that the view shows."""
         return self._filtered(self.summary.curves)
 
     def curves(self) -> pd.DataFrame:
@@ -86,10 +108,14 @@ class FigureData:
         return self.filtered_curves[self.filtered_curves["quantity"] == "mean"]
 
     def scores(self) -> tuple[pd.DataFrame, str]:
-        """Return the rows of `Summary.rows` under the rule, and the rule."""
-        if self.summary.rows.empty:
-            raise UsageError("nothing to plot, because no trial is done yet")
-        return rows_of_rule(self._filtered(self.summary.rows), self.rule)
+        """Return the rows of `Summary.rows` that the view shows, and the rule."""
+        return rows_of_rule(self._filtered(self.summary.rows), self.view.rule)
 
     def _filtered(self, rows: pd.DataFrame) -> pd.DataFrame:
-        return filter_rows(rows, self.tables, metric=self.metric, point=self.point, split=self.given_split)
+        if rows.empty:
+            raise UsageError("nothing to plot, because no trial is done yet")
+        rows = filter_rows(rows, self.tables, self.view)
+        rows = rows[np.isfinite(rows["mean"])]
+        if rows.empty:
+            raise UsageError("nothing to plot, because no mean is finite")
+        return rows

@@ -1,0 +1,79 @@
+"""A heat map of the clients: a row per method, a column per client, at the round that the rule picks."""
+
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from rayfed.core.errors import UsageError
+from rayfed.reports.captions import RULE_CAPTIONS
+from rayfed.reports.chart_data import client_scores, most_partitions
+from rayfed.reports.charts.chart import Chart, ChartData
+from rayfed.reports.charts.style import MOST_ROWS, WIDTH, drawn_methods, inline, of_methods, row_axis, with_methods
+from rayfed.reports.row_filter import filter_rows
+
+_MOST_NUMBERS = 25  # of clients whose values are printed in the cells
+
+
+def each_client(data: ChartData) -> Chart:
+    """Return the heat map of means over seeds. Clients are sorted by domain, then by number.
+
+    Raises:
+        UsageError: the values belong to the server and not to clients.
+    """
+    rows, rule = data.scores()
+    values = client_scores(data.tables, data.metric, data.split)
+    if not values.empty:
+        values = filter_rows(values, data.tables, data.view)
+        values = values[(values["rule"] == rule) & np.isfinite(values["value"])]
+    if values.empty:
+        raise UsageError(f"plot: no client has {data.split} {data.metric}; these values are the server's")
+    methods = rows.drop_duplicates("order")[["order", "hyperparameters", "chosen"]]
+    values = with_methods(
+        values.drop(columns=["hyperparameters", "chosen"], errors="ignore").merge(methods, on="order")
+    )
+    values = values.assign(value=values["value"] * data.scale)
+    shown, remark = drawn_methods(values, MOST_ROWS)
+    chart = _heat_map(values, data, better=bool(rows["higher_is_better"].iloc[0]))
+    seeds = sorted(set(values["seeds"]))  # fewer of a client that was set aside at some
+    counted = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[-1]}"
+    over = "a single seed" if seeds == [1] else f"mean over {counted} seeds"
+    if most_partitions(data.tables) > 1:
+        over += " with other partitions, so a client holds other data in each"
+    caption = RULE_CAPTIONS[rule].split(":")[0].format(criterion=data.criterion)
+    return Chart(of_methods(chart, values, shown), f"{data.experiment}: each client, {caption}; {over}", remark)
+
+
+def _heat_map(values: pd.DataFrame, data: ChartData, *, better: bool) -> Any:
+    of_rows = [(str(row.domain), int(row.client)) for row in values.itertuples()]
+    holders = sorted(set(of_rows))
+    few = len(holders) <= _MOST_NUMBERS
+    several = len({domain for domain, _ in holders}) > 1
+    most = max(3, (WIDTH - 140) // len(holders) // 7)  # characters below a column
+    names = [f"{client}\n{domain[:most]}" if several and domain else str(client) for domain, client in holders]
+    label_of = dict(zip(holders, names, strict=True))
+    y, height = row_axis(values)
+    axis = alt.Axis(labelAngle=0, labels=few, ticks=False, labelOverlap="greedy")
+    title = None if few else f"{len(holders)} clients, sorted by domain and number"
+    base = alt.Chart().encode(x=alt.X("holder:N", sort=names, title=title, axis=axis), y=y)
+    scale = alt.Scale(scheme="viridis", reverse=not better)
+    legend = alt.Legend(title=data.score_title, orient="bottom", gradientLength=200)
+    tooltip = [
+        "method:N",
+        "client:N",
+        "domain:N",
+        alt.Tooltip("value:Q", title=data.score_title, format=".4~g"),
+        "seeds:Q",
+    ]
+    cells = base.mark_rect().encode(color=alt.Color("value:Q", scale=scale, legend=legend), tooltip=tooltip)
+    middle = (values["value"].min() + values["value"].max()) / 2
+    bright = f"datum.value > {middle:.6g}" if better else f"datum.value < {middle:.6g}"
+    numbers = base.mark_text().encode(
+        text="text:N", color=alt.condition(bright, alt.value("black"), alt.value("white"))
+    )
+    texts = [f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}" for value in values["value"]]
+    frame = values.assign(holder=[label_of[holder] for holder in of_rows], text=texts)[
+        ["method", "row", "holder", "client", "domain", "value", "seeds", "text"]
+    ]
+    return alt.layer(cells, *([numbers] if few else []), data=inline(frame)).properties(width=WIDTH, height=height)

@@ -1,0 +1,90 @@
+"""Partitions: the number of training examples by client and class."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from rayfed.core.errors import UsageError
+from rayfed.reports.chart_data import recorded_partitions
+from rayfed.reports.charts.chart import Chart, ChartData
+from rayfed.reports.charts.style import COLOURS, WIDTH, inline
+
+_MOST_PANELS = 6
+_MOST_BUBBLES = 50  # of clients or of classes; with more, the chart is a heat map
+
+
+def all_partitions(data: ChartData) -> Chart:
+    """Return a panel for each partition that the trials had, up to six.
+
+    Raises:
+        UsageError: no partition was recorded.
+    """
+    partitions = recorded_partitions(data.home, data.tables.trials)
+    if not partitions:
+        raise UsageError("plot: no partition was recorded with these results; rayfed partition --plot draws one")
+    drawn = partitions[:_MOST_PANELS]
+    clients = max(len(partition.clients) for partition in drawn)
+    columns = min(len(drawn), 3 if clients <= 12 else 2 if clients <= 25 else 1)
+    panels = [
+        counts_panel(partition.clients, partition.domains, partition.counts, WIDTH // columns).properties(
+            title=partition.digest + ("" if partition.seed is None else f", seed {partition.seed}")
+        )
+        for partition in drawn
+    ]
+    more = f"; {len(partitions) - len(drawn)} more are not drawn" if len(partitions) > len(drawn) else ""
+    caption = f"{data.experiment}: examples for training and validation by client and class{more}"
+    return Chart(alt.concat(*panels, columns=columns), caption)
+
+
+def counts_panel(clients: Sequence[int], domains: Sequence[str], counts: np.ndarray, width: int = WIDTH) -> Any:
+    """Return the chart of one partition: the areas of bubbles, or a heat map if there are many clients or classes.
+
+    Args:
+        clients: The numbers of the clients.
+        domains: The domain of each client.
+        counts: int64 [clients, classes], the examples of each.
+        width: The width of the panel.
+    """
+    client, label = np.nonzero(counts)
+    frame = pd.DataFrame(
+        {
+            "client": np.asarray(clients)[client],
+            "class": label,
+            "domain": np.asarray(domains, dtype=object)[client],
+            "examples": counts[client, label],
+        }
+    )
+    chart = alt.Chart(inline(frame)).properties(width=width, height=240)
+    tooltip = ["client:Q", "class:Q", "domain:N", "examples:Q"]
+    if max(counts.shape) > _MOST_BUBBLES:
+        x = alt.X("client:O", axis=alt.Axis(labelOverlap="greedy", labelAngle=0))
+        y = alt.Y("class:O", sort="descending")
+        colour = alt.Color("examples:Q", scale=alt.Scale(scheme="viridis"), legend=alt.Legend(orient="bottom"))
+        return chart.mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip)
+    names = sorted(set(domains), key=list(domains).index)
+    few = 1 < len(names) <= len(COLOURS)
+    scale = alt.Scale(domain=names, range=list(COLOURS[: len(names)]))
+    legend = alt.Legend(title=None, orient="bottom", columns=max(2, width // 150))
+    return chart.mark_circle(opacity=0.75).encode(
+        x=alt.X(
+            "client:Q",
+            axis=alt.Axis(values=list(clients)),
+            scale=alt.Scale(domain=[min(clients) - 1, max(clients) + 1], nice=False),
+        ),
+        y=alt.Y(
+            "class:Q",
+            axis=alt.Axis(values=list(range(counts.shape[1]))),
+            scale=alt.Scale(domain=[-1, counts.shape[1]], nice=False),
+        ),
+        size=alt.Size("examples:Q", scale=alt.Scale(domainMin=0, range=[0, 260]), legend=None),
+        color=alt.Color("domain:N", scale=scale, legend=legend) if few else alt.value(COLOURS[0]),
+        tooltip=tooltip,
+    )
+
+
+def _axis(channel: Any, name: str, numbers: list[int]) -> Any:
+    scale = alt.Scale(domain=[min(numbers) - 1, max(numbers) + 1], nice=False)
+    return channel(name, axis=alt.Axis(values=numbers), scale=scale)
