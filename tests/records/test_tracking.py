@@ -1,9 +1,6 @@
 """Experiment trackers: their names and values, the true rounds, going on after a checkpoint, and failing alone."""
 
-import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ from rayfed.core.records import SERVER, Record, Score
 from rayfed.records.storage import open_storage
 from rayfed.records.tracking import Feed, check_trackers
 from rayfed.records.tracking.base import round_values
-from rayfed.records.tracking.mlflow_runs import MLflow, store_uri
+from rayfed.records.tracking.mlflow_runs import store_uri
 
 NONE = {"tensorboard": None, "wandb": None, "mlflow": None, "folder": None}
 QUICK = {
@@ -235,55 +232,6 @@ def test_trackers_change_no_name_of_a_trial(tmp_path):
 
 
 @pytest.mark.slow  # seconds, to import MLflow
-class TestServerOfMLflow:
-    def test_one_that_goes_costs_one_line_and_is_not_waited_for_again(self, tmp_path, monkeypatch):
-        pytest.importorskip("mlflow")
-        monkeypatch.setattr(MLflow, "_silent", set())
-        for name, value in (("MAX_RETRIES", "0"), ("TIMEOUT", "5")):
-            monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", value)
-        answer = {"experiment": {"experiment_id": "0"}, "run": {"info": {"run_id": "r"}}}
-        asked = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                asked.append(self.path.partition("?")[0].removeprefix("/api/2.0/mlflow/"))
-                body = json.dumps(answer).encode()
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            do_POST = do_GET
-
-            def log_message(self, *_):
-                pass
-
-        # a server that answers each request with the same words, and is then gone
-        server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        place = f"127.0.0.1:{server.server_port}"
-        address = f"http://{place}"
-        feed = Feed(open_storage(tmp_path), "e", tmp_path, make=lambda values: {"mlflow": MLflow(address, tmp_path)})
-        feed.begin("a", {}, None)
-        feed.record("a", record(1))
-        while "runs/log-batch" not in asked:
-            time.sleep(0.01)
-        server.shutdown()
-        server.server_close()
-        feed.record("a", record(2))
-        while address not in MLflow._silent:
-            time.sleep(0.01)
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")  # minutes, if the second trial tried as well
-        feed.begin("b", {}, None)
-        feed.end("a", "done", None)
-        (line,) = feed.close(5)
-        words = f"tracking.mlflow failed (ConnectionError: no server answers at {place} (Connection refused))"
-        assert line == f"a (and 1 more): {words}; the trial went on without it"
-        assert asked.count("runs/create") == 1
-
-
-@pytest.mark.slow
 class TestMLflow:
     def test_rounds_values_and_going_on(self, tmp_path):
         mlflow = pytest.importorskip("mlflow")

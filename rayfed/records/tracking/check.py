@@ -2,14 +2,16 @@
 
 import importlib.util
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from rayfed.core.errors import UsageError
 from rayfed.records.storage import is_url
-from rayfed.records.tracking.mlflow_runs import reach_server
 
 _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
+_CONNECT_SECONDS = 5
 
 
 def check_trackers(options: Mapping[str, Any], results: str) -> None:
@@ -49,8 +51,13 @@ def _check_login(project: str) -> None:
 
 
 def _check_server(uri: str) -> None:
-    """Raise UsageError if nothing answers at a server, for which MLflow itself would try for minutes."""
+    """Raise UsageError if nothing listens at the address of a server, for which MLflow itself would try for minutes."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https") or parts.hostname is None:
+        return
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        reach_server(uri)
+        socket.create_connection((parts.hostname, port), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
-        raise UsageError(f"tracking.mlflow={uri}: {error}; start it, or give a folder") from error
+        reason = f"no server answers at {parts.hostname}:{port} ({error.strerror or error})"
+        raise UsageError(f"tracking.mlflow={uri}: {reason}; start it, or give a folder") from error

@@ -2,19 +2,15 @@
 
 import math
 import os
-import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
-from urllib.parse import urlsplit
+from typing import Any
 
 from rayfed.records.tracking.base import About, plain_name
 
-_Result = TypeVar("_Result")
 _MOST_PARAMS = 100  # that MLflow takes in one call
 _LONGEST_PARAM = 500
-_CONNECT_SECONDS = 5
 # MLflow's own defaults try for minutes, longer than the end of a run waits for its trackers.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 _STATUS = {"done": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}
@@ -23,15 +19,10 @@ _STATUS = {"done": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}
 class MLflow:
     """Logs to MLflow's tracking server, database or folder.
 
-    A server that does not answer is tried again for some seconds. Once that was in vain, the other trials of the
-    process ask it only if something listens at its address.
-
     Args:
         uri: As MLflow has it, such as http://server:5000 or sqlite:///runs.db, or a folder.
         here: The folder to which a relative folder belongs.
     """
-
-    _silent: ClassVar[set[str]] = set()  # the servers that were tried in vain
 
     def __init__(self, uri: str, here: Path):
         self._uri = store_uri(uri, here)
@@ -41,9 +32,6 @@ class MLflow:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow prefers databases, and asks
         for name, value in _PATIENCE.items():
             os.environ.setdefault(name, value)
-        return self._asked(lambda: self._begin(about))
-
-    def _begin(self, about: About) -> str:
         import mlflow
         from mlflow.entities import Param
 
@@ -66,33 +54,13 @@ class MLflow:
         now = int(time.time() * 1000)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         metrics = [Metric(plain_name(name), value, now, round) for name, value in finite.items()]
-        self._asked(lambda: self._client.log_batch(self._run, metrics=metrics))
+        self._client.log_batch(self._run, metrics=metrics)
 
     def end(self, status: str, error: str | None) -> None:
-        self._asked(lambda: self._end(status, error))
-
-    def _end(self, status: str, error: str | None) -> None:
         self._client.set_tag(self._run, "status", status)
         if error:
             self._client.set_tag(self._run, "error", error)
         self._client.set_terminated(self._run, _STATUS.get(status, "FAILED"))
-
-    def _asked(self, call: Callable[[], _Result]) -> _Result:
-        """Return what `call` returns.
-
-        Raises:
-            ConnectionError: the server is not there.
-        """
-        if self._uri in self._silent:
-            reach_server(self._uri)
-        try:
-            result = call()
-        except Exception:
-            self._silent.add(self._uri)
-            reach_server(self._uri)  # says it in fewer words, if this is the reason
-            raise
-        self._silent.discard(self._uri)
-        return result
 
     def _continued(self, run: str) -> bool:
         """Open an earlier run again; return False if this store does not have it."""
@@ -103,22 +71,6 @@ class MLflow:
         except MlflowException:
             return False
         return True
-
-
-def reach_server(uri: str) -> None:
-    """Do nothing if something listens at the address of a server, or if `uri` is a folder or database.
-
-    Raises:
-        ConnectionError: nothing listens there.
-    """
-    parts = urlsplit(uri)
-    if parts.scheme not in ("http", "https") or parts.hostname is None:
-        return
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        socket.create_connection((parts.hostname, port), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        raise ConnectionError(f"no server answers at {parts.hostname}:{port} ({error.strerror or error})") from error
 
 
 def store_uri(uri: str, here: Path) -> str:
