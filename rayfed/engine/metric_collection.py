@@ -1,4 +1,4 @@
-"""Metrics beside accuracy and loss: which are due in a round, what hosts collect for them, and their scores.
+"""Metrics besides accuracy and loss: which are due in a round, what hosts collect for them, and their scores.
 
 Metrics of predictions and of training are computed on the hosts. For metrics of representations and of gradients, hosts
 collect what is needed and the server computes the scores.

@@ -1,4 +1,4 @@
-"""Metrics beside accuracy and loss, and the table of their names. `base` is their interface."""
+"""Metrics besides accuracy and loss, and the table of their names. `base` is their interface."""
 
 from collections.abc import Mapping
 from typing import Any

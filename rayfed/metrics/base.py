@@ -1,4 +1,4 @@
-"""The interface of metrics: measurements beside accuracy and loss, switched on as `metrics.NAME` with their options.
+"""The interface of metrics: measurements besides accuracy and loss, switched on as `metrics.NAME` with their options.
 
 There are four kinds of metrics, each with a base class: of a model's predictions on one part of a client's data, of
 its representations of many clients' data, of its gradients there, and of what local training did to it. Metrics are
