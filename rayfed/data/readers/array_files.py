@@ -51,7 +51,8 @@ def read_once(
         return {"images": images, "labels": labels, "is_test": is_test}
 
     key = files_hash(root, files)
-    return Arrays(**cached_arrays(name, {"version": VERSION, "files": key}, make), key=key)
+    arrays = cached_arrays(name, {"version": VERSION, "files": key}, make)
+    return Arrays(arrays["images"], np.array(arrays["labels"]), np.array(arrays["is_test"]), key)
 
 
 def compare_checksums(paths: Sequence[Path], name: str) -> None:

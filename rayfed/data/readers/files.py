@@ -50,7 +50,7 @@ def readable(path: Path | str, kind: str) -> Iterator[None]:
     """
     try:
         yield
-    except UsageError:
+    except (UsageError, MemoryError):
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
