@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from rayfed.algorithm import Algorithm, Context, Exchange, State
 from rayfed.core.best_round import Selection
@@ -58,13 +57,6 @@ class Evaluation:
         return round % self.every == 0 or round == rounds
 
 
-class Evaluated(NamedTuple):
-    """Scores, in an order that does not depend on where clients live, and maps of representations."""
-
-    scores: list[Score]
-    maps: list[RepresentationMap]
-
-
 def downloads(exchange: Exchange, ctx: Context, state: State) -> tuple[State, dict[ClientIndex, State]]:
     """Return (what every client of the cohort receives, the further fields of the clients that receive some)."""
     down = exchange.broadcast(ctx, state)
@@ -96,12 +88,15 @@ class Evaluator:
         self.tell: Callable[[str], None] = lambda doing: None
         self._last_round = ctx.rounds + bool(algorithm.final_exchanges)  # the final stage is scored as a round, too
 
-    def evaluated(self, state: State, round: int, cohort: Sequence[ClientIndex], *, is_last: bool = False) -> Evaluated:
+    def evaluated(
+        self, state: State, round: int, cohort: Sequence[ClientIndex], *, is_last: bool = False
+    ) -> tuple[list[Score], list[RepresentationMap]]:
         """Score the global model on the clients' data and the server's test sets, and what clients download.
 
         Without a global model, each client's downloaded model is scored on the domains that no client holds.
 
-        With `is_last`, the metrics are taken that are due after the last round.
+        With `is_last`, the metrics are taken that are due after the last round. The order of the scores does not depend
+        on where clients live. Maps of representations are returned, too.
         """
         clients = tuple(cohort) if self.evaluation.clients == "selected" else self.participants
         points, splits = self.evaluation.points, self.evaluation.splits
@@ -135,8 +130,8 @@ class Evaluator:
         ood = tuple(k for k, test in enumerate(self.population.tests) if test.split == "ood") if model is None else ()
         if ood or {"downloaded", "adapted"} & set(points):
             scored.append(self._score_downloads(state, replace(request, tests=(), client_tests=ood)))
-        completed = self.completed(Scored.together(scored), metrics, round)
-        return Evaluated(in_order([*scores, *completed.scores]), completed.maps)
+        completed, maps = self.completed(Scored.together(scored), metrics, round)
+        return in_order([*scores, *completed]), maps
 
     def due_metrics(self, round: int, clients: Sequence[ClientIndex], last: int) -> DueMetrics:
         """Return the metrics that are due in `round`, in which `clients` are scored; `last` is the last such round."""
@@ -148,12 +143,12 @@ class Evaluator:
             groups[split] += sum(len(getattr(self.population.clients[i], split)) > 0 for i in clients)
         return DueMetrics(due, groups, selection=self.evaluation.selection)
 
-    def completed(self, scored: Scored, metrics: DueMetrics, round: int) -> Evaluated:
+    def completed(self, scored: Scored, metrics: DueMetrics, round: int) -> tuple[list[Score], list[RepresentationMap]]:
         """Return the hosts' scores and those of the metrics of representations."""
         seed = stream_seed(self.seed, "metrics", round=round) % 2**31
         classes, device = self.population.num_classes, self.ctx.task.device
         scores, maps = metrics.representation_scores(scored.collected, classes, seed, device, self.tell)
-        return Evaluated([*scored.scores, *scores], maps)
+        return [*scored.scores, *scores], maps
 
     def training_losses(
         self, state: State, round: int, clients: tuple[ClientIndex, ...]
