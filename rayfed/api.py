@@ -16,7 +16,8 @@ from rayfed.engine.checkpoint import Saved, verified
 from rayfed.experiments.capacity import check_run, check_sweep
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import Finding, findings
-from rayfed.experiments.plan import Given, ModelFactory, Plan, make_plan
+from rayfed.experiments.plan import Given, Plan, make_plan
+from rayfed.experiments.plan_model import ModelFactory
 from rayfed.experiments.run_summary import run_summary
 from rayfed.experiments.sources import from_file, merged
 from rayfed.experiments.space import Space, read_space

@@ -14,7 +14,8 @@ from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_torch, torch_state_kept
 from rayfed.engine.checkpoint import SavedState
 from rayfed.engine.evaluation import downloads
-from rayfed.experiments.plan import ModelFactory, Plan, fresh_module
+from rayfed.experiments.plan import Plan
+from rayfed.experiments.plan_model import ModelFactory, fresh_module
 from rayfed.models.split_model import ensure_split
 
 

@@ -66,7 +66,7 @@ def lines(rows):
     return pd.DataFrame(rows, columns=columns)
 
 
-check_vocabulary = rayfed.experiments.plan._check_vocabulary
+check_vocabulary = rayfed.experiments.plan_checks.check_vocabulary
 context_of = Blueprint.context
 
 
@@ -123,7 +123,7 @@ def made(made_for_all, monkeypatch):
     stand_in_data.install(monkeypatch, made_for_all.folder)
     monkeypatch.setenv("RAYFED_DATA", str(made_for_all.folder))
     monkeypatch.setattr(rayfed.experiments.plan, "build_model", made_for_all.network)
-    monkeypatch.setattr(rayfed.experiments.plan, "_check_vocabulary", made_for_all.check_vocabulary)
+    monkeypatch.setattr(rayfed.experiments.plan_model, "check_vocabulary", made_for_all.check_vocabulary)
     monkeypatch.setattr(vhl, "virtual_data", virtual_zeros)
     monkeypatch.setattr(Blueprint, "context", lambda plan, *asked: made_for_all.context(plan, *asked))
     monkeypatch.chdir(made_for_all.folder)

@@ -1,0 +1,81 @@
+"""The model of a plan: chosen by name, or the user's own, with the weights that follow from the seed."""
+
+import copy
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from rayfed.core.errors import UsageError
+from rayfed.core.rng import global_generators_seeded
+from rayfed.data.population import Population
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan_checks import check_vocabulary, input_type
+from rayfed.losses.base import Loss, needed_outputs
+from rayfed.models.build import build_model
+from rayfed.models.split_model import ensure_split, initialise_lazy_layers
+from rayfed.records.storage import one_line
+
+ModelFactory = Callable[[], nn.Module]
+
+
+def model_of(config: Config, population: Population, model: ModelFactory | nn.Module | None, loss: Loss) -> nn.Module:
+    """Build the model with the weights that follow from the seed, split into features and head."""
+    dtype = input_type(population)
+    outputs = needed_outputs(loss, population.clients[0].train.y.shape[1:], population.num_classes)
+    with global_generators_seeded(config.seed, "model"):
+        if model is None:
+            name, options = config.model.name or "", config.model.options
+            built = build_model(name, options, population.shape, outputs, dtype)
+            if not dtype.is_floating_point and ":" not in name:
+                check_vocabulary(built, population)
+            return built
+        given = fresh_module(model, population.shape, dtype)
+        return given if hasattr(given, "feature_shape") else ensure_split(given, population.shape, dtype)
+
+
+def fresh_module(
+    model: ModelFactory | nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Return the user's module, newly made or as a copy, because a model that is split is changed.
+
+    Args:
+        model: The module, or a function that makes it.
+        shape: Shape of one input, by which lazy layers of a new module get their weights.
+        dtype: Type of the inputs.
+
+    Raises:
+        UsageError: There is no module, or it cannot be copied.
+    """
+    module = model if isinstance(model, nn.Module) else _made(model)
+    if module is not model:
+        initialise_lazy_layers(module, shape, dtype)
+    elif any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
+        raise UsageError(
+            f"model: a {type(module).__name__} with lazy layers that have no weights yet; give a function that makes "
+            "it, so that they are drawn by the seed"
+        )
+    try:
+        return copy.deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"model: {type(module).__name__} cannot be copied ({one_line(error)})") from error
+
+
+def _made(model: ModelFactory) -> nn.Module:
+    expected = "model: expected a torch.nn.Module, or a function without arguments that makes one"
+    if not callable(model):
+        named = f"; to choose one by name, write model.name={model}" if isinstance(model, str) else ""
+        raise UsageError(f"{expected}; got {type(model).__name__}{named}")
+    try:
+        inspect.signature(model).bind()
+    except TypeError as error:
+        name = getattr(model, "__name__", type(model).__name__)
+        raise UsageError(f"{expected}; calling {name}() fails ({error})") from error
+    except ValueError:  # some callables have no signature
+        pass
+    module = model()
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"{expected}; got a function that returns {type(module).__name__}")
+    return module
