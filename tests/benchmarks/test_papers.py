@@ -122,7 +122,7 @@ def made(made_for_all, monkeypatch):
     """With stand-ins for all data that is not embedded."""
     stand_in_data.install(monkeypatch, made_for_all.folder)
     monkeypatch.setenv("RAYFED_DATA", str(made_for_all.folder))
-    monkeypatch.setattr(rayfed.experiments.plan, "build_model", made_for_all.network)
+    monkeypatch.setattr(rayfed.experiments.plan_model, "build_model", made_for_all.network)
     monkeypatch.setattr(rayfed.experiments.plan_model, "check_vocabulary", made_for_all.check_vocabulary)
     monkeypatch.setattr(vhl, "virtual_data", virtual_zeros)
     monkeypatch.setattr(Blueprint, "context", lambda plan, *asked: made_for_all.context(plan, *asked))
