@@ -45,6 +45,7 @@ def write_all() -> dict[str, dict[str, Any]]:
     Path("hub").mkdir()
     for file in ("own.parquet", "hub/train-00000.parquet"):
         table.to_parquet(file)
+    table.to_csv("own.csv", index=False)
     roles = {"features": ["a", "b"], "client": "who"}
     return {name: {} for name in image_sets.WRITERS} | {
         "imagefolder": {"folder": f"{ROOT}/own", "size": 16},
@@ -52,5 +53,6 @@ def write_all() -> dict[str, dict[str, Any]]:
         "synthetic": {"clients": 3, "dimensions": 6, "classes": 3, "most_examples": 60},
         "npz": {"file": "own.npz"},
         "parquet": {"file": "own.parquet", **roles},
+        "csv": {"file": "own.csv", **roles},
         "huggingface": {"folder": "hub", **roles},
     }
