@@ -17,7 +17,7 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "running": ("1 while the trial runs, 0 afterwards", ()),
     "round": ("last finished round", ()),
     "rounds": ("rounds that the trial is going to have", ()),
-    "accuracy": ("accuracy at the trial's default evaluation point, mean over clients", ("split",)),
+    "score": ("the metric that chooses, at the trial's default point, mean over clients", ("metric", "split")),
     "clients_per_second": ("clients of the last round by its seconds", ()),
     "round_bytes": ("bytes on the wire in the last round, over all clients", ("direction",)),
     "round_seconds": ("seconds of the last round by part, as in the table rounds", ("part",)),
@@ -56,7 +56,7 @@ class RecorderWithGauges(Recorder):
             name: Gauge(f"rayfed_{name}", description, (*_TRIAL, *tags)) for name, (description, tags) in GAUGES.items()
         }
         self._tags: dict[str, dict[str, str]] = {}  # by trial
-        self._point_of: dict[str, str] = {}
+        self._scored: dict[str, tuple[str, str]] = {}  # the metric that chooses and the point of each trial
         self._hosts: dict[str, int] = {}  # the number of hosts of each trial that have a gauge
 
     def begin(
@@ -70,7 +70,7 @@ class RecorderWithGauges(Recorder):
         super().begin(trial, values, rounds, keep_through_round, holdings)
         algorithm = str(values["algorithm"]["name"])
         self._tags[trial] = {"experiment": self.experiment, "trial": trial, "algorithm": algorithm}
-        self._point_of[trial] = str(values["default_eval_point"])
+        self._scored[trial] = str(values["selection_metric"]), str(values["default_eval_point"])
         self._set(trial, "running", 1)
         self._set(trial, "rounds", rounds)
         self._set(trial, "round", keep_through_round or 0)
@@ -78,8 +78,9 @@ class RecorderWithGauges(Recorder):
     def record(self, trial: str, record: Record) -> int | None:
         written = super().record(trial, record)
         self._set(trial, "round", record.round)
-        for split, value in record.means("accuracy", self._point_of[trial]).items():
-            self._set(trial, "accuracy", value, split=split)
+        metric, point = self._scored[trial]
+        for split, value in record.means(metric, point).items():
+            self._set(trial, "score", value, metric=metric, split=split)
         if (pace := record.clients_per_second) is not None:
             self._set(trial, "clients_per_second", pace)
         for direction, fields in (("down", record.bytes_down), ("up", record.bytes_up)):

@@ -15,7 +15,7 @@ from rayfed.distributed.recording import DriversRecorder
 
 pytestmark = pytest.mark.ray
 
-VALUES = {"algorithm": {"name": "fedavg"}, "seed": 0, "default_eval_point": "global"}
+VALUES = {"algorithm": {"name": "fedavg"}, "seed": 0, "default_eval_point": "global", "selection_metric": "loss"}
 
 
 def record(round, **more):
@@ -25,10 +25,10 @@ def record(round, **more):
             domain="a",
             split="test",
             point="global",
-            metric="accuracy",
+            metric="loss",
             value=value,
             n=1,
-            higher_is_better=True,
+            higher_is_better=False,
         )
         for k, value in enumerate((0.25, 0.75))
     ]
@@ -46,7 +46,7 @@ def scraped(trial):
     for name, tags, value in re.findall(r"^ray_rayfed_(\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
         pairs = dict(re.findall(r'(\w+)="([^"]*)"', tags))
         if pairs.get("trial") == trial:
-            own = tuple(pairs[key] for key in ("split", "direction", "part", "host") if key in pairs)
+            own = tuple(pairs[key] for key in ("metric", "split", "direction", "part", "host") if key in pairs)
             found[name, *own] = float(value)
     return found
 
@@ -71,7 +71,7 @@ def test_gauges_can_be_scraped(tmp_path):
         found = waited_for("t", ("round",), 3)
         assert found["running",] == 1
         assert found["rounds",] == 5
-        assert found["accuracy", "test"] == 0.5
+        assert found["score", "loss", "test"] == 0.5
         assert found["clients_per_second",] == 4
         assert (found["round_bytes", "down"], found["round_bytes", "up"]) == (42, 30)
         assert found["epsilon",] == 2.25

@@ -77,6 +77,7 @@ class TestChoice:
         assert rows.criteria == {"run": metric}
         text = render(tmp_path, width=200)
         assert f"test {metric}" in text
+        assert f"test {metric} {means(result, metric, 'test').iloc[-1]:.4f} after round" in repr(result)
         assert f"at the round with the best mean validation {metric}" in text
         assert f"test accuracy, %, at the round with the best mean validation {metric}" in render(
             tmp_path, view=View(metric="accuracy"), width=200
