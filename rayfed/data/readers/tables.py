@@ -99,7 +99,7 @@ def _csv(path: Path) -> pa.Table:
 @functools.lru_cache(maxsize=4)
 def _read_csv(path: Path, modified: int, size: int) -> pa.Table:
     """Return a CSV file with a line of names; empty cells and NA, NaN and null are missing."""
-    table = pandas.read_csv(path, low_memory=False, float_precision="round_trip")
+    table = pandas.read_csv(path, low_memory=False)
     if not isinstance(table.index, pandas.RangeIndex):  # pandas takes the first cells for names of the rows
         raise ValueError("rows have more cells than the first line has names")
     return pa.Table.from_pandas(table, preserve_index=False)
