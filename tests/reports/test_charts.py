@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from small_results import add
@@ -17,7 +18,9 @@ from rayfed.records.maps import write_map
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
+from rayfed.reports.charts.chart import Chart
 from rayfed.reports.charts.kinds import KINDS, chart_data, draw
+from rayfed.reports.charts.partitions import counts_panel
 from rayfed.reports.charts.style import image_bytes, styled
 from rayfed.reports.read import read
 
@@ -150,6 +153,19 @@ class TestKinds:
         assert panel["title"] == "h0, seed 0"
         assert data_of(panel).to_numpy().tolist() == [[0, 0, "a", 5], [1, 1, "b", 8]]  # for training and validation
         assert read_holdings(open_storage(folder).child("e"), "h1") is None
+
+    @pytest.mark.parametrize(("clients", "mark"), [(4, "circle"), (70, "rect")])
+    def test_many_clients_are_a_heat_map(self, clients: int, mark: str) -> None:
+        counts = np.arange(3 * clients).reshape(clients, 3)
+        chart = Chart(counts_panel(range(clients), ["a", "b"] * (clients // 2), counts), "who holds what")
+        spec = styled(chart.chart)
+        assert spec["mark"]["type"] == mark
+        assert data_of(spec).query("client == 3")[["class", "examples"]].to_numpy().tolist() == [
+            [0, 9],
+            [1, 10],
+            [2, 11],
+        ]
+        assert image_bytes(chart, "png").startswith(b"\x89PNG")
 
     def test_maps(self, folder: Path) -> None:
         by_domain, by_class = panels_of("tsne", folder)

@@ -69,22 +69,15 @@ def counts_panel(clients: Sequence[int], domains: Sequence[str], counts: np.ndar
     scale = alt.Scale(domain=names, range=list(COLOURS[: len(names)]))
     legend = alt.Legend(title=None, orient="bottom", columns=max(2, width // 150))
     return chart.mark_circle(opacity=0.75).encode(
-        x=alt.X(
-            "client:Q",
-            axis=alt.Axis(values=list(clients)),
-            scale=alt.Scale(domain=[min(clients) - 1, max(clients) + 1], nice=False),
-        ),
-        y=alt.Y(
-            "class:Q",
-            axis=alt.Axis(values=list(range(counts.shape[1]))),
-            scale=alt.Scale(domain=[-1, counts.shape[1]], nice=False),
-        ),
+        x=_axis(alt.X, "client:Q", clients),
+        y=_axis(alt.Y, "class:Q", range(counts.shape[1])),
         size=alt.Size("examples:Q", scale=alt.Scale(domainMin=0, range=[0, 260]), legend=None),
         color=alt.Color("domain:N", scale=scale, legend=legend) if few else alt.value(COLOURS[0]),
         tooltip=tooltip,
     )
 
 
-def _axis(channel: Any, name: str, numbers: list[int]) -> Any:
+def _axis(channel: Any, name: str, numbers: Sequence[int]) -> Any:
+    """Return an axis with a label for each of `numbers`, and room around them."""
     scale = alt.Scale(domain=[min(numbers) - 1, max(numbers) + 1], nice=False)
-    return channel(name, axis=alt.Axis(values=numbers), scale=scale)
+    return channel(name, axis=alt.Axis(values=list(numbers)), scale=scale)
