@@ -14,7 +14,7 @@ from rayfed.experiments.sources import merged
 from rayfed.experiments.space import Search
 
 _VALUES = """\
-Later values override earlier ones. Values are YAML: local.lr=0.05 evaluate.points=[global,trained] cohort=0.5
+Later values override earlier ones. Values are YAML: local.lr=0.05 evaluate.points=[global,trained] cohort_share=0.5
 A name may also be your own module:Class: algorithm.name=mine:MyMethod for a file mine.py in the working directory.
 """
 

@@ -283,12 +283,13 @@ class Config:
     tracking: Tracking
     metrics: "dict[str, Metric]"
     rounds: int = option(10, low=1, high=MOST_ROUNDS, help="communication rounds")
-    cohort: int | float = option(1.0, help="clients per round: an integer, or a share of the participants up to 1.0")
+    cohort: int | float | None = option(None, help="clients per round; null: the share cohort_share of them")
+    cohort_share: float = option(1.0, above=0, high=1, help="share of the participants that takes part in a round")
     unseen_clients: int | float = option(
-        0,
-        low=0,
-        help="clients that take no part in training and are scored after it: an integer, or a share below 1.0; drawn "
-        "with the seed",
+        0, low=0, help="clients that take no part in training and are scored after it; drawn with the seed"
+    )
+    unseen_share: float = option(
+        0.0, low=0, below=1, help="share of all clients that takes no part in training, in place of unseen_clients"
     )
     leave_out: str | None = option(
         None, help='domain to withhold from all clients; the global model, or else theirs, is scored on it ("ood")'
@@ -422,11 +423,7 @@ def _check_together(settings: Any) -> None:
     _check_availability(settings.availability, settings.local)
     if settings.local.nesterov and not settings.local.momentum:
         raise UsageError("local.nesterov=true: needs momentum; give local.momentum above 0, such as 0.9")
-    cohort = settings.cohort
-    if (isinstance(cohort, int) and cohort < 1) or not cohort > 0 or (isinstance(cohort, float) and cohort > 1):
-        raise UsageError(f"cohort={cohort}: give an integer of at least 1, or a share above 0 and up to 1.0")
-    if isinstance(settings.unseen_clients, float) and settings.unseen_clients >= 1:
-        raise UsageError(f"unseen_clients={settings.unseen_clients}: give an integer, or a share below 1.0")
+    _check_counts(settings)
     if settings.select.mode is not None and settings.select.metric is None:
         raise UsageError(f"select.mode={settings.select.mode}: has no effect without select.metric")
     if settings.select.metric is not None and "val" not in settings.evaluate.splits:
@@ -453,6 +450,18 @@ def _check_together(settings: Any) -> None:
         if (slots and abs(1 / share - slots) > 0.02 * slots) or (share > 1 and share != int(share)):
             better = f"1/{slots} = {1 / slots:.4g}" if share < 1 else round(share)
             raise UsageError(f"placement.{key}={share:g}: must be an integer or 1/k for an integer k, such as {better}")
+
+
+def _check_counts(settings: Any) -> None:
+    """Raise UsageError for a cohort without clients, a share given as a number of clients, or both of them."""
+    if settings.cohort is not None and isinstance(settings.cohort, int) and settings.cohort < 1:
+        raise UsageError(f"cohort={settings.cohort}: must be at least 1")
+    for key, share in (("cohort", "cohort_share"), ("unseen_clients", "unseen_share")):
+        value = getattr(settings, key)
+        if isinstance(value, float):
+            raise UsageError(f"{key}={value}: expected an integer, the number of clients; a share is {share}={value}")
+        if value and getattr(settings, share) != getattr(Config, share):
+            raise UsageError(f"{key}={value} and {share}={getattr(settings, share)} are both given; give one of them")
 
 
 def _with_selected(metrics: Any, selected: str | None) -> Any:

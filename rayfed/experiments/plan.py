@@ -218,7 +218,7 @@ def make_plan(
         population = population_without_domain(population, config.leave_out)
     elif population is None:
         population = load_data(config)
-    population = with_unseen_clients(population, config.unseen_clients, config.seed)
+    population = with_unseen_clients(population, config.unseen_clients or config.unseen_share, config.seed)
     blueprint = checked_on_data(
         _blueprint(config, population, augment, model, chosen_loss),
         population,
@@ -339,7 +339,7 @@ def _blueprint(
     model: ModelFactory | nn.Module | None,
     loss: Loss,
 ) -> Blueprint:
-    cohort = _cohort_size(config.cohort, len(population.participants))
+    cohort = _cohort_size(config, len(population.participants))
     return Blueprint(
         algorithm=config.algorithm,
         model=model_of(config, population, model, loss),
@@ -387,13 +387,13 @@ def _training_loss(config: Config, loss: Loss) -> Loss | None:
     return partial(loss, label_smoothing=smoothing)
 
 
-def _cohort_size(cohort: int | float, clients: int) -> int:
-    """Return the number of clients in a round, from a number or a share of all participants."""
-    if isinstance(cohort, float):
-        return max(1, floor_share(clients, cohort))
-    if cohort > clients:
-        raise UsageError(f"cohort={cohort}: there are {clients} clients; give at most that, or a share such as 0.5")
-    return cohort
+def _cohort_size(config: Config, clients: int) -> int:
+    """Return the number of clients in a round."""
+    if config.cohort is None:
+        return max(1, floor_share(clients, config.cohort_share))
+    if config.cohort > clients:
+        raise UsageError(f"cohort={config.cohort}: there are {clients} clients; give at most that, or a cohort_share")
+    return int(config.cohort)
 
 
 def _points(config: Config, *, has_global: bool) -> tuple[str, ...]:

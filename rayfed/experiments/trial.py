@@ -80,7 +80,7 @@ def _is_passed(config: Config, content: Mapping[str, Any]) -> bool:
         return True
     if round > rounds:
         return False  # after the final stage
-    if progress["finished"] and config.unseen_clients and config.algorithm.setup_exchanges:
+    if progress["finished"] and (config.unseen_clients or config.unseen_share) and config.algorithm.setup_exchanges:
         return False  # unseen clients have a state
     stops = config.early_stopping.patience is not None
     return not (stops and round == rounds and round % config.evaluate.every)  # the rule has seen a score too many

@@ -71,8 +71,6 @@ chooses rounds and hyperparameters, and `selection_mode` says whether its best v
 `partition_seed` is the seed with which the partition drew, null where there was none. `code_hash` covers the user's own
 classes that the configuration names; null without any. `parameters` and `macs` (multiply-accumulates of one example's
 forward pass) are the model's."""
-COUNTS_OR_SHARES = ("cohort", "unseen_clients")
-"""Columns in which 1 and 1.0 differ: one client, and all of them."""
 _NOT_CONFIGURATION = ("results", "experiment", "resume")
 _JSON_BEGINS = tuple("[{-0123456789")
 
@@ -81,9 +79,8 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
     """Write `values` to the row of `trial`; columns that are not given keep their values.
 
     A new row begins with the status "running", the present time and the installed versions. Each column has one type:
-    lists and values of several types become JSON strings, and integers beside fractions become fractions, except in
-    `COUNTS_OR_SHARES`. Any number of processes may call this at once, also on several machines if the file system has
-    working locks.
+    lists and values of several types become JSON strings, and integers beside fractions become fractions. Any number of
+    processes may call this at once, also on several machines if the file system has working locks.
 
     Args:
         values: the fixed columns and dotted configuration names. Nested mappings are flattened to dotted names, and
@@ -189,7 +186,7 @@ def recorded_configuration(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain = {str(key): _plain(value) for key, value in row.items()}
     return {
-        key: _decoded(key, value)
+        key: _decoded(value)
         for key, value in plain.items()
         if value is not None and key not in _NOT_CONFIGURATION and (key not in FIXED or key == "seed")
     }
@@ -209,7 +206,7 @@ def trials_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     rows = list(rows)
     others = dict.fromkeys(key for row in rows for key in row if key not in FIXED)
     columns = {name: pa.array([_fixed(row.get(name), kind) for row in rows], kind) for name, kind in FIXED.items()}
-    return pa.table({**columns, **{name: _one_type([row.get(name) for row in rows], name) for name in others}})
+    return pa.table({**columns, **{name: _one_type([row.get(name) for row in rows]) for name in others}})
 
 
 def _version(package: str) -> str | None:
@@ -238,27 +235,27 @@ def _fixed(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def _one_type(values: list[Any], name: str) -> pa.Array:
+def _one_type(values: list[Any]) -> pa.Array:
     values = [_plain(value) for value in values]
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:
         return pa.array(values, pa.bool_())
     if kinds == {int} and all(value is None or abs(value) < 2**63 for value in values):
         return pa.array(values, pa.int64())
-    if float in kinds and kinds <= ({float} if name in COUNTS_OR_SHARES else {int, float}):
+    if float in kinds and kinds <= {int, float}:
         return pa.array([None if value is None else float(value) for value in values], pa.float64())
     texts = [value if value is None or isinstance(value, str) else json.dumps(value, default=str) for value in values]
     return pa.array(texts, pa.string())
 
 
-def _decoded(key: str, value: Any) -> Any:
+def _decoded(value: Any) -> Any:
     """Return the value of an option from its column, in which lists, and numbers beside texts, are JSON."""
     if isinstance(value, str) and (value[:1] in _JSON_BEGINS or value in ("true", "false")):
         try:
             return json.loads(value)
         except ValueError:
             return value
-    if isinstance(value, float) and value.is_integer() and key not in COUNTS_OR_SHARES:
+    if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
 

@@ -10,14 +10,14 @@ import pandas as pd
 from rayfed.core.records import SECONDS
 from rayfed.records.holdings import read_holdings
 from rayfed.records.storage import Storage
-from rayfed.reports.hyperparameter_groups import format_setting
+from rayfed.reports.hyperparameter_groups import format_value
 from rayfed.reports.read import Tables
 from rayfed.reports.selection import CLIENT, TRIAL, aggregate_clients, client_values, pick_rounds, scores_of
 from rayfed.reports.summary import SCORE, countable_trials, seed_values
 
 ROUND_PARTS = (*(part for part in SECONDS if part != "total"), "other")
 """The parts of a round's wall-clock time; `other` is what the measured parts leave of the total."""
-_KEYS_WITHOUT_DOT = ("cohort", "rounds", "batch_norm", "unseen_clients")
+_KEYS_WITHOUT_DOT = ("cohort", "cohort_share", "rounds", "batch_norm", "unseen_clients", "unseen_share")
 _MAP_FILE = re.compile(
     r"(?P<trial>.+)-round(?P<round>\d+)-(?P<name>[^-]+)-(?P<point>[^-]+)-(?P<split>[^-]+)-(?P<layer>.*)\.parquet"
 )
@@ -54,7 +54,7 @@ def varying_keys(rows: pd.DataFrame) -> list[str]:
 
 def setting_texts(rows: pd.DataFrame, key: str) -> pd.Series:
     """Return the values of a configuration key as text, "none" for null, as tables show it."""
-    return rows[key].map(lambda value: format_setting(key, value)).astype(str)
+    return rows[key].map(lambda value: format_value(value)).astype(str)
 
 
 def client_scores(tables: Tables, metric: str, split: str) -> pd.DataFrame:

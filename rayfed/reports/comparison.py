@@ -13,7 +13,7 @@ from rayfed.reports.selection import CLIENT
 from rayfed.reports.significance import NOISE, cohens_dz, paired_t, wilcoxon
 
 # What decides which client holds which examples. The hash names rows of the dataset, and data.* the dataset.
-_PAIRED = ("data.", "partition.", "partition_hash", "unseen_clients", "leave_out")
+_PAIRED = ("data.", "partition.", "partition_hash", "unseen_clients", "unseen_share", "leave_out")
 # The hash covers the contents of the partition file, and what the seed of the partition draws.
 _NOT_PAIRED = (*LOCATION_KEYS, "partition.file", "partition.seed")
 CONFIDENCE = 0.95

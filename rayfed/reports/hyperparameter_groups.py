@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from rayfed.records.trials import COUNTS_OR_SHARES, FIXED
+from rayfed.records.trials import FIXED
 
 LOCATION_KEYS = ("data.root", "data.download")
 """Keys that say where a dataset's files are and how they got there; the same files elsewhere are the same data.
@@ -69,23 +69,18 @@ def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def format_setting(name: str, value: Any) -> str:
-    """Return the value of a key as `format_value` does; a cohort of 1.0 is all clients, and one of 1 a single one."""
-    return str(value) if name in COUNTS_OR_SHARES and isinstance(value, float) and value == 1 else format_value(value)
-
-
 def _is_hyperparameter(name: str) -> bool:
     return name not in FIXED and name not in _NOT_HYPERPARAMETERS and not name.startswith(_NOT_HYPERPARAMETER_PREFIXES)
 
 
 def _label(values: pd.Series, names: list[str]) -> str:
-    return ", ".join(f"{name.removeprefix('algorithm.')}={format_setting(name, values[name])}" for name in names)
+    return ", ".join(f"{name.removeprefix('algorithm.')}={format_value(values[name])}" for name in names)
 
 
 def _sort_key(value: Any) -> tuple[int, float, str]:
     if isinstance(value, (int, float)):
         return (0, float(value), "")
     try:
-        return (0, float(value), format_value(value))  # a number in a column of strings: cohort=1 beside cohort=1.0
+        return (0, float(value), format_value(value))  # a number in a column of strings
     except (TypeError, ValueError):
         return (1, 0.0, format_value(value))

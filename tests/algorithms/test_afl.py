@@ -112,7 +112,7 @@ def test_a_loss_is_all_that_is_sent_beside_the_model():
 @pytest.mark.parametrize("algorithm", [AFL(), GenAFL()])
 def test_sampled_clients_are_refused(algorithm):
     people = population()
-    with pytest.raises(UsageError, match=rf"^cohort=2: algorithm.name={algorithm.name} weighs .* use cohort=1.0"):
+    with pytest.raises(UsageError, match=rf"^cohort=2: algorithm.name={algorithm.name} weighs .* leave out cohort"):
         plan(algorithm, people, net(False), cohort=2).check(people)
 
 

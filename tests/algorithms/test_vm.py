@@ -40,7 +40,10 @@ def test_weights_out_of_bounds_stop_the_run():
 
 def test_sampled_clients_are_refused():
     people = population()
-    with pytest.raises(UsageError, match=r"^cohort=1: algorithm.name=vm weighs .* use cohort=1.0, all 3 clients$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^cohort=1: algorithm.name=vm weighs .* leave out cohort and cohort_share$",
+    ):
         plan(VM(), people, net(False), cohort=1).check(people)
 
 

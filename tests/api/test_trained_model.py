@@ -169,7 +169,7 @@ class TestLoad:
     def test_the_configuration_comes_back_from_the_table(self, tmp_path):
         """Lists, nulls, shares and keys of algorithms, whatever other columns the table has."""
         quick = {"data": {"domains": ["plain", "font"], "per_domain": 60}, "results": str(tmp_path), "rounds": 1}
-        first = {"model": {"name": "mlp", "hidden": [8, 4]}, "cohort": 0.5, "algorithm": {"name": "mixup"}}
+        first = {"model": {"name": "mlp", "hidden": [8, 4]}, "cohort_share": 0.5, "algorithm": {"name": "mixup"}}
         second = {"model.name": "mlp", "cohort": 2, "algorithm": {"name": "fedprox", "mu": 1}, "local.steps": 3}
         for values in (first | {"algorithm.base": "fedprox"}, second, {"model.name": "mlp", "metrics.ece.every": 1}):
             result = rayfed.run({**quick, **values})

@@ -195,7 +195,15 @@ class TestEarlyStopping:
         """Three learning rates one after the other, the best first: the others do not pass the first rung."""
         asha = "search={scheduler: asha, grace_rounds: 1, reduction_factor: 2, max_concurrent: 1}"
         arms = "arms=[{local.lr: {grid: [0.02, 1.0e-6, 1.0e-7]}}]"
-        more = (asha, arms, "seeds=[0]", "rounds=6", f"experiment=asha-{metric}", "algorithm.name=fedavg", "cohort=1.0")
+        more = (
+            asha,
+            arms,
+            "seeds=[0]",
+            "rounds=6",
+            f"experiment=asha-{metric}",
+            "algorithm.name=fedavg",
+            "cohort_share=1.0",
+        )
         more += (
             f"select.metric={metric}",
             "data.per_domain=300",

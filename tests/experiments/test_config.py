@@ -189,20 +189,20 @@ class TestTypes:
 
 class TestCohort:
     @pytest.mark.parametrize(
-        ("text", "value", "clients"), [("3", 3, 3), ("1", 1, 1), ("1.0", 1.0, 5), ("0.5", 0.5, 2), ("1e-1", 0.1, 1)]
+        ("text", "clients"),
+        [("cohort=3", 3), ("cohort=1", 1), ("cohort_share=1", 5), ("cohort_share=0.5", 2), ("seed=0", 5)],
     )
-    def test_whole_numbers_count_and_others_are_shares(self, text, value, clients):
-        config = written(f"cohort={text}", "model.name=mlp")
-        assert (config.cohort, type(config.cohort)) == (value, type(value))
-        assert make_plan(config).blueprint.cohort == clients
+    def test_is_a_number_or_a_share(self, text, clients):
+        assert make_plan(written(text, "model.name=mlp")).blueprint.cohort == clients
 
-    def test_the_default_is_everyone(self):
-        assert written().cohort == 1.0
-        assert make_plan(written("model.name=mlp")).blueprint.cohort == 5
+    @pytest.mark.parametrize(
+        "text", ["cohort=0", "cohort=-1", "cohort=0.5", "cohort=nan", "cohort_share=0", "cohort_share=1.1"]
+    )
+    def test_others_are_refused(self, text):
+        assert refusal(text).startswith(text.partition("=")[0])
 
-    @pytest.mark.parametrize("value", ["0", "-1", "0.0", "-0.5", "1.5", ".nan", "half", "2.0", "true", "null"])
-    def test_what_is_no_cohort_is_refused(self, value):
-        assert refusal(f"cohort={value}").startswith("cohort=")
+    def test_one_of_them_is_given(self):
+        assert refusal("cohort=2", "cohort_share=0.5").startswith("cohort=2 and cohort_share=0.5 are both given")
 
 
 class TestAlgorithm:
@@ -312,7 +312,13 @@ class TestTree:
         "pairs",
         [
             (),
-            ("algorithm.name=fedprox", "algorithm.mu=0.3", "cohort=0.5", "local.steps=4", "evaluate.points=[trained]"),
+            (
+                "algorithm.name=fedprox",
+                "algorithm.mu=0.3",
+                "cohort_share=0.5",
+                "local.steps=4",
+                "evaluate.points=[trained]",
+            ),
             ("algorithm.name=dbe", "algorithm.base={name: scaffold, server_lr: 0.5}"),
             ("data.per_domain=50", "partition={name: iid, clients: 3}", "model={name: mlp, hidden: [5]}", "cohort=2"),
             ("placement.hosts=2", "placement.cpus=0.5", "checkpoint.every=2", "resume=true", "seed=9"),

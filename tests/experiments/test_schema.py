@@ -33,7 +33,7 @@ def test_takes_the_packaged_spaces(validator, path):
     "values",
     [
         {},
-        {"algorithm": {"name": "fedprox", "mu": 0.1}, "local.lr": 0.1, "cohort": 0.5},
+        {"algorithm": {"name": "fedprox", "mu": 0.1}, "local.lr": 0.1, "cohort_share": 0.5},
         {"algorithm": {"name": "mine:Method", "anything": 1}},
         {"algorithm.name": "mine:Method", "algorithm.anything": 1},
         {"algorithm": {"name": "mixup", "base": {"name": "fedprox", "mu": 1}}},

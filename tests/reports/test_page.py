@@ -170,7 +170,7 @@ class TestRepeating:
             "evaluate.splits": ["val", "test"],
             "metrics.ece": {"bins": 10},
         }
-        iid = {"partition": {"name": "iid", "clients": 2}, "cohort": 1.0, "seed": 2}
+        iid = {"partition": {"name": "iid", "clients": 2}, "cohort_share": 1.0, "seed": 2}
         trials = [
             rayfed.run({**common, **more}, keep_state=False).trial
             for more in ({"algorithm.name": "fedprox", "algorithm.mu": 0.5, "cohort": 1}, iid)

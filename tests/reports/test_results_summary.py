@@ -303,20 +303,6 @@ def test_where_the_data_are_stored_is_no_hyperparameter(tmp_path: Path) -> None:
     assert group_trials(read(tmp_path).trials)["hyperparameters"].str.contains("data.file=a.npz").any()
 
 
-def test_one_client_and_all_of_them_differ(tmp_path: Path) -> None:
-    for number, cohort in enumerate((1, 1.0, 10, 0.5, 3)):
-        add_trial(tmp_path, f"t{number}", [(0.5, 0.5)], cohort=cohort)
-    tables = read(tmp_path)
-    table = group_trials(tables.trials).sort_values("order")
-    assert list(table["hyperparameters"]) == ["cohort=0.5", "cohort=1", "cohort=1.0", "cohort=3", "cohort=10"]
-    assert summarise(tables).notes == []
-    for number, cohort in enumerate((0.5, 1.0)):
-        add_trial(tmp_path / "shares", f"t{number}", [(0.5, 0.5)], cohort=cohort)
-    assert list(group_trials(read(tmp_path / "shares").trials)["hyperparameters"]) == ["cohort=0.5", "cohort=1.0"]
-    add_trial(tmp_path / "other", "t", [(0.5, 0.5)], cohort=3)
-    assert read(tmp_path / "other").trials["cohort"].tolist() == [3]  # a number where there is no share beside it
-
-
 def test_what_is_measured_is_no_hyperparameter(tmp_path: Path) -> None:
     add_trial(tmp_path, "t0", [(0.5, 0.5)], metrics={})
     more = {"metrics.ece.every": 2, "evaluate.initial": True, "evaluate.splits": ["test"]}

@@ -7,7 +7,4 @@ from rayfed.core.errors import UsageError
 def refuse_sampling(problem: ProblemSpec, name: str, reason: str) -> None:
     """Raise UsageError if a round may leave clients out; `reason` says what the method does with all of them."""
     if not problem.full_participation:
-        clients = problem.task.num_clients
-        raise UsageError(
-            f"cohort={problem.cohort}: algorithm.name={name} {reason}; use cohort=1.0, all {clients} clients"
-        )
+        raise UsageError(f"cohort={problem.cohort}: algorithm.name={name} {reason}; leave out cohort and cohort_share")

@@ -13,7 +13,7 @@ from rayfed.reports.captions import RULE_CAPTIONS, average_words
 from rayfed.reports.chart_data import setting_texts, varying_keys
 from rayfed.reports.charts.chart import Chart, ChartData
 from rayfed.reports.charts.style import WIDTH, inline, lines_of, seeds_words, with_methods
-from rayfed.reports.hyperparameter_groups import format_setting
+from rayfed.reports.hyperparameter_groups import format_value
 
 _MOST_PANELS = 6
 
@@ -82,7 +82,7 @@ def _varying(rows: pd.DataFrame, key: str) -> set[str]:
 def _line_label(row: Mapping[str, object], others: Mapping[str, set[str]]) -> str:
     """Return the algorithm of a row and the values of those of the `others` that vary for it."""
     pairs = [
-        f"{key.removeprefix('algorithm.')}={format_setting(key, row[key])}"
+        f"{key.removeprefix('algorithm.')}={format_value(row[key])}"
         for key, algorithms in others.items()
         if row["algorithm"] in algorithms
     ]
