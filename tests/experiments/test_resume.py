@@ -4,7 +4,6 @@ import importlib
 import linecache
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -270,22 +269,6 @@ def test_a_new_start_leaves_no_old_checkpoint_to_resume_from(here):
 def test_the_command_keeps_no_final_state_without_checkpoints(here):
     assert main([*COMMON, "rounds=2"]) == 0
     assert not (here / "results/run/checkpoints").exists()
-
-
-def test_a_checkpoint_in_the_earlier_format_is_refused(here, capsys):
-    assert main([*COMMON, "rounds=2", "checkpoint.every=1"]) == 0
-    (folder,) = here.glob("results/run/checkpoints/*")
-    folder.with_name(f"{folder.name}.pt").write_bytes(b"anything")
-    shutil.rmtree(folder)
-    capsys.readouterr()
-    assert main([*COMMON, "rounds=2", "checkpoint.every=1", "resume=true"]) == 2
-    assert (
-        capsys.readouterr()
-        .err.splitlines()[-1]
-        .endswith(" is in the format of an earlier version of rayfed; start anew with resume=false")
-    )
-    assert main([*COMMON, "rounds=2", "checkpoint.every=1"]) == 0
-    assert [path.name for path in here.glob("results/run/checkpoints/*")] == [folder.name]
 
 
 @pytest.mark.parametrize("name", ["dbe", "fedavg"])
