@@ -241,7 +241,9 @@ class DriversRecorder:
             while True:
                 try:
                     if self._pid is None:
-                        self._pid = _retried(self.actor, "pid")
+                        self._pid = _retried(self.actor, "pid")  # it may still be starting
+                    if ray.get(self.actor.pid.remote(), timeout=self._patience) != self._pid:
+                        self._restart("recorder lost", "its process was killed or crashed")  # since the last call
                     return ray.get(getattr(self.actor, method).remote(*arguments), timeout=self._patience)
                 except ray.exceptions.GetTimeoutError:
                     self._restart("recorder hanging", f"no answer for {self._patience:g} s")
