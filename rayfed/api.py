@@ -75,8 +75,8 @@ def run(
     check_run(config.placement)
     check_trackers(vars(config.tracking), config.results)
     plan = replace(make_plan(config, **vars(given)), keep_state=keep_state, profile=profile)
-    check_rounds({plan.trial: config})
     make_experiment_folder(config.results, config.experiment)
+    check_rounds({plan.trial: config})
     if profile:
         open_storage(config.results).child(config.experiment, "profile", plan.trial).delete_all()
     if not quiet:

@@ -25,7 +25,7 @@ from rayfed.experiments.plan import Plan
 from rayfed.experiments.profile import Profile
 from rayfed.records.holdings import Holding
 from rayfed.records.recorder import traceback_file
-from rayfed.records.storage import open_storage
+from rayfed.records.storage import open_storage, storage_errors
 from rayfed.records.trials import read_trials
 
 
@@ -94,9 +94,12 @@ def check_rounds(configs: Mapping[str, Config]) -> list[dict[str, Any]]:
 
     Raises:
         UsageError: A trial has more rounds than its configuration gives it.
+        StorageError: The results cannot be read.
     """
     first = next(iter(configs.values()))
-    rows = read_trials(open_storage(first.results).child(first.experiment, "trials"))
+    home = open_storage(first.results).child(first.experiment, "trials")
+    with storage_errors(home.location):
+        rows = read_trials(home)
     for row in rows:
         config = configs.get(row["trial"])
         if config is not None and (done := row["rounds_done"] or 0) > config.rounds:

@@ -605,7 +605,7 @@ class TestInterrupts:
     def test_a_sweep(self, here, number, expected, more):
         (here / "s.yaml").write_text(
             "seeds: [0, 1]\ndata: {domains: [plain, font], per_domain: 60}\nmodel: {name: mlp, hidden: [8]}\n"
-            "search.max_concurrent: 1\narms: [{rounds: 1}, {rounds: 100000}, {rounds: 100001}]\n"
+            "search.max_concurrent: 1\nrounds: 100000\narms: [{rounds: 1}, {local.lr: 0.02}, {local.lr: 0.03}]\n"
         )
         process = start(here, "sweep", "s.yaml", *more)
         second = lambda: len(list(here.glob("results/run/rounds/*.parquet"))) > 1  # noqa: E731
