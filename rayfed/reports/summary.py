@@ -59,8 +59,7 @@ def summarise(tables: Tables) -> Summary:
     rows, over_rounds = (
         frame.merge(chosen, on=["experiment", "order", "point"], how="left")
         .merge(by_default, on=["experiment", "order"], how="left")
-        .fillna({"chosen": False, "chosen_by_default": False})
-        .astype({"chosen": bool, "chosen_by_default": bool})
+        .assign(**{name: lambda merged, name=name: merged[name].eq(True) for name in ("chosen", "chosen_by_default")})
         for frame in (rows, over_rounds)
     )
     return Summary(rows, over_rounds, notes)

@@ -15,7 +15,6 @@ import pandas as pd
 import psutil
 import pytest
 import ray
-from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
 
 import rayfed
 from helpers.commands import command
@@ -73,7 +72,8 @@ def cluster(here, monkeypatch, cpus):
 
     ray.shutdown()
     protect_token()
-    enable_token_auth_by_default()
+    authentication = pytest.importorskip("ray._private.authentication.authentication_token_setup")
+    authentication.enable_token_auth_by_default()
     with _started_in_time(300):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
