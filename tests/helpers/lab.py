@@ -99,7 +99,12 @@ class Lab:
             command = ["unshare", *flags, "bash", str(self.folder / "init.sh"), str(self.folder), host, *shared]
             with open(self.folder / f"{host}.log", "wb") as log:
                 self._namespaces[host] = subprocess.Popen(
-                    command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                    command,
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env=os.environ | {"PATH": _PATH},
                 )
         for host, process in self._namespaces.items():
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
