@@ -258,7 +258,8 @@ class TestTrials:
         out, err = run.communicate(timeout=300)
         assert run.returncode == 0, out[-3000:] + err[-3000:]
         hosts = fetched(up, "joined").rounds.sort_values("round")["busy_seconds"].map(len)
-        assert (hosts.iloc[0], hosts.iloc[-1]) == (1, 2)
+        assert hosts.iloc[0] == 1
+        assert hosts.iloc[-1] > 1  # 3 where the monitor has started a node there, too
 
 
 class TestGrowth:
