@@ -243,7 +243,8 @@ class DriversRecorder:
                     if self._pid is None:
                         self._pid = _retried(self.actor, "pid")  # it may still be starting
                     if ray.get(self.actor.pid.remote(), timeout=self._patience) != self._pid:
-                        self._restart("recorder lost", "its process was killed or crashed")  # since the last call
+                        # Ray has started it again since the last call, which knows of no error
+                        self._restart("recorder lost", "its process was killed or crashed")
                     return ray.get(getattr(self.actor, method).remote(*arguments), timeout=self._patience)
                 except ray.exceptions.GetTimeoutError:
                     self._restart("recorder hanging", f"no answer for {self._patience:g} s")

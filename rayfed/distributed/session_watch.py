@@ -113,10 +113,6 @@ def ended_by_sigterm(end: Callable[[], str]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _silent(line: str) -> None:
-    pass
-
-
 def _end_process(line: str, code: int = 1) -> None:
     """End this process, in which other threads may wait for Ray for ever."""
     if sys.stderr.isatty():

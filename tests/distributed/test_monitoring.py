@@ -9,7 +9,8 @@ import pytest
 import ray
 
 from helpers.ray_session import start_ray
-from rayfed.core.records import Record, Score
+from helpers.score_rows import row
+from rayfed.core.records import Record
 from rayfed.distributed.monitoring import GAUGES, RecorderWithGauges
 from rayfed.distributed.recording import DriversRecorder
 
@@ -19,19 +20,7 @@ VALUES = {"algorithm": {"name": "fedavg"}, "seed": 0, "default_eval_point": "glo
 
 
 def record(round, **more):
-    scores = [
-        Score(
-            client=k,
-            domain="a",
-            split="test",
-            point="global",
-            metric="loss",
-            value=value,
-            n=1,
-            higher_is_better=False,
-        )
-        for k, value in enumerate((0.25, 0.75))
-    ]
+    scores = [row(round, k, "a", "test", "global", "loss", value, 1).score for k, value in enumerate((0.25, 0.75))]
     parts = {"broadcast": 0.0, "train": 1.5, "upload": 0.0, "aggregate": 0.0, "evaluate": 0.0, "total": 2.0}
     given = {"stage": "round", "cohort": 8, "seconds": parts, "bytes_down": {"w": 30, "c": 12}, "bytes_up": {"w": 30}}
     return Record(round=round, scores=scores, **given, busy=[1.5, 0.5], epsilon=2.25, **more)

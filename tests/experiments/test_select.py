@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import pytest
 
 import rayfed
+from helpers.score_rows import row
 from rayfed.core.best_round import BestRound, Selection
 from rayfed.core.errors import UsageError
-from rayfed.core.records import Record, Score
+from rayfed.core.records import Record
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
@@ -137,19 +138,7 @@ class TestChoice:
 
 class TestBestRound:
     def record(self, round, *values):
-        scores = [
-            Score(
-                client=k,
-                domain="",
-                split="val",
-                point="global",
-                metric="accuracy",
-                value=value,
-                n=1,
-                higher_is_better=True,
-            )
-            for k, value in enumerate(values)
-        ]
+        scores = [row(round, k, "", "val", "global", "accuracy", value, 1).score for k, value in enumerate(values)]
         return Record(stage="round", round=round, cohort=1, scores=scores)
 
     @pytest.mark.parametrize(
