@@ -2,73 +2,81 @@
 
 import dataclasses
 import inspect
-import sys
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import nn
-
-from rayfed.algorithm import Algorithm, Phase, State
+import rayfed
+from rayfed.algorithm import Algorithm, State
 from rayfed.algorithms import ALGORITHMS, FAMILIES
 from rayfed.cli.help import default_text
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
-from rayfed.core.optim import SGD
 from rayfed.core.registry import resolve
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import named_tensors
-from rayfed.data.population import Client, Examples, Population
-from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.evaluation import Evaluation, downloads
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
-from rayfed.models.build import build_model
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
 
 _INTRODUCTION = """\
 # Algorithms
 
-This page is generated from the code by `make docs`; `rayfed list NAME` prints one of its sections. A section has
+`make docs` generates this page from the code. Each method has its paper and its update rules, followed by
 
-- the paper, the update rules, and how ambiguities were settled;
-- the state: what each of two clients with a small batch-norm network receives in the second round (*down*) and has kept
-  since the first (*kept*), by field, as a count of numbers; the fields of which the server needs only the mean
-  (*averaged*); and the model that is scored unless `evaluate.points` says otherwise (*scored*). It names only what
-  differs from `fedavg`: down weights (224903), averaged weights, kept nothing, scored global, one exchange per round;
-- the keys of the method, such as `algorithm.mu`, with their default and, in brackets, the allowed values and, where
-  they were looked up, the defaults of the authors' code and of PFLlib. The authors' values are the defaults unless a
-  description says otherwise.
+- *State*, where it differs from FedAvg (down weights (224903), averaged weights, kept nothing, scored global, one
+  exchange per round): what each of two clients with a small batch-norm network receives in the second round (*down*)
+  and has kept since the first (*kept*), by field, as a count of numbers; the fields of which the server needs only the
+  mean (*averaged*); and the model that is scored unless `evaluate.points` says otherwise (*scored*);
+- its keys, such as `algorithm.mu`, with their defaults and, in brackets, the allowed values and, where they were looked
+  up, the defaults of the authors' code and of PFLlib. A key that several methods share is described once.
+
+The source of a method opens with how ambiguities of the paper were settled and how other people's code differs;
+`rayfed list NAME` prints it.
+
+The methods by family:
 """
 _USUAL = {"down": "weights (224903)", "averaged": "weights", "kept": "nothing", "scored": "global"}
+_EXAMPLE = {
+    "data": {"domains": ["plain", "font"], "per_domain": 20},
+    "model": {"name": "digits_cnn", "width": 0.125},
+    "local": {"steps": 2, "batch_size": 2, "lr": 1e-4},  # only the sizes matter, and training must not diverge
+    "rounds": 2,
+}
 
 
 def algorithms_page() -> str:
     """Return the text of the page."""
-    lists = (f"- [{family}](#{_anchor(family)}): {_links(names)}" for family, names in FAMILIES.items())
-    parts = [_INTRODUCTION, "The methods by family:\n", *lists, ""]
-    described: dict[str, str] = {}  # by module, the first of its methods
+    lists = [
+        f"- [{family}](#{family.lower().replace(' ', '-')}): {', '.join(f'[`{name}`](#{name})' for name in names)}"
+        for family, names in FAMILIES.items()
+    ]
+    described: dict[Any, Any] = {}  # with which method a module, or an option with its default, has been described
+    parts = [_INTRODUCTION, *lists, ""]
     for family, names in FAMILIES.items():
         parts += [f"## {family}", "", *(_section(name, described) for name in names)]
-    return "\n".join([*parts, ""])
+    return "\n".join(parts)
 
 
-def _anchor(heading: str) -> str:
-    return heading.lower().replace(" ", "-")
-
-
-def _links(names: Iterable[str]) -> str:
-    return ", ".join(f"[`{name}`](#{name})" for name in names)
-
-
-def _section(name: str, described: dict[str, str]) -> str:
+def _section(name: str, described: dict[Any, Any]) -> str:
     kind = resolve(name, ALGORITHMS, where="algorithm.name")
-    text = (sys.modules[kind.__module__].__doc__ or "").strip()  # prose, and equations indented by four spaces
-    first = described.setdefault(kind.__module__, name)
-    doc = kind.__doc__ or ""
-    class_text = "" if doc.startswith(f"{kind.__name__}(") else inspect.cleandoc(doc)  # dataclass writes the signature
-    parts = [f"### {name}", text if first == name else f"Described with [`{first}`](#{first}).", class_text]
-    parts += [_state(kind()), _options(kind)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    module = inspect.getmodule(kind)
+    first = described.setdefault(module, name)
+    path = Path(inspect.getfile(kind)).relative_to(Path(rayfed.__file__).parents[1]).as_posix()
+    rules = _rules(inspect.getdoc(module) or "") if first == name else f"Described with [`{first}`](#{first})."
+    facts = f"[Source](../{path}). {_state(kind())}".strip()
+    parts = [f"### {name}", rules, facts, *_options(name, kind, described)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rules(text: str) -> str:
+    """Return the beginning of a module's text until its last equations, which are indented by four spaces."""
+    paragraphs = re.split(r"\n\s*\n", text)
+    last = max(i for i, paragraph in enumerate(paragraphs) if paragraph.startswith("    "))
+    return "\n\n".join(paragraphs[: last + 1])
 
 
 def _state(algorithm: Algorithm) -> str:
@@ -86,42 +94,35 @@ def _state(algorithm: Algorithm) -> str:
     return f"*State:* {'; '.join(words)}." if words else ""
 
 
-def _options(kind: Any) -> str:
-    """Return a list of the hyperparameters; those that `kind` inherits from another method are described there."""
-    lines = []
-    inherited: dict[str, list[str]] = {}  # by method
+def _options(name: str, kind: Any, described: dict[Any, Any]) -> list[str]:
+    """Return a table of the keys, and a sentence on those that an earlier method on the page has, too."""
+    rows: list[tuple[str, str, str]] = []
+    shared: dict[str, list[str]] = {}  # by method
     for field in dataclasses.fields(kind):
-        method = _inherited_from(kind, field)
-        if method is not None:
-            inherited.setdefault(method, []).append(f"`{field.name}`")
-        elif field.init:
-            lines.append(_option(field))
-    lines += [f"- {', '.join(names)}: as in [`{method}`](#{method})" for method, names in inherited.items()]
-    return "\n".join(lines)
+        if not field.init:
+            continue
+        declaration = (field.name, field.metadata.get("help"), str(field.metadata.get("elsewhere")))
+        first, usual = described.setdefault(declaration, (name, default_text(field)))
+        if first == name:
+            rows.append((f"`{field.name}`", _default(field), field.metadata.get("help", "")))
+        else:
+            default = default_text(field)
+            shared.setdefault(first, []).append(f"`{field.name}`" + f" = {default}" * (default != usual))
+    also = [f"{', '.join(keys)}: as in [`{method}`](#{method})" for method, keys in shared.items()]
+    return [_table(rows)] * bool(rows) + [f"{'Also ' if rows else ''}{'; '.join(also)}."] * bool(also)
 
 
-def _inherited_from(kind: Any, field: "dataclasses.Field[Any]") -> str | None:
-    """Return the method among the bases of `kind` that declares the same option."""
-    methods = {resolve(name, ALGORITHMS, where="algorithm.name"): name for name in ALGORITHMS}
-    for base in [base for base in kind.__mro__[1:] if base in methods]:
-        for other in dataclasses.fields(base):
-            if _declaration(other) == _declaration(field):
-                return methods[base]
-    return None
+def _table(rows: Sequence[tuple[str, str, str]]) -> str:
+    lines = [("key", "default", "meaning"), ("---",) * 3, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _declaration(field: "dataclasses.Field[Any]") -> tuple[Any, ...]:
-    return field.name, default_text(field), field.metadata
-
-
-def _option(field: "dataclasses.Field[Any]") -> str:
+def _default(field: "dataclasses.Field[Any]") -> str:
+    """Return the default of an option, then in brackets the allowed values and other people's defaults."""
     details = [_allowed(field.metadata)] if _allowed(field.metadata) else []
-    details += [
-        f"{'the authors' if name == 'authors' else name}: {value}"
-        for name, value in field.metadata.get("elsewhere", {}).items()
-    ]
+    details += [f"{name}: {value}" for name, value in field.metadata.get("elsewhere", {}).items()]
     brackets = f" ({'; '.join(details)})" if details else ""
-    return f"- `{field.name}` = {default_text(field)}{brackets}: {field.metadata.get('help', '')}"
+    return default_text(field) + brackets
 
 
 def _allowed(metadata: Mapping[str, Any]) -> str:
@@ -141,15 +142,18 @@ def _exchanges(algorithm: Algorithm) -> str:
     return ", ".join(f"{len(group)} {when}" for when, group in exchanges.items() if group)
 
 
-def after_a_round(algorithm: Algorithm) -> tuple[dict[str, int], dict[str, int]]:
+def after_a_round(algorithm: Any) -> tuple[dict[str, int], dict[str, int]]:
     """Count the numbers that a client receives in the second round, and those that it has kept since the first.
 
     Both counts are by field of the state. The clients are two with a small batch-norm network.
     """
+    if hasattr(algorithm, "server_steps"):
+        algorithm = dataclasses.replace(algorithm, server_steps=1)  # faster, and the sizes are the same
     with torch_state_kept():
-        plan, population = _example(algorithm)
-        fleet = LocalFleet(plan, population)
-        server = Server(plan, population, fleet, Evaluation(every=plan.rounds))
+        example = make_plan(Config.read(_EXAMPLE))
+        plan = dataclasses.replace(example.blueprint, algorithm=algorithm)
+        fleet = LocalFleet(plan, example.population)
+        server = Server(plan, example.population, fleet, Evaluation(every=plan.rounds))
         next(record for record in server.run() if record.stage == "round")
         ctx = server.ctx.at(Moment("round", 2), cohort=server.participants)
         down, unicast = downloads(server.algorithm.round_exchanges[0], ctx, server.state)
@@ -164,25 +168,3 @@ def _numbers(state: State) -> dict[str, int]:
 
 def _fields(numbers: dict[str, int]) -> str:
     return ", ".join(f"{key} ({count})" for key, count in numbers.items()) or "nothing"
-
-
-def _example(algorithm: Any) -> tuple[Blueprint, Population]:
-    if any(field.name == "server_steps" for field in dataclasses.fields(algorithm)):
-        algorithm = dataclasses.replace(algorithm, server_steps=1)  # faster, and the sizes are the same
-    part = Examples(np.zeros((12, 3, 28, 28), np.uint8), np.arange(12) % 4)
-    clients = tuple(Client(i, "d", part, part, part) for i in range(2))
-    population = Population("example", clients, 10, (3, 28, 28))
-    plan = Blueprint(
-        algorithm=algorithm,
-        model=build_model("digits_cnn", {"width": 0.125}, (3, 28, 28), 10),
-        loss=nn.functional.cross_entropy,
-        batch_norm="aggregate",
-        optimizer=SGD(lr=1e-4),  # only the sizes matter, and training must not diverge
-        local=Phase("train", steps=2),
-        batch_size=2,
-        drop_last=True,
-        rounds=2,
-        cohort=2,
-        seed=0,
-    )
-    return plan, population
