@@ -50,13 +50,13 @@ def markdown(results: Sequence[Comparison], names: dict[str, str]) -> str:
     for result in results:
         case = result.case
         rows.setdefault((case.method, case.source, case.variant), {})[case.setting.is_partial] = result
-    titles = ("method", "code", "variant", "all clients", "2 of 4", "moved", "")
-    lines = [f"| {' | '.join(titles)} |", f"| {' | '.join(['---'] * len(titles))} |"]
+    lines = ["| method | code | variant | all clients | 2 of 4 | moved |", "|---|---|---|---|---|---|"]
     for (method, source, variant), row in rows.items():
-        every, some = (f"{row[key].difference:.0e}" if key in row else "" for key in (False, True))
+        every, some = (_difference(row[key]) if key in row else "" for key in (False, True))
         moved = max(result.moved for result in row.values())
-        agrees = all(result.agrees for result in row.values())
-        word = "agrees" if agrees else "**differs**"
-        cells = [f"`{method}`", names[source], variant, every, some, f"{moved:.2g}", word]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| `{method}` | {names[source]} | {variant} | {every} | {some} | {moved:.2g} |")
     return "\n".join(lines)
+
+
+def _difference(result: Comparison) -> str:
+    return f"{result.difference:.0e}" if result.agrees else f"**{result.difference:.0e}**"

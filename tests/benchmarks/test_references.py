@@ -265,7 +265,7 @@ def test_the_program_compares_and_fails_on_a_difference(checkout, offer, capsys)
     arguments = ["--own", str(checkout.path)]
     assert offer(case(fedavg()), case(fedavg(), cohort=2)).main([*arguments, "--markdown"]) == 0
     out = capsys.readouterr().out
-    assert out.count("agrees") == 3
+    assert out.count("agrees") == 2
     assert "2 comparisons ran, 0 were skipped, 0 failed" in out
     assert out.splitlines()[-1].startswith("| `fedavg` | own code |  |")
     assert offer(case(fedavg()), case(fedavg(lr=0.2))).main(arguments) == 1
@@ -340,4 +340,4 @@ def test_the_page_has_a_row_for_every_comparison():
             start = f"| `{each.method}` | {program.NAMES[each.source]} | {each.variant} |"
             found = [row for row in rows if row.startswith(start)]
             assert len(found) == 1, start
-            assert ("**differs**" in found[0]) == bool(each.differs)
+            assert ("**" in found[0].removeprefix(start)) == bool(each.differs)
