@@ -98,7 +98,7 @@ def skew() -> None:
     assert command("run")([*values, *quick, "experiment=skew", "algorithm={name: fedprox, mu: 0.1}"]) == 0
 
 
-BEFORE = {"docs/results.md": methods, "docs/tour.md": question, "docs/sweep.md": skew}
+BEFORE = {"docs/results.md": methods, "docs/tour.md": question, "docs/compare-fairly.md": skew}
 
 
 def executed(page: str) -> dict[str, Any]:
@@ -226,14 +226,13 @@ def test_files_of_pfllib_are_clients(own_folder):
 RUN = {
     "README.md": ["rounds=1", "data.per_domain=60", "seeds=[0,1]"],
     "docs/tour.md": [],
-    "docs/sweep.md": ["rounds=2", "seeds=[0,1]"],
     "docs/own-data.md": ["rounds=1", "seeds=[0]"],
     "docs/choose-a-partition.md": [],
-    "docs/compare-fairly.md": ["rounds=2"],
+    "docs/compare-fairly.md": ["rounds=2", "seeds=[0,1]"],
     "docs/debug-a-number.md": [],
     "docs/migrating.md": ["data.per_domain=60"],
 }
-LONG = {"README.md", "docs/tour.md", "docs/sweep.md", "docs/compare-fairly.md"}
+LONG = {"README.md", "docs/tour.md", "docs/compare-fairly.md"}
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in RUN])
