@@ -8,7 +8,6 @@ from helpers.reference import CLIENTS, cross_entropy, data, plan, population, ru
 from rayfed.algorithm import Reply
 from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.common.simplex import project_simplex
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 
 FIVE = population((4, 4, 4, 4, 4))
@@ -82,14 +81,6 @@ def test_afl_and_gen_afl_are_the_same_until_a_weight_meets_zero():
     torch.testing.assert_close(pair[0]["lambda"], pair[1]["lambda"])
     torch.testing.assert_close(pair[0]["weights"], pair[1]["weights"])
     assert pair[0]["lambda"].min() > 0
-
-
-def test_no_step_is_fedavg():
-    people = population()
-    fedavg = run(FedAvg(), people, net(), rounds=3).state["weights"]
-    ours = run(AFL(lambda_lr=0.0), people, net(), rounds=3).state["weights"]
-    for name in fedavg:
-        torch.testing.assert_close(ours[name], fedavg[name], rtol=1e-6, atol=1e-7)
 
 
 def test_a_loss_is_all_that_is_sent_beside_the_model():

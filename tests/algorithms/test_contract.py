@@ -41,6 +41,7 @@ from rayfed.metrics.calibration import Ece
 from rayfed.metrics.drift import Drift
 from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.gradient_norm import GradientNorm
+from rayfed.privacy import gaussian
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 MAIN = pytest.mark.parametrize(  # for what depends little on a variant
@@ -51,7 +52,20 @@ NAMES = {case: name for name, case in CASES.items()}
 ENTRIES = pytest.mark.parametrize("entry", ALGORITHMS)
 
 
+@pytest.fixture
+def few_orders(monkeypatch):
+    """Let privacy accounting try few orders: with all of them, each configuration that is checked costs seconds."""
+    caches = (gaussian.noise_multiplier, gaussian._rdp_of_a_step)
+    monkeypatch.setattr(gaussian, "ORDERS", [2, 4, 8, 16, 32, 64, 256, 1024])
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
 @MAIN
+@pytest.mark.usefixtures("few_orders")
 def test_rayfed_check_finds_nothing(case, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     algorithm = algorithm_of(case)

@@ -9,7 +9,6 @@ from helpers.federations import blobs, blueprint, net
 from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
 from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.dann import DANN
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
@@ -57,13 +56,6 @@ def test_two_rounds_by_hand(momentum, keep):
         model, guess = mean(models, shares(people)), mean(guesses, shares(people))
     assert_weights(server.state["weights"], model, atol=1e-5)
     assert_weights(server.state["discriminator"], guess, atol=1e-5)
-
-
-def test_without_the_adversary_it_trains_as_fedavg():
-    people = population()
-    fedavg, dann = (run(a, people, net()).state["weights"] for a in (FedAvg(), DANN(weight_adversary=0.0)))
-    for name, value in fedavg.items():
-        torch.testing.assert_close(dann[name], value)
 
 
 def test_discriminator_of_the_paper():

@@ -80,17 +80,6 @@ def by_hand(bias, consensus, mean, data, *, kappa, mu, model=None):
     return dict(zip(named, grads, strict=True)), bias_grad, m.detach(), loss.detach()
 
 
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("off", [{"kappa": 0.0, "prbm": False}, {"mr": False, "prbm": False}])
-def test_without_both_parts_it_is_fedavg_bit_for_bit(width, off):
-    plain, _ = simulate(blueprint(FedAvg(), blobs(), vmap_clients=width), blobs())
-    wrapped, records = simulate(blueprint(DBE(**off), blobs(), vmap_clients=width), blobs())
-    assert equal(wrapped.state["weights"], plain.state["weights"])
-    assert [record.stage for record in records] == ["round", "round"]
-    biased, _ = simulate(blueprint(DBE(kappa=0.0), blobs(), vmap_clients=width), blobs())
-    assert not equal(biased.state["weights"], plain.state["weights"])
-
-
 @pytest.mark.parametrize("base", [FedAvg(), Scaffold(), Ditto()])
 def test_the_setup_leaves_the_weights_and_the_bases_state_as_they_were(base):
     server, rounds = stepwise(DBE(base=base), optimizer=SGD(lr=LR, momentum=0.5), keep_optimizer=True)
@@ -294,20 +283,6 @@ def test_dittos_personal_model_is_not_regularised(kappa):
     torch.testing.assert_close(metrics["loss"], loss)
     _, metrics = algorithm.step(ctx.at(phase="train"), work, down, batch())
     assert torch.allclose(metrics["loss"], loss) is (kappa == 0.0)
-
-
-@pytest.mark.parametrize("base", [FedAvg(), Scaffold(), FedProx(), Moon(), FedRep()])
-def test_several_clients_at_once_train_as_one_after_the_other(base):
-    ends = []
-    for width in (1, 3):
-        server, _ = simulate(blueprint(DBE(base=base, mu=0.5), blobs(), vmap_clients=width), blobs())
-        ends.append((server.state, weights_by_client(server)))
-    (one, ones), (many, manies) = ends
-    torch.testing.assert_close(one["weights"], many["weights"], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(one["consensus"], many["consensus"], atol=1e-5, rtol=1e-4)
-    for i in ones:
-        torch.testing.assert_close(ones[i], manies[i], atol=1e-5, rtol=1e-4)
-    assert any(weights[BIAS].abs().sum() > 0 for weights in ones.values())
 
 
 def test_a_receive_leaves_the_bias_alone_and_unsampled_clients_keep_theirs():

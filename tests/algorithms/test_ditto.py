@@ -20,7 +20,6 @@ from helpers.reference import (
 from rayfed.algorithm import Phase
 from rayfed.algorithms.ditto import Ditto
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.solo import Solo
 from rayfed.core.optim import SGD, Adam
 
 
@@ -53,30 +52,6 @@ def test_three_rounds_by_hand(batch_norm, ours, theirs):
     assert_weights(server.state["weights"], model, atol=2e-5)
     for i, state in server.fleet.states.items():
         assert_weights(state["model"], personal[i], atol=2e-5)
-
-
-def test_the_common_model_is_fedavgs_whatever_mu_is():
-    people = population()
-    fedavg = run(FedAvg(), people, net()).state["weights"]
-    for mu in (0.0, 3.0):
-        ours = run(Ditto(mu=mu), people, net()).state["weights"]
-        assert all(torch.allclose(ours[name], fedavg[name], atol=1e-6) for name in fedavg)
-
-
-def test_mu_zero_is_solo_bit_for_bit():
-    people = population()
-    changes = {"batch_size": 4, "local": Phase("train", epochs=1), "rounds": 3}
-    solo = run(Solo(), people, net(), **changes).fleet.states
-    for mu, same in ((0.0, True), (0.5, False)):
-        ours = run(Ditto(mu=mu), people, net(), **changes).fleet.states
-        assert (
-            all(
-                torch.equal(ours[i]["model"][name], solo[i]["weights"][name])
-                for i in CLIENTS
-                for name in solo[i]["weights"]
-            )
-            is same
-        )
 
 
 def test_only_the_common_model_is_sent_and_only_the_personal_one_scored():

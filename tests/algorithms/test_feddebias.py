@@ -13,7 +13,6 @@ from helpers.comparison import equal
 from helpers.federations import blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.common.mlp import mlp
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.feddebias import FedDebias
 from rayfed.algorithms.feddebias.pseudo_data import draw_owners, sample_means
 from rayfed.core.errors import UsageError
@@ -203,92 +202,12 @@ def test_the_moments_of_both_steps_are_kept_or_neither(keep):
         assert {bool(moment.any()) for moment in work[name]["momentum"].values()} == {keep}
 
 
-def test_max_step_raises_the_contrast_and_moves_the_projector_alone():
-    bench = Workbench(small(), optimizer=SGD(lr=0.01))
-    work = bench.work
-    with torch.no_grad():  # away from the start, where φ and φ_g agree
-        for name, value in work["weights"].items():
-            if value.is_floating_point() and "running" not in name:
-                value.add_(0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name))))
-    before = clone(work)
-
-    def value():
-        forward = bench.ctx.task.forward
-        local, own = (forward(work["weights"], x).features for x in (work["pseudo"], bench.batch.x))
-        return bench.algorithm.contrast.loss(bench.ctx, work["projector"], local, work["received_features"], own).item()
-
-    low = value()
-    for _ in range(3):
-        bench.algorithm.contrast.ascend(bench.ctx, work, bench.batch)
-        low, high = value(), low
-        assert low > high
-    assert equal(work["weights"], before["weights"])
-    assert torch.equal(work["received_features"], before["received_features"])
-    assert not any(torch.equal(work["projector"][name], before["projector"][name]) for name in work["projector"])
-
-
-def test_min_step_leaves_the_projector_alone():
-    bench = Workbench(small(max_step=False))
-    work, before = bench.work, bench.work
-    work, _ = bench.algorithm.step(bench.ctx, work, bench.down, bench.batch)
-    assert equal(work["projector"], before["projector"])
-    assert not torch.equal(work["weights"]["body.0.weight"], before["weights"]["body.0.weight"])
-
-    bench = Workbench(small())
-    stepped, _ = bench.algorithm.step(bench.ctx, bench.work, bench.down, bench.batch)
-    ascended = bench.work
-    bench.algorithm.contrast.ascend(bench.ctx, ascended, bench.batch)
-    assert equal(stepped["projector"], ascended["projector"])  # all of its movement is the max step's
-
-
-def test_received_extractor_gets_no_gradient():
-    bench = Workbench(small())
-    assert not bench.jobs[0].work["received_features"].requires_grad
-    bench.train()
-    assert not any(value.requires_grad for value in bench.down["weights"].values())
-    # before the first step φ = φ_g, and s⁺ = 1 holds with batch norm too: both see their own batch's statistics
-    local = bench.ctx.task.forward(bench.down["weights"], bench.down["pseudo"]).features
-    assert torch.equal(local, bench.jobs[0].work["received_features"])
-
-
 def test_local_batch_norm_belongs_to_the_received_extractor():
     bench = Workbench(small(), batch_norm="local")
     own = {name: value + 1 for name, value in net().state_dict().items() if name.startswith("body.1.")}
     work = bench.algorithm.start(bench.ctx, {"weights": own}, bench.down)
     assert torch.equal(work["weights"]["body.1.weight"], own["body.1.weight"])
     assert torch.equal(work["received_features"], bench.ctx.task.forward(work["weights"], work["pseudo"]).features)
-
-
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("transfer", ["once", "each_round"])
-def test_without_both_components_it_is_fedavg(transfer, width):
-    population = blobs()
-    sgd = SGD(lr=0.05, momentum=0.9)
-    ours, theirs = (
-        simulate(blueprint(algorithm, population, optimizer=sgd, vmap_clients=width), population)
-        for algorithm in (small(lam=0.0, mu=0.0, transfer=transfer), FedAvg())
-    )
-    assert ours[0].state_hash() == theirs[0].state_hash()
-    assert [r.bytes_up for r in ours[1]] == [r.bytes_up for r in theirs[1]]
-    assert [r.bytes_down for r in ours[1]] == [r.bytes_down for r in theirs[1]]
-
-
-def test_each_component_alone():
-    population = blobs()
-    first, _ = simulate(blueprint(small(mu=0.0), population), population)
-    second, _ = simulate(blueprint(small(lam=0.0), population), population)
-    both, _ = simulate(blueprint(small(), population), population)
-    assert "projector" not in first.state
-    weights = [server.state["weights"]["fc.weight"] for server in (first, second, both)]
-    assert not any(torch.equal(a, b) for a, b in ((weights[0], weights[1]), (weights[1], weights[2])))
-
-    def entropy(server):  # of the prediction on pseudo-data
-        log_p = server.ctx.task.predict(server.state["weights"], both.state["pseudo"]).log_softmax(1)
-        return -(log_p.exp() * log_p).sum(1).mean().item()
-
-    strong, _ = simulate(blueprint(small(mu=0.0, lam=3.0), population, rounds=5), population)
-    plain, _ = simulate(blueprint(FedAvg(), population, rounds=5), population)
-    assert entropy(strong) > entropy(plain)
 
 
 def test_ablations_send_no_more_than_they_need():
@@ -403,16 +322,6 @@ def test_pseudo_data_is_made_of_the_clients_images():
     assert set(distance.argmin(1)) == {0, 1, 2, 3}
     fewer, _ = simulate(blueprint(small(rsm_images=3, transfer="once", pseudo_samples=20), population), population)
     assert np.abs(fewer.state["pseudo"].numpy()[:, None] - own).max(2).min() > 1e-2
-
-
-def test_looped_and_vmapped_agree():
-    population = blobs()
-    one, other = (simulate(blueprint(small(), population, vmap_clients=width), population)[0] for width in (1, 4))
-    assert torch.equal(one.state["pseudo"], other.state["pseudo"])
-    for name, value in one.state["weights"].items():
-        torch.testing.assert_close(value, other.state["weights"][name], rtol=1e-4, atol=1e-5)
-    for name, value in one.state["projector"].items():
-        torch.testing.assert_close(value, other.state["projector"][name], rtol=1e-4, atol=1e-5)
 
 
 def test_projector_of_the_paper():

@@ -127,12 +127,6 @@ def test_no_client_data_leaves_with_mixtures():
     assert not torch.equal(server.state["pseudo"], once.state["pseudo"])
 
 
-def test_mixtures_over_mixed_labels():
-    people = blobs()
-    server, _ = simulate(blueprint(Mixup(base=mixing()), people), people)
-    assert all(torch.isfinite(value).all() for value in server.state["weights"].values())
-
-
 INPUTS = InputSpec((3, 28, 28), (0.5,) * 3, (0.25,) * 3)
 
 

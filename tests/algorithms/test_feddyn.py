@@ -54,12 +54,12 @@ def test_three_rounds_by_hand(momentum):
 @pytest.mark.parametrize(("cohort", "width"), [(2, 1), (2, 2), (1, 1)])
 def test_it_reaches_the_optimum_of_the_mean(cohort, width):
     population = quadratics((1.0, 0.0), (4.0, 10.0))  # FedAvg stops at 7.556, the optimum is 8
-    local = Phase("train", steps=60)
+    local = Phase("train", steps=30)
     changes = {"model": Point(), "loss": quadratic, "batch_size": 1, "optimizer": SGD(lr=0.1)}
     plan = blueprint(
-        FedDyn(alpha=1.0), population, rounds=80, local=local, cohort=cohort, vmap_clients=width, **changes
+        FedDyn(alpha=1.0), population, rounds=40, local=local, cohort=cohort, vmap_clients=width, **changes
     )
-    server, _ = simulate(plan, population, every=80)
+    server, _ = simulate(plan, population, every=40)
     assert server.state["weights"]["w"].item() == pytest.approx(8.0, abs=1e-3)
     for i, (h, a) in enumerate(((1.0, 0.0), (4.0, 10.0))):  # g_i has become the gradient at the optimum
         assert server.fleet.states[i]["g"]["w"].item() == pytest.approx(h * (8 - a), abs=1e-2)

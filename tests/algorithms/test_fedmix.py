@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.dbe import DBE
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedmix import FedMix
 from rayfed.core.errors import UsageError
 from rayfed.core.moment import Moment
@@ -66,20 +65,6 @@ def rows_of(client, size):
         yield torch.from_numpy(rng.permutation(size))
 
 
-def test_it_is_mixup_with_the_means_to_first_order():
-    torch.manual_seed(0)
-    model = net(batch_norm=False)
-    x, y, means = torch.randn(6, 6), torch.arange(6) % 3, {"x": torch.randn(6, 6), "y": torch.rand(6, 3).softmax(1)}
-
-    def gap(lam):
-        mixed = (1 - lam) * x + lam * means["x"]
-        labels = (1 - lam) * F.one_hot(y, 3) + lam * means["y"]
-        with torch.enable_grad():
-            return (literal(model, x, y, means, lam) - F.cross_entropy(model(mixed), labels)).abs().item()
-
-    assert gap(0.01) < 0.03 * gap(0.1)  # what is left out is of second order
-
-
 def test_means_are_of_disjoint_examples_and_of_their_labels():
     people = population()
     server, records = simulate(plan(FedMix(mean_examples=4), people, net()), people)
@@ -93,15 +78,6 @@ def test_means_are_of_disjoint_examples_and_of_their_labels():
     assert (records[0].bytes_up, records[0].bytes_down) == ({"means": sent}, {"means": 3 * sent})
     assert set(records[1].bytes_up) == set(records[1].bytes_down) == {"weights"}
     assert torch.equal(server.fleet.states[1]["means"]["x"], means["x"])
-
-
-def test_lambda_zero_is_fedavg():
-    people = population()
-    fedavg, mixed, more = (
-        run(a, people, net()).state for a in (FedAvg(), FedMix(lam=0.0, mean_examples=4), FedMix(mean_examples=4))
-    )
-    assert all(torch.allclose(v, mixed["weights"][k], atol=1e-6) for k, v in fedavg["weights"].items())
-    assert not all(torch.allclose(v, more["weights"][k], atol=1e-4) for k, v in fedavg["weights"].items())
 
 
 def test_fewer_means_than_examples_are_shared():

@@ -10,8 +10,7 @@ from helpers.federations import blueprint, net, simulate
 from helpers.reference import CLIENTS, LR, assert_weights, data, plan, population, run
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.fedproto import FedProto
-from rayfed.algorithms.solo import Solo
-from rayfed.core.trees import named_tensors, nbytes
+from rayfed.core.trees import nbytes
 
 
 def train(model, x, y, prototypes, lam, steps=2):
@@ -52,15 +51,6 @@ def test_two_rounds_by_hand(weighting):
     found = server.state["prototypes"]
     assert found["known"].tolist() == [1, 1, 1]
     torch.testing.assert_close(found["means"], torch.stack([prototypes[c] for c in range(3)]), rtol=1e-5, atol=1e-6)
-
-
-def test_without_the_pull_it_is_local_training():
-    people, model = population(), net()
-    ours = run(FedProto(lam=0.0), people, model).fleet.states
-    alone = run(Solo(), people, model).fleet.states
-    for i in CLIENTS:
-        for (_, a), (_, b) in zip(named_tensors(ours[i]["weights"]), named_tensors(alone[i]["weights"]), strict=True):
-            assert torch.equal(a, b)
 
 
 def test_the_server_keeps_what_nobody_sent():

@@ -51,14 +51,6 @@ def test_two_rounds_by_hand(gamma, ours, theirs):
         assert_weights(own, heads[i], atol=1e-5)
 
 
-def test_gamma_zero_is_fedavg_but_for_the_heads_bit_for_bit():
-    people = population()
-    fedavg = run(FedAvg(), people, net()).state["weights"]
-    for gamma, same in ((0.0, True), (1.0, False)):
-        ours = run(FedRoD(gamma=gamma), people, net()).state["weights"]
-        assert all(torch.equal(ours[name], fedavg[name]) for name in fedavg) is same
-
-
 def test_an_absent_class_leaves_the_loss_finite_and_its_logit_alone():
     people = population()
     present = people.clients[0].train.y

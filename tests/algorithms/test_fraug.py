@@ -236,70 +236,6 @@ def test_a_step_by_hand(options, model):
     assert int(work["position"]) == 2 * B
 
 
-def test_without_rtnet_and_interpolation_the_generators_output_stands_alone():
-    algorithm = small(use_rtnet=False, interpolate=False)
-    ctx, _, work = client_at_work(algorithm)
-    torch.manual_seed(2)
-    v = algorithm.generated(ctx, work, batch().y)
-    for anchors in (torch.zeros(B, 8), torch.ones(B, 8)):
-        torch.manual_seed(2)
-        assert torch.equal(algorithm.augmented(ctx, work, anchors, batch().y), v)
-
-
-def test_the_classifiers_stage_moves_neither_generator_nor_rtnet_and_the_body_only_by_real_data():
-    algorithm = small()
-    ctx, down, work = client_at_work(algorithm)
-    ctx = ctx.at(optimizer=SGD(lr=LR))
-    before = clone(work)
-    work, _ = algorithm.train_classifier(ctx, work, down, batch(), torch.tensor([0, 1, 2, 0, 1, 2]))
-    assert equal(work["generator"], before["generator"])
-    assert equal(work["rtnet"], before["rtnet"])
-    grads, _, _ = ctx.task.gradients(before["weights"], batch())
-    share = min(0.5, algorithm.strength(ctx))
-    for name, grad in grads.items():
-        real_alone = before["weights"][name] - LR * (1 - share) * grad
-        assert torch.allclose(work["weights"][name], real_alone, atol=1e-6) is not name.startswith("fc.")
-
-
-def test_the_other_stages_move_what_is_theirs_alone():
-    algorithm = small()
-    ctx, _, work = client_at_work(algorithm)
-    before, u = clone(work), torch.rand(B, 8)
-    after, _ = algorithm.train_generator(ctx, clone(work), u, batch().y)
-    assert not equal(after["generator"], before["generator"])
-    assert equal(after["weights"], before["weights"])
-    assert equal(after["rtnet"], before["rtnet"])
-    after, _ = algorithm.train_rtnet(ctx, clone(work), [(u, batch().y)])
-    assert not equal(after["rtnet"], before["rtnet"])
-    assert equal(after["weights"], before["weights"])
-    assert equal(after["generator"], before["generator"])
-
-
-def test_the_generator_moves_away_and_the_rtnet_stays_near():
-    algorithm = small(alpha=1e3, beta=1e3, lr_g=1e-5, lr_m=1e-5, momentum=0.0)
-    ctx, _, work = client_at_work(algorithm)
-    u, y = torch.rand(B, 8), batch().y
-    pairs = [(u, y)]
-
-    def losses(work):
-        torch.manual_seed(4)
-        _, g = algorithm.train_generator(ctx, clone(work), u, y)
-        torch.manual_seed(4)
-        _, m = algorithm.train_rtnet(ctx, clone(work), pairs)
-        return g["generator_loss"], m["rtnet_loss"]
-
-    before = losses(work)
-    for _ in range(20):
-        torch.manual_seed(4)
-        work, _ = algorithm.train_generator(ctx, work, u, y)
-    middle = losses(work)
-    assert middle[0] < before[0] < 0  # the distance grows
-    for _ in range(20):
-        torch.manual_seed(4)
-        work, _ = algorithm.train_rtnet(ctx, work, pairs)
-    assert 0 < losses(work)[1] < middle[1]  # the distance shrinks
-
-
 # What is sent and kept
 
 
@@ -380,11 +316,6 @@ def test_the_three_optimisers_go_on_from_round_to_round_unless_told_otherwise():
     assert all(work[part] is state[part] for part in parts)
     server, _ = run(small(), keep_optimizer=False)
     assert not parts & set(server.fleet.states[0])
-
-
-def test_weights_of_the_mean():
-    ctx = blueprint(small(), blobs()).context(blobs(), "cpu")
-    assert (small().weight(ctx, 20), small(weighting="equal").weight(ctx, 20)) == (20.0, 1.0)
 
 
 def test_what_is_switched_off_is_neither_kept_nor_sent():

@@ -21,12 +21,6 @@ def test_three_rounds_by_hand():
     torch.testing.assert_close(server.state["log_q"].exp(), torch.tensor(q, dtype=torch.float64), rtol=1e-5, atol=0)
 
 
-def test_without_a_step_it_is_the_plain_mean():
-    people, model = population(), net(batch_norm=False)
-    server = run(GroupDRO(q_lr=0.0), people, model, rounds=1)
-    assert_weights(server.state["weights"], mean([descend(model, *data(people, i), 2) for i in CLIENTS], [1 / 3] * 3))
-
-
 def test_q_does_not_overflow():
     people = population()
     server = run(GroupDRO(q_lr=1e4), people, net(batch_norm=False), rounds=2)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from helpers.federations import blobs, blueprint, net
-from helpers.reference import population, run
+from helpers.federations import blobs, blueprint
 from rayfed.algorithms.common.invariance import penalised_loss, slope
 from rayfed.algorithms.fed_irm import FedIRM
 from rayfed.algorithms.fedavg import FedAvg
@@ -43,13 +42,6 @@ def test_slope_is_its_closed_form_looped_and_vmapped_and_so_is_its_gradient():
     with vectorised():
         grads = torch.vmap(torch.func.grad(lambda some, labels: slope(own, some, labels).square()))(logits.detach(), y)
     torch.testing.assert_close(grads, gradient)
-
-
-def test_without_penalty_it_is_fedavg():
-    people = population()
-    fedavg, irm = (run(a, people, net()).state["weights"] for a in (FedAvg(), FedIRM(beta=0.0, beta_start=0.0)))
-    for name, value in fedavg.items():
-        torch.testing.assert_close(irm[name], value)
 
 
 def test_a_model_without_a_last_layer_is_refused():

@@ -11,10 +11,8 @@ from torch import nn
 from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.dbe import DBE
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.moon import Moon, contrast
 from rayfed.core.errors import UsageError
-from rayfed.core.trees import without
 
 
 def contrastive(received, previous, mu, tau):
@@ -129,21 +127,6 @@ def test_the_term_in_numbers():
     assert contrast(*maps, 0.5).item() == pytest.approx(math.log(1 + math.exp(-2)))
 
 
-def test_the_first_round_is_fedavg_and_the_second_is_not():
-    people = population()
-    for rounds, same in ((1, True), (2, False)):
-        ours = run(Moon(mu=5.0, widths=[]), people, net(), rounds=rounds).state["weights"]["fc.weight"]
-        fedavg = run(FedAvg(), people, net(), rounds=rounds).state["weights"]["fc.weight"]
-        assert torch.allclose(ours, fedavg, atol=1e-7) is same
-
-
-def test_mu_zero_is_fedavg_bit_for_bit():
-    people = population()
-    ours = run(Moon(mu=0.0, widths=[]), people, net(), rounds=3).state["weights"]
-    fedavg = run(FedAvg(), people, net(), rounds=3).state["weights"]
-    assert all(torch.equal(ours[name], fedavg[name]) for name in fedavg)
-
-
 def test_the_previous_model_is_that_of_the_last_visit():
     people, model = population(), net()
     server = run(Moon(widths=[]), people, model, rounds=1, cohort=1)
@@ -171,20 +154,6 @@ def cohorts(algorithm, people, model, seed):
     """Who takes part in rounds 1 and 2 of one client each."""
     server, _ = simulate(plan(algorithm, people, model, cohort=1, rounds=0, seed=seed), people, points=("trained",))
     return [server.sample(number)[0] for number in (1, 2)]
-
-
-@pytest.mark.parametrize("wrap", [lambda base: base, lambda base: DBE(base=base, kappa=2.0)])
-def test_with_everyone_it_is_as_if_the_first_previous_model_were_the_one_received(wrap):
-    class Received(Moon):  # what MOON was here before: no previous model until the first visit
-        def join(self, ctx):
-            return without(super().join(ctx), ("previous",))
-
-        def start(self, ctx, client, down):
-            return super().start(ctx, {"previous": down["weights"] | client["weights"]} | client, down)
-
-    people = population()
-    ours, theirs = (run(wrap(kind(mu=2.0)), people, net(), rounds=3) for kind in (Moon, Received))
-    assert all(torch.equal(ours.state["weights"][name], value) for name, value in theirs.state["weights"].items())
 
 
 def test_with_local_batch_norm_the_received_model_has_the_clients_layers():

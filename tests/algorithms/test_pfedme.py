@@ -58,14 +58,6 @@ def test_the_personal_model_is_scored_and_survives_the_next_download():
     assert found["downloaded", 1, "test", "loss"] == pytest.approx(loss, abs=1e-6)
 
 
-def test_without_a_pull_the_common_model_does_not_move():
-    people = population()
-    server = run(PFedMe(lam=0.0), people, net(batch_norm=False))
-    assert_weights(server.state["weights"], net(batch_norm=False))
-    state = server.fleet.states[0]["model"]
-    assert not torch.allclose(state["fc.weight"], net(batch_norm=False).fc.weight)
-
-
 def test_personal_batch_norm_is_neither_pulled_nor_sent():
     people = population()
     server = run(PFedMe(), people, net(), batch_norm="local")

@@ -8,7 +8,6 @@ import torch
 from helpers.federations import net
 from helpers.reference import CLIENTS, assert_weights, data, descend, mean, population, run, shares
 from rayfed.algorithms.adaptive_server import FedAdagrad, FedAdam, FedYogi
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedavgm import FedAvgM
 
 
@@ -80,21 +79,6 @@ ADAPTIVE = {"server_lr": 0.03, "beta1": 0.8, "beta2": 0.95, "tau": 0.01}
 def test_three_rounds_by_hand(algorithm, step):
     server = run(algorithm, population(), net(), rounds=3)
     assert_weights(server.state["weights"], two_rounds(net(), step), atol=2e-6)
-
-
-def test_fedadam_and_fedyogi_differ():
-    first, second = (
-        run(kind(**ADAPTIVE), population(), net(), rounds=3).state["weights"] for kind in (FedAdam, FedYogi)
-    )
-    assert not torch.allclose(first["fc.weight"], second["fc.weight"], atol=1e-5)
-
-
-def test_without_momentum_fedavgm_is_fedavg():
-    people = population()
-    fedavg = run(FedAvg(), people, net()).state["weights"]
-    for momentum, same in ((0.0, True), (0.5, False)):
-        ours = run(FedAvgM(momentum=momentum), people, net()).state["weights"]
-        assert all(torch.allclose(ours[name], fedavg[name], atol=1e-6) for name in fedavg) is same
 
 
 def test_personal_batch_norm_has_no_moments():

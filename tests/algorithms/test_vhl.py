@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run, shares
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.vhl import VHL, contrast, virtual_data
 from rayfed.core.errors import UsageError
 from rayfed.core.moment import Moment
@@ -71,15 +70,6 @@ def test_two_steps_by_hand(width, batch_norm):
             local.load_state_dict(local.state_dict() | statistics)  # v leaves running statistics alone
         locals_.append(local)
     assert_weights(server.state["weights"], mean(locals_, shares(people)), atol=1e-5)
-
-
-def test_without_virtual_terms_it_is_fedavg():
-    people = population()
-    fedavg, vhl = (
-        run(a, people, net()).state["weights"] for a in (FedAvg(), VHL(virtual_examples=32, alpha=0.0, align=0.0))
-    )
-    for name, value in fedavg.items():
-        torch.testing.assert_close(vhl[name], value)
 
 
 def test_the_virtual_data_travels_once_and_stays():

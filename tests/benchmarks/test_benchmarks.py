@@ -1,11 +1,8 @@
 """The benchmarks run, on next to nothing, and what they compare is the same work."""
 
 import importlib
-import os
 import re
-import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +13,6 @@ from helpers.federations import blobs, blueprint, simulate
 from helpers.mnist_files import write_mnist
 from helpers.ray_session import start_ray
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.data.population import Population
 
 HOME = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = [path.stem for path in sorted(HOME.glob("[a-z]*.py"))]
@@ -90,12 +86,6 @@ def test_a_ratio_is_of_medians_and_is_held_against_its_target(capsys):
     assert slow.split("  ", 1)[1].split() == ["0.857", "(0.667", "to", "11.429)", "target", "<", "1:", "met"]
 
 
-def test_a_share_of_a_population_keeps_a_batch_at_least():
-    population: Population = script("_rounds").shortened(blobs(4), 0.25, 6)
-    assert [len(client.train) for client in population.clients] == [6, 6, 8, 10]
-    assert [len(client.test) for client in population.clients] == [6, 6, 6, 6]
-
-
 def test_equal_hashes_pass(capsys):
     assert script("bit_identity").main(["--algorithms", "fedavg", "--hosts", "0", "--rounds", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[1].endswith("equal")
@@ -127,15 +117,6 @@ def test_adcols_bytes_are_those_of_the_formula(monkeypatch, capsys):
     assert {row[-2] for row in rows} == {"0"}
     monkeypatch.setattr(bench, "measured", lambda plan: [1])
     assert bench.main(asked) == 1
-
-
-def test_adcols_bytes_in_the_papers_example():
-    lines = script("adcol_bytes").worked_example().splitlines()
-    assert [line.split("ADCOL ")[-1].split("FedAvg ")[-1].split(" MB")[0] for line in lines] == [
-        "159.368",
-        "37.583",
-        "42.485",
-    ]
 
 
 def test_steps_are_timed_for_every_way(capsys):
@@ -183,17 +164,3 @@ def test_memory_is_watched_while_a_file_is_read(tmp_path, monkeypatch, capsys):
 def test_a_disk_without_room_is_not_filled(tmp_path, capsys):
     assert script("larger_than_memory").main(["--gigabytes", "1e9", "--folder", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith(f"skipped: {tmp_path} has")
-
-
-def test_memory_of_a_family(tmp_path):
-    watch = script("larger_than_memory")
-    child = subprocess.Popen([sys.executable, "-c", "x = bytearray(200_000_000); input()"], stdin=subprocess.PIPE)
-    try:
-        while watch.memory(child.pid)[0] < 0.2:
-            time.sleep(0.05)
-        assert child.pid in list(watch.family(os.getpid()))
-        private, data_on_device = watch.memory(child.pid)
-        assert 0.2 < private < data_on_device < 0.3
-    finally:
-        child.communicate(b"\n")
-    assert watch.memory(child.pid) == (0.0, 0.0)

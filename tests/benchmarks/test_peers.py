@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,9 +11,6 @@ import pytest
 import torch
 
 from helpers.federations import simulate
-from rayfed.core.moment import Moment
-from rayfed.core.rng import generator
-from rayfed.engine.device_data import batch_rows
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "benchmarks"
@@ -62,30 +58,6 @@ def test_the_network_is_rayfeds(network):
     assert len(job.initial) == len(list(model.parameters()))
 
 
-def test_the_data_are_those_that_rayfed_sees():
-    from rayfed.engine.device_data import Normalise
-
-    job = small_job("cnn")
-    population = module("jobs").population_of(job)
-    normalise = Normalise(population, torch.device("cpu"), channels_last=True)
-    for client, expected in enumerate(population.clients):
-        x, y = job.data(client)
-        assert torch.allclose(x, normalise(torch.from_numpy(expected.train.x)), atol=1e-6)
-        assert y.tolist() == expected.train.y.tolist()
-        assert len(expected.test) == len(expected.val) == 0
-    assert [len(client.train) for client in population.clients] == [25, 10, 39]
-
-
-def test_the_batches_are_rayfeds():
-    job = small_job()
-    assert job.steps == 6
-    for client, size in enumerate(job.sizes):
-        rng = generator(0, "batches", Moment("round", 2), phase=0, client=client)
-        rows = batch_rows(int(size), 10, epochs=1, steps=None, drop_last=True, rng=rng)
-        assert job.batches(client, 2).tolist() == np.array(rows).tolist()
-    assert job.batches(2, 1).tolist() != job.batches(2, 2).tolist()
-
-
 def test_a_file_holds_the_whole_job(tmp_path):
     job = small_job()
     job.save(tmp_path / "job.npz")
@@ -97,29 +69,6 @@ def test_a_file_holds_the_whole_job(tmp_path):
             assert [value.tolist() for value in after] == [value.tolist() for value in before]
         else:
             assert np.array_equal(after, before)
-
-
-def test_a_file_holds_the_whole_outcome(tmp_path):
-    before = outcome(0.5, 0.25, parameters=[np.ones((2, 2), np.float32), np.zeros(1, np.float32)])
-    before.save(tmp_path / "outcome.npz")
-    after = module("job").Outcome.load(tmp_path / "outcome.npz")
-    assert (after.version, after.seconds, after.steps) == ("1", [0.5, 0.25], 12)
-    assert [value.tolist() for value in after.parameters] == [[[1, 1], [1, 1]], [0]]
-
-
-def test_parameters_of_another_network_are_refused():
-    job = small_job()
-    with pytest.raises(ValueError, match="has the shape"):
-        module("job").set_parameters(job.model(), [value.T for value in job.initial])
-    with pytest.raises(ValueError, match="cnn or mlp"):
-        module("job").network("vgg")
-
-
-def test_accuracy_is_the_share_of_correct_test_images():
-    job = small_job()
-    zero = [np.zeros_like(value) for value in job.initial]
-    zero[-1][3] = 1  # now every image is of class 3
-    assert job.accuracy(zero) == pytest.approx((job.test_y == 3).mean())
 
 
 def test_training_by_hand_gives_rayfeds_model():
@@ -186,13 +135,6 @@ def test_other_work_is_pointed_out(change, line, capsys):
     ]
 
 
-def test_another_accuracy_is_pointed_out():
-    job = small_job()
-    runs = {name: [outcome(1.0, parameters=job.initial)] for name in ("bare", "flower")}
-    (line,) = module("report").differences(job, runs, {"bare": 0.9, "flower": 0.8})
-    assert line == "flower: test accuracy differs from that of bare by 0.1000"
-
-
 class FakeEngine:
     """Writes down when it runs, and fails in the run `fails`."""
 
@@ -229,43 +171,6 @@ def test_a_process_that_fails_or_takes_too_long_ends_in_one_line(tmp_path):
         engine.run(Path(sys.executable), job, tmp_path, 0.01)
 
 
-def test_an_engine_has_one_thread_and_joins_no_cluster(monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    variables = module("engines").variables()
-    assert variables["OMP_NUM_THREADS"] == "1"
-    assert "RAY_ADDRESS" not in variables
-    assert variables["PYTHONPATH"].split(":") == [str(HOME), str(ROOT)]
-
-
-@pytest.mark.slow
-def test_what_cannot_be_installed_ends_in_one_line(monkeypatch, tmp_path):
-    environments = module("environments")
-    monkeypatch.setattr(environments, "HERE", tmp_path)
-    (tmp_path / "pfl.txt").write_text(f"{tmp_path}/no-such-package.whl\n")
-    with pytest.raises(environments.Unavailable, match=r"^pfl: cannot be installed: ERROR: .*no-such-package"):
-        environments.environment("pfl", tmp_path / "cache")
-    assert not (tmp_path / "cache" / "pfl" / ".installed").exists()
-
-
-def test_an_environment_is_kept_until_its_packages_change(monkeypatch, tmp_path):
-    environments = module("environments")
-    installed = []
-
-    def install(command, **options):
-        installed.append(Path(command[-1]).read_text())
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(environments, "HERE", tmp_path)
-    monkeypatch.setattr(environments.venv.EnvBuilder, "create", lambda builder, folder: folder.mkdir(exist_ok=True))
-    monkeypatch.setattr(environments.subprocess, "run", install)
-    for content in ("one==1\n", "one==1\n", "one==2\n"):
-        (tmp_path / "flower.txt").write_text(content)
-        python = environments.environment("flower", tmp_path / "cache")
-    assert installed == ["one==1\n", "one==2\n"]
-    assert python == tmp_path / "cache" / "flower" / "bin" / "python"
-
-
 @pytest.mark.parametrize("engine", ["flower", "pfl"])
 def test_packages_are_pinned_and_torch_is_rayfeds(engine):
     def lines(path):
@@ -276,14 +181,6 @@ def test_packages_are_pinned_and_torch_is_rayfeds(engine):
     assert [line for line in pins if "==" not in line] == []
     (torch_pin,) = [line for line in pins if line.startswith("torch==")]
     assert torch_pin in lines(ROOT / "constraints.txt")
-
-
-@pytest.mark.parametrize("option", [["--repeats", "0"], ["--share", "1.5"], ["--engines", "fedml"]])
-def test_invalid_options_are_refused(option, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        module("__main__").main(option)
-    assert stopped.value.code == 2
-    assert option[0] in capsys.readouterr().err
 
 
 def test_without_data_a_job_is_skipped(tmp_path, capsys):

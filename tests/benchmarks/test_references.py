@@ -315,14 +315,6 @@ def test_another_checkout_is_skipped(checkout, commit, offer, capsys, change, me
     assert out[-1] == "0 comparisons ran, 2 were skipped, 0 failed"
 
 
-def test_wrong_arguments_of_the_program_are_one_line(capsys):
-    wrong = ([], "name a checkout"), (["--vhl", ".", "--method", "scaffold"], "no comparison of scaffold")
-    for arguments, message in wrong:
-        with pytest.raises(SystemExit):
-            module("__main__").main(arguments)
-        assert message in capsys.readouterr().err
-
-
 def test_every_method_has_a_comparison_in_which_it_agrees():
     program = module("__main__")
     cases = [case for source in program.SOURCES.values() for case in source.cases()]

@@ -184,13 +184,6 @@ def test_splits_inside_of_domains_are_refused(tmp_path):
         load("imagefolder", {"folder": str(tmp_path)})
 
 
-def test_folders_of_classes_alone_are_one_domain(tmp_path):
-    for title in ("cat", "dog"):
-        picture(tmp_path / "own" / title / "x.jpg", 8)
-    dataset = made("imagefolder", tmp_path)
-    assert (dataset.domains, dataset.labels.tolist(), dataset.num_classes) == (("images",), [0, 1], 2)
-
-
 SIZES = {"a": 157, "b": 1123, "c": 40}
 
 
@@ -417,17 +410,6 @@ class TestRotatedCifar10:
         assert [test.domain for test in dataset.tests] == [f"{angle}deg" for angle in range(0, 150, 15)]
         plain, quarter = (np.asarray(dataset.tests[number].examples.x) for number in (0, 6))
         np.testing.assert_array_equal(quarter, np.rot90(plain, axes=(2, 3)))
-
-    def test_an_image_has_its_angle_wherever_it_is(self, roots):
-        dataset = self.view(roots, angles=[0, 90, 180], angle_alpha=5.0)
-        images, personal = np.asarray(dataset.images), dataset.client_view
-        seen = personal.images(3, images)
-        np.testing.assert_array_equal(personal.images(3, images[::-1])[::-1], seen)
-        turns = [
-            next(k for k in range(3) if (np.rot90(image, k, axes=(1, 2)) == after).all())
-            for image, after in zip(images, seen, strict=True)
-        ]
-        assert set(turns) == {0, 1, 2}
 
     def test_angles_follow_the_clients_mix(self, roots):
         personal = self.view(roots, angles=[0, 180]).client_view

@@ -68,17 +68,6 @@ def test_a_subset_holds_the_same_pixels():
     assert part.is_test.sum() == 20
 
 
-def test_held_out_domains_become_ood_test_sets():
-    population = load("mini_digits", {"held_out": ["street"], "per_domain": 20})
-    assert [client.domain for client in population.clients] == ["plain", "blended", "blurred", "font"]
-    (test,) = population.tests
-    assert (test.domain, test.split, len(test.examples)) == ("street", "ood", 20)
-
-
-def test_another_seed_draws_other_pictures():
-    assert not np.array_equal(MiniDigits().load().images, MiniDigits(seed=1).load().images)
-
-
 @pytest.mark.parametrize(
     ("options", "facts"),
     [

@@ -75,13 +75,6 @@ def test_domains_share_test_digits_and_no_training_digit(digits, folder):
     assert not found[0][0] & (found[1][0] | found[1][1])
 
 
-def test_a_share_of_all_and_few_tests(root):
-    dataset = MnistM(tests=7).load()
-    assert dataset.images.shape == (2 * (180 + 7), 3, 32, 32)
-    assert dataset.is_test.sum() == 14
-    assert dataset.mean == (0.485, 0.456, 0.406)
-
-
 def test_pieces_do_not_depend_on_the_share_or_on_the_cache(monkeypatch, tmp_path):
     few = MnistM(share=0.1, size=28).load()
     many = MnistM(share=0.4, size=28).load()
@@ -127,12 +120,6 @@ def test_a_partition_can_be_saved_and_read(tmp_path, partition, options):
         for rows, same in zip(before[2:], after[2:], strict=True):
             np.testing.assert_array_equal(rows, same)
     assert partition_hash(dataset, again) == partition_hash(dataset, parts)
-
-
-def test_one_client_for_each_domain():
-    population = load("mnist_m", {"share": 0.5, "tests": 5})
-    assert [client.domain for client in population.clients] == ["mnist", "mnist_m"]
-    assert [(len(c.train), len(c.val), len(c.test)) for c in population.clients] == [(81, 9, 5)] * 2
 
 
 def test_folders_without_good_photographs_are_refused(tmp_path):

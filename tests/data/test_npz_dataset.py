@@ -131,12 +131,3 @@ def test_other_files(tmp_path):
         load("npz", {"file": str(tmp_path / "none.npz")})
     with pytest.raises(UsageError, match=r"data.file: required"):
         load("npz")
-
-
-def test_features_that_are_no_images_and_images_in_colour(write):
-    floats = load("npz", {"file": write(images=np.ones((24, 9)))}).clients[0].train.x
-    assert (floats.dtype, floats.shape[1:]) == (np.float32, (9,))
-    colour = Npz(file=write(images=np.zeros((24, 3, 4, 4), np.uint8)), mean=[0.1, 0.2, 0.3]).load()
-    assert (colour.mean, colour.std) == ((0.1, 0.2, 0.3), (0.5, 0.5, 0.5))
-    with pytest.raises(UsageError, match=r"data.mean=\[0.1, 0.2\]: 2 numbers for 1 channels; give 1 or 1"):
-        Npz(file=write(), mean=[0.1, 0.2]).load()

@@ -13,7 +13,6 @@ from rayfed.data.dataset import ClientRows
 from rayfed.data.loading import build_data, load
 from rayfed.data.partitions import PARTITIONS
 from rayfed.experiments.config import Config
-from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import data_key, make_plan
 from rayfed.experiments.space import read_space
 from rayfed.experiments.sweep import configurations, plan_sweep
@@ -89,16 +88,6 @@ def test_the_server_needs_no_source_of_a_partition_of_ones_own(tmp_path, monkeyp
         plan = make_plan(Config.read(values))
     del sys.modules["own_partition"]
     assert plan.values()["partition_seed"] == 3
-
-
-def test_trials_of_seed_zero_keep_their_names_and_others_do_not_pass_for_those_of_a_pinned_partition():
-    def name(**values):
-        return trial_name(Config.read({"partition.name": "iid", **values}))
-
-    assert name(seed=0) == name(seed=0, **{"partition.name": "iid"})
-    assert name(seed=1) != name(seed=1, **{"partition.seed": 0})
-    assert name(seed=0).startswith("fedavg-seed0-")
-    assert name(seed=1) == name(seed=1, **{"partition.seed": None})
 
 
 def test_a_sweep_plans_the_partitions_of_all_seeds(tmp_path, monkeypatch):

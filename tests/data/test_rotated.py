@@ -6,7 +6,7 @@ from PIL import Image
 
 from helpers.mnist_files import write_mnist
 from rayfed.data.loading import load
-from rayfed.data.sets.rotated import TEN_ANGLES, RotatedMnist, RotationMix, halve, rotate
+from rayfed.data.sets.rotated import TEN_ANGLES, RotatedMnist, RotationMix, rotate
 
 TRAIN, TEST = 600, 120
 
@@ -58,12 +58,6 @@ def test_rotation_agrees_with_pillow_up_to_rounding(images, angle):
     down, across = np.indices((28, 28)) - 13.5
     inside = np.hypot(down, across) < 12.5
     assert np.abs(own - pillow)[inside].max() <= 2
-
-
-def test_halving_averages_blocks():
-    block = np.array([[0, 1], [1, 0]], np.uint8).reshape(1, 1, 2, 2)
-    assert halve(block).tolist() == [[[[1]]]]  # 0.5 rounds up
-    assert halve(np.full((1, 1, 28, 28), 255, np.uint8)).max() == 255
 
 
 def test_augmentation_gives_each_image_one_angle_and_holds_one_angle_out(images):

@@ -14,7 +14,7 @@ from rayfed.data.cache import memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.lazy_rows import ArrayFile, LazyRows, as_lazy_rows, select_rows
 from rayfed.data.loading import load
-from rayfed.data.population import Examples, population_hash
+from rayfed.data.population import population_hash
 
 WHOLE = np.random.default_rng(0).integers(0, 256, (50, 3, 4, 4), dtype=np.uint8)
 
@@ -181,8 +181,3 @@ def test_a_population_is_the_same_from_disk(monkeypatch, personal):
     assert not any(isinstance(part.x, LazyRows) for part in held.examples())
     assert population_hash(held) == population_hash(memory)
     assert len(pickle.dumps(disk)) < len(pickle.dumps(held))
-
-
-def test_examples_in_memory_are_read_already():
-    part = Examples(WHOLE, np.arange(50))
-    assert part.read() is part

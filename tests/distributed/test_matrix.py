@@ -117,13 +117,17 @@ def outcomes(way: str, arms: list[Arm], experiment: str) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def users_alone():
-    return outcomes("run", OF_USERS, "users")
+    return [outcomes("run", [arm], f"users {number}") for number, arm in enumerate(OF_USERS)]
 
 
-@pytest.mark.parametrize("way", ON_RAY)
-def test_the_users_code_and_files(users_alone, way):
-    assert users_alone["status"].tolist() == ["done"] * len(OF_USERS)
-    pd.testing.assert_frame_equal(outcomes(way, OF_USERS, "users"), users_alone)
+@pytest.mark.parametrize(
+    ("way", "number"),
+    [("run with hosts", 0), ("sweep with hosts", 1), pytest.param("sweep", 0, marks=pytest.mark.slow)],
+)
+def test_the_users_code_and_files(users_alone, way, number):
+    """Each of the two arms once; a sweep without hosts has fewer kinds of processes than the one with hosts."""
+    assert users_alone[number]["status"].tolist() == ["done"]
+    pd.testing.assert_frame_equal(outcomes(way, [OF_USERS[number]], f"users {number}"), users_alone[number])
 
 
 # Everything in the registries

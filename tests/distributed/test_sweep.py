@@ -138,12 +138,6 @@ class TestSweep:
         assert rounds["sweep_mine:Failing"] == [1, 1]
         assert "scaffold" not in rounds
 
-    def test_configurations_are_columns(self, swept):
-        trials = swept.trials.set_index("algorithm")
-        assert set(trials.loc["scaffold", "algorithm.server_lr"]) == {1.0}
-        assert trials.loc["fedavg", "algorithm.server_lr"].isna().all()
-        assert set(trials.loc["scaffold", "local.lr"]) == {1e30}
-
     def test_is_what_a_single_run_gives(self, swept):
         alone = single("fedavg", 1)
         (row,) = swept.trials.query("algorithm == 'fedavg' and seed == 1").to_dict("records")
@@ -179,6 +173,7 @@ class TestSweep:
         assert (new["status"], new["weights_hash"], new["placement.hosts"]) == ("done", alone.weights_hash, 2)
 
 
+@pytest.mark.slow  # the rule itself is tested without Ray, in test_failures.py and test_local_sweep.py
 def test_a_sweep_whose_trials_all_fail_stops(swept, here, capsys):
     arms = "arms=[{algorithm.name: 'sweep_mine:Failing'}]"
     found = ran(capsys, "space.yaml", arms, "seeds=[0, 1, 2, 3, 4, 5, 6, 7]", "experiment=doomed", experiment="doomed")
@@ -190,7 +185,7 @@ def test_a_sweep_whose_trials_all_fail_stops(swept, here, capsys):
 
 
 class TestEarlyStopping:
-    @pytest.mark.parametrize("metric", ["accuracy", "loss"])
+    @pytest.mark.parametrize("metric", [pytest.param("accuracy", marks=pytest.mark.slow), "loss"])
     def test_asha_stops_some_and_finishes_the_best(self, swept, capsys, metric):
         """Three learning rates one after the other, the best first: the others do not pass the first rung."""
         asha = "search={scheduler: asha, grace_rounds: 1, reduction_factor: 2, max_concurrent: 1}"

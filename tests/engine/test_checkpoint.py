@@ -1,5 +1,6 @@
 """Saving and restoring a simulation: only what changed is written, and any damage is noticed."""
 
+import itertools
 import json
 import os
 import signal
@@ -26,8 +27,8 @@ PEOPLE = blobs(CLIENTS, sizes=(12, 15))
 PLAN = blueprint(Scaffold(), PEOPLE, rounds=ROUNDS, cohort=COHORT)
 
 
-def new_server():
-    return Server(PLAN, PEOPLE, LocalFleet(PLAN, PEOPLE), Evaluation(points=()))
+def new_server(plan=PLAN):
+    return Server(plan, PEOPLE, LocalFleet(plan, PEOPLE), Evaluation(points=()))
 
 
 def checkpointer(server, recorder, configuration="c"):
@@ -229,16 +230,18 @@ def dying_at(number):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_before_any_operation_on_the_disk(tmp_path, outcome):
-    """In a child process, in rounds 1 to 3; what the kill leaves is resumed to the same end."""
-    killed = number = 0
-    while True:
-        number += 1
+def test_killed_before_any_operation_on_the_disk(tmp_path):
+    """In a child process, in rounds 1 to 3 of 4; what the kill leaves is resumed to the same end."""
+    plan = blueprint(Scaffold(), PEOPLE, rounds=4, cohort=2)
+    undisturbed = new_server(plan)
+    list(undisturbed.run())
+    outcome, killed = undisturbed.state_hash(), 0
+    for number in itertools.count(1):
         recorder = CheckpointRecorder(str(tmp_path / str(number)), "e")
         child = os.fork()
         if child == 0:
             dying_at(number)
-            run_and_save(recorder, 3)
+            run_and_save(recorder, 3, new_server(plan))
             os._exit(0)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
             break
@@ -246,7 +249,7 @@ def test_killed_before_any_operation_on_the_disk(tmp_path, outcome):
         recorder = CheckpointRecorder(str(tmp_path / str(number)), "e")
         saved = recorder.saved("t")
         assert not any("fault" in one for one in saved)
-        server = new_server()
+        server = new_server(plan)
         saver = checkpointer(server, recorder)
         if saved:
             assert saver.restore(saved) == []

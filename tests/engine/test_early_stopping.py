@@ -13,7 +13,6 @@ from rayfed.core.records import SERVER, Record, Score
 from rayfed.engine.early_stopping import EarlyStopping, StopRule
 from rayfed.engine.fleet import LocalFleet
 from rayfed.experiments.config import Config
-from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.trial import TrialRun, resume_message
 from rayfed.records.recorder import Recorder
@@ -226,8 +225,3 @@ class TestRefusals:
         with pytest.raises(UsageError) as error:
             make_plan(Config.read(QUICK | values))
         assert str(error.value).startswith(message)
-
-
-def test_the_rule_changes_the_names_of_trials():
-    plain, *others = (Config.read(QUICK | more) for more in ({}, STOPPING, {"early_stopping.patience": 3}))
-    assert len({trial_name(config) for config in (plain, *others)}) == 3

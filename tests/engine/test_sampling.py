@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import rayfed
-from helpers.commands import command
 from helpers.federations import blobs, blueprint
 from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.fedavg import FedAvg
@@ -24,7 +23,6 @@ from rayfed.engine.availability import Availability
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 from rayfed.experiments.config import Config
-from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.trial import TrialRun
 from rayfed.records.recorder import Recorder
@@ -316,18 +314,6 @@ class TestRuns:
         (row,) = rayfed.read_results("results").trials.to_dict("records")
         assert (row["sampling.name"], row["sampling.last"]) == ("own_sampling:Largest", 1)
         assert row["code_hash"]
-
-    def test_they_are_listed(self, capsys):
-        assert command("list")(["sampling"]) == 0
-        assert "power_of_choice" in capsys.readouterr().out
-        assert command("list")(["importance"]) == 0
-        assert "Eq. 7" in capsys.readouterr().out
-
-    def test_the_rule_changes_the_names_of_trials(self):
-        plain, named, other = (
-            Config.read(QUICK, more) for more in ({}, {"sampling.name": "uniform"}, {"sampling": {"name": "by_size"}})
-        )
-        assert trial_name(plain) == trial_name(named) != trial_name(other)
 
 
 OWN = """

@@ -347,14 +347,6 @@ class TestRandomness:
 
 
 class TestWidth:
-    @pytest.mark.parametrize("width", [2, 3, 4])
-    def test_clients_together_train_as_they_do_alone(self, width):
-        population = blobs(4)
-        alone, _ = simulate(blueprint(FedAvg(), population), population)
-        plan = blueprint(FedAvg(), population, vmap_clients=width)
-        together, _ = simulate(plan, population)
-        tree_map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6), alone.state, together.state)
-
     def test_with_fewer_steps_for_some(self):
         """Clients of 4, 5, 6 and 8 steps: those that are done must not move on."""
         population = blobs(4)

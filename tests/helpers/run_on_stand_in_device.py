@@ -43,7 +43,7 @@ def outcome(computed: Callable[[Any], Any]) -> str:
 
 
 def algorithms(width: int, *, variants: bool = True) -> dict[str, Callable[[Any], Any]]:
-    """Two rounds of every case of the contract, then scores and metrics at all points where `width` is 1.
+    """Two rounds of every case of the contract, then scores at all points where `width` is 1.
 
     Without `variants` there is one case of each algorithm.
     An operation on the stand-in device takes a hundred times that of the CPU, so there are few clients of few batches.
@@ -53,9 +53,6 @@ def algorithms(width: int, *, variants: bool = True) -> dict[str, Callable[[Any]
     from rayfed.algorithms import ALGORITHMS
     from rayfed.engine.fleet import LocalFleet
     from rayfed.engine.server import Evaluation, Server
-    from rayfed.metrics.calibration import Ece
-    from rayfed.metrics.drift import Drift
-    from rayfed.metrics.frechet import Frechet
 
     few = blobs(width + 1, sizes=(11, 16))  # two and three batches; with `width` 3, a block of three and one alone
 
@@ -64,10 +61,9 @@ def algorithms(width: int, *, variants: bool = True) -> dict[str, Callable[[Any]
         people = few if contract.people_of(algorithm) is contract.PEOPLE else reshaped(few, contract.PICTURES.shape)
         plan = blueprint(algorithm, people, vmap_clients=width, **case.changes)
         plan.check(people)
-        metrics = {"ece": Ece(), "frechet": Frechet(layers=["features", "logits"]), "drift": Drift()}
         points = contract.POINTS if plan.global_model(people)[0] is not None else contract.POINTS[1:]
-        scored = {"every": 2, "points": points, "metrics": metrics} if width == 1 else {"points": ()}
-        server = Server(plan, people, LocalFleet(plan, people, device), Evaluation(**scored), device)
+        evaluation = Evaluation(every=2, points=points if width == 1 else ())
+        server = Server(plan, people, LocalFleet(plan, people, device), evaluation, device)
         list(server.run())
         return contract.everything(server)
 

@@ -74,6 +74,7 @@ def test_attention_and_recurrence_cost_their_products(layer, shape, width, macs)
     assert switches() == before
 
 
+@pytest.mark.slow  # 86 million weights are drawn; the layers of which it consists are counted above
 def test_a_vision_transformer_costs_what_is_published():
     """ViT-B/16: torchvision states 17.56 GFLOPS, which are multiply-accumulates; by hand 17,563,828,224."""
     shape, width, steps = (3, 224, 224), 768, 197

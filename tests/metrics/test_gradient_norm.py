@@ -53,8 +53,3 @@ def test_mean_square_and_one_domain():
     assert found["", "gradient_norm_std"].value == pytest.approx(2.0)  # with n − 1
     assert found["", "gradient_norm_mean"].n == 9
     assert ("", "gradient_norm_std") not in measured((2.0,))
-
-
-def test_norm_goes_over_all_parameters():
-    gradients = {"d": ({"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]])}, 1)}
-    assert next(iter(GradientNorm().measure(gradients)))[1].value == pytest.approx(5.0)

@@ -1,7 +1,6 @@
 """Batch norm is found by type: all of it, on networks whose names do not say "bn"."""
 
 import pytest
-import torch
 from torch import nn
 
 from rayfed.core.batch_norm import batch_norm_names, batch_norm_statistics
@@ -58,8 +57,3 @@ def test_other_kinds_of_layers():
     assert {name.split(".")[0] for name in found} == {"sync", "plain", "tracking", "frozen"}
     assert {"plain.weight", "plain.bias"} <= found
     assert batch_norm_statistics(nn.ModuleDict({"plain": layers["plain"]})) == frozenset()
-
-
-def test_a_lone_layer_has_names_without_prefix():
-    assert batch_norm_statistics(nn.BatchNorm1d(2)) == {"running_mean", "running_var", "num_batches_tracked"}
-    assert all(isinstance(value, torch.Tensor) for value in nn.BatchNorm1d(2).state_dict().values())

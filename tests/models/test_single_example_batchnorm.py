@@ -14,7 +14,6 @@ from rayfed.algorithms.per_fedavg import PerFedAvg
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
-from rayfed.models.single_example_batchnorm import leaves_single_example
 
 SIZES = (20, 26)  # batches of 5 leave one of the latter
 
@@ -136,13 +135,3 @@ def test_other_parts_are_not():
     people = blobs(2, sizes=SIZES)
     for options, size in (({}, 7), ({"finetune_steps": 5}, 5)):  # 5 of 6 batches
         simulate(blueprint(PerFedAvg(**options), people, batch_size=size, drop_last=False), people)
-
-
-def test_a_phase_leaves_a_single_example_if_it_reaches_the_last_batch():
-    assert leaves_single_example(26, 5, epochs=1, steps=None, drop_last=False)
-    assert not leaves_single_example(26, 5, epochs=1, steps=None, drop_last=True)
-    assert leaves_single_example(1, 5, epochs=1, steps=None, drop_last=True)
-    assert leaves_single_example(26, 5, epochs=None, steps=6, drop_last=False)
-    assert not leaves_single_example(26, 5, epochs=None, steps=5, drop_last=False)
-    assert not leaves_single_example(26, 10, epochs=1, steps=None, drop_last=False)
-    assert leaves_single_example(26, 1, epochs=1, steps=None, drop_last=True)

@@ -97,15 +97,6 @@ def test_the_engine_learns_from_it(tmp_path, kind, algorithm, width):
     assert losses.iloc[-1] < 0.7 * losses.iloc[0]
 
 
-def test_what_wants_images_refuses_text(tmp_path):
-    with pytest.raises(UsageError, match=r"^algorithm.name=harmofl: needs images .* got tokens$"):
-        rayfed.run(
-            {"algorithm.name": "harmofl", "model": MODELS["text"], "local.batch_size": 8, "results": str(tmp_path)},
-            clients=people("text"),
-            num_classes=3,
-        )
-
-
 @pytest.mark.parametrize("width", [1, 2])
 def test_the_transformer_trains_in_the_engine(tmp_path, width):
     rng = np.random.default_rng(0)
