@@ -19,9 +19,9 @@ from rayfed.experiments.contract import Finding, findings
 from rayfed.experiments.plan import Given, Plan, make_plan
 from rayfed.experiments.plan_model import ModelFactory
 from rayfed.experiments.run_summary import run_summary
-from rayfed.experiments.sources import from_file, merged
-from rayfed.experiments.space import Space, read_space
-from rayfed.experiments.sweep import configurations, plan_sweep
+from rayfed.experiments.sources import from_file
+from rayfed.experiments.space import Space, configurations, read_space
+from rayfed.experiments.sweep import plan_sweep
 from rayfed.experiments.trial import check_rounds, resume_message, usable
 from rayfed.launch import launch, launch_sweep
 from rayfed.losses.base import Loss
@@ -71,7 +71,7 @@ def run(
     """
     quiet = not is_watched() if quiet is None else quiet
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    config = _config_of(config, overrides, given)
+    config = _config_of(config, overrides)
     check_run(config.placement)
     check_trackers(vars(config.tracking), config.results)
     plan = replace(make_plan(config, **vars(given)), keep_state=keep_state, profile=profile)
@@ -122,21 +122,24 @@ def sweep(
     quiet = not is_watched() if quiet is None else quiet
     drawn = read_space(_values_of(space, "space"), overrides)
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    failed = run_sweep(drawn, given, quiet=quiet, keep_state=keep_state)
-    config = Config.read(next(drawn.trials()))
-    return SweepResult.of(config.results, config.experiment, failed)
+    configs = configurations(drawn)
+    failed = run_sweep(drawn, configs, given, quiet=quiet, keep_state=keep_state)
+    return SweepResult.of(configs[0].results, configs[0].experiment, failed)
 
 
-def run_sweep(space: Space, given: Given | None = None, *, quiet: bool = False, keep_state: bool = False) -> int:
+def run_sweep(
+    space: Space,
+    configs: Sequence[Config],
+    given: Given | None = None,
+    *,
+    quiet: bool = False,
+    keep_state: bool = False,
+) -> int:
     """Run every trial of `space` and return the number of trials that failed or diverged.
 
-    With resume=true, trials that are done are skipped. Arguments and errors are those of `sweep`.
+    With resume=true, trials that are done are skipped. `configs` are `configurations(space)`; the other arguments and
+    errors are those of `sweep`.
     """
-    given = given or Given()
-    if given.clients is not None:
-        for values in space.trials():
-            _refuse_data(values)
-    configs = configurations(space)
     check_sweep(config.placement for config in configs)
     plan = plan_sweep(space, configs, given, keep_state=keep_state)
     make_experiment_folder(plan.results, plan.experiment)
@@ -250,7 +253,7 @@ def check(
         UsageError: The configuration cannot work.
     """
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    return tuple(iter_findings(_config_of(config, overrides, given), given))
+    return tuple(iter_findings(_config_of(config, overrides), given))
 
 
 def iter_findings(config: Config, given: Given | None = None) -> Iterator[Finding]:
@@ -260,13 +263,11 @@ def iter_findings(config: Config, given: Given | None = None) -> Iterator[Findin
     return findings(plan, lambda small: launch(small, (), quiet=True))
 
 
-def _config_of(
-    config: Mapping[str, Any] | Config | str | Path | None, overrides: Mapping[str, Any], given: Given
-) -> Config:
+def _config_of(config: Mapping[str, Any] | Config | str | Path | None, overrides: Mapping[str, Any]) -> Config:
     """Return the configuration that `run` and `check` are called with."""
     if isinstance(config, Config):
         return Config.read(config.tree(), overrides) if overrides else config
-    return _read_config(_values_of(config or {}, "config"), overrides, has_clients=given.clients is not None)
+    return Config.read(_values_of(config or {}, "config"), overrides)
 
 
 def _values_of(source: Mapping[str, Any] | str | Path, name: str) -> Mapping[str, Any]:
@@ -300,24 +301,6 @@ def _recorded_configuration(row: Mapping[str, Any], given: Given) -> dict[str, A
     replaced = {group for group, (_, value) in marks.items() if value is not None}
     replaced |= {"partition"} if given.clients is not None else set()
     return {key: value for key, value in recorded_configuration(row).items() if key.partition(".")[0] not in replaced}
-
-
-def _read_config(*sources: Mapping[str, Any], has_clients: bool) -> Config:
-    """Return the configuration; beside the user's own clients it may name no data, not even the default."""
-    if has_clients:
-        _refuse_data(merged(*sources))
-    return Config.read(*sources)
-
-
-def _refuse_data(tree: Mapping[str, Any]) -> None:
-    """Raise UsageError if a configuration names data or a partition beside the user's own clients."""
-    for group in ("data", "partition"):
-        values = tree.get(group, {})
-        for key, value in values.items() if isinstance(values, Mapping) else ():
-            if value is not None:
-                shown = f"{key}={value}" if (group, key) == ("partition", "name") else key
-                advice = f"clients= are given in place of data and partition; leave out {group}.*"
-                raise UsageError(f"{group}.{shown}: {advice}")
 
 
 def _say(lines: Iterable[str], quiet: bool) -> None:

@@ -24,6 +24,7 @@ from rayfed.api import run_sweep
 from rayfed.core.errors import UsageError
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments
+from rayfed.experiments.space import configurations
 from rayfed.reports.read import read
 
 
@@ -62,7 +63,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.settings:
         table = table.within(scale, args.settings)
     overrides = from_arguments(args.values)
-    failed = run_sweep(table.space(scale, overrides, args.rows or ["*"]))
+    rows = table.space(scale, overrides, args.rows or ["*"])
+    failed = run_sweep(rows, configurations(rows))
     space = table.space(scale, overrides)  # all rows, also those that earlier calls measured
     first = Config.read(next(space.trials()))
     tables = read(first.results, first.experiment)

@@ -15,10 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from rayfed.augment import AUGMENTS
 from rayfed.core.errors import UsageError
-from rayfed.core.options import build
-from rayfed.core.registry import resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +51,3 @@ class ImageAugment(Augment):
             raise UsageError(
                 f"augment.name: {type(self).__name__} needs images, but the inputs of this data are {sizes}"
             )
-
-
-def build_augment(name: str, options: dict[str, Any]) -> Augment | None:
-    """Create the augmentation called `name`; None for "none".
-
-    Raises:
-        UsageError: The name or an option is unknown, or an option has the wrong type or is out of range.
-    """
-    cls = resolve(name, AUGMENTS, where="augment.name")
-    if not (isinstance(cls, type) and issubclass(cls, Augment)):
-        raise UsageError(f"augment.name={name}: must be a dataclass that derives from rayfed.augment.base.Augment")
-    augment = build(cls, options, where="augment", also=("name",))
-    return None if isinstance(augment, NoAugment) else augment

@@ -14,7 +14,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_file
-from rayfed.experiments.space import read_space
+from rayfed.experiments.space import configurations, read_space
 
 _DESCRIPTION = """\
 Run every configuration of a search space with every seed, as many trials at once as fit, and print a table of the
@@ -47,25 +47,23 @@ def execute(options: argparse.Namespace) -> int:
     if len(files) != 1:
         raise UsageError(f"expected one search space, such as demo or my_space.yaml, got {len(files)}")
     space = read_space(from_file(_space_file(files[0])), pairs_of(options.values))
-    for values in space.trials():
-        Config.check(values)
+    configs = configurations(space)
     if options.dry_run:
         from rayfed.experiments.dry_run import sweep_text
 
-        print(sweep_text(space))
+        print(sweep_text(space, configs))
         return 0
     from rayfed.api import run_sweep  # imports torch, which takes seconds
 
     try:
-        code = 1 if run_sweep(space) else 0
+        code = 1 if run_sweep(space, configs) else 0
     except KeyboardInterrupt as error:
         if not error.args:
             raise  # nothing was started
         print(f"rayfed: {error}", file=sys.stderr)
         code = INTERRUPTED
-    config = Config.read(next(space.trials()))
     try:
-        print(_results(config))
+        print(_results(configs[0]))
     except UsageError as error:  # the trials are over, and the exit code says how they went
         print(f"no table: {error}")
     return code

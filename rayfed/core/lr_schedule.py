@@ -1,13 +1,10 @@
 """Schedules of learning rates over the rounds, as those of `torch.optim.lr_scheduler` with one step per round."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from rayfed.core.errors import UsageError
-from rayfed.core.options import build, option
-from rayfed.core.registry import resolve
+from rayfed.core.options import option
 
 SCHEDULES = {
     "constant": "rayfed.core.lr_schedule:LrSchedule",
@@ -82,17 +79,3 @@ class Cosine(LrSchedule):
 
 
 CONSTANT = LrSchedule()
-
-
-def build_schedule(name: str, options: Mapping[str, Any]) -> LrSchedule:
-    """Create the schedule called `name`.
-
-    Raises:
-        UsageError: The name or an option is unknown, or an option has the wrong type or is out of range.
-    """
-    cls = resolve(name, SCHEDULES, where="lr_schedule.name")
-    if not (isinstance(cls, type) and issubclass(cls, LrSchedule)):
-        raise UsageError(
-            f"lr_schedule.name={name}: must be a dataclass that derives from rayfed.core.lr_schedule.LrSchedule"
-        )
-    return build(cls, options, where="lr_schedule", also=("name",))

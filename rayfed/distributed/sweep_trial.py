@@ -23,7 +23,7 @@ from rayfed.distributed.recording import RemoteRecorder
 from rayfed.distributed.server_process import make_pool, steps_reserved
 from rayfed.distributed.user_modules import SentFiles, install, register_user_modules
 from rayfed.experiments.capacity import bundles
-from rayfed.experiments.config import Config, Placement
+from rayfed.experiments.config import Placement
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.sweep import Populations, failed_before_start, planned
@@ -46,7 +46,7 @@ class SweepTrial(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Return what the trial reserves: its server and its hosts."""
-        return tune.PlacementGroupFactory(bundles(Config.read(config["job"]["values"]).placement), strategy="PACK")
+        return tune.PlacementGroupFactory(bundles(config["job"]["config"].placement), strategy="PACK")
 
     def setup(
         self,
@@ -112,7 +112,7 @@ class SweepTrial(tune.Trainable):
         """Run rounds until one was scored; return whether the trial has ended."""
         if self._run is None:
             lost, begun = self._sink.attempts(self._job["trial"])
-            config = Config.read(self._job["values"])
+            config = self._job["config"]
             if lost > config.faults.restarts:
                 return True  # recorded as failed where the loss was noticed
             self._context.enter_context(self._sink.signs_of_life(self._job["trial"]))

@@ -131,7 +131,7 @@ class _Jobs:
         if job["trial"] not in self.faults:
             self.begun.append(job)
             self.failures.begin(job)
-            self.faults[job["trial"]] = Config.read(job["values"]).faults
+            self.faults[job["trial"]] = job["config"].faults
             name_next(self.names, job["trial"])
 
     def has_more(self, jobs: list[Job]) -> bool:
@@ -324,9 +324,8 @@ class _TrialsCallback(tune.Callback):
             self._say(f"{name} was lost ({cause}); it is started again from its last checkpoint")
             return
         allowed = f"faults.restarts={self._faults[name].restarts} allows no other start"
-        config = Config.read(trial.config["job"]["values"])
         error_text = f"lost {times} times ({cause}); {allowed}" if times > 1 else f"lost ({cause}); {allowed}"
-        values = config.tree() | {"seed": config.seed, "status": "failed", "error": error_text}
+        values = trial.config["job"]["config"].tree() | {"status": "failed", "error": error_text}
         self._recorder.end(name, values)
         self._failures.look(self._recorder.progress())
 
@@ -374,9 +373,8 @@ def _close(recorder: DriversRecorder, jobs: Sequence[Job], *, interrupted: bool)
             if progress is not None and progress.status == "running":
                 recorder.end(job["trial"], {"status": "interrupted"})
         elif progress is None or progress.status == "running":
-            config = Config.read(job["values"])
             error = "did not start" if progress is None or not progress.rounds else "ended without an error message"
-            values = config.tree() | {"seed": config.seed, "status": "failed", "error": error}
+            values = job["config"].tree() | {"status": "failed", "error": error}
             recorder.end(job["trial"], values)
             failures += 1
         failures += progress is not None and progress.status in ("failed", "diverged")

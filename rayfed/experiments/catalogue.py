@@ -23,12 +23,12 @@ from typing import Any
 from rayfed.algorithms import ALGORITHMS
 from rayfed.augment import AUGMENTS
 from rayfed.core.lr_schedule import SCHEDULES
-from rayfed.core.options import checked_options, is_required
+from rayfed.core.options import is_required
 from rayfed.core.registry import resolve
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
 from rayfed.losses import LOSSES
-from rayfed.metrics import METRICS, chosen_metrics
+from rayfed.metrics import METRICS
 from rayfed.models import MODELS
 from rayfed.sampling import SAMPLERS
 
@@ -90,63 +90,6 @@ def entry(kind: str, name: str) -> Entry:
         return _stored(kind, name)
     cls = resolve(name, KINDS[kind], where=f"{kind}.name")
     return Entry(_summary(kind, cls), cls, _nested(cls), _default_partition(cls))
-
-
-def check_choices(
-    algorithm: Mapping[str, Any], choices: Mapping[str, tuple[str | None, Mapping[str, Any]]], metrics: Any
-) -> None:
-    """Check the names and the options of everything that a configuration chooses, without making it.
-
-    Whatever is the user's own is passed over, and so is what only the data can tell.
-
-    Args:
-        algorithm: The name and the options of the algorithm.
-        choices: Name and options of data, partition, model and augmentation by key. The name None is that of the
-            partition that the dataset prescribes.
-        metrics: The options of the metrics by name.
-
-    Raises:
-        UsageError: A name is unknown, or an option is unknown, missing, of the wrong type or out of range.
-    """
-    _check_algorithm(algorithm, "algorithm")
-    for kind, (name, options) in choices.items():
-        if name is None:
-            data = choices["data"][0] or ""
-            name = entry("data", data).default_partition if data in DATASETS else None
-        if name is not None:
-            _check(kind, name, options, where=kind, named=f"{kind}.name", complete=kind != "partition")
-    for name, options in chosen_metrics(metrics).items():
-        _check("metrics", name, options, where=f"metrics.{name}", named=f"metrics.{name}")
-
-
-def _check_algorithm(values: Any, where: str) -> None:
-    values = {"name": values} if isinstance(values, str) else values
-    name = values.get("name", "fedavg") if isinstance(values, Mapping) else None
-    if not isinstance(name, str):
-        return  # the error is that of `build_algorithm`
-    options = {key: value for key, value in values.items() if key != "name"}
-    for key in entry("algorithm", name).nested if name in ALGORITHMS else ():
-        if key in options:
-            _check_algorithm(options[key], f"{where}.{key}")
-    _check("algorithm", name, options, where=where, named=f"{where}.name")
-
-
-def _check(kind: str, name: str, options: Mapping[str, Any], *, where: str, named: str, complete: bool = True) -> None:
-    """Raise UsageError if `name` or `options` are wrong.
-
-    Args:
-        complete: Whether an option that is missing is an error. A dataset may set options of its partition.
-    """
-    if ":" in name:
-        return
-    if name not in KINDS[kind]:
-        resolve(name, KINDS[kind], where=named)  # raises
-    known = entry(kind, name)
-    needed = [] if complete else [field.name for field in dataclasses.fields(known.declaration) if is_required(field)]
-    if any(key not in options for key in needed):
-        return
-    also = ("name",) if kind in ("algorithm", "augment", "loss", "sampling", "lr_schedule") else ()
-    checked_options(known.declaration, options, where=where, also=also, apart=known.nested)
 
 
 # The cache

@@ -12,21 +12,20 @@ import dataclasses
 import math
 import os
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import UsageError
 from rayfed.core.file_names import check_name
 from rayfed.core.options import build, checked, option, suggestion
 from rayfed.core.policies import BATCH_NORM_POLICIES
 from rayfed.core.records import POINTS
-from rayfed.core.registry import resolve
-from rayfed.experiments.catalogue import check_choices
+from rayfed.experiments.components import Component, choose, choose_partition
 from rayfed.experiments.sources import SPACE_KEYS, merged
-from rayfed.metrics import METRICS
+from rayfed.metrics import METRICS, chosen_metrics
 
 if TYPE_CHECKING:
     from rayfed.algorithm import Algorithm
@@ -250,27 +249,19 @@ class Tracking:
     folder: str | None = option(None, help="local folder for the trackers' files; null: RESULTS/EXPERIMENT")
 
 
-@dataclass(frozen=True)
-class Named:
-    """A component chosen by name, with its options as given."""
-
-    name: str | None
-    options: dict[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The complete configuration, validated. `algorithm` and `metrics` are built; the rest is built when needed."""
+    """The complete configuration, checked. Components are built when they are needed."""
 
-    algorithm: "Algorithm"
-    algorithm_name: str
-    data: Named
-    partition: Named
-    model: Named
-    loss: Named
-    augment: Named
-    sampling: Named
-    lr_schedule: Named
+    chosen_algorithm: Component
+    chosen_metrics: dict[str, Component]
+    data: Component
+    partition: Component
+    model: Component
+    loss: Component
+    augment: Component
+    sampling: Component
+    lr_schedule: Component
     local: Local
     availability: AvailabilityOptions
     evaluate: Evaluate
@@ -281,7 +272,6 @@ class Config:
     faults: Faults
     state: StateMemory
     tracking: Tracking
-    metrics: "dict[str, Metric]"
     rounds: int = option(10, low=1, high=MOST_ROUNDS, help="communication rounds")
     cohort: int | float | None = option(None, help="clients per round; null: the share cohort_share of them")
     cohort_share: float = option(1.0, above=0, high=1, help="share of the participants that takes part in a round")
@@ -317,14 +307,25 @@ class Config:
         "has changed, unless it is `anyway`; the data files are assumed to be the same",
     )
 
-    @classmethod
-    def check(cls, *sources: Mapping[str, Any]) -> None:
-        """Do the part of the checks of `read` that needs neither torch nor code of the user's own.
+    @cached_property
+    def algorithm(self) -> "Algorithm":
+        """The algorithm, with its hyperparameters."""
+        return self.chosen_algorithm.build()  # type: ignore[no-any-return]
 
-        Raises:
-            UsageError: The configuration cannot work; the message names the key.
-        """
-        cls._parts(*sources)
+    @cached_property
+    def metrics(self) -> "dict[str, Metric]":
+        """The metrics that are switched on, by name."""
+        return {name: metric.build() for name, metric in self.chosen_metrics.items()}
+
+    @property
+    def algorithm_name(self) -> str:
+        return str(self.chosen_algorithm.name)
+
+    @property
+    def components(self) -> list[Component]:
+        """Everything that is chosen by name, the algorithms inside of others included."""
+        chosen = [self.chosen_algorithm, *(getattr(self, key) for key in COMPONENTS), *self.chosen_metrics.values()]
+        return [choice for component in chosen for choice in component.choices]
 
     @classmethod
     def read(cls, *sources: Mapping[str, Any]) -> "Config":
@@ -336,46 +337,21 @@ class Config:
         Raises:
             UsageError: The configuration cannot work; the message names the key.
         """
-        parts, algorithm, metrics = cls._parts(*sources)
-        from rayfed.metrics.base import build_metrics  # imports torch
-
-        return cls(
-            algorithm_name=str(algorithm.get("name", "fedavg")),
-            algorithm=build_algorithm(algorithm, where="algorithm"),
-            metrics=build_metrics(metrics),
-            **parts,
-        )
-
-    @classmethod
-    def _parts(cls, *sources: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Any]:
-        """Return the fields that need no torch, and the values of the algorithm and the metrics, all checked."""
         tree = _with_home(merged(*sources))
-        components = ("algorithm", *COMPONENTS)
         scalars = {f.name: f for f in dataclasses.fields(cls) if f.metadata}
-        keys = [*GROUPS, *components, "metrics", *scalars]
-        for key in tree:
-            if key not in keys:
-                if key in SPACE_KEYS:
-                    more = "; a single run takes seed=N" if key == "seeds" else ""
-                    raise UsageError(f"{key}: a key of search spaces, which rayfed sweep runs{more}")
-                raise UsageError(f"{key}: no such key; {suggestion(key, keys)}")
-        for key in (*GROUPS, *components):
-            if not isinstance(tree.get(key, {}), Mapping):
-                hint = f"did you mean {key}.name={tree[key]}?"
-                if key in GROUPS:
-                    hint = f"it has keys such as {key}.{dataclasses.fields(GROUPS[key])[0].name}"
-                raise UsageError(f"{key}={tree[key]!r}: expected a mapping; {hint}")
-        hints = typing.get_type_hints(cls, localns={"Algorithm": Any, "Metric": Any})
+        _check_keys(tree, [*GROUPS, "algorithm", *COMPONENTS, "metrics", *scalars])
+        hints = typing.get_type_hints(cls)
         given = {name: f for name, f in scalars.items() if name in tree}
         values = {name: checked(tree[name], hints[name], f.metadata, where=name) for name, f in given.items()}
         groups: dict[str, Any] = {name: build(kind, tree.get(name, {}), where=name) for name, kind in GROUPS.items()}
         _check_together(SimpleNamespace(**{name: f.default for name, f in scalars.items()} | values | groups))
-        named = {key: _named(tree, key, default) for key, default in COMPONENTS.items()}
-        algorithm = dict(tree.get("algorithm", {}))
-        metrics = _with_selected(tree.get("metrics", {}), groups["select"].metric)
-        choices = {key: (choice.name, choice.options) for key, choice in named.items()}
-        check_choices(algorithm, choices, metrics)
-        return {**named, **groups, **values}, algorithm, metrics
+        algorithm = choose("algorithm", tree.get("algorithm", {}), "fedavg")
+        components: dict[str, Any]
+        components = {key: choose(key, tree.get(key, {}), name) for key, name in COMPONENTS.items() if name is not None}
+        components["partition"] = choose_partition(tree.get("partition", {}), components["data"])
+        metrics = chosen_metrics(_with_selected(tree.get("metrics", {}), groups["select"].metric))
+        chosen = {name: choose("metrics", options, name, where=f"metrics.{name}") for name, options in metrics.items()}
+        return cls(chosen_algorithm=algorithm, chosen_metrics=chosen, **components, **groups, **values)
 
     def tree(self) -> dict[str, Any]:
         """Return every value as a nested dict, defaults included: one column each in the trials table."""
@@ -409,6 +385,22 @@ COMPONENTS: dict[str, str | None] = {
     "lr_schedule": "constant",
 }
 """The keys beside `algorithm` under which a component is chosen by name, with the default name."""
+
+
+def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Raise UsageError for a key that is none of `keys`, or a group that is no mapping."""
+    for key in tree:
+        if key not in keys:
+            if key in SPACE_KEYS:
+                more = "; a single run takes seed=N" if key == "seeds" else ""
+                raise UsageError(f"{key}: a key of search spaces, which rayfed sweep runs{more}")
+            raise UsageError(f"{key}: no such key; {suggestion(key, keys)}")
+    for key in (*GROUPS, "algorithm", *COMPONENTS):
+        if not isinstance(tree.get(key, {}), Mapping):
+            hint = f"did you mean {key}.name={tree[key]}?"
+            if key in GROUPS:
+                hint = f"it has keys such as {key}.{dataclasses.fields(GROUPS[key])[0].name}"
+            raise UsageError(f"{key}={tree[key]!r}: expected a mapping; {hint}")
 
 
 def _check_together(settings: Any) -> None:
@@ -498,44 +490,14 @@ def _with_home(tree: dict[str, Any]) -> dict[str, Any]:
     return tree | paths | ({"results": expanded(tree["results"])} if "results" in tree else {})
 
 
-def _named(tree: Mapping[str, Any], key: str, default: str | None) -> Named:
-    options = dict(tree.get(key, {}))
-    name = options.pop("name", default)
-    if name is not None and not isinstance(name, str):
-        raise UsageError(f"{key}.name={name!r}: expected a string, got {type(name).__name__}")
-    return Named(name, options)
-
-
 def build_algorithm(values: Mapping[str, Any] | str, *, where: str) -> "Algorithm":
     """Return the algorithm called `values["name"]` with its hyperparameters.
-
-    A field that is annotated as an algorithm (a wrapper's `base`) is built in the same way.
 
     Raises:
         UsageError: An unknown name or key, a value out of range, or a class that is not a complete algorithm.
     """
-    from rayfed.algorithm import Algorithm
-
-    options = {"name": values} if isinstance(values, str) else dict(values)
-    name = options.pop("name", "fedavg")
-    if not isinstance(name, str):
-        raise UsageError(f"{where}.name={name!r}: expected a string, got {type(name).__name__}")
-    cls = resolve(name, ALGORITHMS, where=f"{where}.name")
-    if not (isinstance(cls, type) and issubclass(cls, Algorithm) and dataclasses.is_dataclass(cls)):
-        raise UsageError(f"{where}.name={name}: must be a dataclass that derives from rayfed.algorithm.Algorithm")
-    required = ("init", "start", "step", "finish", "aggregate")
-    if missing := [hook for hook in required if getattr(cls, hook) is getattr(Algorithm, hook)]:
-        hooks = f"{', '.join(missing)}; derive from FedAvg, or see rayfed/algorithm.py"
-        raise UsageError(f"{where}.name={name}: {cls.__name__} has no hook {hooks}")
-    for key, hint in typing.get_type_hints(cls).items():
-        if key in options and isinstance(hint, type) and issubclass(hint, Algorithm):
-            inner = options[key]
-            if not isinstance(inner, (str, Mapping)):
-                raise UsageError(
-                    f"{where}.{key}={inner!r}: expected the name of an algorithm, or a mapping with its keys"
-                )
-            options[key] = build_algorithm(inner, where=f"{where}.{key}")
-    return build(cls, options, where=where, also=("name",))
+    options = {"name": values} if isinstance(values, str) else values
+    return choose("algorithm", options, "fedavg", where=where).build()  # type: ignore[no-any-return]
 
 
 def algorithm_values(algorithm: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.progress import span
 from rayfed.experiments.run_summary import counted, run_summary, size_text
 from rayfed.experiments.space import Space
-from rayfed.experiments.sweep import Populations, configurations, plan_sweep
+from rayfed.experiments.sweep import Populations, plan_sweep
 from rayfed.experiments.trial import check_rounds, nothing_left, resume_message, usable
 from rayfed.records.checkpoints import CheckpointStore
 from rayfed.records.storage import open_storage
@@ -46,13 +46,12 @@ def run_text(plan: Plan) -> str:
     return "\n".join([run_summary(plan), *(f"{name:>10}  {text}" for name, text in lines.items())])
 
 
-def sweep_text(space: Space) -> str:
+def sweep_text(space: Space, configs: Sequence[Config]) -> str:
     """Return the configurations of `space`, what each needs, and how long all will take."""
-    configs = configurations(space)
     check_sweep(config.placement for config in configs)
     plan = plan_sweep(space, configs, Given())
     number = len(configs) // len(space.seeds)
-    starts = {job["trial"]: _start(Config.read(job["values"]), job["trial"]) for job in plan.jobs}
+    starts = {job["trial"]: _start(job["config"], job["trial"]) for job in plan.jobs}
     populations, probes = Populations(keep_all=True), dict[str, Probe | str]()
     rows, seconds, unknown = [], [], 0
     trees = [dict(flattened(config.tree())) for config in configs[:number]]

@@ -3,15 +3,17 @@
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+from rayfed.experiments.config import Config
+
 
 class Job(TypedDict):
-    """One trial to run: its name, and the nested values of its configuration.
+    """One trial to run: its name and its configuration, of which nothing is built that only the user's modules know.
 
     `arm` is the position of its arm. `identity` has the fields of its `Plan` that name what was given in Python. They
     are computed once, because another process has no source of functions that were written in a notebook.
     """
 
     trial: str
-    values: dict[str, Any]
+    config: Config
     identity: Mapping[str, Any]
     arm: int

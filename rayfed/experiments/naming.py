@@ -3,7 +3,6 @@
 import hashlib
 import json
 
-from rayfed.core.lr_schedule import build_schedule
 from rayfed.experiments.config import Config
 
 
@@ -35,5 +34,4 @@ def outcome_values(config: Config) -> str:
 
 def depends_on_rounds(config: Config) -> bool:
     """Return whether the first rounds depend on how many follow."""
-    schedule = build_schedule(config.lr_schedule.name or "", config.lr_schedule.options)
-    return schedule.depends_on_rounds or config.algorithm.depends_on_rounds
+    return bool(config.lr_schedule.build().depends_on_rounds or config.algorithm.depends_on_rounds)

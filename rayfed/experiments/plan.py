@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayfed.algorithm import Phase
-from rayfed.augment.base import Augment, build_augment
+from rayfed.augment.base import Augment, NoAugment
 from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
-from rayfed.core.lr_schedule import build_schedule
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.rng import torch_state_kept
@@ -29,7 +28,8 @@ from rayfed.engine.early_stopping import StopRule
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.metric_checks import check_metrics, chosen_metric
 from rayfed.engine.serialization import state_hash
-from rayfed.experiments.config import Config, Named
+from rayfed.experiments.components import Component
+from rayfed.experiments.config import Config
 from rayfed.experiments.naming import outcome_values, trial_name
 from rayfed.experiments.plan_checks import checked_on_data, first_outputs, input_type
 from rayfed.experiments.plan_model import ModelFactory, model_of
@@ -50,7 +50,6 @@ from rayfed.metrics.cost import Cost, cost
 from rayfed.models.build import check_model
 from rayfed.records.holdings import Holding
 from rayfed.records.storage import open_storage
-from rayfed.sampling.base import build_sampler
 
 MOST_CLIENTS_SHOWN = 1000
 """The most clients of a partition that is recorded for plots."""
@@ -206,7 +205,6 @@ def make_plan(
         UsageError: The simulation cannot work; the message names the key at fault.
     """
     _check_results(config)
-    augment = build_augment(config.augment.name or "none", config.augment.options)
     if model is None:
         check_model(config.model.name or "", config.model.options)
     chosen_loss = _chosen_loss(config, loss)
@@ -220,7 +218,7 @@ def make_plan(
         population = load_data(config)
     population = with_unseen_clients(population, config.unseen_clients or config.unseen_share, config.seed)
     blueprint = checked_on_data(
-        _blueprint(config, population, augment, model, chosen_loss),
+        _blueprint(config, population, model, chosen_loss),
         population,
         chosen_loss,
         own_model="model" if model is not None else _own("model", config.model),
@@ -263,7 +261,7 @@ def _check_results(config: Config) -> None:
             raise UsageError(f"results={config.results}: {path} is a file, not a folder")
 
 
-def _own(key: str, chosen: Named) -> str | None:
+def _own(key: str, chosen: Component) -> str | None:
     """Return the key and the name of a component of the user's own; None for one of rayfed's."""
     return f"{key}.name={chosen.name}" if ":" in (chosen.name or "") else None
 
@@ -335,11 +333,10 @@ def _check_no_other_data(config: Config) -> None:
 def _blueprint(
     config: Config,
     population: Population,
-    augment: Augment | None,
     model: ModelFactory | nn.Module | None,
     loss: Loss,
 ) -> Blueprint:
-    cohort = _cohort_size(config, len(population.participants))
+    augment: Augment = config.augment.build()
     return Blueprint(
         algorithm=config.algorithm,
         model=model_of(config, population, model, loss),
@@ -350,17 +347,17 @@ def _blueprint(
         batch_size=config.local.batch_size,
         drop_last=config.local.drop_last,
         rounds=config.rounds,
-        cohort=cohort,
+        cohort=_cohort_size(config, len(population.participants)),
         seed=config.seed,
         keep_optimizer=config.local.keep_optimizer,
         vmap_clients=config.placement.vmap_clients,
         threads=config.placement.threads,
         data_on_device=config.placement.data_on_device,
-        augment=augment,
+        augment=None if isinstance(augment, NoAugment) else augment,
         training_loss=_training_loss(config, loss),
-        schedule=build_schedule(config.lr_schedule.name or "", config.lr_schedule.options),
+        schedule=config.lr_schedule.build(),
         availability=Availability(**dataclasses.asdict(config.availability)),
-        sampler=build_sampler(config.sampling.name or "uniform", config.sampling.options),
+        sampler=config.sampling.build(),
     )
 
 

@@ -7,7 +7,8 @@ import torch
 from rayfed.core.batch_norm import batch_norm_names
 from rayfed.core.trees import nbytes
 from rayfed.engine.serialization import bytes_by_field
-from rayfed.experiments.config import AvailabilityOptions, Config, Named, Placement
+from rayfed.experiments.components import Component
+from rayfed.experiments.config import AvailabilityOptions, Config, Placement
 from rayfed.experiments.plan import Plan
 
 _POLICIES = {
@@ -146,7 +147,7 @@ def _availability(options: AvailabilityOptions) -> Sequence[str]:
     return ("; ".join(parts),) if parts else ()
 
 
-def _schedule(chosen: Named) -> str:
+def _schedule(chosen: Component) -> str:
     options = ", ".join(f"{key} {value}" for key, value in chosen.options.items())
     if chosen.name == "constant" and not options:
         return ""

@@ -16,7 +16,7 @@ A space is written as {grid: […]}, {choice: […]}, {uniform: [low, high]}, {l
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import SPACE_KINDS as KINDS
 from rayfed.core.options import build, checked, option
 from rayfed.core.rng import generator
+from rayfed.experiments.config import Config
 from rayfed.experiments.sources import SPACE_KEYS, merged
 
 
@@ -132,11 +133,22 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     if any(seed != single[0] for seed in single) or isinstance(single[0], Mapping):
         raise UsageError("seed: all arms share it; for several seeds, write seeds: [0, 1, 2] outside of the arms")
     seeds = _listed(sweep.get("seeds", single[:1]))
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise UsageError(f"seeds={seeds!r}: expected a list of non-negative integers, such as [0, 1, 2]")
+    if not isinstance(seeds, list) or not seeds:
+        raise UsageError(f"seeds={seeds!r}: expected a list of integers, such as [0, 1, 2]")
+    seeds = [checked(seed, int, {"low": 0}, where="seeds") for seed in seeds]
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"seeds={seeds!r}: each seed may occur once")
     return Space(search, tuple(seeds), drawn, adaptive)
+
+
+def configurations(space: Space) -> tuple[Config, ...]:
+    """Return the configuration of every trial of `space`, in the order of `space.trials()`.
+
+    Raises:
+        UsageError: One of them cannot work; the message names the key.
+    """
+    configs = [Config.read(values) for arm in space.arms for values in arm]
+    return tuple(replace(config, seed=seed) for seed in space.seeds for config in configs)
 
 
 def _adaptive(tree: dict[str, Any], search: Search) -> AdaptiveArm:

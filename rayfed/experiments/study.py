@@ -10,7 +10,7 @@ import importlib.util
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayfed.core.best_round import Selection
@@ -19,7 +19,6 @@ from rayfed.core.rng import stream_seed
 from rayfed.experiments.config import Config
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.naming import trial_name
-from rayfed.experiments.sources import merged
 from rayfed.experiments.space import AdaptiveArm, Space
 from rayfed.records.storage import Storage, storage_errors
 from rayfed.records.trials import read_trials
@@ -123,7 +122,8 @@ class Study:
         if params is None:
             with storage_errors(self._home.location):
                 self._home.write(LOG_FILE, json.dumps(self._log, indent=1).encode())
-        names = [self._job(merged(arm.filled(chosen), {"seed": seed}), number) for seed in self._space.seeds]
+        config = Config.read(arm.filled(chosen))
+        names = [self._job(replace(config, seed=seed), number) for seed in self._space.seeds]
         suggestion = _Suggestion(number, trial, {name for name in names if name not in self._scores})
         for name in names:
             if name in self._scores:
@@ -131,14 +131,13 @@ class Study:
         self._suggestions.append(suggestion)
         self._tell(suggestion)
 
-    def _job(self, values: dict[str, Any], arm: int) -> str:
+    def _job(self, config: Config, arm: int) -> str:
         """Put the trial of a configuration into the queue, unless it is known, and return its name."""
-        config = Config.read(values)
         identity = self._identify(config)
         name = str(identity.get("trial", trial_name(config)))
         if name not in self._known:
             self._known.add(name)
-            self._queue.append(Job(trial=name, values=values, identity=identity, arm=arm))
+            self._queue.append(Job(trial=name, config=replace(config), identity=identity, arm=arm))
         return name
 
     def _take(self, name: str, score: float | None) -> None:

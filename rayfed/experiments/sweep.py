@@ -85,11 +85,6 @@ class SweepPlan:
         return f"{trials}: Optuna chooses {chosen} of each of {arms}; each with {seeds}{skipped}"
 
 
-def configurations(space: Space) -> tuple[Config, ...]:
-    """Return the configuration of every trial of `space`, in the order of `space.trials()`."""
-    return tuple(Config.read(values) for values in space.trials())
-
-
 def plan_sweep(
     space: Space, configs: Sequence[Config], given: Given | None = None, *, keep_state: bool = False
 ) -> SweepPlan:
@@ -125,8 +120,8 @@ def plan_sweep(
     names = [str(identity.get("trial", name)) for name, identity in zip(names, identities, strict=True)]
     done = _done_trials(dict(zip(names, configs, strict=True)))
     jobs = tuple(
-        Job(trial=name, values=values, identity=identity, arm=arm)
-        for name, values, identity, arm in zip(names, space.trials(), identities, space.arm_numbers(), strict=True)
+        Job(trial=name, config=replace(config), identity=identity, arm=arm)
+        for name, config, identity, arm in zip(names, configs, identities, space.arm_numbers(), strict=True)
         if not (first.resume and name in done)
     )
     return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state)
@@ -178,7 +173,7 @@ def planned(job: Job, given: Given, populations: Populations, *, keep_state: boo
     Raises:
         UsageError: The trial cannot work here, for example because a file of the data is missing on this machine.
     """
-    config = Config.read(job["values"])
+    config = job["config"]
     # The code of what was given in Python was compared with that of the trial to resume where it was given.
     plan = populations.plan(replace(config, resume=False) if given else config, given)
     return replace(plan, config=config, keep_state=keep_state, **job["identity"])
@@ -186,9 +181,8 @@ def planned(job: Job, given: Given, populations: Populations, *, keep_state: boo
 
 def failed_before_start(job: Job, error: Exception, where: str = "") -> dict[str, Any]:
     """Return the row in the table `trials` of a trial that could not begin; `where` is put behind the error."""
-    config = Config.read(job["values"])
     values = failure(error)
-    return config.tree() | values | {"seed": config.seed, "error": values["error"] + where}
+    return job["config"].tree() | values | {"error": values["error"] + where}
 
 
 def _check_plans(

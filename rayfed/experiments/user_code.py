@@ -15,7 +15,6 @@ Source is read once per import of a module, so a file edited after it was import
 """
 
 import ast
-import dataclasses
 import dis
 import enum
 import functools
@@ -35,7 +34,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from rayfed.algorithm import Algorithm
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
 from rayfed.core.user_files import is_user_file
@@ -82,24 +80,8 @@ def named_objects(config: Config) -> dict[str, Any]:
     These are the algorithm and the algorithms inside it, data, partition, model, loss, augmentation, sampler
     and metrics.
     """
-    classes = [type(algorithm) for algorithm in _algorithms(config.algorithm)]
-    objects: dict[str, Any] = {
-        f"{cls.__module__}:{cls.__qualname__}": cls for cls in classes if not cls.__module__.startswith("rayfed.")
-    }
-    groups = (
-        config.data,
-        config.partition,
-        config.model,
-        config.loss,
-        config.augment,
-        config.sampling,
-        config.lr_schedule,
-    )
-    chosen = [choice.name for choice in groups]
-    for name in (*chosen, *config.metrics):
-        if name and ":" in name and not name.startswith("rayfed."):
-            objects[name] = resolve(name, {}, where="name")
-    return objects
+    names = [component.name or "" for component in config.components]
+    return {name: resolve(name, {}, where="name") for name in names if ":" in name and not name.startswith("rayfed.")}
 
 
 def given_objects(model: Any, loss: Any, clients: Iterable[Any] | None) -> dict[str, Any]:
@@ -108,14 +90,6 @@ def given_objects(model: Any, loss: Any, clients: Iterable[Any] | None) -> dict[
     own = sorted((cls for cls in types_of_clients if is_user_module(cls.__module__)), key=lambda cls: cls.__qualname__)
     given = {"model=": model, "loss=": loss, "clients=": own or None}
     return {key: value for key, value in given.items() if value is not None}
-
-
-def _algorithms(algorithm: Algorithm) -> Iterator[Algorithm]:
-    """Yield `algorithm` and all algorithms inside it."""
-    yield algorithm
-    for field in dataclasses.fields(algorithm):  # type: ignore[arg-type]
-        if isinstance(value := getattr(algorithm, field.name), Algorithm):
-            yield from _algorithms(value)
 
 
 def _parts(client: Any) -> Iterator[Any]:

@@ -15,10 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from rayfed.core.errors import BadHook, UsageError
-from rayfed.core.options import build, option
-from rayfed.core.registry import resolve
-from rayfed.metrics import METRICS, chosen_metrics
+from rayfed.core.errors import BadHook
+from rayfed.core.options import option
 
 EVERY = "rounds between measurements; the last round is always measured, and by default only the last"
 EVERY_ROUND = "rounds between measurements; the last round is always measured"
@@ -167,24 +165,6 @@ class OfRepresentations(Metric):
         began = time.perf_counter()
         list(self.each(self.measure(groups, classes, 0)))
         return time.perf_counter() - began
-
-
-def build_metrics(chosen: Any) -> dict[str, Metric]:
-    """Return the metrics that are switched on, by name.
-
-    Args:
-        chosen: See `chosen_metrics`.
-
-    Raises:
-        UsageError: an unknown name, or an option that is unknown, of a wrong type or out of range.
-    """
-    metrics = {}
-    for name, options in chosen_metrics(chosen).items():
-        metric = resolve(name, METRICS, where=f"metrics.{name}")
-        if not (isinstance(metric, type) and issubclass(metric, Metric)):
-            raise UsageError(f"metrics.{name}: must be a dataclass that derives from a class of rayfed.metrics.base")
-        metrics[name] = build(metric, options, where=f"metrics.{name}")
-    return metrics
 
 
 def torch_generator(seed: int) -> torch.Generator:

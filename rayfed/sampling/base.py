@@ -13,14 +13,9 @@ proportional to f_i w_i, since extrapolated variances could be negative.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-
-from rayfed.core.errors import UsageError
-from rayfed.core.options import build
-from rayfed.core.registry import resolve
-from rayfed.sampling import SAMPLERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,15 +82,3 @@ class Uniform(Sampler):
 
 
 UNIFORM = Uniform()
-
-
-def build_sampler(name: str, options: dict[str, Any]) -> Sampler:
-    """Create the sampler called `name`.
-
-    Raises:
-        UsageError: The name or an option is unknown, or an option has the wrong type or is out of range.
-    """
-    cls = resolve(name, SAMPLERS, where="sampling.name")
-    if not (isinstance(cls, type) and issubclass(cls, Sampler)):
-        raise UsageError(f"sampling.name={name}: must be a dataclass that derives from rayfed.sampling.base.Sampler")
-    return build(cls, options, where="sampling", also=("name",))

@@ -434,7 +434,6 @@ class TestErrors:
             ({}, {"clients": from_one()}, r"^clients: the labels are 1 to 3; .*subtract 1, or give num_classes=4"),
             ({"partition.name": "dirichlet"}, {}, r"^partition\.name=dirichlet: clients= are given in place of data"),
             ({"partition.clients": 3}, {}, r"^partition\.clients: clients= are given in place of data and partition"),
-            ({"data.name": "mini_digits"}, {}, r"^data\.name: clients= are given in place of data and partition"),
             ({"data.seed": 3}, {}, r"^data\.seed: clients= are given in place of data and partition"),
         ],
     )

@@ -11,7 +11,7 @@ from helpers.federations import blueprint, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment import AUGMENTS
-from rayfed.augment.base import Augment, build_augment
+from rayfed.augment.base import Augment
 from rayfed.augment.blur import Blur, gaussian_blur
 from rayfed.augment.colour_jitter import (
     adjust_brightness,
@@ -29,6 +29,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_torch
 from rayfed.data.population import Client, Examples, Population
+from rayfed.experiments.components import choose
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 
@@ -296,11 +297,14 @@ def test_scores_see_the_data_as_they_are():
 # Names and refusals
 
 
+def built(name, **options):
+    return choose("augment", {"name": name, **options}, None).build()
+
+
 @pytest.mark.parametrize("name", AUGMENTS)
 def test_every_name_is_built(name):
-    made = build_augment(name, {})
-    assert (made is None) == (name == "none")
-    if made is not None:
+    made = built(name)
+    if name != "none":
         made.check((3, 28, 28), np.dtype(np.uint8))
         x = pictures(4, 3, 28, 28)
         assert made(x.clone()).shape == x.shape
@@ -322,7 +326,7 @@ class Darker(Augment):
     (tmp_path / "my_augment.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    darker = build_augment("my_augment:Darker", {"share": 0.25})
+    darker = built("my_augment:Darker", share=0.25)
     assert isinstance(darker, Augment)
     population = people()
     _, plain = seen_by_steps(None, population)
@@ -343,7 +347,7 @@ class Darker(Augment):
 )
 def test_options_that_cannot_be(name, options, words):
     with pytest.raises(UsageError) as error:
-        build_augment(name, options)
+        built(name, **options)
     assert str(error.value).startswith(words)
 
 

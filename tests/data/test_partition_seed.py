@@ -14,8 +14,8 @@ from rayfed.data.loading import build_data, load
 from rayfed.data.partitions import PARTITIONS
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import data_key, make_plan
-from rayfed.experiments.space import read_space
-from rayfed.experiments.sweep import configurations, plan_sweep
+from rayfed.experiments.space import configurations, read_space
+from rayfed.experiments.sweep import plan_sweep
 
 DATA = {"domains": ["plain", "font"], "per_domain": 60}
 

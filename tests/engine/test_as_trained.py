@@ -12,8 +12,9 @@ from torch import nn
 from helpers.federations import blobs, blueprint, reshaped
 from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.vm import VM
-from rayfed.augment.base import Augment, ImageAugment, build_augment
-from rayfed.augment.geometry import rotate
+from rayfed.augment.base import Augment, ImageAugment
+from rayfed.augment.geometry import Rotation, rotate
+from rayfed.augment.noise import Noise
 from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
@@ -132,7 +133,7 @@ def test_a_turn_by_45_degrees_has_the_loss_that_it_has_by_hand(algorithm):
 
 
 def test_random_turns_are_those_of_the_seed_of_client_and_round():
-    found, _ = losses(AFL(), build_augment("rotation", {"degrees": 45}), optimizer=SGD(lr=1e-9))
+    found, _ = losses(AFL(), Rotation(degrees=45), optimizer=SGD(lr=1e-9))
     model = small().eval()  # and so it stays
     for (round, i), loss in found.items():
         seed_torch(0, "augmented data", Moment("round", round), client=i, batch=0)
@@ -161,7 +162,7 @@ def test_vm_takes_the_trained_models_loss_over_augmented_examples():
 
 @pytest.mark.parametrize("algorithm", [AFL(lambda_lr=0.5), VM(beta=0.5)])
 def test_where_clients_live_and_how_many_train_at_once_does_not_matter(algorithm):
-    augment = build_augment("rotation", {"degrees": 45})
+    augment = Rotation(degrees=45)
     expected, server = losses(algorithm, augment)
     assert len(set(expected.values())) == 6
     streamed, other = losses(algorithm, augment, data_on_device=False)
@@ -229,7 +230,7 @@ class TestAugmented:
         )
 
     def test_batches_are_drawn_by_key_and_number_and_leave_the_generator_alone(self):
-        augment = build_augment("noise", {})
+        augment = Noise()
         part, other = self.part(), self.part(data_on_device=False)
         assert isinstance(other.x, Streamed)
         torch.manual_seed(5)

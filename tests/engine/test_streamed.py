@@ -14,7 +14,7 @@ from helpers.federations import blobs, blueprint, net, on_pictures, reshaped
 from helpers.ray_session import start_ray
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.augment.base import build_augment
+from rayfed.augment.noise import Noise
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import memory_mapped
 from rayfed.data.lazy_rows import ArrayFile, LazyRows, as_lazy_rows
@@ -76,7 +76,7 @@ def convolutional():
 FORMS = {"floats": (lambda people: people, net), "pixels": (as_pixels, convolutional)}
 CASES = {
     "plain": {},
-    "augmented": {"augment": build_augment("noise", {})},
+    "augmented": {"augment": Noise()},
     "vectorised": {"vmap_clients": 2},
     "ragged": {"drop_last": False, "batch_size": 6},
     "dbe": {"algorithm": DBE()},
@@ -132,7 +132,7 @@ class TestPart:
             lambda part: [part.take(rows)],
             lambda part: part.batches(7),
             lambda part: part.batches(2, rows),
-            lambda part: [part.augmented(rows, build_augment("noise", {}))],
+            lambda part: [part.augmented(rows, Noise())],
         ):
             made = []
             for part in (resident, there):

@@ -106,8 +106,8 @@ def test_a_cache_that_cannot_be_read_or_written_is_done_without(cache, monkeypat
 )
 def test_mistakes_are_found_with_and_without_torch(both_ways, values, message):
     with pytest.raises(UsageError, match=f"^{message}"):
-        Config.check(values)
+        Config.read(values)
 
 
-def test_what_is_the_users_own_is_passed_over(both_ways):
-    Config.check({"algorithm": {"name": "nowhere:Mine", "x": 1}, "model.name": "nowhere:Net", "data.name": "no:Data"})
+def test_data_and_models_of_the_users_own_are_passed_over(both_ways):
+    Config.read({"model": {"name": "nowhere:Net", "x": 1}, "data.name": "no:Data"})

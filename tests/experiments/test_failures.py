@@ -15,7 +15,7 @@ def looked(ended, arms, *, stop_early=True):
     failures = Failures("results", "run", arms, stop_early=stop_early, say=lines.append)
     trials = []
     for number, (arm, status, error) in enumerate(ended):
-        failures.begin({"trial": f"t{number}", "values": {}, "identity": {}, "arm": arm})
+        failures.begin({"trial": f"t{number}", "config": None, "identity": {}, "arm": arm})
         trials.append(Progress(f"t{number}", 10, status=status, error=error, has_traceback=error == ERROR))
         failures.look(trials)
     return failures.doom, lines

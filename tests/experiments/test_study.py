@@ -10,10 +10,9 @@ import rayfed
 from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
 from rayfed.experiments import study as module
-from rayfed.experiments.config import Config
-from rayfed.experiments.space import read_space
+from rayfed.experiments.space import configurations, read_space
 from rayfed.experiments.study import Study, check_search
-from rayfed.experiments.sweep import configurations, plan_sweep
+from rayfed.experiments.sweep import plan_sweep
 from rayfed.records.storage import open_storage
 from rayfed.records.validation import best_validation
 
@@ -32,9 +31,9 @@ def space(**changes):
     return read_space(QUICK, changes)
 
 
-def goodness(values):
+def goodness(config):
     """The best rate is 0.03; one seed is worse than the other by a constant."""
-    return 1 - math.log10(values["local"]["lr"] / 0.03) ** 2 - values["seed"] / 10
+    return 1 - math.log10(config.local.lr / 0.03) ** 2 - config.seed / 10
 
 
 def searched(study, stop_after=None):
@@ -42,12 +41,12 @@ def searched(study, stop_after=None):
     jobs = []
     while (stop_after is None or len(jobs) < stop_after) and (job := study.next_job()) is not None:
         jobs.append(job)
-        study.ended(job["trial"], goodness(job["values"]))
+        study.ended(job["trial"], goodness(job["config"]))
     return jobs
 
 
 def choices(jobs):
-    return [(job["values"]["algorithm"], job["values"]["local"]["lr"], job["values"]["seed"]) for job in jobs]
+    return [(job["config"].algorithm, job["config"].local.lr, job["config"].seed) for job in jobs]
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def study(tmp_path):
 class TestStudy:
     def test_every_arm_has_the_same_budget_with_every_seed(self, study):
         jobs = searched(study())
-        assert Counter((job["values"]["algorithm"]["name"], job["values"]["seed"]) for job in jobs) == {
+        assert Counter((job["config"].algorithm_name, job["config"].seed) for job in jobs) == {
             ("fedavg", 0): 3,
             ("fedavg", 1): 3,
             ("fedprox", 0): 3,
@@ -74,8 +73,7 @@ class TestStudy:
 
     def test_optuna_is_told_means_over_seeds(self, study):
         made = study()
-        for job in searched(made):
-            Config.read(job["values"])
+        searched(made)
         for trial in made._studies[0].trials:
             rate = trial.params["local.lr"]
             assert trial.value == pytest.approx(1 - math.log10(rate / 0.03) ** 2 - 0.05)
@@ -85,7 +83,7 @@ class TestStudy:
         first = last = 0.0
         for seed in range(5):
             made = study(**{"search.samples": 30, "search.seed": seed, "seeds": [0], "arms": [{}]})
-            distances = [abs(math.log10(job["values"]["local"]["lr"] / 0.03)) for job in searched(made)]
+            distances = [abs(math.log10(job["config"].local.lr / 0.03)) for job in searched(made)]
             first, last = first + sum(distances[:10]), last + sum(distances[-10:])
         assert last < 0.7 * first
 
@@ -106,7 +104,7 @@ class TestStudy:
     def test_a_resumed_search_goes_on_as_without_the_interruption(self, study, monkeypatch, stop_after):
         whole = searched(study())
         before = searched(study(), stop_after)
-        scores = {job["trial"]: goodness(job["values"]) for job in before}
+        scores = {job["trial"]: goodness(job["config"]) for job in before}
         rows = [{"trial": name, "status": "done", "default_eval_point": "global"} for name in scores]
         monkeypatch.setattr(module, "read_trials", lambda folder: rows)
         monkeypatch.setattr(module, "best_validation", lambda home, name, point: scores.get(name))

@@ -9,8 +9,8 @@ from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary, unused_gpu
-from rayfed.experiments.space import read_space
-from rayfed.experiments.sweep import configurations, plan_sweep
+from rayfed.experiments.space import configurations, read_space
+from rayfed.experiments.sweep import plan_sweep
 
 SPACE = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},
@@ -43,7 +43,7 @@ def test_has_a_job_for_every_configuration_and_seed(plan):
 
 def test_a_resumed_sweep_leaves_out_what_is_done(plan):
     first = plan().jobs[0]
-    rayfed.run(first["values"])
+    rayfed.run(first["config"])
     assert len(plan().jobs) == 6
     sweep = plan(resume=True)
     assert first["trial"] not in {job["trial"] for job in sweep.jobs}

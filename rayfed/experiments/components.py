@@ -1,0 +1,111 @@
+"""Components that a configuration chooses by name. Their options are checked once, and they are built when needed."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import checked_options, is_required
+from rayfed.core.registry import resolve
+from rayfed.data.sets import DATASETS
+from rayfed.experiments.catalogue import KINDS, entry
+
+BASES = {
+    "algorithm": "rayfed.algorithm:Algorithm",
+    "augment": "rayfed.augment.base:Augment",
+    "sampling": "rayfed.sampling.base:Sampler",
+    "lr_schedule": "rayfed.core.lr_schedule:LrSchedule",
+    "metrics": "rayfed.metrics.base:Metric",
+}
+"""The classes from which components derive, by kind. The other kinds also take functions, or classes of any base."""
+
+_HOOKS = ("init", "start", "step", "finish", "aggregate")
+"""The hooks that every algorithm has."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """A component chosen by name, with the options that were given.
+
+    The options are checked, except those of the user's own data, partition, model and loss, whose classes and functions
+    are looked at when they are needed. A nested algorithm is a component as well.
+    """
+
+    kind: str
+    name: str | None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def choices(self) -> "list[Component]":
+        """This component, and those that its options choose."""
+        nested = [value for value in self.options.values() if isinstance(value, Component)]
+        return [self, *(choice for value in nested for choice in value.choices)]
+
+    def build(self) -> Any:
+        """Return an object of one of the kinds in `BASES`."""
+        cls = resolve(self.name or "", KINDS[self.kind], where=f"{self.kind}.name")
+        options = {key: value.build() if isinstance(value, Component) else value for key, value in self.options.items()}
+        return cls(**options)
+
+
+def choose(kind: str, values: Mapping[str, Any], default: str | None, *, where: str = "") -> Component:
+    """Return the component that `values` name, after checking its options as far as that needs no data.
+
+    Args:
+        kind: A key of `KINDS`.
+        values: The options, and the name as `name`.
+        default: The name without one in `values`.
+        where: The prefix of the keys in error messages; `kind` by default.
+
+    Raises:
+        UsageError: The name is unknown, or an option is unknown, missing, of the wrong type or out of range.
+    """
+    where = where or kind
+    options = dict(values)
+    name = options.pop("name", default)
+    if name is not None and not isinstance(name, str):
+        raise UsageError(f"{where}.name={name!r}: expected a string, got {type(name).__name__}")
+    if name is None or (":" in name and kind not in BASES):
+        return Component(kind, name, options)
+    return Component(kind, name, _checked(kind, name, options, where))
+
+
+def _checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the options of a component with the types that they are declared with."""
+    named = where if kind == "metrics" else f"{where}.name"
+    if name not in KINDS[kind]:
+        _check_class(kind, resolve(name, KINDS[kind], where=named), f"{named}={name}")
+    known = entry(kind, name)
+    required = [field.name for field in dataclasses.fields(known.declaration) if is_required(field)]
+    if kind == "partition" and any(key not in options for key in required):
+        return dict(options)  # the dataset may give the others
+    given = {key: _nested(options[key], f"{where}.{key}") for key in known.nested if key in options}
+    also = () if kind in ("data", "partition", "model", "metrics") else ("name",)
+    return checked_options(known.declaration, {**options, **given}, where=where, also=also, apart=known.nested)
+
+
+def _nested(value: Any, where: str) -> Component:
+    if not isinstance(value, (str, Mapping)):
+        raise UsageError(f"{where}={value!r}: expected the name of an algorithm, or a mapping with its keys")
+    return choose("algorithm", {"name": value} if isinstance(value, str) else value, "fedavg", where=where)
+
+
+def _check_class(kind: str, cls: Any, where: str) -> None:
+    """Raise UsageError if a class of the user's own is no component of a kind."""
+    base = resolve(BASES[kind], {}, where=kind)
+    if not (isinstance(cls, type) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
+        raise UsageError(f"{where}: must be a dataclass that derives from {base.__module__}.{base.__name__}")
+    missing = [hook for hook in _HOOKS if getattr(cls, hook) is getattr(base, hook)] if kind == "algorithm" else []
+    if missing:
+        hooks = f"{', '.join(missing)}; derive from FedAvg, or see rayfed/algorithm.py"
+        raise UsageError(f"{where}: {cls.__name__} has no hook {hooks}")
+
+
+def choose_partition(values: Mapping[str, Any], data: Component) -> Component:
+    """Return the partition that `values` name; without a name, it is the one that the dataset has by default."""
+    if values.get("name") is not None or data.name not in DATASETS:
+        return choose("partition", values, None)
+    default = entry("data", data.name).default_partition
+    options = {key: value for key, value in values.items() if key != "name"}
+    return Component("partition", None, options if default is None else choose("partition", options, default).options)
