@@ -21,10 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Replies, State
 from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
@@ -40,10 +39,6 @@ class DANN(FedAvg):
 
     weight_adversary: float = option(0.1, low=0, help="a, weight of the discriminator's loss; 0 trains as FedAvg")
     hidden: list[int] = option([256, 256], low=1, high=65536, help="widths of the discriminator's hidden layers")
-
-    def check(self, problem: ProblemSpec) -> None:
-        if not problem.task.feature_shape:
-            raise UsageError("algorithm.name=dann: the model needs a split point, features(x) and a module called head")
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
         return {"discriminator": mlp([math.prod(task.feature_shape), *self.hidden, task.num_clients])}

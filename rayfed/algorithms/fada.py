@@ -71,8 +71,6 @@ class FADA(FedAvg):
             raise UsageError(
                 f"algorithm.target={self.target}: must be the index of one of at least 2 clients; there are {clients}"
             )
-        if not problem.task.feature_shape:
-            raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         return (f"algorithm.target={self.target}: the model is for this client; ignore the scores of the others",)

@@ -29,9 +29,8 @@ from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
 from rayfed.algorithms.common.mlp import mlp
-from rayfed.algorithms.common.soft_labels import one_hot
+from rayfed.algorithms.common.soft_labels import check_real_inputs, one_hot
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.errors import UsageError
 from rayfed.core.network import Network, gradients
 from rayfed.core.optim import Adam
 from rayfed.core.options import option
@@ -57,10 +56,7 @@ class FAug(FedAvg):
     server_batch_size: int = option(64, low=1, high=65536, help="seed examples per training step of the generator")
 
     def check(self, problem: ProblemSpec) -> None:
-        if not problem.task.inputs.continuous:
-            raise UsageError(
-                f"algorithm.name={self.name}: generates inputs, and the inputs of this dataset are word indices"
-            )
+        check_real_inputs(problem, self.name)
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
         sizes = (self.noise, self.hidden, task.num_classes, task.inputs.shape)

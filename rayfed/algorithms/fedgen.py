@@ -69,7 +69,7 @@ class FedGen(FedAvg):
 
     def check(self, problem: ProblemSpec) -> None:
         if not self.head(problem.task):
-            raise UsageError(f"algorithm.name={self.name}: the model needs a split point with weights in its head")
+            raise UsageError(f"algorithm.name={self.name}: the model's head has no weights to send")
         if problem.batch_size == 1:
             raise UsageError("local.batch_size=1: algorithm.name=fedgen cannot train its batch norm on one example")
 

@@ -19,11 +19,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rayfed.algorithm import ClientData, Context, ProblemSpec, Replies, State
+from rayfed.algorithm import ClientData, Context, Replies, State
 from rayfed.algorithms.common.soft_labels import one_hot
 from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Task
@@ -47,10 +46,6 @@ class FedProto(FedAvg):
     )
     share_model: bool = option(False, help="also average the models, as FedAvg does")
     weighting: str = weighting_option("equal", "; of prototypes, by those of the class")
-
-    def check(self, problem: ProblemSpec) -> None:
-        if not problem.task.feature_shape:
-            raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
 
     def personal(self, task: Task) -> frozenset[str]:
         return task.personal_names if self.share_model else frozenset(task.initial_weights())

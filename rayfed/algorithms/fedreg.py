@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import Context, ProblemSpec, State
+from rayfed.algorithms.common.soft_labels import check_real_inputs
 from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
 from rayfed.core.options import option
 from rayfed.core.task import Batch
@@ -46,8 +46,7 @@ class FedReg(FedAvg):
     weighting: str = weighting_option("equal")
 
     def check(self, problem: ProblemSpec) -> None:
-        if problem.tokens:
-            raise UsageError(f"algorithm.name={self.name}: needs continuous inputs, got tokens")
+        check_real_inputs(problem, self.name)
 
     def start(self, ctx: Context, client: State, down: State) -> State:
         work = super().start(ctx, client, down)

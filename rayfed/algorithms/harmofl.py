@@ -46,12 +46,8 @@ class HarmoFL(FedAvg):
         if problem.tokens or len(problem.shape) != 3:
             actual = "tokens" if problem.tokens else "inputs of shape " + "x".join(map(str, problem.shape))
             raise UsageError(f"algorithm.name={self.name}: needs images (channels x height x width), got {actual}")
-        if not problem.task.feature_shape:
-            raise UsageError(f"algorithm.name={self.name}: the model needs a split point, features(x) and a head")
 
     def adapt(self, ctx: Context) -> Context:
-        if not ctx.task.feature_shape:
-            return ctx  # `check` refuses it
         return ctx.at(task=ctx.task.with_model(AmplitudeNormalised(ctx.task.model.module), personal_names=[AMPLITUDE]))
 
     def init(self, ctx: Context) -> State:

@@ -50,8 +50,6 @@ class VHL(FedAvg):
     virtual_batch_size: int = option(32, low=2, help="virtual examples per step")
 
     def check(self, problem: ProblemSpec) -> None:
-        if not problem.task.feature_shape:
-            raise UsageError("algorithm.name=vhl: the model needs a split point, features(x) and a module called head")
         if self.virtual_examples < self.virtual_batch_size:
             raise UsageError(
                 f"algorithm.virtual_examples={self.virtual_examples}: must be at least "

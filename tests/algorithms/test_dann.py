@@ -9,7 +9,6 @@ from helpers.federations import blobs, blueprint, net
 from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, population, run, shares
 from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.dann import DANN
-from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
 
@@ -63,10 +62,3 @@ def test_discriminator_of_the_paper():
     found = blueprint(DANN(), people).context(people, "cpu").task.modules["discriminator"].module
     layers = [layer for layer in found if isinstance(layer, nn.Linear)]
     assert [(layer.in_features, layer.out_features) for layer in layers] == [(8, 256), (256, 256), (256, 4)]
-
-
-def test_a_model_without_a_split_is_refused():
-    model = net()
-    model.feature_shape = ()
-    with pytest.raises(UsageError, match=r"^algorithm.name=dann: the model needs a split point"):
-        blueprint(DANN(), blobs(), model=model).check(blobs())

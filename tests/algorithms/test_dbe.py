@@ -367,23 +367,12 @@ def test_batch_norm_that_stays_with_the_client_still_does():
     assert {BIAS, MEAN, CONSENSUS, "body.1.running_mean"} <= set(weights_by_client(server)[0])
 
 
-class Unsplit(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.fc(x)
-
-
 class Alien(Algorithm):
     name = "alien"
 
 
 def test_wording_of_refusals():
     population = blobs()
-    with pytest.raises(UsageError, match=r"^algorithm.name=dbe: the model needs a split point, features\(x\) and a"):
-        blueprint(DBE(), population, model=Unsplit()).check(population)
     with pytest.raises(UsageError, match=r"^algorithm.base=alien: DBE wraps methods that train one model by the task"):
         blueprint(DBE(base=Alien()), population).check(population)
     with pytest.raises(UsageError, match=r"^algorithm.base=dbe: DBE cannot wrap another DBE; give it what that one"):

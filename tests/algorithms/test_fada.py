@@ -122,7 +122,3 @@ def test_refusals():
         blueprint(FADA(target=4), blobs()).check(blobs())
     with pytest.raises(UsageError, match=r"^cohort=2: algorithm.name=fada weighs the models of all sources"):
         blueprint(FADA(), blobs(), cohort=2).check(blobs())
-    model = net()
-    model.feature_shape = ()
-    with pytest.raises(UsageError, match=r"^algorithm.name=fada: the model needs a split point"):
-        blueprint(FADA(), blobs(), model=model).check(blobs())

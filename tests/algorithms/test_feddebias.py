@@ -349,16 +349,6 @@ def test_a_projector_without_layers_is_refused_where_one_is_needed():
         simulate(blueprint(FedDebias(widths=[], **options), population, rounds=1), population)
 
 
-def test_a_model_without_a_split_is_refused():
-    model, population = net(), blobs()
-    model.feature_shape = ()
-    blueprint(small(mu=0.0), population, model=model).check(population)
-    with pytest.raises(UsageError, match=r"^algorithm.name=feddebias: the model needs a split point"):
-        blueprint(small(), population, model=model).check(population)
-    with pytest.raises(UsageError, match=r"^algorithm.widths=\[7, 5\]: a projection head needs a model with a split"):
-        blueprint(small(projector_in_extractor=True), population, model=model).check(population)
-
-
 def test_one_pseudo_example_is_refused_where_batch_norm_cannot_train_on_it():
     population = blobs()
     with pytest.raises(UsageError, match=r"^algorithm.pseudo_samples=1: the model's batch norm cannot train on a sin"):

@@ -159,7 +159,7 @@ def test_refusals():
     words = Examples(np.zeros((10, 5), np.int64), np.zeros(10, np.int64))
     texts = Population("texts", (Client(0, "d", words, words, words),), 2, (5,))
     for algorithm in (FedDebias(), Mixup()):
-        with pytest.raises(UsageError, match=rf"^algorithm.name={algorithm.name}: averages inputs"):
+        with pytest.raises(UsageError, match=rf"^algorithm.name={algorithm.name}: needs continuous inputs"):
             blueprint(algorithm, texts).check(texts)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.federations import Point, net, quadratic, quadratics, simulate
+from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, LR, data, plan, population, run
 from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.dbe import DBE
@@ -139,9 +139,6 @@ def test_under_dbe_generated_features_meet_the_head_without_bias():
 
 
 def test_refusals():
-    people = quadratics((1.0, 0.0), (2.0, 1.0))
-    with pytest.raises(UsageError, match=r"^algorithm.name=fedgen: the model needs a split point with weights in its"):
-        plan(FedGen(), people, Point(), loss=quadratic, batch_size=2).check(people)
     people = population()
     with pytest.raises(UsageError, match=r"^local.batch_size=1: algorithm.name=fedgen cannot train its batch norm on"):
         plan(FedGen(), people, net(), batch_size=1).check(people)

@@ -45,5 +45,5 @@ def test_slope_is_its_closed_form_looped_and_vmapped_and_so_is_its_gradient():
 
 
 def test_a_model_without_a_last_layer_is_refused():
-    with pytest.raises(UsageError, match=r"algorithm\.penalty=weights: the model needs a split point"):
+    with pytest.raises(UsageError, match=r"algorithm\.penalty=weights: the model's head has no linear layer"):
         blueprint(FedIRM(penalty="weights"), blobs(), model=torch.nn.Linear(6, 3)).check(blobs())

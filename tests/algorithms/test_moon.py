@@ -12,7 +12,6 @@ from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.moon import Moon, contrast
-from rayfed.core.errors import UsageError
 
 
 def contrastive(received, previous, mu, tau):
@@ -106,13 +105,6 @@ def test_a_projection_head_under_dbe(width):
         assert state["weights"]["dbe.bias"].shape == state["weights"]["dbe.mean"].shape == (5,)
         assert state["weights"]["dbe.bias"].any()
     assert {name for name in server.state["weights"] if "head" in name} == {"head.weight", "head.bias"}
-
-
-def test_a_head_needs_a_split():
-    model = net()
-    model.feature_shape = ()
-    with pytest.raises(UsageError, match=r"^algorithm.widths=\[7\]: a projection head needs a model with a split"):
-        plan(Moon(widths=[7]), population(), model).check(population())
 
 
 def test_the_term_in_numbers():

@@ -54,8 +54,7 @@ def check_penalty(problem: ProblemSpec, penalty: str) -> None:
     """Raise UsageError if the penalty needs a layer that the model does not have."""
     if penalty == "weights" and last_layer(problem.task) is None:
         raise UsageError(
-            "algorithm.penalty=weights: the model needs a split point, features(x) and a module called head, which has "
-            "a linear layer; use algorithm.penalty=scale"
+            "algorithm.penalty=weights: the model's head has no linear layer; use algorithm.penalty=scale"
         )
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.algorithms.common.mlp import mlp
-from rayfed.core.errors import UsageError
 from rayfed.core.task import Task
 
 
@@ -52,16 +51,7 @@ def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
     """Return `task` with a projection head of `widths` on its model, by default that of its features and OUTPUT_WIDTH.
 
     The new weights are drawn from a seed that depends on the old ones, so that every host draws the same.
-
-    Raises:
-        UsageError: The model has no split point.
     """
-    if not task.feature_shape:
-        given = "null" if widths is None else list(widths)
-        raise UsageError(
-            f"algorithm.widths={given}: a projection head needs a model with a split point, features(x) and a module "
-            "called head"
-        )
     first = next(iter(task.initial_weights().values())).detach().cpu().contiguous()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(zlib.crc32(first.numpy().tobytes()))

@@ -19,9 +19,9 @@ def one_hot(y: Tensor, classes: int) -> Tensor:
 
 
 def check_real_inputs(problem: ProblemSpec, name: str) -> None:
-    """Raise UsageError if inputs cannot be averaged."""
+    """Raise UsageError if inputs are no numbers with which one can compute."""
     if not problem.task.inputs.continuous:
-        raise UsageError(f"algorithm.name={name}: averages inputs, and the inputs of this dataset are word indices")
+        raise UsageError(f"algorithm.name={name}: needs continuous inputs, and those of this dataset are word indices")
 
 
 def check_soft_labels(problem: ProblemSpec, name: str) -> None:

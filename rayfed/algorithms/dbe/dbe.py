@@ -117,8 +117,6 @@ class DBE(Wrapper):
         base = innermost(self.base)
         if reason := self._why_not(base, problem.task):
             raise UsageError(f"algorithm.base={base.name}: {reason}")
-        if not problem.task.feature_shape:
-            raise UsageError("algorithm.name=dbe: the model needs a split point, features(x) and a module called head")
         super().check(problem)
 
     def _why_not(self, base: Algorithm, task: Task) -> str:

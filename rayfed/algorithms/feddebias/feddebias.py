@@ -136,10 +136,6 @@ class FedDebias(FedAvg):
         for key in ("tau1", "tau2"):
             if self.tau_mode == "divide" and not getattr(self, key):
                 raise UsageError(f"algorithm.{key}=0: division by zero; use algorithm.tau_mode=multiply")
-        if self.projects and not problem.task.feature_shape:
-            raise UsageError(
-                f"algorithm.name={self.name}: the model needs a split point, features(x) and a module called head"
-            )
         check_real_inputs(problem, self.name)
         self.source.check(problem)
         single = self.uses_pseudo_data and self.pseudo_samples == 1

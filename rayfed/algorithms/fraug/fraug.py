@@ -116,7 +116,7 @@ class FRAug(FedAvg):
     def check(self, problem: ProblemSpec) -> None:
         shape, size = problem.task.feature_shape, problem.batch_size
         if len(shape) != 1:
-            actual = "x".join(map(str, shape)) if shape else "none, since it has no split point"
+            actual = "x".join(map(str, shape))
             raise UsageError(f"algorithm.name=fraug: needs features that are vectors, the model's are {actual}")
         if self.augmenter == "fraug" and not self.generates and not self.transforms:
             raise UsageError("algorithm.use_generator=false, algorithm.use_rtnet=false: one of them has to augment")
