@@ -1,20 +1,19 @@
-"""The texts of `--dry-run`: what would run, what each trial needs, and about how long it takes."""
+"""The texts of `--dry-run`: what would run, what each trial reserves, and about how long it takes."""
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rayfed.core.plain_table import plain_table
-from rayfed.engine.checkpoint import Saved, newest_round
+from rayfed.engine.checkpoint import newest_round
 from rayfed.engine.device import device_for
 from rayfed.experiments.capacity import Bundle, bundles, check_run, check_sweep, fits, known_nodes
 from rayfed.experiments.config import Config, Placement
-from rayfed.experiments.forecast import Estimate, Probe, estimate, needs_of, probe, probe_key
+from rayfed.experiments.forecast import Estimate, Probe, estimate, probe, probe_key, unmeasured
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.progress import span
-from rayfed.experiments.run_summary import counted, run_summary, size_text
+from rayfed.experiments.run_summary import counted, run_summary
 from rayfed.experiments.space import Space
 from rayfed.experiments.sweep import Populations, plan_sweep
 from rayfed.experiments.trial import check_rounds, nothing_left, resume_message, usable
@@ -28,91 +27,73 @@ _AT_ONCE = 64  # the most trials that are counted as fitting at once
 
 
 def run_text(plan: Plan) -> str:
-    """Return what `plan` is, what it needs, and how long it will take."""
-    check_run(plan.config.placement)
-    check_trackers(vars(plan.config.tracking), plan.config.results)
-    check_rounds({plan.trial: plan.config})
-    start, lines = _start(plan.config, plan.trial), {"needs": f"{_reserved(plan.config.placement)}; {_held(plan)}"}
-    if plan.config.resume:
-        lines["resume"] = start.what or "nothing saved: starts at round 1"
-    found = _estimate(plan, {}, start)
-    if isinstance(found, str):
-        lines["estimate"] = found
-    elif not start.finished:
-        each, scores = f"{found.round:.2g} s per round", f"{found.scores:.2g} s for scores"
-        scores += f", {_span(found.metrics)} in all for metrics" if found.metrics >= 1 else ""
-        left = f" for {counted(plan.config.rounds - start.round, 'round')} more" if start.round else ""
-        lines["estimate"] = f"about {_span(found.total)}{left} ({each}, {scores}), from a probe of two clients"
+    """Return what `plan` is, what it reserves, and how long it will take."""
+    config = plan.config
+    check_run(config.placement)
+    check_trackers(vars(config.tracking), config.results)
+    check_rounds({plan.trial: config})
+    lines, done, finished = {"needs": _reserved(config.placement)}, 0, False
+    if config.resume:
+        store = CheckpointStore(open_storage(config.results).child(config.experiment), plan.trial)
+        saved = usable(config, store.saved())
+        lines["resume"] = resume_message(config, saved)
+        done, finished = newest_round(saved) or 0, bool(saved) and nothing_left(config, saved)
+    if not finished:
+        expected = _estimate(plan, {}, done)
+        if isinstance(expected, str):
+            lines["estimate"] = expected
+        else:
+            left = f" for {counted(config.rounds - done, 'round')} more" if done else ""
+            each = f"{expected.round:.2g} s per round, {expected.scores:.2g} s for scores"
+            about = f"about {_span(expected.total)}{left} ({each}), from a probe of two clients"
+            lines["estimate"] = about + _without(unmeasured(plan))
     return "\n".join([run_summary(plan), *(f"{name:>10}  {text}" for name, text in lines.items())])
 
 
 def sweep_text(space: Space, configs: Sequence[Config]) -> str:
-    """Return the configurations of `space`, what each needs, and how long all will take."""
+    """Return the configurations of `space`, what each reserves, and how long all that are left will take."""
     check_sweep(config.placement for config in configs)
     plan = plan_sweep(space, configs, Given())
     number = len(configs) // len(space.seeds)
-    starts = {job["trial"]: _start(job["config"], job["trial"]) for job in plan.jobs}
-    populations, probes = Populations(keep_all=True), dict[str, Probe | str]()
-    rows, seconds, unknown = [], [], 0
     trees = [dict(flattened(config.tree())) for config in configs[:number]]
-    varied = _varied(trees)
-    for position in range(number):
+    varied, jobs = _varied(trees), {job["trial"] for job in plan.jobs}
+    populations, probes = Populations(keep_all=True), dict[str, Probe | str]()
+    rows, seconds, unknown, left_out = [], [], 0, dict[str, None]()
+    for position, tree in enumerate(trees):
         planned = populations.plan(configs[position], Given())
-        trials = [trial_name(config) for config in configs[position::number]]
-        still = [starts[trial] for trial in trials if trial in starts]
-        found = [_estimate(planned, probes, start) for start in still or [_Start()]]
-        known = [one.total for one in found if not isinstance(one, str)]
-        seconds += known if still or plan.study is not None else []
-        unknown += not known
+        trials = sum(trial_name(config) in jobs for config in configs[position::number])
+        expected = _estimate(planned, probes)
+        left_out |= dict.fromkeys(unmeasured(planned))
+        if isinstance(expected, str):
+            unknown += 1
+        else:
+            seconds += [expected.total] * (1 if plan.study is not None else trials)
         rows.append(
             [
                 planned.config.algorithm_name,
-                _shown(trees[position], varied),
-                "corner" if plan.study is not None else str(len(still)),
+                " ".join(f"{key.removeprefix('algorithm.')}={tree[key]}" for key in varied if key in tree),
+                "corner" if plan.study is not None else str(trials),
                 _reserved(planned.config.placement),
-                _held(planned),
-                _span(max(known)) if known else str(found[0]),
+                expected if isinstance(expected, str) else _span(expected.total),
             ]
         )
+    to_run = len(plan.jobs)
     if plan.study is not None:  # the rows are the corners of the space
         to_run = plan.study.total - plan.study.finished_before
-        each = [one for one in seconds if one] or [0.0]
-        seconds = [sum(each) / len(each)] * to_run
-    else:
-        to_run = len(plan.jobs)
+        seconds = [sum(seconds) / max(len(seconds), 1)] * to_run
     at_once = _at_once(space, configs[:number])
     total = max(sum(seconds) / at_once, max(seconds, default=0.0))
     more = f"; without {counted(unknown, 'configuration')} of unknown length" if unknown else ""
-    shown = [*rows[:_ROWS], *([["…", f"{len(rows) - _ROWS} more", *[""] * 4]] if len(rows) > _ROWS else [])]
-    head = ["algorithm", "varies", "trials", "needs", "holds", "each"]
+    shown = [*rows[:_ROWS], *([["…", f"{len(rows) - _ROWS} more", *[""] * 3]] if len(rows) > _ROWS else [])]
+    head = ["algorithm", "varies", "trials", "needs", "each"]
     columns = dict(zip(head, zip(*shown, strict=True), strict=True))
     table = plain_table(columns, left=head, width=shutil.get_terminal_size((100, 24)).columns)
-    end = f"{counted(to_run, 'trial')} to run, {at_once} at once: about {_span(total)}{more}"
-    saved = [f"{trial} {start.what}" for trial, start in starts.items() if start.what]
-    more_saved = [f"… {len(saved) - _ROWS} more"] if len(saved) > _ROWS else []
-    return "\n".join([plan.summary(), "", table, "", *saved[:_ROWS], *more_saved, end])
+    end = f"{counted(to_run, 'trial')} to run, {at_once} at once: about {_span(total)}{more}{_without(left_out)}"
+    return "\n".join([plan.summary(), "", table, "", end])
 
 
-class _Start(NamedTuple):
-    """Where a trial is going to start: after which round, what that means in words, and whether nothing is left."""
-
-    round: int = 0
-    what: str = ""
-    finished: bool = False
-
-
-def _start(config: Config, trial: str) -> _Start:
-    saved: Saved = ()
-    if config.resume:
-        saved = usable(config, CheckpointStore(open_storage(config.results).child(config.experiment), trial).saved())
-    if not saved:
-        return _Start()
-    round = min(newest_round(saved) or 0, config.rounds)
-    return _Start(round, resume_message(config, saved), nothing_left(config, saved))
-
-
-def _estimate(plan: Plan, probes: dict[str, Probe | str], start: _Start) -> Estimate | str:
-    """Return the expected seconds after `start`, or why they are not known; similar configurations share a probe."""
+def _estimate(plan: Plan, probes: dict[str, Probe | str], done: int = 0) -> Estimate | str:
+    """Return what is expected after `done` rounds, or why it is not known; similar configurations share a probe."""
     key = probe_key(plan.config.tree())
     if key not in probes:
         try:
@@ -121,10 +102,11 @@ def _estimate(plan: Plan, probes: dict[str, Probe | str], start: _Start) -> Esti
             first = (str(error).strip().splitlines() or [""])[0]
             probes[key] = f"unknown ({type(error).__name__}: {first[:60]})"
     measured = probes[key]
-    if isinstance(measured, str):
-        return measured
-    found = estimate(plan, measured, done=start.round)
-    return replace(found, total=0.0) if start.finished else found
+    return measured if isinstance(measured, str) else estimate(plan, measured, done=done)
+
+
+def _without(metrics: Sequence[str] | Mapping[str, None]) -> str:
+    return f", without {', '.join(f'metrics.{name}' for name in metrics)}" if metrics else ""
 
 
 def _span(seconds: float) -> str:
@@ -138,12 +120,6 @@ def _reserved(placement: Placement) -> str:
     return f"{amounts or 'no reservation'} ({placement.description})"
 
 
-def _held(plan: Plan) -> str:
-    needs = needs_of(plan)
-    states = f", clients {size_text(needs.clients)}" if needs.clients else ""
-    return f"data {size_text(needs.data)}, server {size_text(needs.server)}{states}"
-
-
 def _at_once(space: Space, configs: Sequence[Config]) -> int:
     """Return how many trials run at once on the machine or cluster, idle; 1 if a cluster has to be joined first."""
     nodes = known_nodes()
@@ -155,10 +131,6 @@ def _at_once(space: Space, configs: Sequence[Config]) -> int:
         key=lambda needed: sum(bundle.get("CPU", 0) + 100 * bundle.get("GPU", 0) for bundle in needed),
     )
     return max((count for count in range(1, limit + 1) if fits(largest * count, nodes)), default=1)
-
-
-def _shown(values: Mapping[str, Any], varied: Sequence[str]) -> str:
-    return " ".join(f"{key.removeprefix('algorithm.')}={values[key]}" for key in varied if key in values)
 
 
 def _varied(trees: Sequence[Mapping[str, Any]]) -> list[str]:

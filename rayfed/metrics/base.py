@@ -7,7 +7,6 @@ last. They never change the outcome of a simulation.
 """
 
 import operator
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -159,12 +158,6 @@ class OfRepresentations(Metric):
     def measure(self, groups: Sequence[Representations], classes: int, seed: int) -> Iterable[tuple[int, str, Value]]:
         """Return (client, domain, value) triples, with client -1 for all together, from the representations."""
         raise NotImplementedError
-
-    def seconds(self, groups: Sequence[Representations], classes: int) -> float:
-        """Return about how long `measure` takes, for `--dry-run`; by measuring once, unless a class knows better."""
-        began = time.perf_counter()
-        list(self.each(self.measure(groups, classes, 0)))
-        return time.perf_counter() - began
 
 
 def torch_generator(seed: int) -> torch.Generator:

@@ -15,7 +15,7 @@ tenth of the steps, each ten times as large.
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,8 +24,6 @@ from torch import Tensor
 
 from rayfed.core.options import option
 from rayfed.metrics.base import OfRepresentations, Representations, Value, torch_generator
-
-_SHORT = (4, 24)  # steps, from which the time of all is estimated: the first ones also allocate memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +51,6 @@ class Mdl(OfRepresentations):
         z, y = z[order], y[order]
         length = self.length(z, y, classes, seed)
         yield -1, "", Value("mdl", length / (math.log(2) if self.unit == "bits" else 1), len(y))
-
-    def seconds(self, groups: Sequence[Representations], classes: int) -> float:
-        short, longer = (super(Mdl, replace(self, steps=steps)).seconds(groups, classes) for steps in _SHORT)
-        step = max(0.0, longer - short) / (_SHORT[1] - _SHORT[0])
-        return short + (self.steps - _SHORT[0]) * step
 
     def length(self, z: Tensor, y: Tensor, classes: int, seed: int) -> float:
         """Return the description length in nats of `y` [n] given `z` [n, d], which must be in random order."""

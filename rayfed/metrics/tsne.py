@@ -1,6 +1,5 @@
 """A map of representations in the plane by t-SNE: van der Maaten and Hinton 2008, in scikit-learn's implementation."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,11 +15,6 @@ class Tsne(OfRepresentations):
     """A Parquet file of each example's client, domain, class and coordinates, and a plot, in the folder `maps`."""
 
     perplexity: float = option(30.0, above=0, help="perplexity of t-SNE; reduced if there are too few examples")
-
-    def seconds(self, groups: Sequence[Representations], classes: int) -> float:
-        began = time.perf_counter()
-        self.map(groups, 0)
-        return time.perf_counter() - began
 
     def map(self, groups: Sequence[Representations], seed: int) -> list[MapPoint]:
         """Return the coordinates of every example; none if there are fewer than four.

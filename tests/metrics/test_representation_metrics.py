@@ -129,20 +129,6 @@ def test_mdl_of_separable_and_of_random_labels():
     assert bits.value == pytest.approx(length["clear"] / math.log(2))
 
 
-def test_the_time_of_all_steps_of_mdl_follows_from_a_few(monkeypatch):
-    """Of a probe that takes a second to begin, and a hundredth of a second per step; there are two sizes."""
-    clock = [0.0]
-
-    def loss(self, *given):
-        clock[0] += 1 + 0.01 * self.steps
-        return 0.0
-
-    monkeypatch.setattr(Mdl, "_loss", loss)
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    groups = [group(0, torch.randn(100, 3), torch.zeros(100, dtype=torch.int64))]
-    assert Mdl(sizes=2, steps=4000).seconds(groups, 2) == pytest.approx(2 + 2 * 0.01 * 4000)
-
-
 def test_tsne_keeps_clusters_apart():
     draw = torch.Generator().manual_seed(0)
     groups = [group(i, torch.randn(25, 5, generator=draw) * 0.01 + 5 * i, torch.full((25,), i)) for i in range(2)]

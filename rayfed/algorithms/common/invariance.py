@@ -53,9 +53,7 @@ def penalty_option() -> Any:
 def check_penalty(problem: ProblemSpec, penalty: str) -> None:
     """Raise UsageError if the penalty needs a layer that the model does not have."""
     if penalty == "weights" and last_layer(problem.task) is None:
-        raise UsageError(
-            "algorithm.penalty=weights: the model's head has no linear layer; use algorithm.penalty=scale"
-        )
+        raise UsageError("algorithm.penalty=weights: the model's head has no linear layer; use algorithm.penalty=scale")
 
 
 def penalised_loss(
