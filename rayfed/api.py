@@ -71,7 +71,7 @@ def run(
     """
     quiet = not is_watched() if quiet is None else quiet
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    config = _config_of(config, overrides)
+    config = _config_of(config, overrides, has_clients=clients is not None)
     check_run(config.placement)
     check_trackers(vars(config.tracking), config.results)
     plan = replace(make_plan(config, **vars(given)), keep_state=keep_state, profile=profile)
@@ -122,7 +122,7 @@ def sweep(
     quiet = not is_watched() if quiet is None else quiet
     drawn = read_space(_values_of(space, "space"), overrides)
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    configs = configurations(drawn)
+    configs = configurations(drawn, has_clients=clients is not None)
     failed = run_sweep(drawn, configs, given, quiet=quiet, keep_state=keep_state)
     return SweepResult.of(configs[0].results, configs[0].experiment, failed)
 
@@ -253,7 +253,7 @@ def check(
         UsageError: The configuration cannot work.
     """
     given = Given(clients=clients, model=model, loss=loss, num_classes=num_classes)
-    return tuple(iter_findings(_config_of(config, overrides), given))
+    return tuple(iter_findings(_config_of(config, overrides, has_clients=clients is not None), given))
 
 
 def iter_findings(config: Config, given: Given | None = None) -> Iterator[Finding]:
@@ -263,11 +263,13 @@ def iter_findings(config: Config, given: Given | None = None) -> Iterator[Findin
     return findings(plan, lambda small: launch(small, (), quiet=True))
 
 
-def _config_of(config: Mapping[str, Any] | Config | str | Path | None, overrides: Mapping[str, Any]) -> Config:
+def _config_of(
+    config: Mapping[str, Any] | Config | str | Path | None, overrides: Mapping[str, Any], *, has_clients: bool
+) -> Config:
     """Return the configuration that `run` and `check` are called with."""
     if isinstance(config, Config):
         return Config.read(config.tree(), overrides) if overrides else config
-    return Config.read(_values_of(config or {}, "config"), overrides)
+    return Config.read(_values_of(config or {}, "config"), overrides, has_clients=has_clients)
 
 
 def _values_of(source: Mapping[str, Any] | str | Path, name: str) -> Mapping[str, Any]:

@@ -1,9 +1,10 @@
 """The options that select the domains of a dataset, divide each into training and test examples and keep a share."""
 
+import copy
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -23,7 +24,8 @@ class DomainSelection:
     name: ClassVar[str]
 
     domains: list[str] = option([], help="domains to use, in this order; empty: all")
-    held_out: list[str] = option([], help='domains that no client holds: the "ood" test sets')
+    held_out: tuple[str, ...] = field(default=(), init=False)
+    """The domains that no client holds, the "ood" test sets. `leave_out` of the configuration replaces them."""
 
     def load(self) -> Dataset:
         """Return the examples of the selected domains."""
@@ -37,22 +39,21 @@ class DomainSelection:
         """Return the domains in use, including those that are held out.
 
         Raises:
-            UsageError: A name is unknown or repeated, a held-out domain is not in use, or all domains are held out.
+            UsageError: A name is unknown or repeated.
         """
         available = self.available_domains()
-        for key in ("domains", "held_out"):
-            names = getattr(self, key)
-            for name in names:
-                if name not in available:
-                    raise UsageError(f"data.{key}={name}: no such domain; {suggestion(name, available)}")
-            if len(set(names)) < len(names):
-                raise UsageError(f"data.{key}={names}: a domain is named twice")
-        selected = tuple(self.domains) or available
-        if not set(self.held_out) <= set(selected):
-            raise UsageError(f"data.held_out={self.held_out}: not all of them are in data.domains={list(selected)}")
-        if set(self.held_out) == set(selected):
-            raise UsageError(f"data.held_out={self.held_out}: leaves no domain of data.domains to train on")
-        return selected
+        for name in self.domains:
+            if name not in available:
+                raise UsageError(f"data.domains={name}: no such domain; {suggestion(name, available)}")
+        if len(set(self.domains)) < len(self.domains):
+            raise UsageError(f"data.domains={self.domains}: a domain is named twice")
+        return tuple(self.domains) or available
+
+    def without(self, domains: Sequence[str]) -> Self:
+        """Return the same options for a dataset of which no client holds `domains`."""
+        data = copy.copy(self)
+        object.__setattr__(data, "held_out", tuple(domains))
+        return data
 
 
 @dataclass(frozen=True, kw_only=True)

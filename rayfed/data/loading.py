@@ -53,7 +53,7 @@ def load(
     data_options: Mapping[str, Any] | None = None,
     partition_name: str | None = None,
     partition_options: Mapping[str, Any] | None = None,
-    leave_out: str | None = None,
+    leave_out: str | Sequence[str] | None = None,
     seed: int = 0,
 ) -> Population:
     """Return the population that results from partitioning a dataset.
@@ -63,7 +63,8 @@ def load(
         data_options: Options of the dataset.
         partition_name: Name of the partition; None: the dataset's default.
         partition_options: Options of the partition.
-        leave_out: A domain that no client holds. It becomes the "ood" test set, in place of the domains of `held_out`.
+        leave_out: The domains that no client holds, in place of those that the dataset itself holds out. Each becomes
+            an "ood" test set.
         seed: The seed of the run, which partitions without a seed of their own follow.
 
     Raises:
@@ -98,7 +99,7 @@ def load_partitioned(
     data_options: Mapping[str, Any] | None = None,
     partition_name: str | None = None,
     partition_options: Mapping[str, Any] | None = None,
-    leave_out: str | None = None,
+    leave_out: str | Sequence[str] | None = None,
     seed: int = 0,
 ) -> tuple[Dataset, list[ClientRows]]:
     """Return the dataset and the rows of each client; arguments and errors are those of `load`."""
@@ -190,51 +191,57 @@ def _ood_test_set(dataset: Dataset, clients: list[ClientRows], name: str) -> Tes
     return TestSet(name, "ood", Examples(select_rows(dataset.images, rows), dataset.labels[rows]))
 
 
-def load_without_domain(data: Any, domain: str | None) -> Dataset:
-    """Load a dataset so that no client may hold `domain`; None: load it as it is.
+def load_without_domain(data: Any, leave_out: str | Sequence[str] | None) -> Dataset:
+    """Load a dataset so that no client may hold the domains in `leave_out`; None: load it as it is.
 
-    If the dataset has the option `held_out`, it is set to [domain]: the domain then keeps all its examples, and a
-    published split that does not allow this is refused.
+    A dataset of which only a part is used keeps all examples of these domains, and refuses them if its published split
+    does not allow this.
 
     Raises:
-        UsageError: The domain does not exist, or is the only one; also whatever `data.load` raises.
+        UsageError: A domain does not exist, or there is no other; also whatever `data.load` raises.
     """
-    if domain is not None and isinstance(data, DomainSelection):
-        _check_domain(domain, dataclasses.replace(data, held_out=[]).selected_domains(), data.name)
-        data, domain = dataclasses.replace(data, held_out=[domain]), None
+    if leave_out is not None and isinstance(data, DomainSelection):
+        data = data.without(_checked_domains(leave_out, data.selected_domains(), data.name))
+        leave_out = None
     dataset = data.load()
     if not isinstance(dataset, Dataset):
         raise UsageError(f"data: {type(data).__name__}.load returned {type(dataset).__name__}, not a Dataset")
-    return dataset if domain is None else dataset_without_domain(dataset, domain)
+    return dataset if leave_out is None else dataset_without_domain(dataset, leave_out)
 
 
-def dataset_without_domain(dataset: Dataset, domain: str) -> Dataset:
-    """Return `dataset` with `domain` as its only held-out domain.
-
-    Raises:
-        UsageError: The domain does not exist, or is the only one.
-    """
-    _check_domain(domain, dataset.domains, dataset.name)
-    return dataclasses.replace(dataset, ood=(domain,))
-
-
-def population_without_domain(population: Population, domain: str | None) -> Population:
-    """Return `population` with the clients of `domain` turned into an "ood" test set; None: return it as it is.
+def dataset_without_domain(dataset: Dataset, leave_out: str | Sequence[str]) -> Dataset:
+    """Return `dataset` with the domains in `leave_out` as its only held-out domains.
 
     Raises:
-        UsageError: The domain does not exist, is the only one, or has no examples.
+        UsageError: A domain does not exist, or there is no other.
     """
-    if domain is None:
+    return dataclasses.replace(dataset, ood=_checked_domains(leave_out, dataset.domains, dataset.name))
+
+
+def population_without_domain(population: Population, leave_out: str | Sequence[str] | None) -> Population:
+    """Return `population` with the clients of the domains in `leave_out` turned into "ood" test sets; None: as it is.
+
+    Raises:
+        UsageError: A domain does not exist, has no examples, or there is no other.
+    """
+    if leave_out is None:
         return population
-    _check_domain(domain, dict.fromkeys(client.domain for client in population.clients), population.name)
+    domains = _checked_domains(
+        leave_out, dict.fromkeys(client.domain for client in population.clients), population.name
+    )
+    tests = [_ood_clients(population, domain) for domain in domains]
+    remaining = [client for client in population.clients if client.domain not in domains]
+    clients = tuple(dataclasses.replace(client, id=position) for position, client in enumerate(remaining))
+    return dataclasses.replace(population, clients=clients, tests=(*population.tests, *tests))
+
+
+def _ood_clients(population: Population, domain: str) -> TestSet:
     removed = [client for client in population.clients if client.domain == domain]
     parts = [part for client in removed for part in (client.train, client.val, client.test) if len(part)]
     if not parts:
         raise UsageError(f"leave_out={domain}: its clients have no examples to score")
     examples = Examples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
-    remaining = [client for client in population.clients if client.domain != domain]
-    clients = tuple(dataclasses.replace(client, id=position) for position, client in enumerate(remaining))
-    return dataclasses.replace(population, clients=clients, tests=(*population.tests, TestSet(domain, "ood", examples)))
+    return TestSet(domain, "ood", examples)
 
 
 def check_rows(dataset: Dataset, rows: np.ndarray) -> None:
@@ -250,9 +257,13 @@ def check_rows(dataset: Dataset, rows: np.ndarray) -> None:
         )
 
 
-def _check_domain(domain: str, available: Iterable[str], name: str) -> None:
-    domains: Sequence[str] = list(available)
-    if len(domains) < 2:
-        raise UsageError(f"leave_out={domain}: {name} has only one domain; leave_out needs two or more")
-    if domain not in domains:
-        raise UsageError(f"leave_out={domain}: no such domain in {name}; {suggestion(domain, domains)}")
+def _checked_domains(leave_out: str | Sequence[str], available: Iterable[str], name: str) -> tuple[str, ...]:
+    """Return the domains in `leave_out`, after checking that they are `available` and not all."""
+    domains = (leave_out,) if isinstance(leave_out, str) else tuple(dict.fromkeys(leave_out))
+    known = list(available)
+    for domain in domains:
+        if domain not in known:
+            raise UsageError(f"leave_out={domain}: no such domain in {name}; {suggestion(domain, known)}")
+    if domains and set(domains) == set(known):
+        raise UsageError(f"leave_out={', '.join(domains)}: leaves no domain of {name} to train on")
+    return domains

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rayfed.algorithm import Algorithm
     from rayfed.metrics.base import Metric
 
+NO_OTHER_DATA = "clients= are given in place of data and partition; leave out {}.*"
 MOST_ROUNDS = 10**9
 """More rounds than anybody waits for; the tables count them in 32 bits."""
 
@@ -281,8 +282,10 @@ class Config:
     unseen_share: float = option(
         0.0, low=0, below=1, help="share of all clients that takes no part in training, in place of unseen_clients"
     )
-    leave_out: str | None = option(
-        None, help='domain to withhold from all clients; the global model, or else theirs, is scored on it ("ood")'
+    leave_out: str | list[str] | None = option(
+        None,
+        help="domain or domains to withhold from all clients; the global model, or else theirs, is scored on them "
+        '("ood"); null: those that the dataset itself withholds, in most of them none',
     )
     batch_norm: str = option(
         "aggregate",
@@ -328,11 +331,12 @@ class Config:
         return [choice for component in chosen for choice in component.choices]
 
     @classmethod
-    def read(cls, *sources: Mapping[str, Any]) -> "Config":
+    def read(cls, *sources: Mapping[str, Any], has_clients: bool = False) -> "Config":
         """Return the configuration that `sources` give; later sources take precedence.
 
         Args:
             sources: Mappings with nested keys ({"local": {"lr": 0.1}}) or dotted keys ({"local.lr": 0.1}).
+            has_clients: Whether clients given in Python take the place of data and partition, which are refused then.
 
         Raises:
             UsageError: The configuration cannot work; the message names the key.
@@ -340,6 +344,9 @@ class Config:
         tree = _with_home(merged(*sources))
         scalars = {f.name: f for f in dataclasses.fields(cls) if f.metadata}
         _check_keys(tree, [*GROUPS, "algorithm", *COMPONENTS, "metrics", *scalars])
+        for group in ("data", "partition") if has_clients else ():
+            for key in tree.get(group, {}):
+                raise UsageError(f"{group}.{key}: {NO_OTHER_DATA.format(group)}")
         hints = typing.get_type_hints(cls)
         given = {name: f for name, f in scalars.items() if name in tree}
         values = {name: checked(tree[name], hints[name], f.metadata, where=name) for name, f in given.items()}

@@ -29,7 +29,7 @@ from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.metric_checks import check_metrics, chosen_metric
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.components import Component
-from rayfed.experiments.config import Config
+from rayfed.experiments.config import NO_OTHER_DATA, Config
 from rayfed.experiments.naming import outcome_values, trial_name
 from rayfed.experiments.plan_checks import checked_on_data, first_outputs, input_type
 from rayfed.experiments.plan_model import ModelFactory, model_of
@@ -327,7 +327,7 @@ def _check_no_other_data(config: Config) -> None:
     for key, named, default in (("partition", config.partition, None), ("data", config.data, "mini_digits")):
         given = [*([f"name={named.name}"] if named.name != default else []), *named.options]
         if given:
-            raise UsageError(f"{key}.{given[0]}: clients= are given in place of data and partition; leave out {key}.*")
+            raise UsageError(f"{key}.{given[0]}: {NO_OTHER_DATA.format(key)}")
 
 
 def _blueprint(

@@ -141,13 +141,13 @@ def read_space(*sources: Mapping[str, Any]) -> Space:
     return Space(search, tuple(seeds), drawn, adaptive)
 
 
-def configurations(space: Space) -> tuple[Config, ...]:
-    """Return the configuration of every trial of `space`, in the order of `space.trials()`.
+def configurations(space: Space, *, has_clients: bool = False) -> tuple[Config, ...]:
+    """Return the configuration of every trial of `space`, in the order of `space.trials()`; see `Config.read`.
 
     Raises:
         UsageError: One of them cannot work; the message names the key.
     """
-    configs = [Config.read(values) for arm in space.arms for values in arm]
+    configs = [Config.read(values, has_clients=has_clients) for arm in space.arms for values in arm]
     return tuple(replace(config, seed=seed) for seed in space.seeds for config in configs)
 
 

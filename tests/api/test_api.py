@@ -432,8 +432,9 @@ class TestErrors:
             ({}, {"model": lambda: nn.Linear(7, 3)}, "model: .*shape 6"),
             ({}, {"num_classes": 2}, "num_classes=2"),
             ({}, {"clients": from_one()}, r"^clients: the labels are 1 to 3; .*subtract 1, or give num_classes=4"),
-            ({"partition.name": "dirichlet"}, {}, r"^partition\.name=dirichlet: clients= are given in place of data"),
+            ({"partition.name": "dirichlet"}, {}, r"^partition\.name: clients= are given in place of data"),
             ({"partition.clients": 3}, {}, r"^partition\.clients: clients= are given in place of data and partition"),
+            ({"data.name": "mini_digits"}, {}, r"^data\.name: clients= are given in place of data and partition"),
             ({"data.seed": 3}, {}, r"^data\.seed: clients= are given in place of data and partition"),
         ],
     )

@@ -101,7 +101,6 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["unseen_clients=1.5"], "unseen_clients=1.5: expected an integer"),
         (["unseen_clients=some"], "unseen_clients='some': expected an integer or a number"),
         (["evaluate.clients=cohort"], "evaluate.clients='cohort': known: all, selected"),
-        (["leave_out=[plain]"], "leave_out=['plain']: expected a string"),
         (["placement.hosts=-1"], "placement.hosts=-1: must be at least 0"),
         (["placement.hosts=many"], "placement.hosts=many: give a number of hosts, or auto"),
         (["placement.hosts=auto", "placement.cpus=0"], "placement.hosts=auto: give placement.cpus or placement.gpus"),

@@ -143,7 +143,7 @@ class TestRun:
             ),
             (["partition.test=0", "evaluate.points=[trained]"], "try: val accuracy, %, at"),
             (
-                ["data.held_out=[font]", "partition.test=0", "evaluate.points=[downloaded]"],
+                ["leave_out=[font]", "partition.test=0", "evaluate.points=[downloaded]"],
                 "try: out-of-domain accuracy (split ood), %, at",
             ),
         ],

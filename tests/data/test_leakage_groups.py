@@ -121,8 +121,8 @@ def test_a_partition_that_tests_what_it_trains_on_is_refused(root, tmp_path):
 
 def test_either_of_the_two_domains_may_be_held_out(root):
     for held in ("mnist", "mnist_m"):
-        given = {**options("digits5", root), "held_out": [held], "test": 0.25}
-        dataset, parts = load_partitioned("digits5", given)
+        given = {**options("digits5", root), "test": 0.25}
+        dataset, parts = load_partitioned("digits5", given, leave_out=held)
         train, val, test = sides(dataset, parts)
         left = digit_of(dataset)[unheld_rows(dataset, parts, held)].tolist()
         assert (len(train | val), len(test), sorted(left)) == (300, 100, sorted(test))

@@ -44,7 +44,7 @@ def test_refusals():
     with pytest.raises(UsageError, match=r"^leave_out=stret: no such domain in mini_digits; did you mean street\?$"):
         load("mini_digits", FEW, leave_out="stret")
     alone = toy(domains=("a",), domain=np.zeros(6, np.int16))
-    with pytest.raises(UsageError, match=r"^leave_out=a: toy has only one domain; leave_out needs two or more$"):
+    with pytest.raises(UsageError, match=r"^leave_out=a: leaves no domain of toy to train on$"):
         dataset_without_domain(alone, "a")
 
 

@@ -179,10 +179,10 @@ def test_check_reads_no_file():
 
 
 def test_fingerprint_follows_every_byte():
-    options = {"per_domain": 20, "held_out": ["font"]}
-    first = load("mini_digits", options)
-    assert population_hash(first) == population_hash(load("mini_digits", options))
-    assert population_hash(first) != population_hash(load("mini_digits", options, None, {"seed": 1}))
+    options = {"per_domain": 20}
+    first = load("mini_digits", options, leave_out="font")
+    assert population_hash(first) == population_hash(load("mini_digits", options, leave_out="font"))
+    assert population_hash(first) != population_hash(load("mini_digits", options, None, {"seed": 1}, "font"))
     before = population_hash(first)
     first.tests[0].examples.x[0, 0, 0, 0] ^= 1
     assert population_hash(first) != before

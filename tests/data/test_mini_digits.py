@@ -73,8 +73,6 @@ def test_a_subset_holds_the_same_pixels():
     [
         ({"domains": ["plane"]}, ["data.domains=plane", "did you mean plain?"]),
         ({"domains": ["plain", "plain"]}, ["data.domains", "named twice"]),
-        ({"held_out": ["font"], "domains": ["plain"]}, ["data.held_out=['font']", "data.domains=['plain']"]),
-        ({"held_out": ["font"], "domains": ["font"]}, ["data.held_out=['font']", "no domain"]),
         ({"per_domain": 450}, ["data.per_domain=450", "at most 449"]),
     ],
 )

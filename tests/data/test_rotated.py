@@ -79,7 +79,7 @@ def test_augmentation_population():
     (test,) = population.tests
     assert (test.domain, test.split, len(test.examples)) == ("75deg", "ood", 120)
     assert (population.mean, population.std) == ((0.0,), (1.0,))
-    other = load("rotated_mnist", {"held_out": 0, "per_domain": 30, "size": 14})
+    other = load("rotated_mnist", {"per_domain": 30, "size": 14}, leave_out="0deg")
     assert [test.domain for test in other.tests] == ["0deg"]
     assert other.shape == (1, 14, 14)
     assert {len(client.train) for client in other.clients} == {27}

@@ -34,14 +34,17 @@ def pin(*arrays):
         ({}, {}, "7f5a1e76b0d63eb5"),
         ({"test": 0.1, "share": 0.1, "seed": 3}, {}, "e65e097754993a57"),
         ({"per_party": "smallest"}, {}, "badc3c98624b489b"),
-        ({"per_party": 50, "held_out": ["photo"]}, {}, "6cb776ca572bc0ca"),
+        ({"per_party": 50}, {"left_out": ["photo"]}, "6cb776ca572bc0ca"),
         ({}, {"published": {name: np.arange(size) % 4 == 0 for name, size in SIZES.items()}}, "60b1cd6f866bac8e"),
         ({"share": 0.5}, {"made_of": {"art_again": "art"}}, "1a4639ca4b1adec7"),
     ],
 )
 def test_which_examples_of_a_domain_are_kept_and_which_are_for_testing(options, others, expected):
+    others = dict(others)
+    left_out = others.pop("left_out", ())
+
     def draw_groups(**changes):
-        kept = DomainSampling(**{**options, **changes}).sample(SIZES, **others)
+        kept = DomainSampling(**{**options, **changes}).without(left_out).sample(SIZES, **others)
         return pin(*(values for name in SIZES for values in (kept[name].rows, kept[name].is_test)))
 
     assert draw_groups() == expected

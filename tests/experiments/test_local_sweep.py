@@ -188,7 +188,7 @@ class TestPython:
         assert loaded.model()(torch.zeros(1, 6)).shape == (1, 3)
 
     def test_data_beside_clients_is_refused(self, here):
-        with pytest.raises(rayfed.UsageError, match=r"^data\.name=mnist: clients= are given in place of data"):
+        with pytest.raises(rayfed.UsageError, match=r"^data\.name: clients= are given in place of data"):
             rayfed.sweep({"arms": [{"data.name": "mnist"}]}, clients=[])
 
     def test_a_space_that_is_a_file(self, here):

@@ -48,14 +48,13 @@ class RotatedMnist(IdxFiles):
     The t10k images, rotated by each of the ten angles, are ten common test sets (split "test").
 
     "augmentation": all 70,000 images are shuffled, and image j gets angle j mod 6 of 0..75 degrees. There is one client
-    per angle except `held_out`, which is the "ood" test set. A tenth of each client's images is for validation.
+    per angle but the last, which is the "ood" test set. A tenth of each client's images is for validation.
 
     With both recipes, the clients' own test parts are empty: FedDebias is scored on the common test sets, and the
     in-distribution score of FL augmentation is the unweighted mean of the five validation accuracies.
     """
 
     recipe: str = option("augmentation", choices=("feddebias", "augmentation"), help="which paper's Rotated MNIST")
-    held_out: int = option(75, choices=SIX_ANGLES, help="augmentation: the angle that no client holds")
     per_domain: int | None = option(None, low=10, help="maximum of images per angle, or per common test set")
     size: int = option(28, choices=(28, 14), help="side of the images; 14: means of 2 x 2, computed after rotation")
     seed: int = option(0, low=0, help="seed of the images' angles (augmentation) and of the choice of images to keep")
@@ -112,7 +111,7 @@ class RotatedMnist(IdxFiles):
             source=source[rows],
             sources=idx.SOURCES,
             index=index[rows],
-            ood=(angle_name(self.held_out),),
+            ood=(angle_name(SIX_ANGLES[-1]),),
         )
 
 

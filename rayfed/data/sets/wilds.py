@@ -1,6 +1,5 @@
 """The two image datasets of WILDS with domains of their own: Camelyon17 and RxRx1."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,10 @@ CELLS, UNSEEN = ("HEPG2", "HUVEC", "RPE", "U2OS"), ("val", "test")
 CLASSES, GROUPS = 1139, 4
 
 
+WITHOUT_SPLIT = ("hospital-1", "hospital-2")
+"""The hospitals that WILDS uses for validation and for testing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Camelyon17(ImageFiles):
     """Camelyon17-WILDS (Bandi et al. 2018; Koh et al. 2021, "WILDS"): 455,954 patches of 96 x 96, tumour or none.
@@ -39,8 +42,11 @@ class Camelyon17(ImageFiles):
 
     root: str | None = option(None, help=ROOT_HELP)
     size: int = option(96, low=8, help="side to which images are resized")
-    held_out: list[str] = option(["hospital-1", "hospital-2"], help='hospitals no client holds: the "ood" test sets')
     split: str = option("published", choices=("published", "random"), help="WILDS' in-distribution split, or random")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "held_out", tuple(name for name in WITHOUT_SPLIT if name in self.selected_domains()))
 
     def available_domains(self) -> tuple[str, ...]:
         return tuple(f"hospital-{number}" for number in range(HOSPITALS))
@@ -52,10 +58,10 @@ class Camelyon17(ImageFiles):
             UsageError: The table or patches are missing or damaged, or the options contradict each other.
         """
         domains = self.selected_domains()
-        without_split = {"hospital-1", "hospital-2"} & set(domains) - set(self.held_out)
+        without_split = set(WITHOUT_SPLIT) & set(domains) - set(self.held_out)
         if self.split == "published" and without_split:
             raise UsageError(
-                f"data.split=published: {min(without_split)} has no split; hold it out, or use data.split=random"
+                f"data.split=published: {min(without_split)} has no split; leave it out, or use data.split=random"
             )
         expected = "metadata.csv and the folder patches"
         folder = find_dataset_folder(
@@ -139,7 +145,7 @@ class RxRx1(ImageFiles):
             for unseen in [published and row.dataset in UNSEEN]
             if unseen or row.experiment in clients
         ]
-        sampling = dataclasses.replace(self, held_out=[*self.held_out, *UNSEEN]) if published else self
+        sampling = self.without([*self.held_out, *UNSEEN]) if published else self
         listing = Listing.of(folder, entries)
         return sampling.dataset(listing, domains, self.classes, published=published, natural=True)
 
