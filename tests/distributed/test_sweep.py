@@ -297,9 +297,9 @@ class TestTableAfterwards:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "space.yaml").write_text(yaml.safe_dump({**yaml.safe_load(COMMON), "rounds": 1, **config}))
 
-        def in_process(space):
-            for values in space.trials():
-                rayfed.run(values)
+        def in_process(space, configs):
+            for config in configs:
+                rayfed.run(config)
             return wrong
 
         monkeypatch.setattr("rayfed.api.run_sweep", in_process)

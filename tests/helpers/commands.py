@@ -12,8 +12,8 @@ def command(name: str) -> Callable[[Sequence[str]], int]:
     return lambda arguments: main([name, *arguments])
 
 
-def run_trials(space: Space) -> int:
+def run_trials(space: Space, configs: Sequence[rayfed.Config]) -> int:
     """Run the trials of a sweep in this process, one after the other; return that none failed."""
-    for values in space.trials():
-        rayfed.run(values)
+    for config in configs:
+        rayfed.run(config)
     return 0
