@@ -31,7 +31,7 @@ from rayfed.engine.serialization import state_hash
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import NO_OTHER_DATA, Config
 from rayfed.experiments.naming import outcome_values, trial_name
-from rayfed.experiments.plan_checks import checked_on_data, first_outputs, input_type
+from rayfed.experiments.plan_checks import dry_step, first_outputs, input_type
 from rayfed.experiments.plan_model import ModelFactory, model_of
 from rayfed.experiments.unseen_clients import with_unseen_clients
 from rayfed.experiments.user_code import (
@@ -217,11 +217,12 @@ def make_plan(
     elif population is None:
         population = load_data(config)
     population = with_unseen_clients(population, config.unseen_clients or config.unseen_share, config.seed)
-    blueprint = checked_on_data(
+    blueprint = dry_step(
         _blueprint(config, population, model, chosen_loss),
         population,
         chosen_loss,
-        own_model="model" if model is not None else _own("model", config.model),
+        model="model" if model is not None else f"model.name={config.model.name}",
+        own_model=model is not None or _own("model", config.model) is not None,
         own_augment=_own("augment", config.augment),
     )
     blueprint.check(population)

@@ -1,7 +1,4 @@
-"""Checks of models, losses and augmentations on the data of a plan, before anything starts.
-
-Those of the user's own are tried on a few examples, since what they take and return is known to nobody else.
-"""
+"""A dry step of a plan: its augmentation, model and loss are tried on a few examples before anything starts."""
 
 import math
 import warnings
@@ -10,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError
@@ -30,45 +27,29 @@ def input_type(population: Population) -> torch.dtype:
     return torch.float32 if dtype == torch.uint8 else dtype
 
 
-def checked_on_data(
-    blueprint: Blueprint, population: Population, loss: Loss, *, own_model: str | None, own_augment: str | None
+def dry_step(
+    blueprint: Blueprint, population: Population, loss: Loss, *, model: str, own_model: bool, own_augment: str | None
 ) -> Blueprint:
-    """Return `blueprint` with what its outputs stand for.
+    """Return `blueprint` with what its outputs stand for, after trying what it is made of on the data.
+
+    A model of rayfed's has already taken images of this shape when it was made.
 
     Args:
         blueprint: The simulation, whose model, loss and augmentation are tried.
         population: The data.
         loss: The loss that scores models.
-        own_model: The key of a model of the user's own; None for one of rayfed's.
+        model: The key of the model.
+        own_model: Whether the model is the user's own.
         own_augment: The key of an augmentation of the user's own; None for one of rayfed's.
 
     Raises:
         UsageError: One of them does not go with the data; the message names its key.
     """
-    if own_model:
-        check_token_ids(blueprint, population, own_model)
     if own_augment and blueprint.augment is not None:
         check_augment(blueprint.augment, population, own_augment)
-    check_input_type(blueprint, population)
-    if own_model and isinstance(loss, CrossEntropy):
-        check_logits(blueprint, population, own_model)
+    if own_model or population.clients[0].train.x.dtype not in (np.uint8, np.float32):
+        _check_model(blueprint, population, model, loss)
     return blueprint if loss == CrossEntropy() else checked_loss(blueprint, population)
-
-
-def check_vocabulary(model: nn.Module, population: Population) -> None:
-    """Raise UsageError if the embedding has no vector for some token of the data, that of the test sets included."""
-    sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
-    if not sizes:
-        return
-    bounds = [(int(block.min()), int(block.max())) for block in _blocks(population)]
-    lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
-    if lowest < 0:
-        raise UsageError(f"{population.name}: has the token id {lowest}; token ids are integers from 0")
-    if highest >= sizes[0]:
-        raise UsageError(
-            f"model.vocabulary={sizes[0]}: {population.name} has token ids up to {highest}; give at least "
-            f"{highest + 1}, or a smaller data.vocabulary"
-        )
 
 
 def check_augment(augment: Augment, population: Population, where: str) -> None:
@@ -85,50 +66,40 @@ def check_augment(augment: Augment, population: Population, where: str) -> None:
         raise UsageError(f"{where}: returned {got}; expected one like the batch, of {x.dtype} {tuple(x.shape)}")
 
 
-def check_token_ids(blueprint: Blueprint, population: Population, where: str) -> None:
-    """Raise UsageError if a model of the user's own has no embedding for some integers of the data.
+def _check_model(blueprint: Blueprint, population: Population, where: str, loss: Loss) -> None:
+    """Raise UsageError if the model fails on the data, or has fewer outputs than cross-entropy needs.
 
-    Which embedding gets which integers is known to the model alone, so it runs on the examples with the smallest and
-    the largest integer at each position.
+    Integers stand for words or categories, and which embedding gets which of them is known to the model alone, so it
+    runs on the examples with the smallest and the largest integer at each position.
     """
-    if population.clients[0].train.x.dtype.kind not in "iu" or input_type(population).is_floating_point:
-        return
+    kind, is_integer = population.clients[0].train.x.dtype, not input_type(population).is_floating_point
+    inputs = extreme_examples(population) if is_integer else population.clients[0].train.x[:1]
+    span = f", from {inputs.min()} to {inputs.max()}" if is_integer else ""
+    remedy = "give them as float32, or choose another model"
+    if kind.kind in "iu" and is_integer:
+        remedy = f"an embedding of n takes 0 to n - 1, such as one with model.vocabulary={int(inputs.max()) + 1}"
+    with torch_state_kept(), torch.no_grad():
+        task = blueprint.context(population, "cpu").task
+        for start in range(0, len(inputs), 64):
+            x = torch.from_numpy(inputs[start : start + 64].copy())
+            try:
+                outputs = task.predict(task.initial_weights(), x.float() if x.dtype == torch.uint8 else x)
+            except (RuntimeError, IndexError) as error:
+                reason = f"which are {kind}{span} ({one_line(error)}); {remedy}"
+                raise UsageError(f"{where}: fails on inputs of {population.name}, {reason}") from error
+    classes = population.num_classes
+    if isinstance(loss, CrossEntropy) and outputs.shape[1] < classes:
+        raise UsageError(f"{where}: gives {outputs.shape[1]} logits, but there are {classes} classes")
+
+
+def extreme_examples(population: Population) -> np.ndarray:
+    """Return the examples with the smallest and the largest input at each position, those of test sets included."""
     extremes = np.zeros((0, *population.shape), population.clients[0].train.x.dtype)
     for block in _blocks(population):
         candidates = np.concatenate([extremes, block])
         flat = candidates.reshape(len(candidates), -1)
         extremes = candidates[np.unique([flat.argmin(0), flat.argmax(0)])]
-    with torch_state_kept():
-        task = blueprint.context(population, "cpu").task
-        for start in range(0, len(extremes), 64):
-            try:
-                task.predict(task.initial_weights(), torch.from_numpy(extremes[start : start + 64]))
-            except IndexError as error:
-                raise UsageError(
-                    f"{where}: fails on inputs of {population.name}, which are integers from {extremes.min()} to "
-                    f"{extremes.max()} ({one_line(error)}); nn.Embedding(n, …) takes 0 to n - 1"
-                ) from error
-
-
-def check_input_type(blueprint: Blueprint, population: Population) -> None:
-    """Raise UsageError if inputs reach the model in a type on which it cannot compute, such as float64."""
-    kind = population.clients[0].train.x.dtype
-    if kind in (np.uint8, np.float32):
-        return
-    try:
-        first_outputs(blueprint, population, 1)
-    except RuntimeError as error:
-        raise UsageError(
-            f"{population.name}: inputs are {kind}, which the model does not take ({one_line(error)}); give them as "
-            "float32, or choose another model"
-        ) from error
-
-
-def check_logits(blueprint: Blueprint, population: Population, where: str) -> None:
-    """Raise UsageError if the model has fewer logits than there are classes, which cross-entropy needs."""
-    logits, _ = first_outputs(blueprint, population, 1)
-    if logits.shape[1] < population.num_classes:
-        raise UsageError(f"{where}: gives {logits.shape[1]} logits, but there are {population.num_classes} classes")
+    return extremes
 
 
 def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:

@@ -12,7 +12,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.rng import global_generators_seeded
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
-from rayfed.experiments.plan_checks import check_vocabulary, input_type
+from rayfed.experiments.plan_checks import input_type
 from rayfed.losses.base import Loss, needed_outputs
 from rayfed.models.build import build_model
 from rayfed.models.split_model import ensure_split, initialise_lazy_layers
@@ -28,10 +28,7 @@ def model_of(config: Config, population: Population, model: ModelFactory | nn.Mo
     with global_generators_seeded(config.seed, "model"):
         if model is None:
             name, options = config.model.name or "", config.model.options
-            built = build_model(name, options, population.shape, outputs, dtype)
-            if not dtype.is_floating_point and ":" not in name:
-                check_vocabulary(built, population)
-            return built
+            return build_model(name, options, population.shape, outputs, dtype)
         given = fresh_module(model, population.shape, dtype)
         return given if hasattr(given, "feature_shape") else ensure_split(given, population.shape, dtype)
 

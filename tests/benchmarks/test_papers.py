@@ -66,7 +66,7 @@ def lines(rows):
     return pd.DataFrame(rows, columns=columns)
 
 
-check_vocabulary = rayfed.experiments.plan_checks.check_vocabulary
+extreme_examples = rayfed.experiments.plan_checks.extreme_examples
 context_of = Blueprint.context
 
 
@@ -96,12 +96,12 @@ class Made:
             self.last_context = (blueprint, *asked), context
         return context
 
-    def check_vocabulary(self, model, population):
+    def extreme_examples(self, population):
         """Read the texts once: those of a stand-in are all alike."""
         part = population.clients[0].train
         if id(part) not in self.read:
-            check_vocabulary(model, population)
-            self.read[id(part)] = part  # held, so that no other part gets its id
+            self.read[id(part)] = part, extreme_examples(population)  # held, so that no other part gets its id
+        return self.read[id(part)][1]
 
     def _kept(self, there, most, asked, make):
         key = repr(asked)
@@ -123,7 +123,7 @@ def made(made_for_all, monkeypatch):
     stand_in_data.install(monkeypatch, made_for_all.folder)
     monkeypatch.setenv("RAYFED_DATA", str(made_for_all.folder))
     monkeypatch.setattr(rayfed.experiments.plan_model, "build_model", made_for_all.network)
-    monkeypatch.setattr(rayfed.experiments.plan_model, "check_vocabulary", made_for_all.check_vocabulary)
+    monkeypatch.setattr(rayfed.experiments.plan_checks, "extreme_examples", made_for_all.extreme_examples)
     monkeypatch.setattr(vhl, "virtual_data", virtual_zeros)
     monkeypatch.setattr(Blueprint, "context", lambda plan, *asked: made_for_all.context(plan, *asked))
     monkeypatch.chdir(made_for_all.folder)

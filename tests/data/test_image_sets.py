@@ -384,7 +384,7 @@ class TestWilds:
 
     def test_camelyon17s_published_split_leaves_out_its_own_two_hospitals(self, roots):
         given = {"root": str(roots("camelyon17")), "size": 8}
-        with pytest.raises(UsageError, match=r"^data.split=published: hospital-[12] has no split; hold it out, or"):
+        with pytest.raises(UsageError, match=r"^data.split=published: hospital-[12] has no split; leave it out, or"):
             load("camelyon17", given, leave_out="hospital-0")
         population = load("camelyon17", {**given, "split": "random"}, leave_out="hospital-0")
         assert [test.domain for test in population.tests] == ["hospital-0"]
