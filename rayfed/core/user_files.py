@@ -26,15 +26,16 @@ def is_user_file(file: str) -> bool:
 def error_line(error: BaseException) -> str:
     """Return the type and the message of an error, and the place that raised it, in one line.
 
-    The place is the innermost one in the user's own code, or in rayfed if there is none. The text of the traceback is
-    searched, because an error of another process has no frames.
+    The place is the innermost one in the user's own code, or in rayfed if there is none, where a caller of `core/`,
+    such as a method, says more than the helper. The text of the traceback is searched, because an error of another
+    process has no frames.
     """
     text = " ".join(str(error).split())
     message = f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
-    places = [frame for frame in frames if is_user_file(frame[0])] or [
-        frame for frame in frames if Path(frame[0]).is_relative_to(_RAYFED)
-    ]
+    in_rayfed = [frame for frame in frames if Path(frame[0]).is_relative_to(_RAYFED)]
+    callers = [frame for frame in in_rayfed if not Path(frame[0]).is_relative_to(_RAYFED / "core")]
+    places = [frame for frame in frames if is_user_file(frame[0])] or callers or in_rayfed
     if not places:
         return message
     file, line, function = places[-1]

@@ -1,8 +1,11 @@
 """When a sweep is doomed, and what is said of trials that fail."""
 
 import pytest
+import torch
 
+from rayfed.algorithms.fedprox import pulled
 from rayfed.core.errors import Diverged, UsageError
+from rayfed.core.user_files import error_line
 from rayfed.experiments.failures import Failures, failure
 from rayfed.records.recorder import Progress
 
@@ -80,6 +83,14 @@ def test_an_error_has_the_innermost_place_of_the_users_code():
     assert (row["status"], "in users" in row["traceback"]) == ("failed", True)
     assert row["error"].startswith("ZeroDivisionError: division by zero (")
     assert row["error"].endswith(f"test_failures.py, line {users.__code__.co_firstlineno + 1}, in <lambda>)")
+
+
+def test_an_error_without_such_a_place_names_the_method_and_not_the_helper_that_it_called():
+    weight = {"weight": torch.zeros(1)}
+    with pytest.raises(KeyError) as raised:
+        pulled(weight, {}, weight, mu=1.0)
+    without_this_file = raised.value.with_traceback(raised.tb.tb_next)
+    assert "rayfed/algorithms/fedprox.py" in error_line(without_this_file)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_the_sampler_works_as_it_stands_there(tmp_path, monkeypatch):
 )
 def test_every_part_is_on_its_page(page, parts):
     text = (EXTENDING.parent / page).read_text()
-    assert [name for name in parts if f"`{name}`" not in text and name != "none"] == []
+    assert [name for name in parts if f"`{name}`" not in text and name != "none"] == [], f"add a line to docs/{page}"
 
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results.md"
