@@ -100,20 +100,6 @@ def test_a_loss_is_all_that_is_sent_beside_the_model():
     assert algorithm.default_eval_point == "global"
 
 
-@pytest.mark.parametrize("algorithm", [AFL(), GenAFL()])
-def test_sampled_clients_are_refused(algorithm):
-    people = population()
-    with pytest.raises(UsageError, match=rf"^cohort=2: algorithm.name={algorithm.name} weighs .* leave out cohort"):
-        plan(algorithm, people, net(False), cohort=2).check(people)
-
-
-def test_a_least_weight_above_one_over_n_is_refused():
-    people = population()
-    with pytest.raises(UsageError, match=r"^algorithm.lambda_min=0.4: .* at most 1/3 = 0.3333$"):
-        plan(AFL(lambda_min=0.4), people, net()).check(people)
-    plan(AFL(lambda_min=1 / 3), people, net()).check(people)
-
-
 @pytest.mark.parametrize(("policy", "refused"), [("aggregate", True), ("local_statistics", False), ("frozen", False)])
 def test_negative_weights_and_averaged_variances_do_not_go_together(policy, refused):
     people = population()

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, LR, data, plan, population, run
 from rayfed.algorithms.apple import APPLE
-from rayfed.core.errors import UsageError
 
 SHARES = torch.tensor([8.0, 12.0, 20.0]) / 40
 
@@ -97,11 +96,3 @@ def test_the_pull_fades():
     values = [APPLE(pull_rounds=0.6).pull(ctx.at(round=r)) for r in (1, 3, 5, 7)]
     assert values == pytest.approx([1.0, 0.1, 0.01, 0.0])
     assert APPLE(pull_rounds=0.0).pull(ctx.at(round=1)) == 0.0
-
-
-def test_it_needs_everyone():
-    people = population()
-    with pytest.raises(
-        UsageError, match=r"^cohort=2: algorithm.name=apple mixes the models of all clients of the last"
-    ):
-        plan(APPLE(), people, net(), cohort=2).check(people)

@@ -21,7 +21,6 @@ from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.mixup import Mixup
 from rayfed.algorithms.moon import Moon
 from rayfed.algorithms.scaffold import Scaffold
-from rayfed.algorithms.solo import Solo
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.options import build
@@ -30,7 +29,6 @@ from rayfed.core.trees import clone
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 from rayfed.engine.training import Job, _rows
-from rayfed.experiments.config import build_algorithm
 
 LR = 0.05
 
@@ -414,23 +412,9 @@ def test_noise_on_means_that_nobody_sends_is_refused(options, words):
     blueprint(DBE(**with_mr), blobs()).check(blobs())
 
 
-@pytest.mark.parametrize("prbm", [False, True])
-def test_where_nothing_is_averaged_it_is_refused(prbm):
-    for base in (Solo(), FedProto()):
-        with pytest.raises(UsageError, match=rf"^algorithm.base={base.name}: it averages nothing of the model"):
-            blueprint(DBE(base=base, prbm=prbm), blobs()).check(blobs())
-
-
 @pytest.mark.parametrize("base", [FedBABU(), FedProto(share_model=True)])
 def test_a_bias_that_would_not_be_trained_or_not_be_used_is_refused(base):
     for wrapped in (base, Mixup(base=base)) if isinstance(base, FedBABU) else (base,):
         with pytest.raises(UsageError, match=rf"^algorithm.base={base.name}: .* use algorithm.prbm=false, MR alone$"):
             blueprint(DBE(base=wrapped), blobs()).check(blobs())
     blueprint(DBE(base=base, prbm=False), blobs()).check(blobs())
-
-
-@pytest.mark.parametrize("name", ["erm", "central_group_dro", "mm_rex", "v_rex", "irm"])
-def test_centralised_methods_are_refused_by_dbes_own_line(name):
-    algorithm = build_algorithm({"name": "dbe", "base": name}, where="algorithm")
-    with pytest.raises(UsageError, match=rf"^algorithm.base={name}: DBE wraps methods that train one model by the"):
-        blueprint(algorithm, blobs(), model=net(batch_norm=False)).check(blobs())

@@ -293,36 +293,6 @@ def test_an_option_of_the_other_variant_is_refused(name, key):
         Config.read({"algorithm": {"name": name, key: 1}})
 
 
-def test_refusals():
-    people = blobs()
-    with pytest.raises(UsageError, match=r"^algorithm.network=resnet18: batch norm mixes examples, which DP-SGD does"):
-        blueprint(small(network="resnet18"), people).check(people)
-    blueprint(local(network="resnet18"), people).check(people)
-    with pytest.raises(
-        UsageError, match=r"^algorithm.share_predictor=true: sends weights that local_dp_adcol does not"
-    ):
-        blueprint(local(share_predictor=True), people).check(people)
-
-
-def test_a_budget_that_no_noise_meets_is_refused_before_anything_starts():
-    people = blobs()
-    with pytest.raises(
-        UsageError, match=r"^algorithm.epsilon=1e-06: no amount of noise keeps 8 steps below ε=0.0125 at δ=1e-09"
-    ):
-        blueprint(small(epsilon=1e-6, delta=1e-9), people).check(people)
-    blueprint(small(epsilon=0.02, delta=1e-9), people).check(people)
-
-
-def test_a_batch_is_no_larger_than_the_smallest_round():
-    people = blobs()  # the two smallest clients send 20 + 26 vectors, or 10 + 13 of them
-    blueprint(small(server_batch_size=46), people, cohort=2).check(people)
-    with pytest.raises(UsageError, match=r"^algorithm.server_batch_size=47: DP-SGD draws its batches from the"):
-        blueprint(small(server_batch_size=47), people, cohort=2).check(people)
-    with pytest.raises(UsageError, match=r"representations of a round, which may be only 23; use at most 23$"):
-        blueprint(small(server_batch_size=24, sampling=0.5), people, cohort=2).check(people)
-    blueprint(local(server_batch_size=999), people).check(people)
-
-
 def test_a_note_warns_of_a_delta_of_one_over_the_representations():
     people = blobs()  # 120 vectors
     for delta, warned in ((0.01, True), (1 / 120, True), (0.008, False)):

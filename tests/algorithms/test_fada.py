@@ -7,12 +7,11 @@ import torch
 import torch.nn.functional as F
 from threadpoolctl import threadpool_limits
 
-from helpers.federations import blobs, blueprint, net, simulate
+from helpers.federations import blueprint, net, simulate
 from helpers.reference import LR, assert_weights, data, descend, plan, population, run
 from rayfed.algorithms import fada
 from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.fada import FADA, cluster_spread
-from rayfed.core.errors import UsageError
 from rayfed.core.rng import seed_torch
 from rayfed.core.trees import unstack
 from rayfed.data.population import Examples
@@ -113,12 +112,3 @@ def test_fields_and_bytes_sent():
     pair = 4 * sum(p.numel() for p in mlp([8, 7, 2]).parameters())
     assert record.bytes_down == {"weights": 3 * size, "discriminators": (2 + 2) * pair, "models": 2 * size}
     assert record.bytes_up == {"weights": 3 * size, "representations": 4 * 8 * (8 + 12 + 20), "spreads": 8}
-
-
-def test_refusals():
-    with pytest.raises(
-        UsageError, match=r"^algorithm.target=4: must be the index of one of at least 2 clients; there are 4"
-    ):
-        blueprint(FADA(target=4), blobs()).check(blobs())
-    with pytest.raises(UsageError, match=r"^cohort=2: algorithm.name=fada weighs the models of all sources"):
-        blueprint(FADA(), blobs(), cohort=2).check(blobs())

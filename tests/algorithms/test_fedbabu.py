@@ -5,11 +5,10 @@ import copy
 import pytest
 import torch
 
-from helpers.federations import Point, net, quadratic, quadratics, simulate
+from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedbabu import FedBABU
-from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD, Adam
 
 HEAD = ("fc.weight", "fc.bias")
@@ -80,9 +79,3 @@ def test_phases():
     assert algorithm.phases(ctx.at(round=2)) == (ctx.local,)
     assert algorithm.adaptation.phases(ctx) == (Phase("personal", steps=2),)
     assert algorithm.final_exchanges[0].phases(ctx) == (Phase("personal", epochs=7),)
-
-
-def test_a_model_without_a_head_is_refused():
-    curves = quadratics((1.0, 0.0), (2.0, 1.0))
-    with pytest.raises(UsageError, match=r"^algorithm.name=fedbabu: the model's head has nothing to train; choose"):
-        plan(FedBABU(), curves, Point(), loss=quadratic, batch_size=1).check(curves)

@@ -7,7 +7,6 @@ from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedbn import FedBN
-from rayfed.core.errors import UsageError
 
 KEPT = {f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
 
@@ -47,15 +46,3 @@ def test_the_client_is_scored_with_its_own_layers_on_the_common_rest():
     accuracy = (logits.argmax(1) == torch.from_numpy(test.y)).double().mean().item()
     found = {(s.client, s.split, s.metric): s.value for s in records[-1].scores if s.point == "downloaded"}
     assert found[1, "test", "accuracy"] == pytest.approx(accuracy)
-
-
-def test_a_model_without_batch_norm_is_refused():
-    people = population()
-    with pytest.raises(UsageError, match=r"^algorithm.name=fedbn: the model has no batch-norm layer .* use a model"):
-        plan(FedBN(), people, net(batch_norm=False)).check(people)
-
-
-def test_frozen_batch_norm_is_refused():
-    people = population()
-    with pytest.raises(UsageError, match=r"^batch_norm=frozen: algorithm.name=fedbn trains .* use batch_norm=local"):
-        plan(FedBN(), people, net(), batch_norm="frozen").check(people)

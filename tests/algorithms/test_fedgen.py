@@ -10,7 +10,6 @@ from rayfed.algorithm import Replies, Reply
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedgen import FeatureGenerator, FedGen, draw_classes
-from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.task import Batch
 from rayfed.core.trees import nbytes, only
@@ -136,9 +135,3 @@ def test_under_dbe_generated_features_meet_the_head_without_bias():
     server = run(DBE(base=small(), kappa=1.0), people, net())
     assert server.state["consensus"].shape == (8,)
     assert int(server.state["rounds"]) == 2
-
-
-def test_refusals():
-    people = population()
-    with pytest.raises(UsageError, match=r"^local.batch_size=1: algorithm.name=fedgen cannot train its batch norm on"):
-        plan(FedGen(), people, net(), batch_size=1).check(people)

@@ -4,11 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.federations import blobs, blueprint, net, simulate
+from helpers.federations import net, simulate
 from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedmix import FedMix
-from rayfed.core.errors import UsageError
 from rayfed.core.moment import Moment
 from rayfed.core.network import gradients
 from rayfed.core.rng import generator, seed_torch
@@ -131,8 +130,3 @@ def test_under_dbe_the_running_mean_is_of_the_mixed_inputs(width):
     for i, state in server.fleet.states.items():
         seen = net(batch_norm=False).features((1 - lam) * data(people, i)[0]).mean(0)
         torch.testing.assert_close(state["weights"]["dbe.mean"], seen.detach())
-
-
-def test_a_client_too_small_for_one_mean_is_refused():
-    with pytest.raises(UsageError, match=r"^algorithm.mean_examples=30: client 0 has only 20 training examples"):
-        blueprint(FedMix(mean_examples=30), blobs()).check(blobs())

@@ -5,10 +5,9 @@ import copy
 import pytest
 import torch
 
-from helpers.federations import Point, net, quadratic, quadratics, simulate
+from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.fedper import FedPer
-from rayfed.core.errors import UsageError
 
 HEAD = ("fc.weight", "fc.bias")
 
@@ -40,9 +39,3 @@ def test_heads_are_not_sent_and_are_what_is_scored():
     found = {(s.point, s.client, s.split, s.metric): s.value for s in records[-1].scores}
     assert found["downloaded", 2, "test", "accuracy"] == pytest.approx(hits.double().mean().item())
     assert server.algorithm.global_model(server.ctx, server.state) is None
-
-
-def test_a_model_without_a_head_is_refused():
-    curves = quadratics((1.0, 0.0), (2.0, 1.0))
-    with pytest.raises(UsageError, match=r"^algorithm.name=fedper: the model's head has nothing to train; choose"):
-        plan(FedPer(), curves, Point(), loss=quadratic, batch_size=1).check(curves)

@@ -5,13 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from helpers.federations import Point, net, quadratic, quadratics, simulate
+from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedrep import FedRep
-from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD, Adam
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
@@ -115,27 +113,3 @@ def test_kept_moments_are_those_of_each_part(keep):
         assert set(states[0]["optimizer"]["head"]["momentum"]) == set(HEAD)
         assert not set(states[0]["optimizer"]["body"]["momentum"]) & set(HEAD)
         assert states[0]["optimizer"]["body"]["momentum"]["body.0.weight"].abs().max() > 0
-
-
-def test_models_with_one_side_only_are_refused():
-    curves = quadratics((1.0, 0.0), (2.0, 1.0))
-    bare = plan(FedRep(), curves, Point(), loss=quadratic, batch_size=1)
-    with pytest.raises(UsageError, match=r"^algorithm.name=fedrep: the model's head has nothing to train; choose"):
-        bare.check(curves)
-
-    class Headed(nn.Module):
-        feature_shape = (6,)
-
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(6, 3)
-
-        def features(self, x):
-            return x
-
-        def forward(self, x):
-            return self.head(x)
-
-    people = population()
-    with pytest.raises(UsageError, match=r"^algorithm.name=fedrep: the model's body has nothing to train; choose"):
-        plan(FedRep(), people, Headed()).check(people)

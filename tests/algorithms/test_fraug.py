@@ -12,11 +12,9 @@ from torch import nn
 from helpers.comparison import equal
 from helpers.federations import Net, blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase
-from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fraug import FRAug
 from rayfed.algorithms.fraug.mmd import mmd
 from rayfed.algorithms.fraug.networks import Generator, RTNet, cycled_classes, entropy, update_prototypes
-from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.task import Batch
@@ -364,37 +362,6 @@ def test_a_model_without_batch_norm_has_no_local_part():
     assert equal(model, server.state["weights"])
 
 
-class Maps(nn.Module):
-    feature_shape = (2, 4)
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.fc = nn.Linear(6, 8), nn.Linear(8, 3)
-
-    def features(self, x):
-        return self.body(x).view(-1, 2, 4)
-
-    def head(self, features):
-        return self.fc(features.flatten(1))
-
-
-def test_wording_of_refusals():
-    people = blobs()
-    with pytest.raises(
-        UsageError, match=r"^algorithm.name=fraug: needs features that are vectors, the model's are 2x4"
-    ):
-        blueprint(small(), people, model=Maps()).check(people)
-    with pytest.raises(UsageError, match=r"^algorithm.use_generator=false, algorithm.use_rtnet=false: one of them has"):
-        blueprint(small(use_generator=False, use_rtnet=False), people).check(people)
-    with pytest.raises(UsageError, match=r"^local.batch_size=5: algorithm.name=fraug cannot train its batch norm on a"):
-        blueprint(small(), people, drop_last=False).check(people)  # 26 = 5·5 + 1
-    blueprint(small(), people, drop_last=False, batch_size=7).check(people)
-    with pytest.raises(
-        UsageError, match=r"^algorithm.base=fraug: DBE wraps methods that train one model by the task's"
-    ):
-        blueprint(DBE(base=small()), people).check(people)
-
-
 # Plain noise in the networks' place
 
 
@@ -425,5 +392,3 @@ def test_plain_noise_reaches_the_head_alone_and_only_weights_are_sent():
         assert torch.allclose(work["weights"][name], real_alone, atol=1e-6) is not name.startswith("fc.")
     server, records = run(algorithm)
     assert set(server.state) == set(records[-1].bytes_up) == {"weights"}
-    switched = small(augmenter="gaussian", use_generator=False, use_rtnet=False)
-    blueprint(switched, blobs()).check(blobs())

@@ -5,9 +5,7 @@ import torch
 
 from helpers.federations import blobs, blueprint
 from rayfed.algorithms.common.invariance import penalised_loss, slope
-from rayfed.algorithms.fed_irm import FedIRM
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.core.errors import UsageError
 from rayfed.core.network import vectorised
 from rayfed.core.task import Output
 
@@ -42,8 +40,3 @@ def test_slope_is_its_closed_form_looped_and_vmapped_and_so_is_its_gradient():
     with vectorised():
         grads = torch.vmap(torch.func.grad(lambda some, labels: slope(own, some, labels).square()))(logits.detach(), y)
     torch.testing.assert_close(grads, gradient)
-
-
-def test_a_model_without_a_last_layer_is_refused():
-    with pytest.raises(UsageError, match=r"algorithm\.penalty=weights: the model's head has no linear layer"):
-        blueprint(FedIRM(penalty="weights"), blobs(), model=torch.nn.Linear(6, 3)).check(blobs())

@@ -9,10 +9,8 @@ from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.common.soft_labels import soft
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.algorithms.fraug import FRAug
 from rayfed.algorithms.mixup import Mixup
 from rayfed.algorithms.scaffold import Scaffold
-from rayfed.algorithms.vhl import VHL
 from rayfed.core.errors import UsageError
 from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_torch
@@ -117,17 +115,3 @@ def test_shares_at_the_bounds_of_alpha(alpha, beyond, words):
     assert 0 <= shares.min() <= shares.max() <= 1
     with pytest.raises(UsageError, match=rf"^algorithm.alpha={beyond}: must be {words}"):
         build_algorithm({"name": "mixup", "alpha": beyond}, where="algorithm")
-
-
-@pytest.mark.parametrize("base", [FRAug(), VHL(virtual_examples=32)])
-def test_bases_that_need_whole_classes_are_refused(base):
-    with pytest.raises(UsageError, match=rf"^algorithm.base={base.name}: needs integer class labels"):
-        blueprint(Mixup(base=base), blobs()).check(blobs())
-
-
-def test_a_loss_that_takes_no_probabilities_is_refused():
-    def loss(logits, y):
-        return F.nll_loss(F.log_softmax(logits, 1), y)
-
-    with pytest.raises(UsageError, match=r"^algorithm.name=mixup: needs a loss that takes probabilities"):
-        blueprint(Mixup(), blobs(), loss=loss).check(blobs())

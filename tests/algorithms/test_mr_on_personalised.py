@@ -17,13 +17,11 @@ from rayfed.algorithms.fedper import FedPer
 from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.fedrod import FedRoD
 from rayfed.algorithms.moon import Moon
-from rayfed.core.errors import UsageError
 from rayfed.core.moment import Moment
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone
 from rayfed.engine.host import Host
 from rayfed.engine.requests import Request
-from rayfed.experiments.config import build_algorithm
 
 LR, KAPPA, MU, GOAL = 0.05, 40.0, 0.3, 0.2
 BODY, HEAD = "body.3.weight", "fc.weight"
@@ -125,11 +123,3 @@ def test_over_moon_both_parts_are_there():
     after, metrics = algorithm.step(ctx, work, down, batch())
     torch.testing.assert_close(metrics["loss"], loss)
     assert after["weights"]["dbe.bias"].abs().max() > 0
-
-
-@pytest.mark.parametrize("name", ["per_fedavg", "pfedme", "apple"])
-def test_methods_to_which_the_paper_does_not_apply_it_are_refused(name):
-    people = blobs()
-    algorithm = build_algorithm({"name": "dbe", "base": name}, where="algorithm")
-    with pytest.raises(UsageError, match=f"^algorithm.base={name}: DBE wraps methods that train one model"):
-        blueprint(algorithm, people).check(people)

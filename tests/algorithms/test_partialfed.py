@@ -5,10 +5,9 @@ import copy
 import pytest
 import torch
 
-from helpers.federations import Point, net, quadratic, quadratics, simulate
+from helpers.federations import net, simulate
 from helpers.reference import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.partialfed import PartialFed, layer_positions, mixture
-from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.task import Batch
@@ -125,9 +124,3 @@ def test_each_loss_is_the_mean_over_its_own_batches(width):
         loss = cross_entropy(model, *data(people, i)).item()
         told = {s.metric: s.value for s in record.scores if (s.client, s.split) == (i, "train")}
         assert told == pytest.approx({"loss": loss, "policy_loss": loss}, abs=1e-5)
-
-
-def test_refusal():
-    people = quadratics((1.0, 0.0), (2.0, 1.0))
-    with pytest.raises(UsageError, match=r"^algorithm.variant=fix: the model has neither batch norm nor a head to"):
-        plan(PartialFed(), people, Point(), loss=quadratic, batch_size=1).check(people)

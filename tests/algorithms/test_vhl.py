@@ -4,10 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.federations import blobs, blueprint, net, simulate
+from helpers.federations import net, simulate
 from helpers.reference import LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.vhl import VHL, contrast, virtual_data
-from rayfed.core.errors import UsageError
 from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_torch
 
@@ -100,10 +99,3 @@ def test_neighbouring_pixels_of_virtual_images_are_alike():
     torch.manual_seed(0)
     x = virtual_data((1, 28, 28), 10, 50)[0]
     assert (x[..., 1:] - x[..., :-1]).square().mean() < 0.5 * 2  # of independent pixels: 2
-
-
-def test_refusals():
-    with pytest.raises(
-        UsageError, match=r"^algorithm.virtual_examples=8: must be at least algorithm.virtual_batch_size=32"
-    ):
-        blueprint(VHL(virtual_examples=8), blobs()).check(blobs())

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from helpers.federations import net
-from helpers.reference import plan, population, run
+from helpers.reference import population, run
 from rayfed.algorithms.vm import VM, variance_weights
-from rayfed.core.errors import Diverged, UsageError
+from rayfed.core.errors import Diverged
 
 
 @pytest.mark.parametrize(("variant", "expected"), [("paper", [0, 1 / 3, 2 / 3]), ("code", [-2 / 3, 1 / 3, 4 / 3])])
@@ -28,19 +28,3 @@ def test_weights_out_of_bounds_stop_the_run():
     people = population()
     with pytest.raises(Diverged, match=r"^round 1, client \d: VM's weight is -?[\d.]+, beyond ±5; .*beta=500, use a"):
         run(VM(beta=500.0), people, net(False))
-
-
-def test_sampled_clients_are_refused():
-    people = population()
-    with pytest.raises(
-        UsageError,
-        match=r"^cohort=1: algorithm.name=vm weighs .* leave out cohort and cohort_share$",
-    ):
-        plan(VM(), people, net(False), cohort=1).check(people)
-
-
-def test_averaged_running_variances_are_refused():
-    people = population()
-    with pytest.raises(UsageError, match=r"^batch_norm=aggregate: algorithm.name=vm may give .* negative"):
-        plan(VM(), people, net()).check(people)
-    plan(VM(), people, net(), batch_norm="local").check(people)

@@ -113,16 +113,6 @@ def test_a_wrong_array_is_one_line(write, changes, facts):
         assert fact in message
 
 
-@pytest.mark.parametrize("size", [0, 10, 700, -30])
-def test_a_file_cut_short_is_one_line(write, tmp_path, size):
-    path = write()
-    short = tmp_path / "short.npz"
-    with open(path, "rb") as whole:
-        short.write_bytes(whole.read()[:size])
-    with pytest.raises(UsageError, match=r"short.npz: .* truncated, damaged or not an .npz file"):
-        load("npz", {"file": str(short)})
-
-
 def test_other_files(tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(3))
     with pytest.raises(UsageError, match=r"one.npy: .* not an .npz file with images, labels"):

@@ -169,16 +169,6 @@ class TestRows:
             Table(**({"file": file, "features": ["x"]} | options)).load()
         assert "\n" not in str(caught.value)
 
-    @pytest.mark.parametrize("size", [0, 10, 300, -30])
-    def test_a_file_cut_short_is_one_line(self, tmp_path, size):
-        file = write(tmp_path, x=[[1.0]] * 50, label=[0] * 50)
-        with open(file, "rb") as whole:
-            content = whole.read()
-        with open(file, "wb") as short:
-            short.write(content[:size])
-        with pytest.raises(UsageError, match=r"mine.parquet: missing, empty, truncated, damaged or not a Parquet file"):
-            Table(file=file, features=["x"]).load()
-
     def test_a_file_that_says_it_has_rows_but_has_none(self, tmp_path):
         file = Path(write(tmp_path, image=pa.array([], pa.binary())))
         with pytest.raises(UsageError, match=r"mine.parquet: row 0: column 'image' has no image"):

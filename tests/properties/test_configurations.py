@@ -19,6 +19,7 @@ from rayfed.experiments.space import read_space
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 MANY = settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])
 
 numbers = st.one_of(
     st.integers(),
@@ -60,22 +61,19 @@ def check_tree(tree):
         assert not isinstance(value, float) or math.isfinite(value)
 
 
-class TestTrees:
-    @FEW
+@EXAMPLES
+def test_trees(examples):
+    @examples
     @given(trees)
     @example({"rounds": 10**23})
     @example({"local.lr": 1e-320})
     @example({"local": {"lr": {"grid": [1]}}})
     @example({"": 1})
     @example({"local..lr": 1})
-    def test_few(self, tree):
+    def check(tree):
         check_tree(tree)
 
-    @pytest.mark.slow
-    @MANY
-    @given(trees)
-    def test_many(self, tree):
-        check_tree(tree)
+    check()
 
 
 @st.composite
@@ -87,17 +85,9 @@ def hyperparameters(draw):
     return {"algorithm": {"name": name, **({draw(st.sampled_from(options)): draw(values)} if options else {})}}
 
 
-class TestHyperparameters:
-    @FEW
-    @given(hyperparameters())
-    def test_few(self, tree):
-        check_tree(tree)
-
-    @pytest.mark.slow
-    @MANY
-    @given(hyperparameters())
-    def test_many(self, tree):
-        check_tree(tree)
+@EXAMPLES
+def test_hyperparameters(examples):
+    examples(given(hyperparameters())(check_tree))()
 
 
 def check_space(tree):
@@ -122,17 +112,9 @@ spaces = st.dictionaries(
 )
 
 
-class TestSpaces:
-    @FEW
-    @given(spaces)
-    def test_few(self, tree):
-        check_space(tree)
-
-    @pytest.mark.slow
-    @MANY
-    @given(spaces)
-    def test_many(self, tree):
-        check_space(tree)
+@EXAMPLES
+def test_spaces(examples):
+    examples(given(spaces)(check_space))()
 
 
 def check_arguments(arguments):
@@ -147,18 +129,15 @@ def check_arguments(arguments):
 arguments = st.lists(st.one_of(st.text(max_size=20), st.builds("{}={}".format, st.sampled_from(KEYS), st.text())))
 
 
-class TestArguments:
-    @FEW
+@EXAMPLES
+def test_arguments(examples):
+    @examples
     @given(arguments)
     @example(["local={lr: !!python/object:os.system {}}"])
     @example(["rounds=!!int x"])
     @example(["rounds=2001-99-99"])
     @example(["a=\x00"])
-    def test_few(self, given_arguments):
+    def check(given_arguments):
         check_arguments(given_arguments)
 
-    @pytest.mark.slow
-    @MANY
-    @given(arguments)
-    def test_many(self, given_arguments):
-        check_arguments(given_arguments)
+    check()

@@ -23,6 +23,7 @@ from rayfed.reports.render import render
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 FEW = settings(max_examples=6, deadline=None, suppress_health_check=CHECKS, derandomize=True)
 MANY = settings(max_examples=80, deadline=None, suppress_health_check=CHECKS)
+EXAMPLES = pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])
 
 
 def _npz(folder):
@@ -111,19 +112,15 @@ def check_reader(whole, tmp_path_factory, monkeypatch, name, draw):
         shutil.rmtree(damaged)
 
 
-class TestReaders:
-    @pytest.mark.parametrize("name", SETS)
-    @FEW
+@pytest.mark.parametrize("name", SETS)
+@EXAMPLES
+def test_damaged_data(whole, tmp_path_factory, monkeypatch, name, examples):
+    @examples
     @given(draw=st.data())
-    def test_few(self, whole, tmp_path_factory, monkeypatch, name, draw):
+    def check(draw):
         check_reader(whole, tmp_path_factory, monkeypatch, name, draw)
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("name", SETS)
-    @MANY
-    @given(draw=st.data())
-    def test_many(self, whole, tmp_path_factory, monkeypatch, name, draw):
-        check_reader(whole, tmp_path_factory, monkeypatch, name, draw)
+    check()
 
 
 RUN = {
@@ -160,17 +157,14 @@ def check_checkpoint(finished, tmp_path_factory, draw):
         shutil.rmtree(damaged)
 
 
-class TestCheckpoints:
-    @FEW
+@EXAMPLES
+def test_damaged_checkpoints(finished, tmp_path_factory, examples):
+    @examples
     @given(draw=st.data())
-    def test_few(self, finished, tmp_path_factory, draw):
+    def check(draw):
         check_checkpoint(finished, tmp_path_factory, draw)
 
-    @pytest.mark.slow
-    @MANY
-    @given(draw=st.data())
-    def test_many(self, finished, tmp_path_factory, draw):
-        check_checkpoint(finished, tmp_path_factory, draw)
+    check()
 
 
 def check_results(finished, tmp_path_factory, draw):
@@ -190,14 +184,11 @@ def check_results(finished, tmp_path_factory, draw):
     shutil.rmtree(damaged)
 
 
-class TestResults:
-    @FEW
+@EXAMPLES
+def test_damaged_results(finished, tmp_path_factory, examples):
+    @examples
     @given(draw=st.data())
-    def test_few(self, finished, tmp_path_factory, draw):
+    def check(draw):
         check_results(finished, tmp_path_factory, draw)
 
-    @pytest.mark.slow
-    @MANY
-    @given(draw=st.data())
-    def test_many(self, finished, tmp_path_factory, draw):
-        check_results(finished, tmp_path_factory, draw)
+    check()

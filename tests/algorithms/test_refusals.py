@@ -1,0 +1,172 @@
+"""What methods refuse before anything starts, by key, value and remedy, and what stands beside it and is allowed.
+
+A model without a split, other data and wrapped methods are refused in `test_wrapped.py` or beside the method, too.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from helpers.federations import Point, blobs, blueprint, net, quadratic, quadratics
+from rayfed.algorithms.adcol import Adcol
+from rayfed.algorithms.afl import AFL, GenAFL
+from rayfed.algorithms.apple import APPLE
+from rayfed.algorithms.centralised import ERM, MMREx
+from rayfed.algorithms.dann import DANN
+from rayfed.algorithms.dbe import DBE
+from rayfed.algorithms.dp_adcol import DPAdcol, LocalDPAdcol
+from rayfed.algorithms.fada import FADA
+from rayfed.algorithms.fed_irm import FedIRM
+from rayfed.algorithms.fedbabu import FedBABU
+from rayfed.algorithms.fedbn import FedBN
+from rayfed.algorithms.feddebias import FedDebias
+from rayfed.algorithms.fedgen import FedGen
+from rayfed.algorithms.fedmix import FedMix
+from rayfed.algorithms.fedper import FedPer
+from rayfed.algorithms.fedrep import FedRep
+from rayfed.algorithms.fraug import FRAug
+from rayfed.algorithms.gaussian_dp_fedbn import GaussianDPFedBN
+from rayfed.algorithms.mixup import Mixup
+from rayfed.algorithms.moon import Moon
+from rayfed.algorithms.partialfed import PartialFed
+from rayfed.algorithms.vhl import VHL
+from rayfed.algorithms.vm import VM
+from rayfed.core.errors import UsageError
+
+
+def unsplit():
+    model = net()
+    model.feature_shape = ()
+    return {"model": model}
+
+
+class Maps(nn.Module):
+    """Features of shape [2, 4], which are no vectors."""
+
+    feature_shape = (2, 4)
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.fc = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def features(self, x):
+        return self.body(x).view(-1, 2, 4)
+
+    def head(self, features):
+        return self.fc(features.flatten(1))
+
+
+def of_hard_labels(logits, y):
+    return F.nll_loss(F.log_softmax(logits, 1), y)
+
+
+PLAIN, FROZEN, TWO = {"model": net(batch_norm=False)}, {"batch_norm": "frozen"}, {"cohort": 2}
+TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "message"),
+    [
+        (Adcol(fixed_size=True), {"cohort": 1}, "algorithm.fixed_size=true: needs at least two clients per round"),
+        (Adcol(fixed_size=True, cache=True), {}, "algorithm.cache=true: with fixed_size=true an output stands"),
+        (Adcol(fixed_size=True, discriminators=2), {}, "algorithm.discriminators=2: .* there is only one, new in"),
+        (Adcol(network="resnet18", linear=True), {}, "algorithm.linear=true: not possible .*; use linear=false"),
+        (Adcol(network="resnet18", server_batch_size=1), {}, "algorithm.server_batch_size=1: .* cannot train its"),
+        (DPAdcol(network="resnet18", server_batch_size=30), {}, "algorithm.network=resnet18: batch norm mixes"),
+        (DPAdcol(**TINY), {}, "algorithm.epsilon=1e-06: no amount of noise keeps 8 steps below ε=0.0125 at δ=1e-09"),
+        (DPAdcol(server_batch_size=47), TWO, "algorithm.server_batch_size=47: .* may be only 46; use at most 46$"),
+        (DPAdcol(server_batch_size=24, sampling=0.5), TWO, "algorithm.server_batch_size=24: .* use at most 23$"),
+        (LocalDPAdcol(share_predictor=True), {}, "algorithm.share_predictor=true: sends weights that local_dp_adcol"),
+        (GaussianDPFedBN(weighting="examples"), {}, "algorithm.weighting=examples: the size of one client would"),
+        (GaussianDPFedBN(max_examples=9), {}, "algorithm.max_examples=9: has no effect with equal weights; add"),
+        (GaussianDPFedBN(epsilon=0.001, delta=1e-6), {}, "algorithm.epsilon=0.001: no amount of noise keeps 2 steps"),
+        (AFL(), TWO, "cohort=2: algorithm.name=afl weighs .* leave out cohort"),
+        (GenAFL(), TWO, "cohort=2: algorithm.name=gen_afl weighs .* leave out cohort"),
+        (AFL(lambda_min=0.4), {}, "algorithm.lambda_min=0.4: .* at most 1/4 = 0.25$"),
+        (VM(), {"cohort": 1}, "cohort=1: algorithm.name=vm weighs .* leave out cohort and cohort_share$"),
+        (VM(), {}, "batch_norm=aggregate: algorithm.name=vm may give .* negative"),
+        (APPLE(), TWO, "cohort=2: algorithm.name=apple mixes the models of all clients"),
+        (FADA(), TWO, "cohort=2: algorithm.name=fada weighs the models of all sources"),
+        (FADA(target=4), {}, "algorithm.target=4: must be the index of one of at least 2 clients; there are 4"),
+        (ERM(), TWO, "cohort=2: algorithm.name=erm"),
+        (ERM(), {"batch_norm": "local"}, "batch_norm=local: algorithm.name=erm trains one central model"),
+        (MMREx(lambda_min=0.5), PLAIN, "algorithm.lambda_min=0.5: the weights of 4 domains sum to 1"),
+        (FedBN(), PLAIN, "algorithm.name=fedbn: the model has no batch-norm layer .* use a model"),
+        (FedBN(), FROZEN, "batch_norm=frozen: algorithm.name=fedbn trains .* use batch_norm=local"),
+        (FedDebias(tau_mode="divide", tau2=0.0), {}, "algorithm.tau2=0: division by zero"),
+        (FedDebias(pseudo_samples=1), {}, "algorithm.pseudo_samples=1: the model's batch norm cannot train on a sin"),
+        (FedDebias(projector_in_extractor=True), unsplit(), r"algorithm.widths=.*: a projection head needs a model"),
+        (Moon(widths=[7]), unsplit(), r"algorithm.widths=\[7\]: a projection head needs a model with a split"),
+        *[
+            (kind(), unsplit(), f"algorithm.name={kind.name}: the model needs a split point")
+            for kind in (DANN, DBE, FADA, FedDebias)
+        ],
+        (FedIRM(penalty="weights"), {"model": nn.Linear(6, 3)}, "algorithm.penalty=weights: the model needs a split"),
+        (FedGen(), {"batch_size": 1}, "local.batch_size=1: algorithm.name=fedgen cannot train its batch norm on"),
+        (FedMix(mean_examples=30), {}, "algorithm.mean_examples=30: client 0 has only 20 training examples"),
+        (FRAug(), {"model": Maps()}, "algorithm.name=fraug: needs features that are vectors, the model's are 2x4"),
+        (FRAug(use_generator=False, use_rtnet=False), {}, "algorithm.use_generator=false, algorithm.use_rtnet=false:"),
+        (FRAug(), {"drop_last": False}, "local.batch_size=5: algorithm.name=fraug cannot train its batch norm on a"),
+        (Mixup(), {"loss": of_hard_labels}, "algorithm.name=mixup: needs a loss that takes probabilities"),
+        (VHL(virtual_examples=8), {}, "algorithm.virtual_examples=8: must be at least algorithm.virtual_batch_size=32"),
+    ],
+)
+def test_one_line(algorithm, changes, message):
+    with pytest.raises(UsageError, match=f"^{message}") as refused:
+        blueprint(algorithm, blobs(), **changes).check(blobs())
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        (Adcol(linear=True, server_batch_size=1), {}),
+        (Adcol(network="resnet18", server_batch_size=2), {}),
+        (DPAdcol(**TINY | {"epsilon": 0.02}), {}),
+        (DPAdcol(server_batch_size=46), TWO),
+        (LocalDPAdcol(network="resnet18", server_batch_size=999), {}),
+        (AFL(lambda_min=1 / 4), {}),
+        (VM(), {"batch_norm": "local"}),
+        (FedDebias(tau2=0.0), {}),
+        (FedDebias(mu=0.0), unsplit()),
+        (FedDebias(pseudo_samples=1), PLAIN),
+        (FedDebias(pseudo_samples=1), FROZEN),
+        (FedDebias(pseudo_samples=1, lam=0.0, mu=0.0), {}),
+        (FRAug(), {"drop_last": False, "batch_size": 7}),
+        (FRAug(augmenter="gaussian", use_generator=False, use_rtnet=False), {}),
+    ],
+)
+def test_what_is_allowed(algorithm, changes):
+    blueprint(algorithm, blobs(), **changes).check(blobs())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        *[(kind(), f"algorithm.name={kind.name}: the model's head has nothing") for kind in (FedBABU, FedPer, FedRep)],
+        (FedGen(), "algorithm.name=fedgen: the model needs a split point with weights in its"),
+        (PartialFed(), "algorithm.variant=fix: the model has neither batch norm nor a head to"),
+    ],
+)
+def test_a_model_without_a_head(algorithm, message):
+    curves = quadratics((1.0, 0.0), (2.0, 1.0))
+    with pytest.raises(UsageError, match=f"^{message}"):
+        blueprint(algorithm, curves, model=Point(), loss=quadratic, batch_size=1 + (algorithm.name == "fedgen")).check(
+            curves
+        )
+
+
+def test_a_model_without_a_body():
+    class Headed(nn.Module):
+        feature_shape = (6,)
+
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+
+        def features(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    with pytest.raises(UsageError, match=r"^algorithm.name=fedrep: the model's body has nothing to train; choose"):
+        blueprint(FedRep(), blobs(), model=Headed()).check(blobs())
