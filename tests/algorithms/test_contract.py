@@ -41,7 +41,6 @@ from rayfed.metrics.calibration import Ece
 from rayfed.metrics.drift import Drift
 from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.gradient_norm import GradientNorm
-from rayfed.privacy import gaussian
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 MAIN = pytest.mark.parametrize(  # for what depends little on a variant
@@ -50,18 +49,6 @@ MAIN = pytest.mark.parametrize(  # for what depends little on a variant
 )
 NAMES = {case: name for name, case in CASES.items()}
 ENTRIES = pytest.mark.parametrize("entry", ALGORITHMS)
-
-
-@pytest.fixture
-def few_orders(monkeypatch):
-    """Let privacy accounting try few orders: with all of them, each configuration that is checked costs seconds."""
-    caches = (gaussian.noise_multiplier, gaussian._rdp_of_a_step)
-    monkeypatch.setattr(gaussian, "ORDERS", [2, 4, 8, 16, 32, 64, 256, 1024])
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
 
 
 @MAIN

@@ -147,6 +147,7 @@ def test_the_budget_lasts_for_all_rounds_and_is_spent_step_by_step():
     assert records[2].epsilon > 3.9
 
 
+@pytest.mark.usefixtures("few_orders")
 def test_uploads_are_not_protected_and_clients_train_as_in_adcol():
     people = blobs()
     ours, theirs = (simulate(blueprint(a, people, rounds=1), people)[0] for a in (small(), Adcol(hidden=[16])))
@@ -156,6 +157,7 @@ def test_uploads_are_not_protected_and_clients_train_as_in_adcol():
     assert not torch.equal(ours.state["discriminator"]["0.weight"], theirs.state["discriminator"]["0.weight"])
 
 
+@pytest.mark.usefixtures("few_orders")
 def test_a_larger_round_keeps_rate_and_steps():
     people, algorithm = blobs(), small()
     ctx = blueprint(algorithm, people, rounds=4).context(people, "cpu").at(cohort=(0, 1))
@@ -242,6 +244,7 @@ def test_privacy_spent_counts_passes_and_names_the_unit(options, expected):
 # Notes, records and refusals
 
 
+@pytest.mark.usefixtures("few_orders")
 def test_the_rounds_table_has_epsilon_and_other_methods_have_none(tmp_path):
     rng = np.random.default_rng(0)
     clients = [
