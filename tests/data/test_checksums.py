@@ -2,18 +2,11 @@
 
 import re
 
-import pytest
-
 from helpers import image_sets
 from helpers.published_data import needs
 from rayfed.data.loading import load
 from rayfed.data.readers import idx
 from rayfed.data.sets.mnist import Mnist
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
 
 
 def told(capsys):

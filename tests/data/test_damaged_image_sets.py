@@ -18,11 +18,6 @@ from rayfed.data.sets import DATASETS
 from rayfed.data.sets.imagefolder import ImageFolder
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def refused(name, root, **others) -> str:
     with pytest.raises(UsageError) as caught:
         resolve(name, DATASETS, where="data")(**options(name, root, **others)).load()

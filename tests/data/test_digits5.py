@@ -15,11 +15,6 @@ from rayfed.data.loading import load
 from rayfed.data.sets.digits5 import Digits5
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def whole(root, domain, size, **others):
     """All images of a domain in the order of its files, and their labels."""
     options = {"root": str(root), "domains": [domain], "size": size, "split": "published", **others}

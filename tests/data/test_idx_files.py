@@ -23,11 +23,6 @@ def arrays():
     }
 
 
-@pytest.fixture(autouse=True)
-def _cache_of_its_own(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 @pytest.fixture
 def root(tmp_path):
     """A folder as torchvision lays it out: the training files plain, the test files gzipped."""

@@ -16,11 +16,6 @@ from rayfed.data.readers import decoding
 from rayfed.data.sets import DATASETS
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def made(name, root, **others):
     """The dataset as it is before it is divided."""
     return resolve(name, DATASETS, where="data")(**options(name, root, **others)).load()

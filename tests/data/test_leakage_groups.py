@@ -5,27 +5,25 @@ import pytest
 from PIL import Image
 
 from helpers import image_sets
-from helpers.mnist_files import write_mnist
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.leakage_groups import cap_rows, draw_groups, expand_groups, first_of_each_group, unheld_rows
 from rayfed.data.loading import load, load_partitioned
 from rayfed.data.partitions.table import save
 
-DIGITS = 400
+DIGITS, TRAIN = 400, 300
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """MNIST and a photograph to make MNIST-M with."""
-    digits = np.random.default_rng(3).integers(0, 256, (DIGITS, 28, 28)).astype(np.uint8)
-    folder = write_mnist(tmp_path_factory.mktemp("data"), digits[:300], digits[300:])
-    (folder / "photographs").mkdir()
-    Image.new("RGB", (40, 30), (10, 120, 250)).save(folder / "photographs/one.png")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYFED_DATA", str(folder))
-        patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield folder
+def digits():
+    return np.random.default_rng(3).integers(0, 256, (DIGITS, 28, 28)).astype(np.uint8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def photograph(root):
+    """A photograph to make MNIST-M with."""
+    (root / "photographs").mkdir()
+    Image.new("RGB", (40, 30), (10, 120, 250)).save(root / "photographs/one.png")
 
 
 def options(name, root):

@@ -73,13 +73,6 @@ def own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def test_every_name_in_the_tables_is_found_and_every_option_explained():
     for table, where in ((DATASETS, "data"), (PARTITIONS, "partition")):
         for name in table:

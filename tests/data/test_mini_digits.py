@@ -11,13 +11,6 @@ from rayfed.data.loading import load
 from rayfed.data.sets.mini_digits import DOMAINS, MiniDigits
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def test_form_and_balance():
     dataset = MiniDigits().load()
     assert dataset.images.shape == (5 * 449, 3, 28, 28)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.mnist_files import write_mnist
 from rayfed.core.errors import UsageError
 from rayfed.data.lazy_rows import LazyRows
-from rayfed.data.loading import load, load_partitioned
-from rayfed.data.partitions.table import partition_hash, save
+from rayfed.data.loading import load
 from rayfed.data.sets import mnist_m
 from rayfed.data.sets.mnist_m import MnistM, blended
+
+pytestmark = pytest.mark.usefixtures("root")
 
 TRAIN, TEST = 180, 20
 
@@ -18,15 +18,6 @@ TRAIN, TEST = 180, 20
 @pytest.fixture(scope="module")
 def digits():
     return np.random.default_rng(3).integers(0, 256, (TRAIN + TEST, 28, 28)).astype(np.uint8)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def root(digits, tmp_path_factory):
-    folder = write_mnist(tmp_path_factory.mktemp("data"), digits[:TRAIN], digits[TRAIN:])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYFED_DATA", str(folder))
-        patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield folder
 
 
 @pytest.fixture
@@ -106,20 +97,6 @@ def test_blocks_give_the_images_of_one_pass(monkeypatch, tmp_path, size):
     monkeypatch.setattr(mnist_m, "BLOCK", 7)
     monkeypatch.setenv("RAYFED_CACHE", str(tmp_path))
     np.testing.assert_array_equal(MnistM(size=size).load().images, whole.images)
-
-
-@pytest.mark.parametrize(("partition", "options"), [(None, {}), ("iid", {"clients": 4}), ("domains", {"test": 0.2})])
-def test_a_partition_can_be_saved_and_read(tmp_path, partition, options):
-    dataset, parts = load_partitioned("mnist_m", {}, partition, options)
-    assert dataset.sources == ("train", "t10k", "mnist_m/train", "mnist_m/t10k")
-    path = tmp_path / "split.parquet"
-    save(dataset, parts, path)
-    _, again = load_partitioned("mnist_m", {}, "file", {"file": str(path)})
-    for before, after in zip(parts, again, strict=True):
-        assert (before.id, before.domain) == (after.id, after.domain)
-        for rows, same in zip(before[2:], after[2:], strict=True):
-            np.testing.assert_array_equal(rows, same)
-    assert partition_hash(dataset, again) == partition_hash(dataset, parts)
 
 
 def test_folders_without_good_photographs_are_refused(tmp_path):

@@ -3,22 +3,19 @@
 import numpy as np
 import pytest
 
-from helpers.mnist_files import write_mnist
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.sets.mnist_views import VIEWS, MnistViews, faint, textured
 
+pytestmark = pytest.mark.usefixtures("root")
+
 TRAIN, TEST = 100, 25
 
 
-@pytest.fixture(autouse=True, scope="module")
-def images(tmp_path_factory):
+@pytest.fixture(scope="module")
+def digits():
     random = np.random.default_rng(2)
-    made = random.integers(0, 256, (TRAIN + TEST, 28, 28)).astype(np.uint8)
-    folder = write_mnist(tmp_path_factory.mktemp("data"), made[:TRAIN], made[TRAIN:])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYFED_DATA", str(folder))
-        yield made
+    return random.integers(0, 256, (TRAIN + TEST, 28, 28)).astype(np.uint8)
 
 
 def test_each_image_is_in_one_domain_and_keeps_its_label():
@@ -34,7 +31,7 @@ def test_each_image_is_in_one_domain_and_keeps_its_label():
     assert np.bincount(dataset.domain).tolist() == [25] * 5
 
 
-def test_the_exact_views_by_hand(images):
+def test_the_exact_views_by_hand(digits):
     dataset = MnistViews().load()
     expected = {
         "plain": lambda x: x,
@@ -43,7 +40,7 @@ def test_the_exact_views_by_hand(images):
     }
     for position, name in enumerate(dataset.domains[:3]):
         for row in dataset.rows(domain=name):
-            original = images[dataset.index[row] + (TRAIN if dataset.source[row] else 0)]
+            original = digits[dataset.index[row] + (TRAIN if dataset.source[row] else 0)]
             np.testing.assert_array_equal(dataset.images[row, 0], expected[name](original))
         assert (dataset.domain[dataset.rows(domain=name)] == position).all()
 

@@ -10,11 +10,6 @@ from rayfed.data.sets import npz
 from rayfed.data.sets.npz import Npz
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
-
-
 def arrays(clients=3, each=8):
     size = clients * each
     return {

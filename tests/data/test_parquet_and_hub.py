@@ -18,11 +18,6 @@ from rayfed.data.readers import encoded_images
 from rayfed.data.sets.labelled_table import HuggingFace, Table
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
-
-
 def png(value, mode="RGB", size=(4, 6)):
     buffer = io.BytesIO()
     Image.new(mode, size, value if mode == "L" else (value, 0, 255 - value)).save(buffer, "PNG")
@@ -289,15 +284,6 @@ class TestHub:
             write(tmp_path / "two" / config, "train-0.parquet", x=[[1.0]], label=[0])
         with pytest.raises(UsageError, match=r"train files in 2 folders, including fine and plain"):
             HuggingFace(folder=str(tmp_path / "two"), features=["x"]).load()
-
-    def test_it_trains(self, tmp_path):
-        import rayfed
-
-        given = {"data.name": "huggingface", "data.folder": dataset_dict(tmp_path / "pets"), "model.name": "mlp"}
-        given |= {"partition.clients": 1, "partition.common_test": True, "local.batch_size": 2, "rounds": 1}
-        result = rayfed.run(given, results=str(tmp_path / "results"))
-        tested = result.metrics[(result.metrics["split"] == "test") & (result.metrics["metric"] == "accuracy")]
-        assert tested["n"].tolist() == [2]
 
 
 class TestCsv:

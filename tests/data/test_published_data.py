@@ -10,11 +10,6 @@ from rayfed.data.sets.mnist import Mnist
 from rayfed.data.sets.rotated import RotatedMnist
 
 
-@pytest.fixture(autouse=True)
-def no_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path))
-
-
 @needs("MNIST/raw")
 def test_mnist_counts():
     dataset = Mnist().load()

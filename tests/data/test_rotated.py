@@ -4,29 +4,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.mnist_files import write_mnist
 from rayfed.data.loading import load
 from rayfed.data.sets.rotated import TEN_ANGLES, RotatedMnist, RotationMix, rotate
+
+pytestmark = pytest.mark.usefixtures("root")
 
 TRAIN, TEST = 600, 120
 
 
 @pytest.fixture(scope="module")
-def images():
+def digits():
     """A bright bar at the top left and noise, so that an image can be told from any other and from its turned self."""
     random = np.random.default_rng(2)
     made = random.integers(0, 120, (TRAIN + TEST, 28, 28)).astype(np.uint8)
     made[:, 4:8, 4:20] = 250
     return made
-
-
-@pytest.fixture(autouse=True, scope="module")
-def root(images, tmp_path_factory):
-    folder = write_mnist(tmp_path_factory.mktemp("data"), images[:TRAIN], images[TRAIN:])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYFED_DATA", str(folder))
-        patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield folder
 
 
 def test_rotation_is_counter_clockwise():
@@ -41,8 +33,8 @@ def test_rotation_is_counter_clockwise():
     assert (row, column) in {(0, 3), (1, 3), (1, 4), (0, 4)}
 
 
-def test_quarter_turns_are_exact_and_outside_is_black(images):
-    few = images[:3, None]
+def test_quarter_turns_are_exact_and_outside_is_black(digits):
+    few = digits[:3, None]
     for turns in range(4):
         np.testing.assert_array_equal(rotate(few, 90 * turns), np.rot90(few, turns, axes=(2, 3)))
     corner = rotate(np.full((1, 1, 28, 28), 255, np.uint8), 45)[0, 0]
@@ -51,16 +43,16 @@ def test_quarter_turns_are_exact_and_outside_is_black(images):
 
 
 @pytest.mark.parametrize("angle", [15, 60, 135])
-def test_rotation_agrees_with_pillow_up_to_rounding(images, angle):
+def test_rotation_agrees_with_pillow_up_to_rounding(digits, angle):
     """Pillow turns counter-clockwise too; it treats the outermost pixels differently, so those are left out."""
-    own = rotate(images[:1, None], angle)[0, 0].astype(int)
-    pillow = np.asarray(Image.fromarray(images[0]).rotate(angle, Image.Resampling.BILINEAR)).astype(int)
+    own = rotate(digits[:1, None], angle)[0, 0].astype(int)
+    pillow = np.asarray(Image.fromarray(digits[0]).rotate(angle, Image.Resampling.BILINEAR)).astype(int)
     down, across = np.indices((28, 28)) - 13.5
     inside = np.hypot(down, across) < 12.5
     assert np.abs(own - pillow)[inside].max() <= 2
 
 
-def test_augmentation_gives_each_image_one_angle_and_holds_one_angle_out(images):
+def test_augmentation_gives_each_image_one_angle_and_holds_one_angle_out(digits):
     dataset = RotatedMnist().load()
     assert len(dataset) == TRAIN + TEST
     assert dataset.domains == ("0deg", "15deg", "30deg", "45deg", "60deg", "75deg")
@@ -69,7 +61,7 @@ def test_augmentation_gives_each_image_one_angle_and_holds_one_angle_out(images)
     assert sorted(original) == list(range(TRAIN + TEST))
     for domain, angle in enumerate(range(0, 90, 15)):
         own = dataset.domain == domain
-        np.testing.assert_array_equal(dataset.images[own], rotate(images[original[own], None], angle))
+        np.testing.assert_array_equal(dataset.images[own], rotate(digits[original[own], None], angle))
 
 
 def test_augmentation_population():
@@ -85,14 +77,14 @@ def test_augmentation_population():
     assert {len(client.train) for client in other.clients} == {27}
 
 
-def test_feddebias_turns_each_client_and_ten_common_test_sets(images):
+def test_feddebias_turns_each_client_and_ten_common_test_sets(digits):
     population = load("rotated_mnist", {"recipe": "feddebias"})
     assert [client.domain for client in population.clients] == [f"{angle}deg" for angle in TEN_ANGLES]
     assert {(len(c.train), len(c.val), len(c.test)) for c in population.clients} == {(48, 12, 0)}
     assert max(len(np.unique(client.train.y)) for client in population.clients[:5]) <= 2
     seen = []
     for client, angle in zip(population.clients, TEN_ANGLES, strict=True):
-        turned = {image.tobytes(): row for row, image in enumerate(rotate(images[:TRAIN, None], angle))}
+        turned = {image.tobytes(): row for row, image in enumerate(rotate(digits[:TRAIN, None], angle))}
         own = [turned[image.tobytes()] for image in np.concatenate([client.train.x, client.val.x])]
         assert [row % 10 for row in own] == [*client.train.y, *client.val.y]
         seen += own
@@ -100,7 +92,7 @@ def test_feddebias_turns_each_client_and_ten_common_test_sets(images):
     assert [(test.domain, test.split) for test in population.tests] == [(f"{a}deg", "test") for a in TEN_ANGLES]
     for test, angle in zip(population.tests, TEN_ANGLES, strict=True):
         np.testing.assert_array_equal(np.sort(test.examples.y), np.sort(np.arange(TEST) % 10))
-        expected = {image.tobytes() for image in rotate(images[TRAIN:, None], angle)}
+        expected = {image.tobytes() for image in rotate(digits[TRAIN:, None], angle)}
         assert {image.tobytes() for image in test.examples.x} == expected
 
 

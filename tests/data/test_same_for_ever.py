@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from helpers.federations import blobs
-from helpers.mnist_files import write_mnist
 from rayfed.core.registry import resolve
 from rayfed.data.domain_sampling import DomainSampling
 from rayfed.data.draws import numpy_generator
@@ -53,13 +52,8 @@ def test_which_examples_of_a_domain_are_kept_and_which_are_for_testing(options, 
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    digits = (np.arange((TRAIN + TEST) * 784) * 2654435761 % 2**32 >> 24).astype(np.uint8).reshape(-1, 28, 28)
-    folder = write_mnist(tmp_path_factory.mktemp("data"), digits[:TRAIN], digits[TRAIN:])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYFED_DATA", str(folder))
-        patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield folder
+def digits():
+    return (np.arange((TRAIN + TEST) * 784) * 2654435761 % 2**32 >> 24).astype(np.uint8).reshape(-1, 28, 28)
 
 
 @pytest.mark.parametrize(

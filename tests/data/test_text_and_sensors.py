@@ -15,8 +15,7 @@ main = command("run")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -165,10 +164,3 @@ class TestUciHar:
         (write_har(tmp_path) / "test" / "Inertial Signals" / "body_gyro_x_test.txt").unlink()
         with pytest.raises(UsageError, match=r"body_gyro_x_test.txt: "):
             UciHar(root=str(tmp_path)).load()
-
-    def test_har_cnn_trains(self, tmp_path):
-        write_har(tmp_path, windows=24)
-        given = [f"data.root={tmp_path}", "data.name=uci_har", "model.name=har_cnn", "rounds=1", "local.batch_size=6"]
-        assert main([*given, f"results={tmp_path / 'results'}"]) == 0
-        metrics = pandas.read_parquet(tmp_path / "results" / "run" / "metrics")
-        assert set(metrics["domain"]) == {"client-1", "client-2", "client-3", "client-5"}

@@ -1,0 +1,22 @@
+"""What the tests of data share: a cache for each file, and MNIST written from images of our own making."""
+
+import pytest
+
+from helpers.mnist_files import write_mnist
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def root(request, digits, tmp_path_factory):
+    """The folder of MNIST, which RAYFED_DATA names: the file's `digits`, of which the first TRAIN are for training."""
+    train = request.module.TRAIN
+    folder = write_mnist(tmp_path_factory.mktemp("data"), digits[:train], digits[train:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYFED_DATA", str(folder))
+        yield folder
