@@ -1,6 +1,6 @@
 """What methods refuse before anything starts, by key, value and remedy, and what stands beside it and is allowed.
 
-A model without a split, other data and wrapped methods are refused in `test_wrapped.py` or beside the method, too.
+Wrapped methods are refused in `test_wrapped.py`, and what needs data of its own beside the method.
 """
 
 import pytest
@@ -13,8 +13,6 @@ from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.apple import APPLE
 from rayfed.algorithms.centralised import ERM, MMREx
-from rayfed.algorithms.dann import DANN
-from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.dp_adcol import DPAdcol, LocalDPAdcol
 from rayfed.algorithms.fada import FADA
 from rayfed.algorithms.fed_irm import FedIRM
@@ -28,17 +26,10 @@ from rayfed.algorithms.fedrep import FedRep
 from rayfed.algorithms.fraug import FRAug
 from rayfed.algorithms.gaussian_dp_fedbn import GaussianDPFedBN
 from rayfed.algorithms.mixup import Mixup
-from rayfed.algorithms.moon import Moon
 from rayfed.algorithms.partialfed import PartialFed
 from rayfed.algorithms.vhl import VHL
 from rayfed.algorithms.vm import VM
 from rayfed.core.errors import UsageError
-
-
-def unsplit():
-    model = net()
-    model.feature_shape = ()
-    return {"model": model}
 
 
 class Maps(nn.Module):
@@ -96,13 +87,7 @@ TINY = {"epsilon": 1e-6, "delta": 1e-9, "server_batch_size": 30}
         (FedBN(), FROZEN, "batch_norm=frozen: algorithm.name=fedbn trains .* use batch_norm=local"),
         (FedDebias(tau_mode="divide", tau2=0.0), {}, "algorithm.tau2=0: division by zero"),
         (FedDebias(pseudo_samples=1), {}, "algorithm.pseudo_samples=1: the model's batch norm cannot train on a sin"),
-        (FedDebias(projector_in_extractor=True), unsplit(), r"algorithm.widths=.*: a projection head needs a model"),
-        (Moon(widths=[7]), unsplit(), r"algorithm.widths=\[7\]: a projection head needs a model with a split"),
-        *[
-            (kind(), unsplit(), f"algorithm.name={kind.name}: the model needs a split point")
-            for kind in (DANN, DBE, FADA, FedDebias)
-        ],
-        (FedIRM(penalty="weights"), {"model": nn.Linear(6, 3)}, "algorithm.penalty=weights: the model needs a split"),
+        (FedIRM(penalty="weights"), {"model": nn.Linear(6, 3)}, "algorithm.penalty=weights: the model's head has"),
         (FedGen(), {"batch_size": 1}, "local.batch_size=1: algorithm.name=fedgen cannot train its batch norm on"),
         (FedMix(mean_examples=30), {}, "algorithm.mean_examples=30: client 0 has only 20 training examples"),
         (FRAug(), {"model": Maps()}, "algorithm.name=fraug: needs features that are vectors, the model's are 2x4"),
@@ -129,7 +114,6 @@ def test_one_line(algorithm, changes, message):
         (AFL(lambda_min=1 / 4), {}),
         (VM(), {"batch_norm": "local"}),
         (FedDebias(tau2=0.0), {}),
-        (FedDebias(mu=0.0), unsplit()),
         (FedDebias(pseudo_samples=1), PLAIN),
         (FedDebias(pseudo_samples=1), FROZEN),
         (FedDebias(pseudo_samples=1, lam=0.0, mu=0.0), {}),
@@ -145,7 +129,7 @@ def test_what_is_allowed(algorithm, changes):
     ("algorithm", "message"),
     [
         *[(kind(), f"algorithm.name={kind.name}: the model's head has nothing") for kind in (FedBABU, FedPer, FedRep)],
-        (FedGen(), "algorithm.name=fedgen: the model needs a split point with weights in its"),
+        (FedGen(), "algorithm.name=fedgen: the model's head has no weights to send"),
         (PartialFed(), "algorithm.variant=fix: the model has neither batch norm nor a head to"),
     ],
 )
