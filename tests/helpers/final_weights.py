@@ -108,8 +108,9 @@ def main() -> None:
         "torch": torch.__version__,
         "cpu": _cpu(),
         "canary": canary(),
-        "cases": {name: values_hash(everything(default_run(case).server)) for name, case in CASES.items()},
-        "sampled": {name: values_hash(everything(finished_alone(name))) for name in ALGORITHMS},
+        # sorted, so that a new method adds lines and moves none
+        "cases": {name: values_hash(everything(default_run(CASES[name]).server)) for name in sorted(CASES)},
+        "sampled": {name: values_hash(everything(finished_alone(name))) for name in sorted(ALGORITHMS)},
     }
     FILE.write_text(json.dumps(recorded, indent=1) + "\n")
     print(f"{FILE}: {len(recorded['cases'])} cases and {len(recorded['sampled'])} algorithms with sampled clients")
