@@ -154,10 +154,14 @@ class Record:
         total = self.seconds["total"]
         return self.cohort / total if total > 0 else None
 
-    def add_work(self, busy: Sequence[float], predicted: Sequence[float] | None) -> None:
-        """Add the seconds of one exchange, by host. Hosts that join later have a later position."""
-        self.busy = _added(self.busy, busy)
-        self.predicted = None if predicted is None or self.predicted is None else _added(self.predicted, predicted)
+    def add_work(self, busy: Mapping[int, float], predicted: Mapping[int, float] | None) -> None:
+        """Add the seconds of one exchange, by the position of the host. Hosts that join later have a later one."""
+        hosts = range(max(busy, default=-1) + 1)
+        self.busy = _added(self.busy, [busy.get(host, 0.0) for host in hosts])
+        if predicted is None or self.predicted is None:
+            self.predicted = None
+        else:
+            self.predicted = _added(self.predicted, [predicted.get(host, 0.0) for host in hosts])
 
     def means(self, metric: str, point: str) -> dict[str, float]:
         """Return the mean of `metric` at `point` by split, over the participants that have a value; NaN if none has.

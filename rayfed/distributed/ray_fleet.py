@@ -7,6 +7,7 @@ hosts do again, with the same result.
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -16,25 +17,23 @@ from typing import Any
 import ray
 import torch
 
-from rayfed.algorithm import State
+from rayfed.algorithm import Exchange, State
 from rayfed.core.errors import HostLost, StatesLost
 from rayfed.core.ids import ClientIndex
 from rayfed.core.records import Event
 from rayfed.data.population import Population
 from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.messages import Message, pack, unpack
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import cause_of_death, kill_process, log_folder
-from rayfed.distributed.ray_host import SMALL_BYTES, SentStates, unpacked_sum
+from rayfed.distributed.ray_host import SMALL_BYTES, SentStates
 from rayfed.distributed.start_clock import StartClock
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.fleet import Exchanged
-from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import Gradients
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, ScoreRequest
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest
 from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
-from rayfed.engine.serialization import pack, packed_bytes, unpack
 from rayfed.engine.streamed import fits, room_for
 from rayfed.engine.training import steps_of
 from rayfed.experiments.config import Faults
@@ -80,7 +79,7 @@ class RayStates(ClientStates):
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._objects: dict[ClientIndex, Any] = {}  # references, or packed states if they are small
+        self._objects: dict[ClientIndex, Any] = {}  # references, or messages if they are small
         self._versions: dict[ClientIndex, int] = {}
 
     def __iter__(self) -> Iterator[ClientIndex]:
@@ -179,75 +178,44 @@ class RayFleet:
         """The states of the clients that have one."""
         return self._states
 
-    def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Exchanged:
+    def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> ExchangeResult:
         kind = ("exchange", request.moment.stage, request.moment.exchange, bool(request.score_splits))
         exchange = self._blueprint.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         self._number += 1
-        number, sent, unicast = self._number, ray.put(pack(down)), pack(dict(unicast))
-        models = pack(dict(request.models_before))
-        request = dataclasses.replace(request, models_before=models)
+        number, sent = self._number, ray.put(pack(down))
         weighing = exchange.server_side_weighting
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             clients = chunk.clients
-            part = request.part(clients)
             states, references = self._states.sent(clients)
-            own = {i: unicast[i] for i in clients if i in unicast}
             separate = weighing or kind not in self._small
             method = actor.exchange
             if separate:
                 method = method.options(num_returns=1 + len(clients) * (2 if weighing else 1))
-            returned = method.remote(part, number, sent, own, separate, states, *references)
+            returned = method.remote(_for_some(request, clients, unicast), number, sent, separate, states, *references)
             return list(returned) if separate else [returned]
 
-        def cost(client: ClientIndex) -> float:
-            examples = self._examples[client]
-            if (steps := self._steps.get((kind, examples))) is None:
-                ctx = self._ctx.at(request.moment, cohort=request.cohort, client=client, examples=examples)
-                steps = steps_of(exchange, ctx, drop_last=self._blueprint.drop_last)
-                self._steps[kind, examples] = steps
-            return 1.0 + steps
-
         blocks = _blocks(request.clients, self._blueprint.vmap_clients)
-        units = [Unit(block, cost=max(map(cost, block)) * len(block)) for block in blocks]
-        results, total = list[ExchangeResult](), ExactSum()
-        new_states: dict[ClientIndex, Any] = {}
-        unweighted: dict[ClientIndex, Any] = {}
+        costs = {client: self._cost(request, kind, exchange, client) for client in request.clients}
+        units = [Unit(block, cost=max(costs[client] for client in block) * len(block)) for block in blocks]
+        result, new_states, self._unweighted = ExchangeResult(), dict[ClientIndex, Any](), {}
         schedule = self._schedule(units, kind)
-        for chunk, result, others in self._dispatch(schedule, kind, call):
+        for chunk, (part, small), others in self._dispatch(schedule, kind, call):
             clients = chunk.clients
-            if others:
-                new_states.update(zip(clients, others, strict=False))
-                unweighted.update(zip(clients, others[len(clients) :], strict=False))
-                new_states.update(result.states)  # the small ones
-                if len(result.states) == len(clients):
-                    self._small.add(kind)
-            else:
-                for client, state in result.states.items():
-                    new_states[client] = _kept(state)
-            total.merge(unpacked_sum(result.total, self.device))
-            results.append(
-                dataclasses.replace(
-                    result,
-                    total=ExactSum(),
-                    replies=[reply._replace(up=unpack(reply.up, self.device)) for reply in result.replies],
-                    models_before=unpack(result.models_before, self.device),
-                    states={},
-                    unweighted={},
-                    host=chunk.host,
-                )
-            )
+            result.add(unpack(part, self.device))
+            if not others:
+                new_states.update({client: _kept(state) for client, state in small.items()})
+                continue
+            new_states.update(zip(clients, others, strict=False))
+            self._unweighted.update(zip(clients, others[len(clients) :], strict=False))
+            new_states.update(small)
+            if len(small) == len(clients):
+                self._small.add(kind)
         self._states.commit(new_states, number)
-        self._unweighted = unweighted
-        busy, predicted = [0.0] * len(self._handles), schedule.predicted
-        for result in results:
-            busy[result.host] += result.seconds
-        return Exchanged(
-            results=results,
-            total=total,
-            busy=busy,
-            predicted=None if predicted is None else [predicted.get(h, 0.0) for h in range(len(busy))],
-        )
+        for position in range(len(self._handles)):
+            result.busy.setdefault(position, 0.0)
+        result.predicted = schedule.predicted
+        return result
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
         unweighted, self._unweighted = self._unweighted, {}
@@ -256,20 +224,19 @@ class RayFleet:
             some = {client: weights[client] for client in chunk.clients}
             return [actor.weigh.remote(some, *(unweighted[client] for client in some))]
 
-        schedule = self._schedule([Unit((client,)) for client in weights], "weigh")
         total = ExactSum()
-        for _, part, _ in self._dispatch(schedule, "weigh", call):
-            total.merge(unpacked_sum(part, self.device))
+        for part in self._results([Unit((client,)) for client in weights], "weigh", call):
+            total.merge(part)
         return total
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
         self._number += 1
-        number, sent, unicast = self._number, ray.put(pack(down)), pack(dict(unicast))
+        number, sent = self._number, ray.put(pack(down))
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             states, references = self._states.sent(chunk.clients)
-            own = {i: unicast[i] for i in chunk.clients if i in unicast}
-            return [actor.score_downloads.remote(request.part(chunk.clients), number, sent, own, states, *references)]
+            message = _for_some(request, chunk.clients, unicast)
+            return [actor.score_downloads.remote(message, number, sent, states, *references)]
 
         return self._scored(request, call, ("score", request.points))
 
@@ -278,24 +245,17 @@ class RayFleet:
 
     def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
         call = self._model_call("gradients", request, model)
-        schedule = self._schedule(self._scoring_units(request), "gradients")
-        return [
-            gradients._replace(total=unpacked_sum(gradients.total, self.device))
-            for _, result, _ in self._dispatch(schedule, "gradients", call)
-            for gradients in result
-        ]
+        return list(itertools.chain.from_iterable(self._results(self._scoring_units(request), "gradients", call)))
 
     def hashes(self) -> dict[ClientIndex, str]:
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             states, references = self._states.sent(chunk.clients)
             return [actor.hashes.remote(states, *references)]
 
-        schedule = self._schedule([Unit((client,)) for client in self._states], "hashes")
-        return {
-            client: digest
-            for _, result, _ in self._dispatch(schedule, "hashes", call)
-            for client, digest in result.items()
-        }
+        hashes: dict[ClientIndex, str] = {}
+        for some in self._results([Unit((client,)) for client in self._states], "hashes", call):
+            hashes |= some
+        return hashes
 
     def load(self, states: Iterable[tuple[ClientIndex, State]]) -> None:
         self._states.clear()
@@ -323,8 +283,24 @@ class RayFleet:
     # Dealing work to hosts
 
     def _scored(self, request: ScoreRequest, call: Callable[[Any, Chunk], list[Any]], kind: Hashable) -> Scored:
-        schedule = self._schedule(self._scoring_units(request), kind)
-        return Scored.together([scored for _, scored, _ in self._dispatch(schedule, kind, call)])
+        scored = Scored()
+        for part in self._results(self._scoring_units(request), kind, call):
+            scored.add(part)
+        return scored
+
+    def _results(self, units: Sequence[Unit], kind: Hashable, call: Callable[[Any, Chunk], list[Any]]) -> Iterator[Any]:
+        """Have `units` done, and yield the results."""
+        for _, message, _ in self._dispatch(self._schedule(units, kind), kind, call):
+            yield unpack(message, self.device)
+
+    def _cost(self, request: ExchangeRequest, kind: Hashable, exchange: Exchange, client: ClientIndex) -> float:
+        """Return the predicted cost of a client in an exchange: its steps, and one for the rest."""
+        examples = self._examples[client]
+        if (steps := self._steps.get((kind, examples))) is None:
+            ctx = self._ctx.at(request.moment, cohort=request.cohort, client=client, examples=examples)
+            steps = steps_of(exchange, ctx, drop_last=self._blueprint.drop_last)
+            self._steps[kind, examples] = steps
+        return 1.0 + steps
 
     def _scoring_units(self, request: ScoreRequest) -> list[Unit]:
         of_tests = {k: len(test.examples) for k, test in enumerate(self._population.tests)}
@@ -407,7 +383,7 @@ class RayFleet:
     def _start(self, position: int, *, later: bool = False) -> _Handle:
         actor = self._pool.actor(position)
         clock = StartClock(self._start_seconds, self._pool.group if self._placement.autoscale else None)
-        return _Handle(position, actor, actor.take_up.remote(*self._arguments), clock, later=later)
+        return _Handle(position, actor, actor.take_up.remote(*self._arguments, position), clock, later=later)
 
     def _wait_for_first(self) -> None:
         """Wait until all hosts are ready, or those that take their place; some may be missing in the end, but not all.
@@ -510,9 +486,14 @@ def _blocks(clients: tuple[ClientIndex, ...], size: int) -> list[tuple[ClientInd
     return [clients[first : first + size] for first in range(0, len(clients), size)]
 
 
-def _kept(state: Any) -> Any:
-    """Return a packed state as `RayStates` keeps it."""
-    return state if packed_bytes(state) <= SMALL_BYTES else ray.put(state)
+def _for_some(request: Request, clients: Sequence[ClientIndex], unicast: Mapping[ClientIndex, State]) -> Message:
+    """Return the part of a request that is for `clients`, and what single ones of them receive."""
+    return pack((request.part(clients), {client: unicast[client] for client in clients if client in unicast}))
+
+
+def _kept(state: Message) -> Any:
+    """Return a state as `RayStates` keeps it."""
+    return state if state.nbytes <= SMALL_BYTES else ray.put(state)
 
 
 def sendable(population: Population) -> Population:

@@ -1,6 +1,5 @@
 """A host as a Ray actor: unpacks what arrives, packs what leaves."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,15 +10,14 @@ from rayfed.core.ids import ClientIndex
 from rayfed.core.least_recent import LeastRecent
 from rayfed.core.trees import nbytes
 from rayfed.data.population import Population
+from rayfed.distributed.messages import Message, pack, unpack
 from rayfed.distributed.processes import Process, this_process
 from rayfed.distributed.user_modules import SentFiles, install
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for
-from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
-from rayfed.engine.host_data import Scored
-from rayfed.engine.requests import ExchangeRequest, ScoreRequest
-from rayfed.engine.serialization import pack, packed_bytes, state_hash, unpack
+from rayfed.engine.requests import ScoreRequest
+from rayfed.engine.serialization import state_hash
 from rayfed.engine.tracing import Tracer
 
 SMALL_BYTES = 4096
@@ -32,15 +30,15 @@ class SentStates(NamedTuple):
 
     Attributes:
         versions: The version of each client's state.
-        small: The packed states of at most `SMALL_BYTES`. Those of the other clients are arguments of their own, so
+        small: The states of at most `SMALL_BYTES`. Those of the other clients are arguments of their own, so
             that Ray finds their objects.
     """
 
     versions: Mapping[ClientIndex, int]
-    small: Mapping[ClientIndex, Any]
+    small: Mapping[ClientIndex, Message]
 
-    def packed(self, others: Sequence[Any]) -> Iterator[tuple[ClientIndex, int, Any]]:
-        """Yield each client with the version of its state and the packed state; `others` are those not in `small`."""
+    def packed(self, others: Sequence[Message]) -> Iterator[tuple[ClientIndex, int, Message]]:
+        """Yield each client with the version of its state and the state; `others` are those not in `small`."""
         left = iter(others)
         for client, version in self.versions.items():
             yield client, version, self.small[client] if client in self.small else next(left)
@@ -59,7 +57,9 @@ class RayHost:
     def __init__(self, files: SentFiles | None = None) -> None:
         install(files)
 
-    def take_up(self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0) -> Process:
+    def take_up(
+        self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0, position: int = 0
+    ) -> Process:
         """Become a host of a simulation in place of the one before, and return the process.
 
         Args:
@@ -67,6 +67,7 @@ class RayHost:
             population: All clients.
             gpus: The GPUs that the process has reserved.
             share: The share of the device's memory that the host may use.
+            position: The position of the host in its fleet.
 
         Raises:
             UsageError: The population's files are not on this machine.
@@ -79,78 +80,59 @@ class RayHost:
         if self.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.device)[1] * share * _CACHED_SHARE
         self._states = StateCache(room)
-        self.host = Host.of(blueprint, population, self.device, share=share)
+        self.host = Host.of(blueprint, population, self.device, share=share, position=position)
         return this_process()
 
     def exchange(
-        self,
-        request: ExchangeRequest,
-        number: int,
-        sent: Any,
-        unicast: Any,
-        separate: bool,
-        sent_states: SentStates,
-        *states: Any,
+        self, message: Message, number: int, down: Message, separate: bool, sent_states: SentStates, *states: Message
     ) -> Any:
         """Run an exchange; see `Host.exchange`.
 
         Args:
-            request: The clients to train.
+            message: The request, and what single clients receive.
             number: A number of this exchange, which is also the version of the states that it writes.
-            sent: What all clients receive, packed.
-            unicast: What single clients receive, packed.
+            down: What all clients receive.
             separate: Whether to return every client's state, and what the server is going to weigh, as objects of
                 their own. The first object then repeats the states of at most `SMALL_BYTES`.
             sent_states: The clients' states, those that are not small in `states`.
-        """
-        before = self._unpacked_states(sent_states, states)
-        models = unpack(request.models_before, self.device)
-        request = dataclasses.replace(request, models_before=models)
-        down = self._unpacked(number, sent)
-        result = self.host.exchange(request, down, unpack(unicast, self.device), before)
-        for client, state in result.states.items():
-            self._states.put(client, number, state)
-        packed = dataclasses.replace(
-            result,
-            total=packed_sum(result.total),
-            replies=[reply._replace(up=pack(reply.up)) for reply in result.replies],
-            states=pack(result.states),
-            unweighted=pack(result.unweighted),
-            models_before=pack(result.models_before),
-        )
-        if not separate:
-            return packed
-        each = [*packed.states.values(), *packed.unweighted.values()]
-        small = {client: state for client, state in packed.states.items() if packed_bytes(state) <= SMALL_BYTES}
-        return dataclasses.replace(packed, states=small, unweighted={}), *each
 
-    def weigh(self, weights: Mapping[ClientIndex, float], *unweighted: Any) -> Any:
+        Returns:
+            The result, and the states of clients by client.
+        """
+        request, unicast = unpack(message, self.device)
+        before = self._unpacked_states(sent_states, states)
+        done = self.host.exchange(request, self._unpacked(number, down), unicast, before)
+        for client, state in done.states.items():
+            self._states.put(client, number, state)
+        result, after = pack(done.result), {client: pack(state) for client, state in done.states.items()}
+        if not separate:
+            return result, after
+        small = {client: state for client, state in after.items() if state.nbytes <= SMALL_BYTES}
+        return (result, small), *after.values(), *map(pack, done.unweighted.values())
+
+    def weigh(self, weights: Mapping[ClientIndex, float], *unweighted: Message) -> Message:
         """Return the weighted sum of what the clients of `weights` have sent, which is given in their order."""
-        return packed_sum(self.host.weigh(weights, dict(zip(weights, unpack(unweighted, self.device), strict=True))))
+        sent = {client: unpack(one, self.device) for client, one in zip(weights, unweighted, strict=True)}
+        return pack(self.host.weigh(weights, sent))
 
     def score_downloads(
-        self,
-        request: ScoreRequest,
-        number: int,
-        sent: Any,
-        unicast: Any,
-        sent_states: SentStates,
-        *states: Any,
-    ) -> Scored:
+        self, message: Message, number: int, down: Message, sent_states: SentStates, *states: Message
+    ) -> Message:
+        """See `Host.score_downloads`; the arguments are those of `exchange`."""
+        request, unicast = unpack(message, self.device)
         before = self._unpacked_states(sent_states, states)
-        return self.host.score_downloads(request, self._unpacked(number, sent), unpack(unicast, self.device), before)
+        return pack(self.host.score_downloads(request, self._unpacked(number, down), unicast, before))
 
-    def score_global(self, request: ScoreRequest, number: int, model: Any) -> Scored:
-        return self.host.score_global(request, self._unpacked(number, model))
+    def score_global(self, request: ScoreRequest, number: int, model: Message) -> Message:
+        return pack(self.host.score_global(request, self._unpacked(number, model)))
 
-    def gradients(self, request: ScoreRequest, number: int, model: Any) -> list[Any]:
-        gradients = self.host.gradients(request, self._unpacked(number, model))
-        return [one._replace(total=packed_sum(one.total)) for one in gradients]
+    def gradients(self, request: ScoreRequest, number: int, model: Message) -> Message:
+        return pack(self.host.gradients(request, self._unpacked(number, model)))
 
-    def hashes(self, sent_states: SentStates, *states: Any) -> dict[ClientIndex, str]:
+    def hashes(self, sent_states: SentStates, *states: Message) -> Message:
         """Return the hash of each client's state."""
         cpu = torch.device("cpu")
-        return {client: state_hash(unpack(packed, cpu)) for client, _, packed in sent_states.packed(states)}
+        return pack({client: state_hash(unpack(state, cpu)) for client, _, state in sent_states.packed(states)})
 
     def start_trace(self) -> None:
         """Begin to trace this process."""
@@ -162,18 +144,18 @@ class RayHost:
         tracer = self.__dict__.pop("_tracer", None)
         return b"" if tracer is None else tracer.stop()
 
-    def _unpacked(self, number: int, sent: Any) -> Any:
+    def _unpacked(self, number: int, sent: Message) -> Any:
         """Return a payload that several calls share, unpacked once."""
         if self._sent[0] != number:
             self._sent = number, unpack(sent, self.device)
         return self._sent[1]
 
-    def _unpacked_states(self, sent_states: SentStates, states: Sequence[Any]) -> dict[ClientIndex, State]:
+    def _unpacked_states(self, sent_states: SentStates, states: Sequence[Message]) -> dict[ClientIndex, State]:
         unpacked = {}
-        for client, version, packed in sent_states.packed(states):
+        for client, version, state in sent_states.packed(states):
             here = self._states.get(client, version)
             if here is None:
-                here = self.host.ctx.task.to_memory_format(unpack(packed, self.device))
+                here = self.host.ctx.task.to_memory_format(unpack(state, self.device))
             unpacked[client] = here
         return unpacked
 
@@ -197,12 +179,3 @@ class StateCache:
             self._states.put(client, (version, state), size)
         else:
             self._states.remove(client)
-
-
-def packed_sum(total: ExactSum) -> tuple[Any, Any]:
-    """Return a sum for another process; `unpacked_sum` inverts it."""
-    return pack(total.value), total.dtypes
-
-
-def unpacked_sum(total: tuple[Any, Any], device: torch.device) -> ExactSum:
-    return ExactSum(unpack(total[0], device), total[1])

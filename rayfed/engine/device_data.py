@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rayfed.algorithm import ClientData
 from rayfed.augment.base import Augment
+from rayfed.core.records import SERVER
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import Batch, Task
 from rayfed.data.lazy_rows import LazyRows
@@ -50,10 +51,23 @@ class Part:
     """One part (train, val or test) of a client's data, or a test set of the server.
 
     Labels are on the device. So are inputs, as stored, with `data_on_device`; otherwise batches of them are read when
-    they are needed, with the same values.
+    they are needed, with the same values. `client`, `domain`, `split` and `unseen` say whose the part is, as in the
+    scores that are measured on it.
     """
 
-    def __init__(self, examples: Examples, device: torch.device, normalise: Normalise, *, data_on_device: bool = True):
+    def __init__(
+        self,
+        examples: Examples,
+        device: torch.device,
+        normalise: Normalise,
+        *,
+        data_on_device: bool = True,
+        client: int = SERVER,
+        domain: str = "",
+        split: str = "train",
+        unseen: bool = False,
+    ):
+        self.client, self.domain, self.split, self.unseen = client, domain, split, unseen
         if data_on_device:
             self.x: Tensor | Streamed = _to_tensor(examples.x, shared=_never_written(examples.x)).to(device)
         else:

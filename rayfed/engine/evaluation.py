@@ -14,9 +14,8 @@ from rayfed.core.rng import seed_torch, stream_seed
 from rayfed.data.population import Population
 from rayfed.engine.early_stopping import StopRule
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import NO_METRICS, DueMetrics, gradient_scores
-from rayfed.engine.requests import ExchangeRequest, ScoreRequest
+from rayfed.engine.requests import ExchangeRequest, Scored, ScoreRequest
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.metrics.base import Metric, OfPredictions
 
@@ -113,25 +112,23 @@ class Evaluator:
             metrics=metrics,
         )
         ctx = self.ctx.at(request.moment, cohort=request.cohort)
-        scored: list[Scored] = []
-        scores: list[Score] = []
-        model = None
+        scored, model = Scored(), None
         seed_torch(self.seed, "evaluate", round=round)
         if "global" in points or self.population.tests or metrics.gradients:
             model = self.algorithm.global_model(ctx, state)
             if model is not None:
-                scored.append(self.fleet.score_global(request.part(clients if "global" in points else ()), model))
+                scored.add(self.fleet.score_global(request.part(clients if "global" in points else ()), model))
                 if metrics.gradients:
                     on = {split for metric in metrics.gradients for split in metric.splits}
                     gradients = self.fleet.gradients(replace(request, splits=tuple(sorted(on))), model)
-                    scores += gradient_scores(metrics.gradients, gradients)
+                    scored.scores += gradient_scores(metrics.gradients, gradients)
             elif "global" in points:
                 raise UsageError("evaluate.points=[global]: parts of the model stay with the clients; use downloaded")
         ood = tuple(k for k, test in enumerate(self.population.tests) if test.split == "ood") if model is None else ()
         if ood or {"downloaded", "adapted"} & set(points):
-            scored.append(self._score_downloads(state, replace(request, tests=(), client_tests=ood)))
-        completed, maps = self.completed(Scored.together(scored), metrics, round)
-        return in_order([*scores, *completed]), maps
+            scored.add(self._score_downloads(state, replace(request, tests=(), client_tests=ood)))
+        scores, maps = self.completed(scored, metrics, round)
+        return in_order(scores), maps
 
     def due_metrics(self, round: int, clients: Sequence[ClientIndex], last: int) -> DueMetrics:
         """Return the metrics that are due in `round`, in which `clients` are scored; `last` is the last such round."""

@@ -1,6 +1,5 @@
 """All hosts behind one interface: the server makes the same calls wherever clients run."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,30 +14,12 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates, ClientStore
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
-from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import Gradients
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, ScoreRequest
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Scored, ScoreRequest
 from rayfed.engine.serialization import state_hash
 
 CLIENTS_AT_ONCE = 64
 """Clients whose states `LocalFleet` holds beside its store at any time."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Exchanged:
-    """What all hosts together return from an exchange.
-
-    Attributes:
-        results: The results, each of some of the clients, without their sums.
-        total: The weighted sum of the averaged fields of all clients; empty where the server weighs the replies first.
-        busy: The seconds that each host worked.
-        predicted: The seconds that each host was predicted to work; None where nothing was measured before.
-    """
-
-    results: Sequence[ExchangeResult]
-    total: ExactSum
-    busy: Sequence[float]
-    predicted: Sequence[float] | None = None
 
 
 class Fleet(Protocol):
@@ -58,7 +39,9 @@ class Fleet(Protocol):
         """The states of the clients that have one."""
         ...
 
-    def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Exchanged: ...
+    def exchange(
+        self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]
+    ) -> ExchangeResult: ...
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum: ...
 
@@ -110,28 +93,25 @@ class LocalFleet:
         self._unweighted: dict[ClientIndex, State] = {}
         self._at_once = max(1, CLIENTS_AT_ONCE // blueprint.vmap_clients) * blueprint.vmap_clients
 
-    def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Exchanged:
-        results, total, self._unweighted = [], ExactSum(), {}
+    def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> ExchangeResult:
+        result, self._unweighted = ExchangeResult(), {}
         for clients in self._chunks(request.clients):
-            result = self.host.exchange(request.part(clients), down, unicast, self._states_of(clients))
-            for client, state in result.states.items():
+            done = self.host.exchange(request.part(clients), down, unicast, self._states_of(clients))
+            for client, state in done.states.items():
                 self.states[client] = state
-            self._unweighted |= result.unweighted
-            total.merge(result.total)
-            results.append(dataclasses.replace(result, total=ExactSum(), states={}, unweighted={}))
-        return Exchanged(results=results, total=total, busy=[sum(result.seconds for result in results)])
+            self._unweighted |= done.unweighted
+            result.add(done.result)
+        return result
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
         unweighted, self._unweighted = self._unweighted, {}
         return self.host.weigh(weights, unweighted)
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
-        return Scored.together(
-            [
-                self.host.score_downloads(request.part(clients), down, unicast, self._states_of(clients))
-                for clients in self._chunks(request.clients)
-            ]
-        )
+        scored = Scored()
+        for clients in self._chunks(request.clients):
+            scored.add(self.host.score_downloads(request.part(clients), down, unicast, self._states_of(clients)))
+        return scored
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
         return self.host.score_global(request, model)

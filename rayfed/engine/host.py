@@ -19,11 +19,11 @@ from rayfed.engine.availability import ALWAYS, Availability
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device_data import Augmented
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.host_data import HostData, Scored
+from rayfed.engine.host_data import HostData
 from rayfed.engine.metric_collection import Gradients
 from rayfed.engine.purity import untouched
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, ScoreRequest
-from rayfed.engine.scoring import ScoredPart
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, add_to
+from rayfed.engine.scoring import score_on
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.streamed import room_for
 from rayfed.engine.tracing import span
@@ -43,6 +43,19 @@ class TrainedClient(NamedTuple):
     trained: Trained
 
 
+class Exchanged(NamedTuple):
+    """What a host leaves of an exchange: its result for the server, and what the fleet keeps of every client.
+
+    Attributes:
+        states: The next state of every client.
+        unweighted: Each client's averaged fields, where the server weighs the replies first; empty otherwise.
+    """
+
+    result: ExchangeResult
+    states: dict[ClientIndex, State]
+    unweighted: dict[ClientIndex, State]
+
+
 class Host:
     """A worker on one device, which runs any client of the population.
 
@@ -56,6 +69,7 @@ class Host:
         augment: The augmentation of training batches.
         room: The bytes that the clients' inputs may take on the device; see `HostData`.
         availability: How much of the local work clients do.
+        position: The position of the host among those of its fleet.
     """
 
     def __init__(
@@ -70,15 +84,22 @@ class Host:
         augment: Augment | None = None,
         room: float = math.inf,
         availability: Availability = ALWAYS,
+        position: int = 0,
     ):
-        self.availability = availability
+        self.availability, self.position = availability, position
         self.algorithm, self.ctx, self.seed = algorithm, ctx, seed
         self.vmap_clients, self.drop_last, self.augment = vmap_clients, drop_last, augment
         self.data = HostData(algorithm, ctx.task, population, seed=seed, room=room)
 
     @classmethod
     def of(
-        cls, blueprint: Blueprint, population: Population, device: str | torch.device, *, share: float = 1.0
+        cls,
+        blueprint: Blueprint,
+        population: Population,
+        device: str | torch.device,
+        *,
+        share: float = 1.0,
+        position: int = 0,
     ) -> "Host":
         """Return a host for this process, and prepare the process; the host may use `share` of the device's memory."""
         torch.set_num_threads(blueprint.threads)
@@ -93,6 +114,7 @@ class Host:
             augment=blueprint.augment,
             room=room_for(blueprint.data_on_device, device, share),
             availability=blueprint.availability,
+            position=position,
         )
 
     def exchange(
@@ -101,63 +123,54 @@ class Host:
         down: State,
         unicast: Mapping[ClientIndex, State],
         states: Mapping[ClientIndex, State],
-    ) -> ExchangeResult:
-        """Train the clients of `request` and return their replies, with the averaged fields already summed.
+    ) -> Exchanged:
+        """Train the clients of `request`.
 
         Args:
             down: What every client receives.
             unicast: The further fields of the clients that receive some.
             states: The states of the clients that have one. The others join.
         """
-        began, scoring = time.perf_counter(), 0.0
+        began = time.perf_counter()
         exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
-        due = request.metrics
-        replies, metrics, scored = [], [], []
-        bytes_up: dict[str, int] = {}
-        total, unweighted, next_states = ExactSum(), {}, {}
-        models_before = dict(request.models_before)
-        for ctx, client, state, received, trained in self._trained(exchange, request, down, unicast, states):
+        result = ExchangeResult(models_before=dict(request.models_before), scoring={self.position: 0.0})
+        done = Exchanged(result, {}, {})
+        for one in self._trained(exchange, request, down, unicast, states):
+            ctx, client, state, received, trained = one
             seed_torch(self.seed, "finish", request.moment, client=client)
             with span("finish"), untouched(f"{type(exchange).__name__}.finish", client=state, down=received):
                 next_state, up = exchange.finish(ctx, trained.work, state, received, ctx.data)
-            next_states[client] = self.ctx.task.to_memory_format(next_state)
-            if due.training and ctx.exchange == 0:
-                models_before[client] = self.algorithm.downloaded_model(ctx, state, received)
-            if request.score_splits or (due.training and due.last):
-                self._synchronise()
-                since = time.perf_counter()
-                model = self.algorithm.trained_model(ctx, trained.work, next_states[client], received)
-                with span("score a trained model"):
-                    scored.append(self.data.score_client(ctx, client, model, "trained", request.score_splits, due))
-                if due.training:
-                    values = due.training_values(ctx, models_before.pop(client), model)
-                    metrics += [self._training_part(client).score(value) for value in values]
-                scoring += time.perf_counter() - since
-            for field, size in bytes_by_field(up).items():
-                bytes_up[field] = bytes_up.get(field, 0) + size
+            done.states[client] = self.ctx.task.to_memory_format(next_state)
+            self._measure(request, one, done.states[client], result)
+            add_to(result.bytes_up, bytes_by_field(up))
             averaged = {name: up[name] for name in exchange.averaged if name in up}
             if exchange.server_side_weighting:
-                unweighted[client] = averaged
+                done.unweighted[client] = averaged
             else:
-                total.add(averaged, request.weights[client])
-            replies.append(Reply(client, ctx.examples, {name: up[name] for name in up if name not in averaged}))
-            means = [Value(name, value, ctx.examples) for name, value in trained.metrics.items()]
-            metrics += [self._training_part(client).score(value) for value in means]
+                result.total.add(averaged, request.weights[client])
+            result.replies.append(Reply(client, ctx.examples, {name: up[name] for name in up if name not in averaged}))
         self._synchronise()
-        scores = Scored.together(scored)
-        return ExchangeResult(
-            total=total,
-            unweighted=unweighted,
-            replies=replies,
-            states=next_states,
-            models_before=models_before,
-            metrics=metrics,
-            bytes_up=bytes_up,
-            scores=scores.scores,
-            collected=scores.collected,
-            seconds=time.perf_counter() - began,
-            seconds_scoring=scoring,
-        )
+        result.busy[self.position] = time.perf_counter() - began
+        return done
+
+    def _measure(self, request: ExchangeRequest, one: TrainedClient, next_state: State, result: ExchangeResult) -> None:
+        """Add to `result` the scores of a client's trained model and of its training."""
+        ctx, client, state, received, trained = one
+        due, values = request.metrics, []
+        if due.training and ctx.exchange == 0:
+            result.models_before[client] = self.algorithm.downloaded_model(ctx, state, received)
+        if request.score_splits or (due.training and due.last):
+            self._synchronise()
+            began = time.perf_counter()
+            model = self.algorithm.trained_model(ctx, trained.work, next_state, received)
+            with span("score a trained model"):
+                result.scored.add(self.data.score_client(ctx, client, model, "trained", request.score_splits, due))
+            if due.training:
+                values = due.training_values(ctx, result.models_before.pop(client), model)
+            result.scoring[self.position] += time.perf_counter() - began
+        values += [Value(name, value, ctx.examples) for name, value in trained.metrics.items()]
+        part = self.data.parts(client)["train"]
+        result.training += [score_on(part, "trained", value) for value in values]
 
     def weigh(self, weights: Mapping[ClientIndex, float], unweighted: Mapping[ClientIndex, State]) -> ExactSum:
         """Return the sum of the averaged fields of an exchange, with weights that the server computed."""
@@ -177,7 +190,7 @@ class Host:
 
         Clients without a state join for the score alone: nothing of them is kept.
         """
-        scored = []
+        scored = Scored()
         received = self.ctx.task.to_memory_format(down)
         joined: dict[ClientIndex, State] = {}
         for client in request.clients:
@@ -187,9 +200,10 @@ class Host:
                 fields = received | self.ctx.task.to_memory_format(unicast.get(client, {}))
                 model = self.algorithm.downloaded_model(ctx, state, fields)
                 splits = request.splits if "downloaded" in request.points else ()
-                scored.append(self.data.score_client(ctx, client, model, "downloaded", splits, request.metrics))
+                scored.add(self.data.score_client(ctx, client, model, "downloaded", splits, request.metrics))
                 due = request.metrics.only(OfPredictions)
-                scored += [self.data.score_test(ctx, k, model, due, client) for k in request.client_tests]
+                for test in request.client_tests:
+                    scored.add(self.data.score_test(ctx, test, model, due, client))
             if "adapted" in request.points and client not in states:
                 joined[client] = state
         if "adapted" in request.points:
@@ -205,15 +219,18 @@ class Host:
             )
             for ctx, client, state, fields, trained in adapting:
                 model = self.algorithm.trained_model(ctx, trained.work, state, fields)
-                scored.append(self.data.score_client(ctx, client, model, "adapted", request.splits, request.metrics))
-        return Scored.together(scored)
+                scored.add(self.data.score_client(ctx, client, model, "adapted", request.splits, request.metrics))
+        return scored
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
         """Score the server's model on the clients' data, and on the server's test sets of `request`."""
         ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.to_memory_format(model)
-        splits, due = request.splits, request.metrics
-        scored = [self.data.score_client(ctx, client, model, "global", splits, due) for client in request.clients]
-        return Scored.together([*scored, *(self.data.score_test(ctx, k, model, due) for k in request.tests)])
+        scored = Scored()
+        for client in request.clients:
+            scored.add(self.data.score_client(ctx, client, model, "global", request.splits, request.metrics))
+        for test in request.tests:
+            scored.add(self.data.score_test(ctx, test, model, request.metrics))
+        return scored
 
     def gradients(self, request: ScoreRequest, model: Any) -> list[Gradients]:
         """Return the gradients of the server's model on `request.splits` of the clients' data and test sets, by
@@ -300,11 +317,6 @@ class Host:
                     for number, phase in enumerate(phases)
                 ]
         return rows
-
-    def _training_part(self, client: ClientIndex) -> ScoredPart:
-        """Return the training data of a client, with its trained model."""
-        of_client = self.data.population.clients[client]
-        return ScoredPart(client=of_client.id, domain=of_client.domain, split="train", point="trained")
 
     def _check_finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():

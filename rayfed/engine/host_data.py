@@ -1,38 +1,25 @@
 """The data that a host works on, of clients and the server's test sets, and the scores of models on them."""
 
+import copy
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from rayfed.algorithm import Algorithm, Context
 from rayfed.core.ids import ClientIndex
 from rayfed.core.least_recent import LeastRecent
-from rayfed.core.records import Score
 from rayfed.core.task import Task
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.population import Examples, Population
 from rayfed.engine.device_data import Normalise, Part, held_bytes
 from rayfed.engine.held_out import divide, held_out_count
-from rayfed.engine.metric_collection import CollectedRepresentations, DueMetrics, Gradients, domain_gradients
-from rayfed.engine.scoring import ScoredPart, score
+from rayfed.engine.metric_collection import DueMetrics, Gradients, domain_gradients
+from rayfed.engine.requests import Scored
+from rayfed.engine.scoring import score
 
 _MOST_VIEWS = 1024
 """Clients whose parts are kept where these hold no inputs themselves: they take ten KB each, and are quickly made."""
-
-
-class Scored(NamedTuple):
-    """The scores of one host, or of all, and the representations collected for the metrics that the server computes."""
-
-    scores: Sequence[Score]
-    collected: Sequence[CollectedRepresentations]
-
-    @classmethod
-    def together(cls, parts: Sequence["Scored"]) -> "Scored":
-        """Join `parts`, in their order."""
-        return cls(
-            [score for part in parts for score in part.scores], [item for part in parts for item in part.collected]
-        )
 
 
 class HostData:
@@ -59,15 +46,16 @@ class HostData:
 
     def parts(self, client: int) -> dict[str, Part]:
         """Return the parts of a client's data by split, and what the algorithm holds out of its training part."""
+        of_client = self.population.clients[client]
 
         def examples() -> dict[str, Examples]:
-            of_client = self.population.clients[client]
             train, held_out = divide(of_client, self.algorithm.held_out_share, self.seed)
             parts = {"train": train, "val": of_client.val, "test": of_client.test}
             return parts | ({"held_out": held_out} if len(held_out) else {})
 
         copied = {"train", "held_out"} if self.algorithm.held_out_share else set()
-        return self._make("client", client, examples, copied=copied)
+        whose = {"client": of_client.id, "domain": of_client.domain, "unseen": client >= self.task.num_clients}
+        return self._make("client", client, examples, whose, copied=copied)
 
     def training_examples(self, client: int) -> int:
         """Return the number of examples that a client trains on."""
@@ -76,10 +64,17 @@ class HostData:
 
     def test(self, number: int) -> Part:
         """Return one of the server's test sets."""
-        return self._make("test", number, lambda: {"test": self.population.tests[number].examples})["test"]
+        test = self.population.tests[number]
+        return self._make("test", number, lambda: {test.split: test.examples}, {"domain": test.domain})[test.split]
 
     def _make(
-        self, kind: str, number: int, make: Callable[[], Mapping[str, Examples]], *, copied: Collection[str] = ()
+        self,
+        kind: str,
+        number: int,
+        make: Callable[[], Mapping[str, Examples]],
+        whose: Mapping[str, Any],
+        *,
+        copied: Collection[str] = (),
     ) -> dict[str, Part]:
         """Return the parts of the examples that `make` returns; it copies the inputs of those called `copied`."""
         key = kind, number
@@ -91,75 +86,56 @@ class HostData:
         held = sum(sizes.values()) if on_device else 0
         cache, size = (self._held, held) if held else (self._views, 1)
         cache.make_room(size)
-        made = {name: Part(part, device, self._normalise, data_on_device=on_device) for name, part in examples.items()}
+        made = {
+            name: Part(part, device, self._normalise, data_on_device=on_device, split=name, **whose)
+            for name, part in examples.items()
+        }
         cache.put(key, made, size)
         return made
 
     def score_client(
-        self, ctx: Context, client: int, model: Any, point: str, splits: Sequence[str], due: DueMetrics
+        self, ctx: Context, client: int, model: Any, point: str, splits: Collection[str], due: DueMetrics
     ) -> Scored:
         """Score one model on those `splits` of a client that have examples.
 
         The splits of one client share batches with each other and never with another client's: the floating-point
         rounding of a row depends on the size of its batch, and which clients share a host is a matter of placement.
+        From the splits that a metric is only fitted to, representations are collected and nothing else: scoring them
+        would change the batches of the others.
         """
-        parts = self._client_parts(client, splits, point)
-        fitted = self._client_parts(client, sorted(due.fitted - set(splits)), point) if parts else {}
-        return self._score(ctx, model, parts, due, fitted, unseen=client >= ctx.task.num_clients)
-
-    def _client_parts(self, client: int, splits: Sequence[str], point: str) -> dict[ScoredPart, Part]:
-        of_client, data = self.population.clients[client], self.parts(client)
-        parts = {split: data[split] for split in splits if len(data[split])}
-        number, domain = of_client.id, of_client.domain
-        return {
-            ScoredPart(client=number, domain=domain, split=split, point=point): part for split, part in parts.items()
-        }
+        data = self.parts(client)
+        parts = [data[split] for split in splits if len(data[split])]
+        fitted = [data[split] for split in sorted(due.fitted.difference(splits))] if parts else []
+        return self._score(ctx, model, point, parts, due, fitted)
 
     def score_test(
         self, ctx: Context, number: int, model: Any, due: DueMetrics, client: ClientIndex | None = None
     ) -> Scored:
         """Score the server's model, or the one that a client downloads, on a test set that belongs to no client."""
-        test = self.population.tests[number]
-        scored = ScoredPart(domain=test.domain, split=test.split, point="global")
-        if client is not None:
-            scored = replace(scored, client=self.population.clients[client].id, point="downloaded")
-        return self._score(ctx, model, {scored: self.test(number)}, due)
+        part = self.test(number)
+        if client is None:
+            return self._score(ctx, model, "global", [part], due)
+        part = copy.copy(part)
+        part.client = self.population.clients[client].id
+        return self._score(ctx, model, "downloaded", [part], due)
 
     def gradients(
         self, ctx: Context, ids: Sequence[int], tests: Sequence[int], model: Any, splits: Collection[str]
     ) -> list[Gradients]:
         """Return the gradients of a model on these splits of clients `ids` and of some test sets, by domain."""
-
-        def parts() -> Iterator[tuple[str, str, Part]]:
-            for i in ids:
-                domain = self.population.clients[i].domain
-                yield from ((domain, name, part) for name, part in self.parts(i).items() if name in splits)
-            for k in tests:
-                test = self.population.tests[k]
-                if test.split in splits:
-                    yield test.domain, test.split, self.test(k)
-
-        return domain_gradients(ctx, model, parts())
+        of_clients = (part for i in ids for name, part in self.parts(i).items() if name in splits)
+        of_tests = (self.test(k) for k in tests if self.population.tests[k].split in splits)
+        return domain_gradients(ctx, model, itertools.chain(of_clients, of_tests))
 
     def _score(
         self,
         ctx: Context,
         model: Any,
-        parts: Mapping[ScoredPart, Part],
+        point: str,
+        parts: Sequence[Part],
         due: DueMetrics,
-        fitted: Mapping[ScoredPart, Part] | None = None,
-        *,
-        unseen: bool = False,
+        fitted: Sequence[Part] = (),
     ) -> Scored:
-        """Score one model on `parts`, none of which may be empty.
-
-        From `fitted` only representations are collected: scoring it would change the batches of the others.
-        """
-        values = score(self.algorithm, ctx, model, list(parts.values()), due.predictions)
-        scores, collected = [], []
-        for (scored, part), of_part in zip(parts.items(), values, strict=True):
-            scores += [scored.score(value, unseen=unseen, selection=due.selection) for value in of_part]
-            collected += due.collect(self.algorithm, ctx, model, part, self.seed, scored)
-        for scored, part in (fitted or {}).items():
-            collected += due.collect(self.algorithm, ctx, model, part, self.seed, scored)
-        return Scored(scores, collected)
+        scores = score(self.algorithm, ctx, model, point, parts, due.predictions, due.selection)
+        collected = [due.collect(self.algorithm, ctx, model, point, part, self.seed) for part in (*parts, *fitted)]
+        return Scored(scores, list(itertools.chain.from_iterable(collected)))

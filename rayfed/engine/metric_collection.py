@@ -19,7 +19,7 @@ from rayfed.core.rng import generator
 from rayfed.core.trees import named_tensors
 from rayfed.engine.device_data import Part
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.scoring import ScoredPart
+from rayfed.engine.scoring import as_score
 from rayfed.metrics.base import (
     Metric,
     OfGradients,
@@ -32,14 +32,6 @@ from rayfed.metrics.base import (
 from rayfed.metrics.gradient_norm import full_gradient
 from rayfed.metrics.representations import collect_representations
 from rayfed.metrics.tsne import Tsne
-
-
-class CollectedRepresentations(NamedTuple):
-    """Representations of a sample of one part's examples, at one point's model and one layer."""
-
-    point: str
-    layer: str
-    representations: Representations
 
 
 @dataclass(frozen=True)
@@ -85,28 +77,23 @@ class DueMetrics:
         return {split for metric in self.of(OfRepresentations) for split in metric.splits - {metric.split}}
 
     def collect(
-        self, algorithm: Algorithm, ctx: Context, model: Any, part: Part, seed: int, scored: ScoredPart
-    ) -> list[CollectedRepresentations]:
-        """Collect, on a host, the representations of `part`, which `scored` describes, for the metrics that need them.
+        self, algorithm: Algorithm, ctx: Context, model: Any, point: str, part: Part, seed: int
+    ) -> list[Representations]:
+        """Collect, on a host, the representations of `part` by the model at `point` for the metrics that need them.
 
         The examples are a random sample, drawn by the seed.
         """
-        metrics = [metric for metric in self.of(OfRepresentations) if scored.split in metric.splits]
+        metrics = [metric for metric in self.of(OfRepresentations) if part.split in metric.splits]
         layers = sorted({layer for metric in metrics for layer in metric.layers})
         if not layers or not len(part):
             return []
-        count = max(metric.share(self.groups.get(scored.split, 1)) for metric in metrics)
-        rng = generator(
-            seed, "metrics", round=ctx.round, client=scored.client, domain=scored.domain, split=scored.split
-        )
+        count = max(metric.share(self.groups.get(part.split, 1)) for metric in metrics)
+        rng = generator(seed, "metrics", round=ctx.round, client=part.client, domain=part.domain, split=part.split)
         rows = torch.from_numpy(rng.permutation(len(part))[:count])
         y = part.y.cpu()[rows]
         by_layer = collect_representations(algorithm, ctx, model, part, rows, layers)
         return [
-            CollectedRepresentations(
-                scored.point, layer, Representations(scored.client, scored.domain, z, y, scored.split)
-            )
-            for layer, z in by_layer.items()
+            Representations(part.client, part.domain, z, y, part.split, point, layer) for layer, z in by_layer.items()
         ]
 
     def training_values(self, ctx: Context, before: Any, after: Any) -> list[Value]:
@@ -127,7 +114,7 @@ class DueMetrics:
 
     def representation_scores(
         self,
-        collected: Iterable[CollectedRepresentations],
+        collected: Iterable[Representations],
         classes: int,
         seed: int,
         device: torch.device,
@@ -140,7 +127,7 @@ class DueMetrics:
         """
         by_layer: dict[tuple[str, str], list[Representations]] = {}
         for item in collected:
-            by_layer.setdefault((item.point, item.layer), []).append(item.representations)
+            by_layer.setdefault((item.point, item.layer), []).append(item)
         scores, maps = [], []
         for name, metric in self.metrics.items():
             for (point, layer), groups in sorted(by_layer.items(), key=lambda pair: pair[0]):
@@ -160,9 +147,9 @@ class DueMetrics:
                     continue
                 suffix = "" if layer == "features" else f"@{layer}"
                 for client, domain, value in metric.each(metric.measure(samples, classes, seed)):
-                    scored = ScoredPart(client=client, domain=domain, split=metric.split, point=point)
                     value = metric.declared(value)
-                    scores.append(scored.score(value._replace(metric=value.metric + suffix)))
+                    value = value._replace(metric=value.metric + suffix)
+                    scores.append(as_score(value, client=client, domain=domain, split=metric.split, point=point))
         return scores, maps
 
 
@@ -178,18 +165,18 @@ class Gradients(NamedTuple):
 
     domain: str
     split: str
-    total: Any  # an ExactSum, or one packed for another process
+    total: ExactSum
     n: int
 
 
-def domain_gradients(ctx: Context, weights: Any, parts: Iterable[tuple[str, str, Part]]) -> list[Gradients]:
-    """Return, on a host, the gradients at `weights`, summed over the (domain, split, part)s of a domain and split."""
+def domain_gradients(ctx: Context, weights: Any, parts: Iterable[Part]) -> list[Gradients]:
+    """Return, on a host, the gradients at `weights`, summed over the parts of a domain and split."""
     sums: dict[tuple[str, str], tuple[ExactSum, int]] = {}
-    for domain, split, part in parts:
+    for part in parts:
         if len(part):
-            total, n = sums.get((domain, split), (ExactSum(), 0))
+            total, n = sums.get((part.domain, part.split), (ExactSum(), 0))
             total.add(full_gradient(ctx.task, weights, part), len(part) * _UNIT)
-            sums[domain, split] = total, n + len(part)
+            sums[part.domain, part.split] = total, n + len(part)
     return [Gradients(domain, split, total, n) for (domain, split), (total, n) in sums.items()]
 
 
@@ -209,6 +196,6 @@ def gradient_scores(metrics: Sequence[OfGradients], gradients: Iterable[Gradient
                 totals = [total.value for total, _ in parts]
                 means[domain] = ({name: sum(part[name] for part in totals) / (n * _UNIT) for name in totals[0]}, n)
         for domain, value in metric.each(metric.measure(means)):
-            scored = ScoredPart(domain=domain, split=metric.splits[0], point="global")
-            scores.append(scored.score(metric.declared(value)))
+            value = metric.declared(value)
+            scores.append(as_score(value, domain=domain, split=metric.splits[0], point="global"))
     return scores

@@ -1,15 +1,19 @@
 """What the server asks of hosts, and what they return."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from rayfed.algorithm import Reply, State
+from rayfed.algorithm import Reply
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
 from rayfed.core.records import Score
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.metric_collection import NO_METRICS, CollectedRepresentations, DueMetrics
+from rayfed.engine.metric_collection import NO_METRICS, DueMetrics
+from rayfed.metrics.base import Representations
+
+Key = TypeVar("Key")
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,34 +81,58 @@ class ScoreRequest(Request):
     client_tests: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
+class Scored:
+    """The scores of some models, and the representations collected for the metrics that the server computes."""
+
+    scores: list[Score] = field(default_factory=list)
+    collected: list[Representations] = field(default_factory=list)
+
+    def add(self, other: "Scored") -> None:
+        """Append what `other` has."""
+        self.scores += other.scores
+        self.collected += other.collected
+
+
+@dataclass(kw_only=True)
 class ExchangeResult:
-    """What a host returns from an exchange with some of the clients.
+    """What an exchange with some of the clients, or with all of them, leaves for the server.
 
     Attributes:
         total: The weighted sum of the averaged fields; empty where the server weighs the replies first.
-        unweighted: Each client's averaged fields, where the server weighs the replies first; empty otherwise.
         replies: The other fields of every client.
-        states: The next state of every client.
         models_before: The models before training that a later exchange of the round needs, see `ExchangeRequest`.
-        metrics: Scores of the training itself: the metrics of it, and the means of `step`'s metrics over its steps.
+        training: Scores of the training itself: the metrics of it, and the means of `step`'s metrics over its steps.
+        scored: What was measured of the locally trained models.
         bytes_up: Bytes sent by all clients together, by field.
-        scores: Scores of the locally trained models.
-        collected: Representations collected for metrics.
-        seconds: The wall-clock time of the whole exchange.
-        seconds_scoring: The part of it spent on scores and metrics.
-        host: The position of the host in its fleet.
+        busy: The seconds that each host worked, by its position.
+        scoring: The part of them spent on scores and metrics.
+        predicted: The seconds that each host was predicted to work; None where nothing was measured before.
     """
 
-    total: Any = field(default_factory=ExactSum)
-    unweighted: Mapping[ClientIndex, Any] = field(default_factory=dict)
-    replies: Sequence[Reply]
-    states: Mapping[ClientIndex, State]
-    models_before: Mapping[ClientIndex, Any] = field(default_factory=dict)
-    metrics: Sequence[Score]
-    bytes_up: Mapping[str, int]
-    scores: Sequence[Score]
-    collected: Sequence[CollectedRepresentations]
-    seconds: float
-    seconds_scoring: float
-    host: int = 0
+    total: ExactSum = field(default_factory=ExactSum)
+    replies: list[Reply] = field(default_factory=list)
+    models_before: dict[ClientIndex, Any] = field(default_factory=dict)
+    training: list[Score] = field(default_factory=list)
+    scored: Scored = field(default_factory=Scored)
+    bytes_up: dict[str, int] = field(default_factory=dict)
+    busy: dict[int, float] = field(default_factory=dict)
+    scoring: dict[int, float] = field(default_factory=dict)
+    predicted: Mapping[int, float] | None = None
+
+    def add(self, other: "ExchangeResult") -> None:
+        """Add what other clients left; `other` must not be used afterwards."""
+        self.total.merge(other.total)
+        self.replies += other.replies
+        self.models_before |= other.models_before
+        self.training += other.training
+        self.scored.add(other.scored)
+        add_to(self.bytes_up, other.bytes_up)
+        add_to(self.busy, other.busy)
+        add_to(self.scoring, other.scoring)
+
+
+def add_to(sums: dict[Key, Number], terms: Mapping[Key, Number]) -> None:
+    """Add each of `terms` to the sum of the same key."""
+    for key, term in terms.items():
+        sums[key] = sums[key] + term if key in sums else term

@@ -1,7 +1,6 @@
 """Scores of a model on examples: accuracy, mean loss, and the metrics of predictions."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,46 +21,19 @@ _VALUES = {"cpu": 2**16, "cuda": 2**22}
 _ROWS = {"cpu": (16, 512), "cuda": (64, 4096)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoredPart:
-    """The data and the model that a score belongs to: a split of a client's data (or a test set), and a point."""
-
-    client: int = SERVER
-    domain: str = ""
-    split: str
-    point: str
-
-    def score(self, value: Value, *, unseen: bool = False, selection: Selection | None = None) -> Score:
-        """Return `value`, measured on this part, as a score.
-
-        `selection` says whether higher is better of the metric that chooses, which may not declare it.
-        """
-        higher_is_better = value.higher_is_better
-        if higher_is_better is None:
-            if selection is not None and selection.metric == value.metric:
-                higher_is_better = selection.higher_is_better
-            else:
-                higher_is_better = not lower_is_better_by_name(value.metric)
-        return Score(
-            client=self.client,
-            domain=self.domain,
-            split=self.split,
-            point=self.point,
-            metric=value.metric,
-            value=value.value,
-            n=value.n,
-            unseen=unseen,
-            higher_is_better=higher_is_better,
-        )
-
-
 @torch.no_grad()
 def score(
-    algorithm: Algorithm, ctx: Context, model: Any, parts: Sequence[Part], metrics: Sequence[OfPredictions] = ()
-) -> list[list[Value]]:
-    """Return the values of `model` on each of `parts`, in their order; no part may be empty.
+    algorithm: Algorithm,
+    ctx: Context,
+    model: Any,
+    point: str,
+    parts: Sequence[Part],
+    metrics: Sequence[OfPredictions] = (),
+    selection: Selection | None = None,
+) -> list[Score]:
+    """Return the scores of the model at `point` on each of `parts`, in their order; no part may be empty.
 
-    The values are `accuracy` in [0, 1] where the outputs stand for classes (`rayfed.core.outputs`), `loss`, the mean
+    The scores are `accuracy` in [0, 1] where the outputs stand for classes (`rayfed.core.outputs`), `loss`, the mean
     per example, and those of `metrics`. The parts share batches, which is several times as fast where they are small.
     """
     results, others = [], []
@@ -72,20 +44,74 @@ def score(
         if classified is not None:
             accuracy = (classified[0].argmax(1) == classified[1]).double().mean()
         results.append(torch.stack([accuracy, loss]))
-        more = []
-        for metric in metrics:
-            arguments = classified if metric.requires_classes and classified is not None else (logits, part.y)
-            more += [metric.declared(value) for value in metric.each(metric.measure(*arguments))]
-        names = [value.metric for value in more]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise BadHook(f"metrics: two values of a model on the same data are called {twice[0]}; rename one of them")
-        others.append(more)
-    values: list[list[Value]] = []
+        others.append(_measured(metrics, logits, part, classified))
+    scores = []
     rows = torch.stack(results).tolist() if results else []  # one transfer from the device for all
     for part, (accuracy, loss), more in zip(parts, rows, others, strict=True):
-        losses = [Value("loss", loss, len(part), higher_is_better=False)]
         accuracies = [Value("accuracy", accuracy, len(part), higher_is_better=True)]
-        values.append([*(accuracies if ctx.task.outputs != "unknown" else ()), *losses, *more])
+        losses = [Value("loss", loss, len(part), higher_is_better=False)]
+        values = [*(accuracies if ctx.task.outputs != "unknown" else ()), *losses, *more]
+        scores += [score_on(part, point, value, selection) for value in values]
+    return scores
+
+
+def score_on(part: Part, point: str, value: Value, selection: Selection | None = None) -> Score:
+    """Return `value` of the model at `point`, measured on `part`, as a score; `selection` as in `as_score`."""
+    return as_score(
+        value,
+        client=part.client,
+        domain=part.domain,
+        split=part.split,
+        point=point,
+        unseen=part.unseen,
+        selection=selection,
+    )
+
+
+def as_score(
+    value: Value,
+    *,
+    client: int = SERVER,
+    domain: str = "",
+    split: str,
+    point: str,
+    unseen: bool = False,
+    selection: Selection | None = None,
+) -> Score:
+    """Return `value` as a score.
+
+    `selection` says whether higher is better of the metric that chooses, which may not declare it.
+    """
+    higher_is_better = value.higher_is_better
+    if higher_is_better is None:
+        if selection is not None and selection.metric == value.metric:
+            higher_is_better = selection.higher_is_better
+        else:
+            higher_is_better = not lower_is_better_by_name(value.metric)
+    return Score(
+        client=client,
+        domain=domain,
+        split=split,
+        point=point,
+        metric=value.metric,
+        value=value.value,
+        n=value.n,
+        unseen=unseen,
+        higher_is_better=higher_is_better,
+    )
+
+
+def _measured(
+    metrics: Sequence[OfPredictions], logits: Tensor, part: Part, classified: tuple[Tensor, Tensor] | None
+) -> list[Value]:
+    """Return the values of `metrics`; `classified` are the logits and labels as classes, if they stand for any."""
+    values = []
+    for metric in metrics:
+        arguments = classified if metric.requires_classes and classified is not None else (logits, part.y)
+        values += [metric.declared(value) for value in metric.each(metric.measure(*arguments))]
+    names = [value.metric for value in values]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadHook(f"metrics: two values of a model on the same data are called {twice[0]}; rename one of them")
     return values
 
 

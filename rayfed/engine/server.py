@@ -3,14 +3,13 @@
 import itertools
 import math
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from rayfed.algorithm import Context, Exchange, Replies, Reply, State
+from rayfed.algorithm import Context, Exchange, Replies, State
 from rayfed.core.best_round import BestRound
 from rayfed.core.errors import BadHook, Diverged
 from rayfed.core.ids import ClientIndex
@@ -26,11 +25,10 @@ from rayfed.engine.early_stopping import EarlyStopping
 from rayfed.engine.evaluation import Evaluation, Evaluator, downloads
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.host_data import Scored
 from rayfed.engine.metric_collection import NO_METRICS, DueMetrics
 from rayfed.engine.purity import untouched
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult
-from rayfed.engine.scoring import ScoredPart
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, add_to
+from rayfed.engine.scoring import as_score
 from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, outcome_hash
 from rayfed.engine.tracing import span
 from rayfed.metrics.base import OfTraining, Value
@@ -176,8 +174,7 @@ class Server:
     def _logged_scalars(self, cohort: tuple[ClientIndex, ...]) -> list[Score]:
         n = sum(self.examples[i] for i in cohort)
         values = {name: self.state[name] for name in self.algorithm.logged_scalars if name in self.state}
-        server = ScoredPart(split="train", point="global")
-        return [server.score(Value(name, float(value), n)) for name, value in values.items()]
+        return [as_score(Value(name, float(value), n), split="train", point="global") for name, value in values.items()]
 
     def _exchange(self, exchange: Exchange, ctx: Context, record: Record, last: bool) -> None:
         """Broadcast, train, average, aggregate."""
@@ -198,14 +195,11 @@ class Server:
             models_before=self._models_before,
         )
         with span("exchange with the hosts"):
-            exchanged = self.fleet.exchange(request, down, unicast)
-        results = exchanged.results
-        self._models_before = {i: model for result in results for i, model in result.models_before.items()}
-        record.add_work(exchanged.busy, exchanged.predicted)
+            result = self.fleet.exchange(request, down, unicast)
+        self._models_before = result.models_before
         times.append(time.perf_counter())
 
-        replies = sorted((reply for result in results for reply in result.replies), key=lambda reply: reply.client)
-        total = exchanged.total
+        replies, total = sorted(result.replies, key=lambda reply: reply.client), result.total
         if exchange.server_side_weighting:
             values = exchange.weights(ctx, self.state, replies)
             total = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, values, strict=True)})
@@ -215,11 +209,11 @@ class Server:
         self._check_finite(ctx)
         times.append(time.perf_counter())
 
-        self._note(record, times, results, down, unicast, replies)
+        self._note(record, times, result, down, unicast)
         began = time.perf_counter()
-        scored = Scored.together([Scored(result.scores, result.collected) for result in results])
-        scores, maps = self.evaluator.completed(scored, request.metrics, ctx.round)
-        record.scores, record.maps = [*scores, *record.scores], maps
+        scores, maps = self.evaluator.completed(result.scored, request.metrics, ctx.round)
+        # in a round with several exchanges, the training of the last one counts
+        record.scores, record.maps = [*scores, *result.training], maps
         record.seconds["evaluate"] += time.perf_counter() - began
 
     def _weights(self, exchange: Exchange, ctx: Context) -> dict[ClientIndex, float]:
@@ -266,34 +260,24 @@ class Server:
         self,
         record: Record,
         times: Sequence[float],
-        results: Sequence[ExchangeResult],
+        result: ExchangeResult,
         down: State,
         unicast: Mapping[ClientIndex, State],
-        replies: Sequence[Reply],
     ) -> None:
-        """Add the seconds, bytes and training metrics of an exchange to `record`."""
-        working: dict[int, float] = defaultdict(float)
-        training: dict[int, float] = defaultdict(float)
-        for result in results:
-            working[result.host] += result.seconds
-            training[result.host] += result.seconds - result.seconds_scoring
-        on_hosts, train = max(working.values(), default=0.0), max(training.values(), default=0.0)
+        """Add the seconds and bytes of an exchange to `record`."""
+        record.add_work(result.busy, result.predicted)
+        on_hosts = max(result.busy.values(), default=0.0)
+        train = max((seconds - result.scoring.get(host, 0.0) for host, seconds in result.busy.items()), default=0.0)
         broadcast, exchange, aggregate = (end - start for start, end in itertools.pairwise(times))
         record.seconds["broadcast"] += broadcast
         record.seconds["train"] += train
         record.seconds["upload"] += exchange - on_hosts
         record.seconds["aggregate"] += aggregate
         record.seconds["evaluate"] += on_hosts - train  # seconds of scoring the trained models
-        for name, size in bytes_by_field(down).items():
-            record.bytes_down[name] = record.bytes_down.get(name, 0) + size * len(replies)
+        add_to(record.bytes_down, {name: size * len(result.replies) for name, size in bytes_by_field(down).items()})
         for fields in unicast.values():
-            for name, size in bytes_by_field(fields).items():
-                record.bytes_down[name] = record.bytes_down.get(name, 0) + size
-        record.scores = []  # in a round with several exchanges, the training of the last one counts
-        for result in results:
-            for name, size in result.bytes_up.items():
-                record.bytes_up[name] = record.bytes_up.get(name, 0) + size
-            record.scores += result.metrics
+            add_to(record.bytes_down, bytes_by_field(fields))
+        add_to(record.bytes_up, result.bytes_up)
 
     def _evaluated(self, record: Record, cohort: Sequence[ClientIndex], *, with_unseen_clients: bool = False) -> Record:
         """Add the scores of the present state to `record`."""

@@ -124,9 +124,9 @@ class OfGradients(Metric):
 
 
 class Representations(NamedTuple):
-    """A model's representations of one part of a client's data: `z` [n, d] float32 and the classes `y` [n].
+    """The representations `z` [n, d] float32 and the classes `y` [n] of a sample of one part of a client's data.
 
-    Both are on one device.
+    Both are on one device. The model is that of `point`, and `layer` is one of its layers.
     """
 
     client: int
@@ -134,6 +134,8 @@ class Representations(NamedTuple):
     z: Tensor
     y: Tensor
     split: str = "test"
+    point: str = "global"
+    layer: str = "features"
 
 
 @dataclass(frozen=True, kw_only=True)

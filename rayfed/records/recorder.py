@@ -243,10 +243,8 @@ class Recorder:
             NotBegun: this recorder was started after the trial began.
         """
         writer = self._writer(trial)
-        writer.add_scores(record.round, record.scores)
-        writer.add_round(record)
         with storage_errors(self._home.location):
-            writer.add_events(record.events)
+            writer.add(record)
             writer.flush()
             for map in record.maps:
                 write_map(self._home.child("maps"), trial, record.round, map)

@@ -7,24 +7,15 @@ repeat: every row after the checkpoint's round.
 import dataclasses
 import datetime
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from rayfed.core.records import EVENTS, POINTS, SECONDS, SPLITS, STAGES, Event, Record, Score
 
-
-class TrialId(NamedTuple):
-    """What every row of a trial repeats, so that a table makes sense without the others."""
-
-    experiment: str
-    trial: str
-    algorithm: str
-    seed: int
-
-
 _TRIAL_COLUMNS = [("experiment", pa.string()), ("trial", pa.string()), ("algorithm", pa.string()), ("seed", pa.int64())]
+"""What every row of a trial repeats, so that a table makes sense without the others."""
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 _BYTES_BY_FIELD = pa.map_(pa.string(), pa.int64())  # pandas reads a list of (field, bytes) pairs
 
@@ -66,47 +57,56 @@ _TIME = pa.timestamp("us", tz="UTC")
 EVENTS_SCHEMA = pa.schema([*_TRIAL_COLUMNS, ("time", _TIME), *_columns(Event)[1:]])
 
 
-def metrics_table(trial: TrialId, scores: Iterable[tuple[int, Score]]) -> pa.Table:
-    """Return (round, score) pairs as rows of the table `metrics`.
+def _metrics_table(trial: Mapping[str, Any], records: Sequence[Record]) -> pa.Table:
+    """Return the scores of `records` as rows of the table `metrics`.
 
     Raises:
         ValueError: a split or a point that no reader would look for.
     """
-    pairs = list(scores)
-    _check_known({score.split for _, score in pairs}, SPLITS, "split")
-    _check_known({score.point for _, score in pairs}, POINTS, "point")
-    columns = {f.name: [getattr(score, f.name) for _, score in pairs] for f in dataclasses.fields(Score)}
-    return _table(METRICS_SCHEMA, trial, {"round": [round for round, _ in pairs], **columns})
+    scores = [score for record in records for score in record.scores]
+    _check_known({score.split for score in scores}, SPLITS, "split")
+    _check_known({score.point for score in scores}, POINTS, "point")
+    columns = {f.name: [getattr(score, f.name) for score in scores] for f in dataclasses.fields(Score)}
+    rounds = [record.round for record in records for _ in record.scores]
+    return _table(METRICS_SCHEMA, trial, {"round": rounds, **columns})
 
 
-def rounds_table(trial: TrialId, records: Iterable[Record]) -> pa.Table:
+def _rounds_table(trial: Mapping[str, Any], records: Sequence[Record]) -> pa.Table:
     """Return `records` as rows of the table `rounds`.
 
     Raises:
         ValueError: an unknown stage.
     """
-    records = list(records)
     _check_known({record.stage for record in records}, STAGES, "stage")
     columns = {name: [value(record) for record in records] for name, (_, value) in _ROUND_COLUMNS.items()}
     return _table(ROUNDS_SCHEMA, trial, columns)
 
 
-def events_table(trial: TrialId, events: Iterable[Event]) -> pa.Table:
-    """Return `events` as rows of the table `events`.
+def events_table(trial: Mapping[str, Any], events: Sequence[Event]) -> pa.Table:
+    """Return `events` as rows of the table `events`; `trial` has the columns that all rows of a trial repeat.
 
     Raises:
         ValueError: an unknown event.
     """
-    events = list(events)
     _check_known({event.event for event in events}, EVENTS, "event")
     columns = {f.name: [getattr(event, f.name) for event in events] for f in dataclasses.fields(Event)}
     columns["time"] = [datetime.datetime.fromtimestamp(time, datetime.UTC) for time in columns["time"]]
     return _table(EVENTS_SCHEMA, trial, columns)
 
 
-def _table(schema: pa.Schema, trial: TrialId, columns: dict[str, list[Any]]) -> pa.Table:
+class _Table(NamedTuple):
+    """A table of rounds: its schema, and what makes its rows of a trial's columns and its records."""
+
+    schema: pa.Schema
+    rows: Callable[[Mapping[str, Any], Sequence[Record]], pa.Table]
+
+
+TABLES = {"metrics": _Table(METRICS_SCHEMA, _metrics_table), "rounds": _Table(ROUNDS_SCHEMA, _rounds_table)}
+
+
+def _table(schema: pa.Schema, trial: Mapping[str, Any], columns: dict[str, list[Any]]) -> pa.Table:
     length = len(columns["round"])
-    constant = {name: [value] * length for name, value in trial._asdict().items()}
+    constant = {name: [value] * length for name, value in trial.items()}
     return pa.table({**constant, **columns}, schema=schema)
 
 

@@ -7,23 +7,14 @@ from types import TracebackType
 from typing import Self
 
 from rayfed.core.file_names import check_name
-from rayfed.core.records import Event, Record, Score
-from rayfed.records.schema import (
-    EVENTS_SCHEMA,
-    METRICS_SCHEMA,
-    ROUNDS_SCHEMA,
-    TrialId,
-    events_table,
-    metrics_table,
-    rounds_table,
-)
+from rayfed.core.records import Event, Record
+from rayfed.records.schema import EVENTS_SCHEMA, TABLES, events_table
 from rayfed.records.segments import SEGMENT_ROWS, Segments
 from rayfed.records.storage import open_storage
 
 WRITING_SHARE = 0.02
 """The fraction of the elapsed time that writing may take before `flush` starts to skip."""
 _ALL_ROUNDS = 2**31 - 1
-_SCHEMAS = {"metrics": METRICS_SCHEMA, "rounds": ROUNDS_SCHEMA}
 
 
 class TrialWriter:
@@ -38,8 +29,6 @@ class TrialWriter:
         segment_rows: rows of a Parquet file before the next one begins.
 
     Attributes:
-        last_round: the last round that was kept in `rounds`, or None. If it is less than `keep_through_round`, rows
-            were lost before the checkpoint.
         written_round: the last round that is on disk, or None.
 
     Raises:
@@ -58,34 +47,34 @@ class TrialWriter:
         keep_events: bool = False,
         segment_rows: int = SEGMENT_ROWS,
     ):
-        self._id = TrialId(check_name(experiment, "experiment"), check_name(trial, "trial"), algorithm, seed)
-        self._home = home = open_storage(folder).child(experiment)
+        check_name(experiment, "experiment")
+        check_name(trial, "trial")
+        self._columns = {"experiment": experiment, "trial": trial, "algorithm": algorithm, "seed": seed}
+        home = open_storage(folder).child(experiment)
         self._segments = {
             name: Segments(
-                home.child(name), trial, schema, keep_through_round=keep_through_round, segment_rows=segment_rows
+                home.child(name), trial, table.schema, keep_through_round=keep_through_round, segment_rows=segment_rows
             )
-            for name, schema in _SCHEMAS.items()
+            for name, table in TABLES.items()
         }
         keep = _ALL_ROUNDS if keep_events or keep_through_round is not None else None
         self._events = Segments(home.child("events"), trial, EVENTS_SCHEMA, keep_through_round=keep)
-        self.last_round = self.written_round = self._segments["rounds"].last_round
-        self._scores: list[tuple[int, Score]] = []
-        self._rounds: list[Record] = []
+        self.written_round = self._segments["rounds"].last_round
+        self._waiting: dict[str, list[Record]] = {name: [] for name in TABLES}
         self._began = time.monotonic()
         self._spent = 0.0
 
-    def add_scores(self, round: int, scores: Iterable[Score]) -> None:
-        """Add scores of a round; they are on disk after the next `flush` that does not skip."""
-        self._scores.extend((round, score) for score in scores)
-
-    def add_round(self, record: Record) -> None:
-        """Add the row of one round, without its scores; it is on disk after the next `flush` that does not skip."""
-        self._rounds.append(record)
+    def add(self, record: Record) -> None:
+        """Add a round with its scores and events; it is on disk after the next `flush` that does not skip."""
+        for waiting in self._waiting.values():
+            waiting.append(record)
+        if record.events:
+            self.add_events(record.events)
 
     def add_events(self, events: Iterable[Event]) -> None:
         """Write events to disk at once; they are rare, and say why what should follow does not."""
         if events := list(events):
-            self._events.append(events_table(self._id, events))
+            self._events.append(events_table(self._columns, events))
 
     def flush(self, *, force: bool = False) -> None:
         """Write what was added to disk, unless writing has taken more than `WRITING_SHARE` of the time so far.
@@ -101,13 +90,13 @@ class TrialWriter:
         began = time.monotonic()
         if not force and self._spent > WRITING_SHARE * (began - self._began):
             return
-        if self._scores:  # before the rounds, so that a round in `rounds` has its scores in `metrics`
-            self._segments["metrics"].append(metrics_table(self._id, self._scores))
-            self._scores = []
-        if self._rounds:
-            self._segments["rounds"].append(rounds_table(self._id, self._rounds))
-            self.written_round = self._rounds[-1].round
-            self._rounds = []
+        for name, records in self._waiting.items():  # metrics first, so that a round in `rounds` has its scores there
+            if records:
+                rows = TABLES[name].rows(self._columns, records)
+                if rows.num_rows:
+                    self._segments[name].append(rows)
+                self._waiting[name] = []
+                self.written_round = records[-1].round
         self._spent += time.monotonic() - began
 
     def close(self) -> None:

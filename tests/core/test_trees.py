@@ -1,9 +1,9 @@
 """Arithmetic on trees of tensors."""
 
-import numpy as np
 import torch
 
 from rayfed.core.optim import SGD
+from rayfed.core.task import Batch
 from rayfed.core.trees import (
     add,
     clone,
@@ -17,7 +17,7 @@ from rayfed.core.trees import (
     without,
     zeros_like,
 )
-from rayfed.engine.serialization import Packed, state_hash
+from rayfed.engine.serialization import state_hash
 
 
 def test_tree_arithmetic_returns_new_trees():
@@ -52,9 +52,9 @@ def test_only_and_without_divide_in_the_order_of_the_weights():
 
 
 def test_trees_keep_named_tuples_and_plain_values():
-    tree = {"packed": Packed(np.zeros(1), torch.float32, (1,)), "optimizer": SGD(lr=0.1), "n": 3, "w": torch.ones(1)}
+    tree = {"batch": Batch(torch.zeros(1), torch.ones(1)), "optimizer": SGD(lr=0.1), "n": 3, "w": torch.ones(1)}
     mapped = tree_map(lambda x: x + 1, tree)
-    assert isinstance(mapped["packed"], Packed)
+    assert isinstance(mapped["batch"], Batch)
     assert mapped["optimizer"] is tree["optimizer"]
     assert mapped["n"] == 3
     assert [path for path, _ in named_tensors({"a": [torch.ones(1), {"b": torch.ones(1)}]})] == ["a.0", "a.1.b"]

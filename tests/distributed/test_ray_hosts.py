@@ -30,10 +30,10 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.core.errors import Diverged, HostLost, UsageError
 from rayfed.core.registry import resolve
 from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.messages import pack, unpack
 from rayfed.distributed.ray_fleet import RayFleet, RayStates
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.schedule import Schedule
-from rayfed.engine.serialization import pack, unpack
 from rayfed.engine.server import Evaluation, Server
 from rayfed.experiments.config import Placement
 

@@ -15,7 +15,6 @@ from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ScoreRequest
 from rayfed.engine.scoring import batch_size, predictions, score
-from rayfed.metrics.base import Value
 from rayfed.models.split_model import ensure_split
 
 
@@ -47,19 +46,23 @@ def test_parts_share_batches_and_get_back_what_is_theirs(seen):
     assert seen == [5] * 14 + [2]
     for part, logits in zip(parts, found, strict=True):
         torch.testing.assert_close(logits, task.predict(weights, part.x))
-    values = score(host.algorithm, host.ctx, weights, parts)
-    for part, logits, (accuracy, loss) in zip(parts, found, values, strict=True):
+    scores = score(host.algorithm, host.ctx, weights, "global", parts)
+    assert [(s.client, s.split) for s in scores[::2]] == [(i, split) for i in range(3) for split in ("val", "test")]
+    for part, logits, accuracy, loss in zip(parts, found, scores[::2], scores[1::2], strict=True):
         right = sum(int(row.argmax()) == int(y) for row, y in zip(logits, part.y, strict=True))
-        assert accuracy == Value("accuracy", right / len(part), len(part), higher_is_better=True)
+        assert (accuracy.metric, accuracy.value, accuracy.n) == ("accuracy", right / len(part), len(part))
+        assert accuracy.higher_is_better
         assert loss.value == pytest.approx(torch.nn.functional.cross_entropy(logits, part.y).item())
+        assert not loss.higher_is_better
 
 
 def test_values_of_a_users_own_loss_have_no_accuracy():
     host = hosted(quadratics((2.0, 1.0), (1.0, 4.0)), model=Point(), loss=quadratic, outputs="unknown", batch_size=1)
     parts = [host.data.parts(i)["test"] for i in range(2)]
     model = {"w": torch.tensor([2.0])}
-    assert score(host.algorithm, host.ctx, model, parts) == [[Value("loss", value, 1, False)] for value in (1.0, 2.0)]
-    assert score(host.algorithm, host.ctx, model, []) == []
+    scores = score(host.algorithm, host.ctx, model, "global", parts)
+    assert [(s.client, s.metric, s.value, s.n) for s in scores] == [(0, "loss", 1.0, 1), (1, "loss", 2.0, 1)]
+    assert score(host.algorithm, host.ctx, model, "global", []) == []
 
 
 def test_clients_without_a_split_have_no_row():

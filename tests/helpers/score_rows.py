@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rayfed.core.records import Score
+from rayfed.core.records import Record, Score
 from rayfed.records.metric_names import lower_is_better_by_name
 from rayfed.records.writer import TrialWriter
 
@@ -29,9 +29,13 @@ def row(
     return Row(round, score)
 
 
-def write(writer: TrialWriter, rows: Iterable[Row]) -> None:
+def write(writer: TrialWriter, rows: Iterable[Row], **of_round: Any) -> None:
+    """Add the rounds of `rows`; `of_round` are further attributes of their records."""
+    by_round: dict[int, list[Score]] = {}
     for number, score in rows:
-        writer.add_scores(number, [score])
+        by_round.setdefault(number, []).append(score)
+    for number, scores in by_round.items():
+        writer.add(Record(**{"stage": "round", "round": number, "cohort": 2, "scores": scores, **of_round}))
 
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:

@@ -16,7 +16,6 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.engine.device_data import client_data
 from rayfed.engine.metric_collection import DueMetrics
-from rayfed.engine.scoring import ScoredPart
 from rayfed.experiments.config import Config
 from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.mdl import Mdl
@@ -245,11 +244,10 @@ def test_a_client_sends_its_share_of_representations_and_no_more():
     ctx = blueprint(FedAvg(), people, model=net()).context(people, "cpu")
     part = client_data(people, 0, ctx.task).train
     metrics = DueMetrics({"mdl": Mdl(examples=24, split="train")}, {"train": 4})
-    scored = ScoredPart(client=0, domain="d", split="train", point="global")
-    (item,) = metrics.collect(FedAvg(), ctx, ctx.task.initial_weights(), part, 0, scored)
-    assert len(part) > len(item.representations.z) == len(item.representations.y) == 6
-    (other,) = metrics.collect(FedAvg(), ctx, ctx.task.initial_weights(), part, 1, scored)
-    assert not torch.equal(item.representations.z, other.representations.z)  # a random sample, drawn by the seed
+    (item,) = metrics.collect(FedAvg(), ctx, ctx.task.initial_weights(), "global", part, 0)
+    assert len(part) > len(item.z) == len(item.y) == 6
+    (other,) = metrics.collect(FedAvg(), ctx, ctx.task.initial_weights(), "global", part, 1)
+    assert not torch.equal(item.z, other.z)  # a random sample, drawn by the seed
 
 
 def test_switched_off():

@@ -30,12 +30,11 @@ def add(folder: Path, name: str, rows: list[Row], *, algorithm: str = "fedavg", 
     values = {key.replace("__", "."): value for key, value in config.items()}
     record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": "done", **values})
     with TrialWriter(folder, "e", name, algorithm, seed) as writer:
-        write(writer, rows)
-        last = max(number for number, _ in rows)
-        writer.add_round(Record(round=0, stage="setup", cohort=2, bytes_down={"x": 5 * 10**8}))
-        for number in range(1, last + 1):
-            sizes = {"weights": 10**9}
-            writer.add_round(Record(round=number, stage="round", cohort=2, bytes_down=sizes, bytes_up=sizes))
+        writer.add(Record(round=0, stage="setup", cohort=2, bytes_down={"x": 5 * 10**8}))
+        for number in range(1, max(number for number, _ in rows) + 1):
+            sizes, scores = {"weights": 10**9}, [score for at, score in rows if at == number]
+            record = Record(round=number, stage="round", cohort=2, scores=scores, bytes_down=sizes, bytes_up=sizes)
+            writer.add(record)
 
 
 def curve(means: list[float], *, spread: float = 0.1) -> list[Row]:
@@ -497,8 +496,7 @@ class TestWhatMeansAreOver:
 def test_gigabytes_of_a_small_model_have_digits(tmp_path, capsys) -> None:
     record_trial(tmp_path, "e", "t", {"algorithm": "fedavg", "seed": 0, "status": "done"})
     with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
-        write(writer, curve([0.6]))
-        writer.add_round(Record(round=1, stage="round", cohort=2, bytes_down={"x": 1234}, bytes_up={"x": 1234}))
+        write(writer, curve([0.6]), bytes_down={"x": 1234}, bytes_up={"x": 1234})
     assert "fedavg 1.0 0.00000247 1 of 1" in told(tmp_path, capsys, "--target", "0.5")
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from helpers.score_rows import row, write
 from rayfed.core.errors import UsageError
-from rayfed.core.records import Record
 from rayfed.records.schema import METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
@@ -24,9 +23,8 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def one_round(writer: TrialWriter, number: int) -> None:
-    write(writer, [row(number, client, "d", "test", "global", "accuracy", 0.5, 10) for client in range(CLIENTS)])
-    sizes = {"weights": 8, "c": 2}
-    writer.add_round(Record(round=number, stage="round", cohort=CLIENTS, bytes_down=sizes))
+    rows = [row(number, client, "d", "test", "global", "accuracy", 0.5, 10) for client in range(CLIENTS)]
+    write(writer, rows, bytes_down={"weights": 8, "c": 2})
 
 
 def write_rounds(folder: Path, first: int, last: int, keep: int | None) -> None:
@@ -99,8 +97,8 @@ def rounds_on_disk(folder: Path) -> pd.DataFrame:
 def test_a_resume_says_which_round_it_found_and_none_begins_anew(tmp_path: Path) -> None:
     write_rounds(tmp_path, 1, 30, keep=None)
     writer = TrialWriter(tmp_path, "e", "t", "fedavg", 0, keep_through_round=99)
-    assert writer.last_round == 30
-    assert TrialWriter(tmp_path, "e", "t", "fedavg", 0).last_round is None
+    assert writer.written_round == 30
+    assert TrialWriter(tmp_path, "e", "t", "fedavg", 0).written_round is None
     assert len(rounds_on_disk(tmp_path)) == 0
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.score_rows import row, write
-from rayfed.core.records import SERVER, Record
+from rayfed.core.records import SERVER
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
 
@@ -27,10 +27,6 @@ def add(
                 for metric, value in (("accuracy", mean + sign * 0.1 + number / 100), ("loss", 2 - mean))
             ]
             scores.append(row(number, SERVER, "c", "ood", "global", "accuracy", mean - 0.2, 30))
-            write(writer, scores)
             spent = None if epsilon is None else epsilon * number
             seconds = {"broadcast": 0.0, "train": 3.0, "upload": 0.0, "aggregate": 1.0, "evaluate": 2.0, "total": 6.5}
-            sizes = {"weights": 10**7}
-            writer.add_round(
-                Record(round=number, stage="round", cohort=2, bytes_down=sizes, epsilon=spent, seconds=seconds)
-            )
+            write(writer, scores, bytes_down={"weights": 10**7}, epsilon=spent, seconds=seconds)

@@ -40,17 +40,16 @@ def add_trial(
     record_trial(folder, "e", name, {"algorithm": algorithm, "seed": seed, "status": status, **values})
     point = values.get("default_eval_point", "global")
     with TrialWriter(folder, "e", name, algorithm, seed) as writer:
-        for number, pair in enumerate(curve, start=1):
-            for split, mean in zip(("val", "test"), pair, strict=True):
-                if mean == mean:
-                    rows = ((0, "a", mean - 0.1, 10), (1, "b", mean + 0.1, 30))
-                    write(
-                        writer,
-                        [
-                            row(number, client, domain, split, point, "accuracy", value, n)
-                            for client, domain, value, n in rows
-                        ],
-                    )
+        write(
+            writer,
+            [
+                row(number, client, domain, split, point, "accuracy", mean + more, n)
+                for number, pair in enumerate(curve, start=1)
+                for split, mean in zip(("val", "test"), pair, strict=True)
+                if mean == mean
+                for client, domain, more, n in ((0, "a", -0.1, 10), (1, "b", 0.1, 30))
+            ],
+        )
 
 
 def value(rows: pd.DataFrame, rule: str, quantity: str = "mean", column: str = "mean", **where: object) -> float:

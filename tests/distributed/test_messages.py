@@ -1,0 +1,53 @@
+"""Values arrive in other processes as they were sent."""
+
+import numpy as np
+import torch
+
+from rayfed.core.trees import named_tensors
+from rayfed.distributed.messages import pack, unpack
+from rayfed.engine.serialization import state_hash
+
+PAYLOAD = {
+    "floats": torch.randn(3, 4),
+    "strided": torch.randn(4, 6)[:, ::2],
+    "channels_last": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+    "half": torch.randn(5).to(torch.bfloat16),
+    "double": torch.randn(2, dtype=torch.float64),
+    "flags": torch.tensor([True, False, True]),
+    "count": torch.tensor(7),
+    "counts": torch.arange(5),
+    "bytes": torch.arange(6, dtype=torch.uint8),
+    "scalar": torch.tensor(0.5, dtype=torch.bfloat16),
+    "nested": {"list": [torch.ones(1), (torch.zeros(2), None)], "text": "kept", "number": 3},
+}
+
+
+def test_pack_and_unpack_give_back_every_bit():
+    back = unpack(pack(PAYLOAD), torch.device("cpu"))
+    assert state_hash(back) == state_hash(PAYLOAD)
+    for (path, sent), (other, found) in zip(named_tensors(PAYLOAD), named_tensors(back), strict=True):
+        assert (path, sent.dtype, sent.shape) == (other, found.dtype, found.shape)
+        assert torch.equal(sent, found)
+    assert back["nested"]["text"] == "kept"
+    assert back["nested"]["number"] == 3
+    assert back["nested"]["list"][1][1] is None
+    assert isinstance(back["nested"]["list"][1], tuple)
+
+
+def test_tensors_without_elements_come_back():
+    back = unpack(pack({"rows": torch.zeros(0, 3)}), torch.device("cpu"))["rows"]
+    assert back.shape == (0, 3)
+    assert back.dtype == torch.float32
+
+
+def test_a_message_is_plain_bytes_and_what_arrives_is_our_own():
+    weights = torch.ones(3, requires_grad=True)
+    message = pack({"w": weights})
+    ((data, *_),) = message.tensors
+    assert data.dtype == np.uint8
+    assert message.nbytes == 12
+    data.setflags(write=False)  # as in the object store
+    back = unpack(message, torch.device("cpu"))["w"]
+    back.add_(1)
+    assert weights.tolist() == [1, 1, 1]
+    assert not back.requires_grad
