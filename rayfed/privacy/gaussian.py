@@ -6,15 +6,11 @@ torch's generators: anyone with the seed can remove it, and it is not hardened a
 
 import functools
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from opacus import GradSampleModule
-from opacus.accountants import RDPAccountant
-from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
-from opacus.accountants.utils import MAX_SIGMA, get_noise_multiplier
-from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 
 from rayfed.core.errors import UsageError
@@ -22,12 +18,23 @@ from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.trees import Weights
 
-# Every order gives a valid bound. Opacus's default orders end at 63, which cannot give ε below 0.1 at δ = 1e-5.
-ORDERS = [1.01, 1.03, *RDPAccountant.DEFAULT_ALPHAS, 80, 112, 160, 256, 512, 1024]
+# Opacus takes two seconds to import, and the catalogue of options imports this module: functions import it.
+
+
+def orders() -> list[float]:
+    """Return the orders of Rényi divergence to account with, of which every one gives a valid bound.
+
+    Opacus's default orders end at 63, which cannot give ε below 0.1 at δ = 1e-5.
+    """
+    from opacus.accountants import RDPAccountant
+
+    return [1.01, 1.03, *RDPAccountant.DEFAULT_ALPHAS, 80, 112, 160, 256, 512, 1024]
 
 
 def check_budget(epsilon: float, delta: float, steps: int) -> None:
     """Raise a `UsageError` if no amount of noise makes `steps` steps (ε, δ)-differentially private."""
+    from opacus.accountants.utils import MAX_SIGMA
+
     smallest = epsilon_spent(MAX_SIGMA / 2, delta, rate=1.0, steps=steps)
     if smallest >= epsilon:
         raise UsageError(
@@ -49,26 +56,32 @@ def noise_multiplier(epsilon: float, delta: float, *, rate: float, steps: int) -
     Raises:
         UsageError: No amount of noise is enough.
     """
+    from opacus.accountants.utils import get_noise_multiplier
+
     check_budget(epsilon, delta, steps)
     target = {"target_epsilon": epsilon, "target_delta": delta, "epsilon_tolerance": 0.002 * epsilon}
     with warnings.catch_warnings(action="ignore"):  # more orders would give slightly tighter bounds
-        sigma: float = get_noise_multiplier(**target, sample_rate=rate, steps=steps, accountant="rdp", alphas=ORDERS)
+        sigma: float = get_noise_multiplier(**target, sample_rate=rate, steps=steps, accountant="rdp", alphas=orders())
     return sigma
 
 
 def epsilon_spent(sigma: float, delta: float, *, rate: float, steps: int) -> float:
     """Return the ε spent by `steps` steps with noise multiplier `sigma` and sampling rate `rate`."""
+    from opacus.accountants.analysis.rdp import get_privacy_spent
+
     if not steps:
         return 0.0
     with warnings.catch_warnings(action="ignore"):
-        epsilon, _ = get_privacy_spent(orders=ORDERS, rdp=_rdp_of_a_step(sigma, rate) * steps, delta=delta)
+        epsilon, _ = get_privacy_spent(orders=orders(), rdp=_rdp_of_a_step(sigma, rate) * steps, delta=delta)
     return max(0.0, float(epsilon))  # negative if δ alone is enough
 
 
 @functools.cache  # the steps of all rounds cost the same, and working it out takes a third of a second
 def _rdp_of_a_step(sigma: float, rate: float) -> np.ndarray:
-    """Return the Rényi divergence of one step at each of `ORDERS`; that of several steps is a multiple of it."""
-    return np.asarray(compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=ORDERS))
+    """Return the Rényi divergence of one step at each of `orders`; that of several steps is a multiple of it."""
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    return np.asarray(compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=orders()))
 
 
 def train_privately(
@@ -102,18 +115,7 @@ def train_privately(
         The weights after training.
     """
     module.load_state_dict(weights)
-    private = GradSampleModule(module, loss_reduction="sum")
-    hyperparameters = {
-        "momentum": optimizer.momentum,
-        "weight_decay": optimizer.weight_decay,
-        "nesterov": optimizer.nesterov,
-    }
-    sgd = DPOptimizer(
-        torch.optim.SGD(private.parameters(), lr=optimizer.lr, **hyperparameters),  # type: ignore[arg-type]
-        noise_multiplier=sigma,
-        max_grad_norm=clip,
-        expected_batch_size=max(1, round(rate * len(x))),
-    )
+    private, sgd = _private(module, optimizer, sigma, clip, batch_size=max(1, round(rate * len(x))))
     with torch.enable_grad():
         for _ in range(steps):
             rows = (torch.rand(len(x), device=x.device) < rate).nonzero().flatten()
@@ -122,3 +124,14 @@ def train_privately(
             F.cross_entropy(private(inputs), y[rows], reduction="sum").backward()
             sgd.step()
     return weights_of(module)
+
+
+def _private(module: nn.Module, optimizer: SGD, sigma: float, clip: float, *, batch_size: int) -> tuple[Any, Any]:
+    """Return `module` with gradients per row, and the optimiser that clips them and adds noise."""
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    private: Any = GradSampleModule(module, loss_reduction="sum")
+    options = {name: getattr(optimizer, name) for name in ("lr", "momentum", "weight_decay", "nesterov")}
+    sgd = torch.optim.SGD(private.parameters(), **options)
+    return private, DPOptimizer(sgd, noise_multiplier=sigma, max_grad_norm=clip, expected_batch_size=batch_size)

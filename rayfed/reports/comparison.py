@@ -1,6 +1,7 @@
 """Paired comparison of two algorithms or hyperparameters: over common seeds, or over the clients of a single seed."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,20 @@ _PAIRED = ("data.", "partition.", "partition_hash", "unseen_clients", "unseen_sh
 # The hash covers the contents of the partition file, and what the seed of the partition draws.
 _NOT_PAIRED = (*LOCATION_KEYS, "partition.file", "partition.seed")
 CONFIDENCE = 0.95
+
+
+class Side(NamedTuple):
+    """A method in comparisons.
+
+    Attributes:
+        name: its name.
+        values: by seed, the value of each quantity: "mean", and "client:I" for each client.
+        data: by seed, what decides which client holds which examples: columns of the table `trials` as text.
+    """
+
+    name: str
+    values: dict[int, dict[str, float]]
+    data: dict[int, dict[str, str]]
 
 
 class Comparison(NamedTuple):
@@ -83,80 +98,92 @@ def find_group(name: str, rows: pd.DataFrame) -> int:
     return int(of_algorithm["order"].iloc[0])
 
 
-def compare(values: pd.DataFrame, names: tuple[str, str]) -> Comparison:
-    """Compare two sides, called `names`, in pairs: over the seeds that both have, or over the clients of a single one.
+def sides_of(values: pd.DataFrame, trials: pd.DataFrame, names: Mapping[int, str]) -> dict[int, Side]:
+    """Return the methods called `names` by their `order`, as sides of comparisons.
 
     Args:
-        values: columns `side` (0 or 1), seed, quantity ("mean", or "client:I" for each client) and value.
+        values: columns order, seed, quantity ("mean", or "client:I" for each client) and value.
+        trials: columns order, seed, and the configuration.
+        names: the methods by `order`.
+    """
+    sides = {order: Side(name, {}, {}) for order, name in names.items()}
+    of_sides = values[values["order"].isin(list(names)) & values["value"].notna()]
+    for order, seed, quantity, value in of_sides[["order", "seed", "quantity", "value"]].itertuples(index=False):
+        sides[order].values.setdefault(int(seed), {})[quantity] = float(value)
+    columns = [name for name in trials.columns if name.startswith(_PAIRED) and name not in _NOT_PAIRED]
+    of_sides = trials[trials["order"].isin(list(names))]
+    texts = of_sides[columns].astype(object).where(of_sides[columns].notna(), None).map(str)
+    for (order, seed), group in texts.groupby([of_sides["order"], of_sides["seed"]]):
+        sides[order].data[int(seed)] = {column: ", ".join(sorted(set(group[column]))) for column in columns}
+    return sides
+
+
+def compare(first: Side, second: Side) -> Comparison:
+    """Compare two sides in pairs: over the seeds that both have, or over the clients of a single one.
 
     Raises:
-        UsageError: the two sides have no seed in common, or not the same clients, or there is only one pair, or a value
-            is infinite.
+        UsageError: trials with the same seed had different clients, the two sides have no seed in common or not the
+            same clients, there is only one pair, or a value is infinite.
     """
-    seeds = [sorted(set(values.loc[values["side"] == side, "seed"])) for side in (0, 1)]
-    common = sorted(set(seeds[0]) & set(seeds[1]))
+    _check_same_data(first, second)
+    common = sorted(first.values.keys() & second.values.keys())
     if not common:
-        words = " and ".join(f"{name} has seeds {_join(of_side)}" for name, of_side in zip(names, seeds, strict=True))
+        words = " and ".join(f"{side.name} has seeds {_join(sorted(side.values))}" for side in (first, second))
         raise UsageError(f"compare: {words}; a paired comparison needs seeds that both have")
-    left_out = tuple(sorted(set(seeds[0]) ^ set(seeds[1])))
-    values = values[values["seed"].isin(common)]
-    if len(common) > 1:
-        over, rows = "seeds", values[values["quantity"] == "mean"].assign(pair=lambda frame: frame["seed"])
-    else:
-        rows = values[values["quantity"].str.startswith(CLIENT)]
-        over, rows = "clients", rows.assign(pair=rows["quantity"].str.removeprefix(CLIENT).astype(int))
-    table = rows.pivot(index="pair", columns="side", values="value").reindex(columns=[0, 1])
-    if table.isna().any(axis=None):
-        pair = table.index[table.isna().any(axis=1)][0]
-        raise UsageError(f"compare: {over[:-1]} {pair} has a value on one side only; both sides need the same {over}")
-    if not np.isfinite(table.to_numpy()).all():
-        pair = table.index[~np.isfinite(table).all(axis=1)][0]
-        raise UsageError(f"compare: {over[:-1]} {pair} has an infinite value, so there is no mean difference")
-    if len(table) < 2:
+    over = "seeds" if len(common) > 1 else "clients"
+    before, after = (_by_pair(side, common) for side in (first, second))
+    if one_sided := sorted(before.keys() ^ after.keys()):
+        raise UsageError(
+            f"compare: {over[:-1]} {one_sided[0]} has a value on one side only; both sides need the same {over}"
+        )
+    if infinite := [pair for pair in sorted(before) if not math.isfinite(before[pair] + after[pair])]:
+        raise UsageError(f"compare: {over[:-1]} {infinite[0]} has an infinite value, so there is no mean difference")
+    if len(before) < 2:
         raise UsageError("compare: one seed and at most one client; a confidence interval needs two pairs or more")
-    return _interval(table[1] - table[0], names, over, left_out)
+    left_out = tuple(sorted(first.values.keys() ^ second.values.keys()))
+    differences = {pair: after[pair] - before[pair] for pair in sorted(before)}
+    return _interval(differences, (first.name, second.name), over, left_out)
 
 
-def check_paired(trials: pd.DataFrame, names: tuple[str, str]) -> None:
-    """Raise an error if trials of the two sides with the same seed had different clients.
+def _by_pair(side: Side, seeds: Sequence[int]) -> dict[int, float]:
+    """Return the values of a side by what is paired: `seeds`, or the clients of a single one."""
+    if len(seeds) > 1:
+        return {seed: side.values[seed]["mean"] for seed in seeds if "mean" in side.values[seed]}
+    clients = {name: value for name, value in side.values[seeds[0]].items() if name.startswith(CLIENT)}
+    return {int(name.removeprefix(CLIENT)): value for name, value in clients.items()}
 
-    Args:
-        trials: columns side, seed, and the configuration.
 
-    Raises:
-        UsageError: the first column that differs.
-    """
-    for column in [name for name in trials.columns if name.startswith(_PAIRED) and name not in _NOT_PAIRED]:
-        texts = trials[column].astype(object).where(trials[column].notna(), None).map(str)
-        for seed, group in texts.groupby(trials["seed"]):
-            values = [sorted(set(group[trials.loc[group.index, "side"] == side])) for side in (0, 1)]
-            if all(values) and values[0] != values[1]:
-                words = " and ".join(
-                    f"{_join(of_side)} for {name}" for name, of_side in zip(names, values, strict=True)
-                )
+def _check_same_data(first: Side, second: Side) -> None:
+    """Raise `UsageError` for the first column that says that trials with the same seed had different clients."""
+    for seed in sorted(first.data.keys() & second.data.keys()):
+        for column, text in first.data[seed].items():
+            if (other := second.data[seed][column]) != text:
                 raise UsageError(
-                    f"compare: {column} is {words} at seed {seed}; pairs need the same clients and examples"
+                    f"compare: {column} is {text} for {first.name} and {other} for {second.name} at seed {seed}; "
+                    "pairs need the same clients and examples"
                 )
 
 
-def _interval(differences: pd.Series, names: tuple[str, str], over: str, left_out: tuple[int, ...]) -> Comparison:
+def _interval(
+    differences: Mapping[int, float], names: tuple[str, str], over: str, left_out: tuple[int, ...]
+) -> Comparison:
     from scipy import stats
 
-    count = len(differences)
-    mean, error = float(differences.mean()), float(differences.std()) / count**0.5
-    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * error
+    values = list(differences.values())
+    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / len(values) ** 0.5
+    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
     return Comparison(
         first=names[0],
         second=names[1],
         over=over,
-        pairs=[int(pair) for pair in differences.index],
-        differences=differences.tolist(),
+        pairs=list(differences),
+        differences=values,
         difference=mean,
         low=mean - margin,
         high=mean + margin,
-        effect=cohens_dz(differences.tolist()),
-        p_t=paired_t(differences.tolist()),
-        p_wilcoxon=wilcoxon(differences.tolist()),
+        effect=cohens_dz(values),
+        p_t=paired_t(values),
+        p_wilcoxon=wilcoxon(values),
         left_out=left_out,
     )
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.reports.captions import RULE_CAPTIONS, average_words
-from rayfed.reports.comparison import Comparison, check_paired, compare, find_group
+from rayfed.reports.comparison import Comparison, Side, compare, find_group, sides_of
 from rayfed.reports.read import Tables
 from rayfed.reports.result_table import Stars
 from rayfed.reports.row_filter import filter_rows
@@ -110,7 +110,8 @@ def one_pair(scores: PairedScores, names: tuple[str, str]) -> Comparison:
     orders = [find_group(name, scores.groups) for name in names]
     if orders[0] == orders[1]:
         raise UsageError(f"compare: {names[0]} and {names[1]} are the same algorithm and hyperparameters")
-    return _compared(scores, (orders[0], orders[1]), names)
+    sides = sides_of(scores.values, scores.trials, dict(zip(orders, names, strict=True)))
+    return _compared(scores, sides[orders[0]], sides[orders[1]])
 
 
 def all_pairs(scores: PairedScores) -> Pairs:
@@ -134,10 +135,11 @@ def all_pairs(scores: PairedScores) -> Pairs:
         int(row.order): f"{row.algorithm} {row.hyperparameters}" if many and row.hyperparameters else str(row.algorithm)
         for row, many in zip(groups.itertuples(), several, strict=True)
     }
+    sides = sides_of(scores.values, scores.trials, labels)
     comparisons, orders, notes = [], [], []
     for first, second in itertools.combinations([int(order) for order in ranked["order"]], 2):
         try:
-            comparison = _compared(scores, (first, second), (labels[first], labels[second]))
+            comparison = _compared(scores, sides[first], sides[second])
         except UsageError as error:
             notes.append(f"{labels[second]} − {labels[first]} is missing: {str(error).removeprefix('compare: ')}.")
             continue
@@ -160,18 +162,12 @@ def stars_against_best(pairs: Pairs) -> Stars:
     return Stars(pairs.best[1], marks, {method: p_value_text(p) for method, p in p_values.items()})
 
 
-def _compared(scores: PairedScores, orders: tuple[int, int], names: tuple[str, str]) -> Comparison:
-    sides = {order: side for side, order in enumerate(orders)}
-    trials, values = (
-        frame[frame["order"].isin(orders)].assign(side=lambda rows: rows["order"].map(sides))
-        for frame in (scores.trials, scores.values)
-    )
-    check_paired(trials, names)
-    if set(values["side"]) != {0, 1}:
+def _compared(scores: PairedScores, first: Side, second: Side) -> Comparison:
+    if not (first.values and second.values):
         raise UsageError(
             f"compare: rule={scores.rule}: one side has no {scores.split} {scores.metric} under this rule; use final"
         )
-    return compare(values, names)
+    return compare(first, second)
 
 
 def _left_out(comparisons: list[Comparison]) -> list[str]:

@@ -15,7 +15,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.records import SERVER, Record
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
-from rayfed.reports.comparison import check_paired, compare, find_group
+from rayfed.reports.comparison import Side, compare, find_group, sides_of
 from rayfed.reports.read import read
 from rayfed.reports.render import render, sections
 from rayfed.reports.selection import aggregate_clients, pick_rounds
@@ -268,30 +268,29 @@ class TestComparison:
             find_group("fedprox", rows)
         assert find_group("fedprox", rows.assign(chosen=[False, True, True])) == 1
 
-    def test_one_pair_is_none(self) -> None:
-        values = pd.DataFrame({"side": [0, 1], "seed": 0, "quantity": "client:0", "value": [0.1, 0.2]})
-        with pytest.raises(UsageError, match="a confidence interval needs two pairs or more"):
-            compare(values, ("a", "b"))
+    @pytest.mark.parametrize(
+        ("first", "second", "words"),
+        [
+            ({"client:0": 0.1}, {"client:0": 0.2}, "a confidence interval needs two pairs or more"),
+            ({"client:0": 0.1, "client:1": 0.1}, {"client:0": 0.2}, "client 1 has a value on one side only"),
+        ],
+    )
+    def test_clients_that_are_no_pairs(self, first, second, words) -> None:
+        with pytest.raises(UsageError, match=words):
+            compare(Side("a", {0: first}, {}), Side("b", {0: second}, {}))
 
-    def test_a_client_on_one_side_alone_is_refused(self) -> None:
-        rows = [(0, "client:0", 0.1), (0, "client:1", 0.1), (1, "client:0", 0.1)]
-        values = pd.DataFrame(rows, columns=["side", "quantity", "value"]).assign(seed=0)
-        with pytest.raises(UsageError, match=r"^compare: client 1 has a value on one side only"):
-            compare(values, ("a", "b"))
-
-    def test_different_data_by_the_configuration(self) -> None:
-        trials = pd.DataFrame({"side": [0, 1], "seed": [0, 0], "partition.alpha": [0.1, 0.5], "local.lr": [1.0, 2.0]})
-        with pytest.raises(UsageError, match=r"^compare: partition.alpha is 0.1 for a and 0.5 for b at seed 0"):
-            check_paired(trials, ("a", "b"))
-        check_paired(trials.assign(**{"partition.alpha": 0.1}), ("a", "b"))
-
-    def test_other_data_under_one_partition_hash(self) -> None:
+    def test_other_data_is_told_by_the_configuration(self) -> None:
         """The hash names rows; data.* says what stands in them, except where the files lie."""
-        trials = pd.DataFrame({"side": [0, 1], "seed": [0, 0], "partition_hash": "h", "data.colours": ["rgb", "grey"]})
-        with pytest.raises(UsageError, match=r"^compare: data.colours is rgb for a and grey for b at seed 0"):
-            check_paired(trials, ("a", "b"))
+        values = pd.DataFrame({"order": [0, 1], "seed": 0, "quantity": "mean", "value": 0.5})
         places = {"data.root": ["/here", None], "data.download": [True, False], "partition.file": ["a", "/b"]}
-        check_paired(trials.drop(columns="data.colours").assign(**places), ("a", "b"))
+        same = pd.DataFrame({"order": [0, 1], "seed": 0, "partition_hash": "h", "local.lr": [1.0, 2.0], **places})
+        for column, texts in (("partition.alpha", ["0.1", "0.5"]), ("data.colours", ["rgb", "grey"])):
+            sides = sides_of(values, same.assign(**{column: texts}), {0: "a", 1: "b"})
+            with pytest.raises(UsageError, match=f"{column} is {texts[0]} for a and {texts[1]} for b at seed 0"):
+                compare(sides[0], sides[1])
+        sides = sides_of(values, same, {0: "a", 1: "b"})
+        with pytest.raises(UsageError, match="one seed and at most one client"):
+            compare(sides[0], sides[1])
 
     def test_hyperparameters_are_those_chosen_at_the_point_that_is_shown(self, tmp_path, capsys) -> None:
         """Validation prefers mu=2 at `trained` and mu=1 at `global`."""
@@ -440,11 +439,9 @@ class TestTies:
         assert "fedavg 1.0 2.500 1 of 1" in told(tmp_path, capsys, "--target", "0.5")
 
     def test_is_no_win(self) -> None:
-        means = 0.49999999999999994, 0.5000000000000001
-        values = [(seed, side, mean) for seed in (0, 1) for side, mean in enumerate(means)]
-        frames = [{"seed": seed, "side": side, "quantity": "mean", "value": value} for seed, side, value in values]
-        one = compare(pd.DataFrame(frames), ("x", "y"))
-        other = compare(pd.DataFrame(frames).assign(side=lambda rows: 1 - rows["side"]), ("y", "x"))
+        means = {"x": 0.49999999999999994, "y": 0.5000000000000001}
+        x, y = (Side(name, {seed: {"mean": mean} for seed in (0, 1)}, {}) for name, mean in means.items())
+        one, other = compare(x, y), compare(y, x)
         assert (one.wins, other.wins) == (0, 0)
 
 
