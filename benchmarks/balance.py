@@ -146,8 +146,8 @@ class FixedHomes(RayFleet):
     """Hosts with fixed homes, balanced over all clients."""
 
     def _schedule(self, units: Sequence[Unit], kind: Any) -> Schedule:
-        homes = homes_of([len(client.train) for client in self._population.clients], len(self._handles))
-        return FixedSchedule(units, range(len(self._handles)), homes)
+        homes = homes_of([len(client.train) for client in self._population.clients], len(self.hosts.handles))
+        return FixedSchedule(units, range(len(self.hosts.handles)), homes)
 
 
 def simulated(kind: type[Schedule], hosts: int, steps: Sequence[float], cohort: Any, seed: int) -> float:

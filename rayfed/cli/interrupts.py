@@ -7,12 +7,11 @@ import functools
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rayfed.core.errors import FULL
+from rayfed.core.sigterm import on_sigterm
 
 INTERRUPTED = 130  # the code with which a shell reports a command that SIGINT ended
 TERMINATED = 143  # the same for SIGTERM
@@ -26,8 +25,15 @@ def command(main: Main) -> Callable[..., int]:
 
     @functools.wraps(main)
     def run(arguments: Sequence[str] | None = None) -> int:
+        received: list[int] = []
+
+        def as_ctrl_c(number: int, frame: Any) -> None:
+            received.append(number)
+            handler = signal.getsignal(signal.SIGINT)
+            (handler if callable(handler) else signal.default_int_handler)(number, frame)
+
         try:
-            with _sigterm_as_ctrl_c() as received:
+            with on_sigterm(as_ctrl_c):
                 try:
                     code = main(arguments)
                 except SystemExit as done:  # argparse raises it after --help
@@ -48,31 +54,6 @@ def command(main: Main) -> Callable[..., int]:
         return TERMINATED if code == INTERRUPTED and received else code
 
     return run
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """Treat the first SIGTERM within this context, as SLURM, Kubernetes and `timeout` send it, as Ctrl-C.
-
-    Yields:
-        A list that has the signal once it was received.
-    """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def interrupt(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends it to the process and to its group
-        received.append(number)
-        handler = signal.getsignal(signal.SIGINT)
-        (handler if callable(handler) else signal.default_int_handler)(number, frame)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _discard_output() -> None:

@@ -16,9 +16,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rayfed.core.errors import HostLost, RayNotStarted, UsageError
 from rayfed.core.records import Event
 from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.hosts import sendable
 from rayfed.distributed.private_session import start_here
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder, lost_its_node
-from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.ray_internals import keep_raylet_messages_in_the_log, patient_start
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.server_process import Outcome, make_pool, run_reserved

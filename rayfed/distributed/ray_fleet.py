@@ -8,10 +8,8 @@ hosts do again, with the same result.
 import contextlib
 import dataclasses
 import itertools
-import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import ray
@@ -20,27 +18,22 @@ import torch
 from rayfed.algorithm import Exchange, State
 from rayfed.core.errors import HostLost, StatesLost
 from rayfed.core.ids import ClientIndex
-from rayfed.core.records import Event
 from rayfed.data.population import Population
 from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.hosts import LOOK_SECONDS, Hosts
 from rayfed.distributed.messages import Message, pack, unpack
-from rayfed.distributed.private_session import is_private
-from rayfed.distributed.processes import cause_of_death, kill_process, log_folder
+from rayfed.distributed.processes import cause_of_death
 from rayfed.distributed.ray_host import SMALL_BYTES, SentStates
-from rayfed.distributed.start_clock import StartClock
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.metric_collection import Gradients
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest
 from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
-from rayfed.engine.streamed import fits, room_for
 from rayfed.engine.training import steps_of
-from rayfed.experiments.config import Faults
+from rayfed.experiments.config import Faults, Placement
 
-_LOOK_SECONDS = 1.0  # between looks at the clock, while hosts work
 _TRACE_SECONDS = 120.0  # for the start of a trace, and for sending one
-_GROW_SECONDS = 10.0  # between looks for new nodes
 _MOST_SMALL = 1024  # clients of a chunk, if their states are small
 
 _LOST_HOST = (
@@ -48,30 +41,6 @@ _LOST_HOST = (
     ray.exceptions.NodeDiedError,
     ray.exceptions.LocalRayletDiedError,
 )
-
-
-@dataclass(eq=False)
-class _Handle:
-    """A host: its actor, and what the server knows about it.
-
-    Attributes:
-        ready: The call that returns when it is ready; None once it has, or has failed.
-        clock: How long it has been starting.
-        later: Whether it was started after the others.
-        process: Its process and node while it is alive.
-    """
-
-    position: int
-    actor: Any
-    ready: Any
-    clock: StartClock
-    _: KW_ONLY
-    later: bool = False
-    process: tuple[int, str] | None = None
-
-    @property
-    def live(self) -> bool:
-        return self.process is not None
 
 
 class RayStates(ClientStates):
@@ -139,7 +108,7 @@ class RayFleet:
         self,
         blueprint: Blueprint,
         population: Population,
-        placement: Any,
+        placement: Placement,
         *,
         device: torch.device,
         pool: HostPool,
@@ -149,13 +118,8 @@ class RayFleet:
         patience: float = Faults.patience,
         start_seconds: float = Faults.start_seconds,
     ):
-        self.device, self.events = device, list[Event]()
-        self._blueprint, self._population, self._placement = blueprint, population, placement
-        self._pool, self._grow = pool, grow
-        self._restarts, self._patience, self._start_seconds = restarts, patience, start_seconds
-        on_machine = max(1, int((os.cpu_count() or 1) / placement.cpus)) if grow and placement.cpus else hosts
-        share = min(placement.gpus, 1.0) if placement.gpus else 1 / on_machine  # share of a GPU's or machine's memory
-        self._arguments = (ray.put(blueprint), ray.put(sendable(population)), placement.gpus, share)
+        self.device, self._blueprint, self._population = device, blueprint, population
+        self._pool, self._patience = pool, patience
         self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
         self._examples = blueprint.training_examples(population)
         self._states = RayStates(device)
@@ -164,14 +128,10 @@ class RayFleet:
         self._small: set[Hashable] = set()  # kinds of work after which all states were small
         self._number = 0  # that of the last call to all hosts
         self._unweighted: dict[ClientIndex, Any] = {}
-        self._looked = time.monotonic()
-        self._handles: list[_Handle] = [self._start(position) for position in range(hosts)]
-        try:
-            self._wait_for_first()
-            self._look_for_nodes(now=True)
-        except BaseException:
-            self.close()
-            raise
+        self.hosts = Hosts(
+            blueprint, population, placement, pool, hosts, grow=grow, restarts=restarts, start_seconds=start_seconds
+        )
+        self.events = self.hosts.events
 
     @property
     def states(self) -> RayStates:
@@ -212,8 +172,8 @@ class RayFleet:
             if len(small) == len(clients):
                 self._small.add(kind)
         self._states.commit(new_states, number)
-        for position in range(len(self._handles)):
-            result.busy.setdefault(position, 0.0)
+        for handle in self.hosts.handles:
+            result.busy.setdefault(handle.position, 0.0)
         result.predicted = schedule.predicted
         return result
 
@@ -264,11 +224,11 @@ class RayFleet:
             self._states.commit({client: _kept(pack(state))}, self._number)
 
     def start_traces(self) -> None:
-        calls = [handle.actor.start_trace.remote() for handle in self._handles if handle.live]
+        calls = [handle.actor.start_trace.remote() for handle in self.hosts.live]
         ray.wait(calls, num_returns=len(calls), timeout=_TRACE_SECONDS)
 
     def stop_traces(self) -> dict[str, bytes]:
-        calls = {handle.position: handle.actor.stop_trace.remote() for handle in self._handles if handle.live}
+        calls = {handle.position: handle.actor.stop_trace.remote() for handle in self.hosts.live}
         traces = {}
         for position, call in calls.items():
             with contextlib.suppress(ray.exceptions.RayError):  # a host that is lost takes its trace with it
@@ -277,8 +237,7 @@ class RayFleet:
         return traces
 
     def close(self) -> None:
-        self._handles = []
-        self._pool.release()
+        self.hosts.close()
 
     # Dealing work to hosts
 
@@ -327,10 +286,10 @@ class RayFleet:
         return call
 
     def _schedule(self, units: Sequence[Unit], kind: Hashable) -> Schedule:
-        self._look_for_nodes()
+        self.hosts.look_for_nodes()
         self._rates.begin(kind)
-        live = [handle.position for handle in self._handles if handle.live]
-        rates = self._rates.of(kind, range(len(self._handles)))
+        live = [handle.position for handle in self.hosts.live]
+        rates = self._rates.of(kind, range(len(self.hosts.handles)))
         most = _MOST_SMALL if kind in self._small else MOST_CLIENTS
         return Schedule(units, live, rates, self._patience, most)
 
@@ -341,8 +300,8 @@ class RayFleet:
         calls: dict[Any, tuple[Chunk, list[Any]]] = {}
         try:
             while not schedule.finished:
-                for handle in self._handles:
-                    while handle.live and (chunk := schedule.next(handle.position, time.monotonic())) is not None:
+                for handle in self.hosts.live:
+                    while (chunk := schedule.next(handle.position, time.monotonic())) is not None:
                         first, *others = call(handle.actor, chunk)
                         calls[first] = chunk, others
                 for reference in self._wait(calls, schedule):
@@ -353,7 +312,7 @@ class RayFleet:
                         result = ray.get(reference)
                     except ray.exceptions.RayError as error:
                         _raise_unless_lost(error)
-                        self._drop(self._handles[chunk.host], "host lost", cause_of_death(error), schedule, calls)
+                        self._lose(chunk.host, "host lost", cause_of_death(error), schedule, calls)
                         continue
                     now = time.monotonic()
                     self._rates.measured(kind, chunk.host, chunk.cost, chunk.elapsed(now))
@@ -365,110 +324,26 @@ class RayFleet:
 
     def _wait(self, calls: dict[Any, tuple[Chunk, list[Any]]], schedule: Schedule) -> list[Any]:
         """Wait for the next result; meanwhile take in hosts that are ready, and drop those that died or hang."""
-        starting = {handle.ready: handle for handle in self._handles if handle.ready is not None}
+        starting = self.hosts.starting()
         if not calls and not starting:
-            raise HostLost(f"all hosts are lost{self._last_words()}; faults.restarts replaces more of them")
-        done, _ = ray.wait([*calls, *starting], num_returns=1, timeout=_LOOK_SECONDS)
+            raise HostLost(f"all hosts are lost{self.hosts.last_words()}; faults.restarts replaces more of them")
+        done, _ = ray.wait([*calls, *starting], num_returns=1, timeout=LOOK_SECONDS)
         now = time.monotonic()
-        for reference in done:
-            if (handle := starting.get(reference)) is not None and self._started(handle):
-                schedule.join(handle.position)
+        for position in self.hosts.take_in(done):
+            schedule.join(position)
         for position in schedule.hanging(now):
-            self._drop(self._handles[position], "host hanging", "gave no result in time", schedule, calls)
-        self._drop_late_starts()
+            self._lose(position, "host hanging", "gave no result in time", schedule, calls)
         return [reference for reference in done if reference in calls]
 
-    # Hosts that start, die and hang
-
-    def _start(self, position: int, *, later: bool = False) -> _Handle:
-        actor = self._pool.actor(position)
-        clock = StartClock(self._start_seconds, self._pool.group if self._placement.autoscale else None)
-        return _Handle(position, actor, actor.take_up.remote(*self._arguments, position), clock, later=later)
-
-    def _wait_for_first(self) -> None:
-        """Wait until all hosts are ready, or those that take their place; some may be missing in the end, but not all.
-
-        Where a server was started again, the hosts of the one before may be gone.
-        """
-        while starting := {handle.ready: handle for handle in self._handles if handle.ready is not None}:
-            if any(handle.live for handle in self._handles) and all(handle.later for handle in starting.values()):
-                break  # these join when they are ready
-            done, _ = ray.wait(list(starting), num_returns=1, timeout=_LOOK_SECONDS)
-            for reference in done:
-                self._started(starting[reference])
-            self._drop_late_starts()
-        if not any(handle.live for handle in self._handles):
-            place, hosts = self._placement, len(self._handles)
-            raise HostLost(
-                f"none of {hosts} hosts started within {self._start_seconds:g} s, each needing {place.cpus:g} CPU and "
-                f"{place.gpus:g} GPU{self._last_words()}; `ray status` tells what is taken, and Ray's logs are in "
-                f"{log_folder()}. On a slow machine, give more faults.start_seconds"
-            )
-
-    def _drop_late_starts(self) -> None:
-        """Give up hosts that did not start in time."""
-        for handle in self._handles:
-            if handle.ready is not None and handle.clock.is_late():
-                self._pool.drop(handle.position)
-                handle.ready = None
-                self._note("host lost", f"host {handle.position} did not start within {self._start_seconds:g} s")
-
-    def _started(self, handle: _Handle) -> bool:
-        """Take in a host that is ready; return whether it is."""
-        try:
-            pid, node = ray.get(handle.ready)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error  # it refuses the plan, as any other would
-        except ray.exceptions.RayError as error:
-            handle.ready = None
-            self._pool.drop(handle.position)
-            self._replace(handle, "host lost", f"host {handle.position} died while it started: {cause_of_death(error)}")
-            return False
-        handle.process, handle.ready = (pid, node), None
-        if handle.later:
-            self._note("host started", f"host {handle.position}, process {pid}, within {handle.clock.seconds:.1f} s")
-        return True
-
-    def _drop(self, handle: _Handle, event: str, detail: str, schedule: Schedule, calls: dict[Any, Any]) -> None:
-        """Take a host that died or hangs out of the schedule, and start another in its place."""
-        if handle.process is None:
-            return
-        now = time.monotonic()
-        lost = schedule.lost(handle.position)
+    def _lose(self, position: int, event: str, detail: str, schedule: Schedule, calls: dict[Any, Any]) -> None:
+        """Give the work of a host that died or hangs to the others, and the host up."""
+        now, lost = time.monotonic(), schedule.lost(position)
+        for reference in [reference for reference, (chunk, *_) in calls.items() if chunk.host == position]:
+            del calls[reference]
+        self._rates.forget(position)
         redone = sum(len(chunk.clients) for chunk in lost)
         seconds = max((chunk.elapsed(now) for chunk in lost), default=0.0)
-        for reference in [reference for reference, (chunk, *_) in calls.items() if chunk.host == handle.position]:
-            del calls[reference]
-        self._pool.drop(handle.position)
-        kill_process(handle.process)  # it may be stopped, and then it does not react to Ray
-        handle.process = None
-        self._rates.forget(handle.position)
-        self._replace(handle, event, f"host {handle.position}: {detail}", redone=redone, seconds=seconds)
-
-    def _replace(self, handle: _Handle, event: str, detail: str, redone: int = 0, seconds: float = 0.0) -> None:
-        self._note(event, detail, redone=redone, seconds=seconds)
-        if self._restarts > 0:
-            self._restarts -= 1
-            self._handles[handle.position] = self._start(handle.position, later=True)
-
-    def _note(self, event: str, detail: str, *, redone: int = 0, seconds: float = 0.0) -> None:
-        self.events.append(Event(event=event, detail=detail, redone=redone, seconds=seconds))
-
-    def _last_words(self) -> str:
-        lost = [event.detail for event in self.events if event.event in ("host lost", "host hanging")]
-        return f" ({lost[-1]})" if lost else ""
-
-    def _look_for_nodes(self, *, now: bool = False) -> None:
-        """Start hosts where the cluster has room; they take part as soon as they are ready."""
-        if not self._grow or (not now and time.monotonic() - self._looked < _GROW_SECONDS):
-            return
-        self._looked = time.monotonic()
-        place, free = self._placement, ray.available_resources()
-        needs = {name: amount for name, amount in (("CPU", place.cpus), ("GPU", place.gpus)) if amount}
-        new = min((int(free.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items()), default=0)
-        waiting = sum(handle.ready is not None for handle in self._handles)
-        for _ in range(new - waiting):
-            self._handles.append(self._start(len(self._handles), later=True))
+        self.hosts.lose(self.hosts.handles[position], event, f": {detail}", redone=redone, seconds=seconds)
 
 
 def _raise_unless_lost(error: ray.exceptions.RayError) -> None:
@@ -494,11 +369,3 @@ def _for_some(request: Request, clients: Sequence[ClientIndex], unicast: Mapping
 def _kept(state: Message) -> Any:
     """Return a state as `RayStates` keeps it."""
     return state if state.nbytes <= SMALL_BYTES else ray.put(state)
-
-
-def sendable(population: Population) -> Population:
-    """`population` for other processes: files go as paths. In a cluster they go as bytes, unless these would take more
-    than a quarter of the memory: then each machine must have the files."""
-    if is_private() or not fits(population.examples(), room_for(None, "cpu")):
-        return population
-    return population.read()

@@ -7,16 +7,15 @@ when the head of its cluster has been gone for a minute.
 
 import contextlib
 import os
-import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import ray
 
 from rayfed.core.errors import HostLost
+from rayfed.core.sigterm import on_sigterm
 from rayfed.experiments.progress import note
 
 Address = tuple[str, int]
@@ -91,26 +90,13 @@ def _raylet() -> Address | None:
     return node["NodeManagerAddress"], int(node["NodeManagerPort"])
 
 
-@contextlib.contextmanager
-def ended_by_sigterm(end: Callable[[], str]) -> Iterator[None]:
+def ended_by_sigterm(end: Callable[[], str]) -> "contextlib.AbstractContextManager[None]":
     """Within, end this process at SIGTERM, with exit code 143 and the line that `end()` returns.
 
     Ray is not asked for anything: where a whole job is ended, as by SLURM and `timeout`, its processes get the signal,
     too, and end with pages of messages. Those that do not get it end with this one.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends it to the process and to its group
-        _end_process(end(), 128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return on_sigterm(lambda number, frame: _end_process(end(), 128 + number))
 
 
 def _end_process(line: str, code: int = 1) -> None:

@@ -25,9 +25,9 @@ from ray.tune.schedulers import ASHAScheduler
 from rayfed.core.records import Event
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.distributed import cluster
+from rayfed.distributed.hosts import sendable
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import Process, cause_of_death, kill_process
-from rayfed.distributed.ray_fleet import sendable
 from rayfed.distributed.recording import DriversRecorder
 from rayfed.distributed.searcher import StudySearcher
 from rayfed.distributed.session_watch import ended_by_sigterm, watching_session
@@ -184,15 +184,7 @@ def _tuner(
     recorder: DriversRecorder,
     callbacks: list[tune.Callback],
 ) -> tune.Tuner:
-    search = plan.space.search
-    scheduler = None
-    if search.scheduler == "asha":
-        scheduler = ASHAScheduler(
-            time_attr="round",
-            max_t=max(config.rounds for config in plan.configs),
-            grace_period=search.grace_rounds,
-            reduction_factor=search.reduction_factor,
-        )
+    search, scheduler = plan.space.search, _scheduler(plan)
     os.environ["TUNE_RESULT_BUFFER_LENGTH"] = "1" if scheduler else "1000"
     os.environ["TUNE_RESULT_BUFFER_MIN_TIME_S"] = "0" if scheduler else str(_BUFFERED_SECONDS)
     objects = {name: thing for config in plan.configs for name, thing in named_objects(config).items()}
@@ -230,6 +222,18 @@ def _tuner(
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # the recorder keeps the checkpoints
             failure_config=tune.FailureConfig(max_failures=max(config.faults.restarts for config in plan.configs)),
         ),
+    )
+
+
+def _scheduler(plan: SweepPlan) -> ASHAScheduler | None:
+    search = plan.space.search
+    if search.scheduler != "asha":
+        return None
+    return ASHAScheduler(
+        time_attr="round",
+        max_t=max(config.rounds for config in plan.configs),
+        grace_period=search.grace_rounds,
+        reduction_factor=search.reduction_factor,
     )
 
 

@@ -168,7 +168,8 @@ class Server:
             record.bytes_formula = bytes_by_formula(self.algorithm, ctx, [self.examples[i] for i in cohort])
             record.scores += self._logged_scalars(cohort)
         record.seconds["total"] = time.perf_counter() - began
-        record.events, self.fleet.events = [replace(event, round=round) for event in self.fleet.events], []
+        record.events = [replace(event, round=round) for event in self.fleet.events]
+        self.fleet.events.clear()
         return record
 
     def _logged_scalars(self, cohort: tuple[ClientIndex, ...]) -> list[Score]:

@@ -148,14 +148,7 @@ def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> R
         name: Column(header, _ranked([_cell(group, name, metric) for group in groups.values()], better))
         for name, header in [*((name, _domain_header(name)) for name in domains), *last]
     }
-    for name, header in (("worst", "worst"), ("mean", "AVG")):
-        if name == "mean" and len(domains) != 1:
-            continue  # if it equals a domain's column, then by coincidence
-        others = [columns[o] for o in columns if o.startswith(DOMAIN) or (name == "worst" and o != name)]
-        if same := next((column for column in others if column.cells == columns[name].cells), None):
-            del columns[name]
-            if len(domains) > 1 or "worst10" in columns:
-                remarks.append(f"{header}: the same as {same.header} in every row.")
+    remarks += _without_repeats(columns, domains)
     seeds = [int(group.loc["mean", "seeds"]) for group in groups.values()]
     remarks += _fewer_seeds(columns.values(), seeds)
     methods = [(str(row["algorithm"]), str(row["hyperparameters"])) for row in first]
@@ -173,6 +166,20 @@ def make_table(rows: pd.DataFrame, metric: str, stars: Stars | None = None) -> R
         orders=list(groups),
         remarks=remarks,
     )
+
+
+def _without_repeats(columns: dict[str, Column], domains: Sequence[str]) -> list[str]:
+    """Remove the columns that repeat another one, and return a sentence on each that a reader would look for."""
+    remarks = []
+    for name, header in (("worst", "worst"), ("mean", "AVG")):
+        if name == "mean" and len(domains) != 1:
+            continue  # if it equals a domain's column, then by coincidence
+        others = [columns[o] for o in columns if o.startswith(DOMAIN) or (name == "worst" and o != name)]
+        if same := next((column for column in others if column.cells == columns[name].cells), None):
+            del columns[name]
+            if len(domains) > 1 or "worst10" in columns:
+                remarks.append(f"{header}: the same as {same.header} in every row.")
+    return remarks
 
 
 def _domain_header(quantity: str) -> str:

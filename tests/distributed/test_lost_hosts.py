@@ -79,7 +79,7 @@ def disturbed(algorithm, hosts, disturb, *, rounds=3, until=None, **more):
     plan = blueprint(algorithm, PEOPLE, rounds=500 if until else rounds)
     fleet = fleet_of(plan, hosts, **more)
     server = Server(plan, PEOPLE, fleet, Evaluation(points=("global",)))
-    processes = [handle.process[0] for handle in fleet._handles]
+    processes = [handle.process[0] for handle in fleet.hosts.handles]
     timer = threading.Timer(0.9, disturb, [processes])
     timer.start()
     records = []
@@ -156,7 +156,7 @@ def test_states_outlive_hosts_and_loading_brings_them_back():
     fleet = fleet_of(plan, 2)
     server = Server(plan, PEOPLE, fleet, Evaluation(points=()))
     list(server.run())
-    for handle in fleet._handles:
+    for handle in fleet.hosts.handles:
         os.kill(handle.process[0], signal.SIGKILL)
     states = {client: fleet.states[client] for client in fleet.states}
     assert sorted(states) == list(range(8))
@@ -190,7 +190,7 @@ def test_auto_starts_hosts_where_the_cluster_has_room():
         if record.stage == "round" and sum(seconds > 0 for seconds in record.busy) > 1:
             break
     assert any(event.event == "host started" for record in records for event in record.events)
-    assert 1 < len(fleet._handles) <= room
+    assert 1 < len(fleet.hosts.handles) <= room
     alone = Server(plan, PEOPLE, LocalFleet(plan, PEOPLE), Evaluation(points=("global",)))
     for record in alone.run():
         if (record.stage, record.round) == (records[-1].stage, records[-1].round):
