@@ -3,12 +3,13 @@
 import argparse
 import shutil
 import textwrap
+from collections.abc import Sequence
 
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
 from rayfed.reports.charts.kinds import KINDS, plot
-from rayfed.reports.pairs import PairedScores, Pairs, all_pairs, paired_scores, stars_against_best
-from rayfed.reports.queries import comparison_text, pairs_table, target_text
+from rayfed.reports.pairs import PairedScores, Pairs, all_pairs, one_pair, paired_scores, stars_against_best
+from rayfed.reports.queries import pairs_table, target_text
 from rayfed.reports.read import Tables, of_experiment, read
 from rayfed.reports.render import FORMATS, render
 from rayfed.reports.selection import RULES
@@ -63,7 +64,7 @@ def execute(options: argparse.Namespace) -> int:
     width = shutil.get_terminal_size((100, 24)).columns
     view = View(options.metric, options.point, options.split, options.rule, options.select)
     tables = read(options.folder, options.experiment, select=view.select)
-    pairs, unpaired = _all_pairs(tables, view) if options.compare == [] else ({}, [])
+    pairs, unpaired = ({}, []) if options.compare is None else _pairs(tables, view, options.compare)
     stars = {name: stars_against_best(found) for name, (_, found) in pairs.items()}
     answers = [
         render(
@@ -83,19 +84,22 @@ def execute(options: argparse.Namespace) -> int:
         answers += [f"% {note}" if options.format == "latex" else textwrap.fill(note, width) for note in unpaired]
     if options.target is not None:
         answers.append(target_text(tables, options.target, view, width=width))
-    if options.compare:
-        answers.append(comparison_text(tables, (options.compare[0], options.compare[1]), view, width=width))
     answers += _files(options, tables, view)
     print("\n\n".join(answers))
     return 0
 
 
-def _all_pairs(tables: Tables, view: View) -> tuple[dict[str, tuple[PairedScores, Pairs]], list[str]]:
-    """Return for each experiment what is compared and the comparison of all pairs; and why others have none.
+def _pairs(tables: Tables, view: View, names: Sequence[str]) -> tuple[dict[str, tuple[PairedScores, Pairs]], list[str]]:
+    """Return for each experiment what is compared and the comparison of all pairs, and why others have none.
+
+    With the names of two methods, of one experiment, these alone are compared.
 
     Raises:
         UsageError: no experiment has pairs.
     """
+    if names:
+        scores = paired_scores(tables, view)
+        return {str(tables.trials["experiment"].iloc[0]): (scores, one_pair(scores, (names[0], names[1])))}, []
     pairs, errors = {}, {}
     for name in sorted(set(tables.trials["experiment"])):
         try:

@@ -1,7 +1,9 @@
-"""The values that are compared in pairs, and the comparison of all pairs of methods."""
+"""The values that are compared in pairs, and the comparison of pairs of methods."""
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pandas as pd
@@ -42,24 +44,24 @@ class PairedScores(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """All pairs of methods.
+    """Pairs of methods.
 
     Attributes:
-        comparisons: one per pair, the better method second.
+        comparisons: one per pair; of all pairs, the better method is second.
         orders: of each comparison, the `order` of its first and its second.
-        best: the `order` of the best method, and its name.
-        methods: the algorithm and the hyperparameters by `order`.
         holm_t, holm_wilcoxon: the p-values after Holm's correction.
         notes: sentences on pairs that are missing and seeds that are left out.
+        best: the `order` of the best method, and its name; None if not all methods were compared.
+        methods: the algorithm and the hyperparameters by `order`, likewise.
     """
 
     comparisons: list[Comparison]
     orders: list[tuple[int, int]]
-    best: tuple[int, str]
-    methods: dict[int, tuple[str, str]]
     holm_t: list[float]
     holm_wilcoxon: list[float]
     notes: list[str]
+    best: tuple[int, str] | None = None
+    methods: Mapping[int, tuple[str, str]] = MappingProxyType({})
 
 
 def paired_scores(tables: Tables, view: View, summary: Summary | None = None) -> PairedScores:
@@ -101,17 +103,18 @@ def paired_scores(tables: Tables, view: View, summary: Summary | None = None) ->
     )
 
 
-def one_pair(scores: PairedScores, names: tuple[str, str]) -> Comparison:
+def one_pair(scores: PairedScores, names: tuple[str, str]) -> Pairs:
     """Return the comparison of the second of `names` with the first.
 
     Raises:
         UsageError: a name that is not in the results, or trials that cannot be paired.
     """
-    orders = [find_group(name, scores.groups) for name in names]
-    if orders[0] == orders[1]:
+    first, second = (find_group(name, scores.groups) for name in names)
+    if first == second:
         raise UsageError(f"compare: {names[0]} and {names[1]} are the same algorithm and hyperparameters")
-    sides = sides_of(scores.values, scores.trials, dict(zip(orders, names, strict=True)))
-    return _compared(scores, sides[orders[0]], sides[orders[1]])
+    sides = sides_of(scores.values, scores.trials, {first: names[0], second: names[1]})
+    comparison = _compared(scores, sides[first], sides[second])
+    return Pairs([comparison], [(first, second)], [comparison.p_t], [comparison.p_wilcoxon], _left_out([comparison]))
 
 
 def all_pairs(scores: PairedScores) -> Pairs:
@@ -151,11 +154,13 @@ def all_pairs(scores: PairedScores) -> Pairs:
     holm_t, holm_wilcoxon = (holm([getattr(pair, name) for pair in comparisons]) for name in ("p_t", "p_wilcoxon"))
     best = int(ranked["order"].iloc[-1])
     methods = {int(row.order): (str(row.algorithm), str(row.hyperparameters)) for row in groups.itertuples()}
-    return Pairs(comparisons, orders, (best, labels[best]), methods, holm_t, holm_wilcoxon, notes)
+    return Pairs(comparisons, orders, holm_t, holm_wilcoxon, notes, (best, labels[best]), methods)
 
 
 def stars_against_best(pairs: Pairs) -> Stars:
-    """Return the stars of each method for its difference from the best one."""
+    """Return the stars of each method for its difference from the best one, where all were compared."""
+    if pairs.best is None:
+        return Stars()
     tested = zip(pairs.orders, pairs.holm_t, strict=True)
     p_values = {pairs.methods[first]: p for (first, second), p in tested if second == pairs.best[0]}
     marks = {method: stars(p) for method, p in p_values.items()}

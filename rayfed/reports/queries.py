@@ -11,7 +11,7 @@ from rayfed.reports.common_rounds import scored_clients_notes
 from rayfed.reports.comparison import Comparison
 from rayfed.reports.latex_table import latex_columns, latex_text
 from rayfed.reports.markdown_table import markdown_columns
-from rayfed.reports.pairs import Pairs, one_pair, paired_scores
+from rayfed.reports.pairs import Pairs
 from rayfed.reports.read import Tables
 from rayfed.reports.row_filter import filter_rows
 from rayfed.reports.selection import TRIAL, aggregate_clients
@@ -54,25 +54,10 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
     return "\n\n".join(parts)
 
 
-def comparison_text(tables: Tables, names: tuple[str, str], view: View, *, width: int) -> str:
-    """Return the mean difference of the second of `names` from the first, over pairs, with its confidence interval.
-
-    Args:
-        tables: The tables of one experiment.
-        names: Two algorithms, or algorithms with their hyperparameters as the table shows them.
-        view, width: As in `render`.
-
-    Raises:
-        UsageError: a name that is not in the results, or trials that cannot be paired.
-    """
-    scores = paired_scores(tables, view)
-    return textwrap.fill(_sentence(one_pair(scores, names), scores.metric, scores.split, scores.caption), width)
-
-
 def pairs_table(
     pairs: Pairs, experiment: str, metric: str, split: str, caption: str, *, width: int, format: str = "text"
 ) -> str:
-    """Return a table of all pairs of methods: differences, effect sizes, and p-values with Holm's correction.
+    """Return a table of pairs of methods: differences, effect sizes, and p-values with Holm's correction.
 
     Args:
         pairs: The comparisons.
@@ -80,8 +65,8 @@ def pairs_table(
         width, format: As in `render`.
     """
     unit = ", percentage points" if is_fraction(metric) else ""
-    title = f"{experiment}: all pairs, {split} {metric}{unit}, {caption}"
-    columns, notes = pairs_columns(pairs, metric), pairs_notes(pairs)
+    title = f"{experiment}: {'one pair' if pairs.best is None else 'all pairs'}, {split} {metric}{unit}, {caption}"
+    columns, notes = pairs_columns(pairs, metric), pairs_notes(pairs, metric)
     if format == "csv":
         out = io.StringIO()
         lines = [list(columns), *zip(*columns.values(), strict=True)]
@@ -98,8 +83,8 @@ def pairs_table(
 
 
 def pairs_columns(pairs: Pairs, metric: str) -> dict[str, list[str]]:
-    """Return the columns of the table of all pairs as text."""
-    scale, decimals = (100, 2) if is_fraction(metric) else (1, 4)
+    """Return the columns of the table of pairs as text."""
+    scale, decimals = _scale(metric)
     columns: dict[str, list[str]] = {
         name: [] for name in ("difference of", "mean", "95 % interval", "d_z", "wins", "p (t)", "p (Wilcoxon)", "")
     }
@@ -120,8 +105,8 @@ def pairs_columns(pairs: Pairs, metric: str) -> dict[str, list[str]]:
     return columns
 
 
-def pairs_notes(pairs: Pairs) -> list[str]:
-    """Return what a reader of the table of all pairs must know."""
+def pairs_notes(pairs: Pairs, metric: str) -> list[str]:
+    """Return what a reader of the table of pairs must know."""
     over = " or ".join(sorted({pair.over for pair in pairs.comparisons}, reverse=True))
     plural = "s" if len(pairs.comparisons) > 1 else ""
     sizes = sorted({len(pair.pairs) for pair in pairs.comparisons})
@@ -134,32 +119,19 @@ def pairs_notes(pairs: Pairs) -> list[str]:
         notes.append("Where only one seed is common, the pairs are its clients, which do not cover other seeds.")
     if (least := 2.0 ** (1 - sizes[0])) * len(pairs.comparisons) >= 0.05:
         notes.append(f"With {sizes[0]} pairs, Wilcoxon's p is at least {least:.2g} before the correction.")
+    if len(pairs.comparisons) == 1:
+        notes.append(_each(pairs.comparisons[0], metric))
     return [*notes, *pairs.notes]
 
 
-def _sentence(result: Comparison, metric: str, split: str, caption: str) -> str:
-    scale, unit, decimals = (100, ", percentage points", 2) if is_fraction(metric) else (1, "", 4)
-    differences = ", ".join(
-        f"{difference * scale:+.{decimals}f} ({pair})"
-        for pair, difference in zip(result.pairs, result.differences, strict=True)
-    )
-    count = len(result.pairs)
-    if result.over == "seeds":
-        over = f"paired t over {count} seeds"
-    else:
-        over = f"paired t over the {count} clients of one seed, which does not cover other seeds"
-    low, high, mean = (f"{x * scale:+.{decimals}f}" for x in (result.low, result.high, result.difference))
-    effect = "" if result.effect != result.effect else f" Effect size d_z {result.effect:+.2f}."
-    return (
-        f"{result.second} − {result.first}, {split} {metric}{unit}, {caption}: {mean}, 95 % confidence "
-        f"interval {low} to {high} ({over}). p = {p_value_text(result.p_t)} by the paired t test, "
-        f"{p_value_text(result.p_wilcoxon)} by Wilcoxon's signed ranks.{effect} Differences by {result.over[:-1]}: "
-        f"{differences}.{_left_out(result)}"
-    )
+def _each(pair: Comparison, metric: str) -> str:
+    """Return a sentence with the difference of each pair."""
+    scale, decimals = _scale(metric)
+    differences = zip(pair.pairs, pair.differences, strict=True)
+    each = ", ".join(f"{difference * scale:+.{decimals}f} ({number})" for number, difference in differences)
+    return f"Differences by {pair.over[:-1]}: {each}."
 
 
-def _left_out(result: Comparison) -> str:
-    if not result.left_out:
-        return ""
-    seeds = ", ".join(map(str, result.left_out))
-    return f" Only the seeds that both have count; left out: {seeds}."
+def _scale(metric: str) -> tuple[int, int]:
+    """Return what differences of a metric are multiplied with, and their decimals."""
+    return (100, 2) if is_fraction(metric) else (1, 4)

@@ -223,7 +223,7 @@ def _pairs(data: ChartData, view: View) -> tuple[Mapping[str, Any], Stars]:
     except UsageError:  # fewer than two methods, or none that can be paired
         return {}, Stars()
     title = f"{scores.split} {scores.metric}, {scores.caption}"
-    table = {"title": title, "columns": pairs_columns(pairs, scores.metric), "notes": pairs_notes(pairs)}
+    table = {"title": title, "columns": pairs_columns(pairs, scores.metric), "notes": pairs_notes(pairs, scores.metric)}
     return table, stars_against_best(pairs)
 
 
