@@ -108,18 +108,17 @@ def pairs_columns(pairs: Pairs, metric: str) -> dict[str, list[str]]:
 def pairs_notes(pairs: Pairs, metric: str) -> list[str]:
     """Return what a reader of the table of pairs must know."""
     over = " or ".join(sorted({pair.over for pair in pairs.comparisons}, reverse=True))
-    plural = "s" if len(pairs.comparisons) > 1 else ""
-    sizes = sorted({len(pair.pairs) for pair in pairs.comparisons})
+    count, least = len(pairs.comparisons), min(len(pair.pairs) for pair in pairs.comparisons)
+    corrected, before = (f", Holm-corrected for {count} pairs", " before the correction") if count > 1 else ("", "")
     notes = [
-        f"Paired over {over}. p: two-sided, Holm-corrected for {len(pairs.comparisons)} pair{plural}; *, **, ***: the "
-        "t test is below 0.05, 0.01, 0.001. d_z: mean difference divided by its standard deviation. wins: pairs in "
-        "which the first named has the greater value."
+        f"Paired over {over}. p: two-sided{corrected}; *, **, ***: the t test is below 0.05, 0.01, 0.001. d_z: mean "
+        "difference divided by its standard deviation. wins: pairs in which the first named has the greater value."
     ]
     if "clients" in over:
         notes.append("Where only one seed is common, the pairs are its clients, which do not cover other seeds.")
-    if (least := 2.0 ** (1 - sizes[0])) * len(pairs.comparisons) >= 0.05:
-        notes.append(f"With {sizes[0]} pairs, Wilcoxon's p is at least {least:.2g} before the correction.")
-    if len(pairs.comparisons) == 1:
+    if (p := 2.0 ** (1 - least)) * count >= 0.05:
+        notes.append(f"With {least} pairs, Wilcoxon's p is at least {p:.2g}{before}.")
+    if count == 1:
         notes.append(_each(pairs.comparisons[0], metric))
     return [*notes, *pairs.notes]
 
