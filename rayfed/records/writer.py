@@ -1,20 +1,25 @@
 """Writing one trial's rows of `metrics`, `rounds` and `events` while it runs, for readers at any moment."""
 
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from rayfed.core.file_names import check_name
 from rayfed.core.records import Event, Record
+from rayfed.records.files import read_parquet, replace_parquet
 from rayfed.records.schema import EVENTS_SCHEMA, TABLES, events_table
-from rayfed.records.segments import SEGMENT_ROWS, Segments
-from rayfed.records.storage import open_storage
+from rayfed.records.storage import Storage, open_storage
 
 WRITING_SHARE = 0.02
 """The fraction of the elapsed time that writing may take before `flush` starts to skip."""
 _ALL_ROUNDS = 2**31 - 1
+_SEGMENT_ROWS = 200_000
 
 
 class TrialWriter:
@@ -45,20 +50,20 @@ class TrialWriter:
         *,
         keep_through_round: int | None = None,
         keep_events: bool = False,
-        segment_rows: int = SEGMENT_ROWS,
+        segment_rows: int = _SEGMENT_ROWS,
     ):
         check_name(experiment, "experiment")
         check_name(trial, "trial")
         self._columns = {"experiment": experiment, "trial": trial, "algorithm": algorithm, "seed": seed}
         home = open_storage(folder).child(experiment)
         self._segments = {
-            name: Segments(
+            name: _Segments(
                 home.child(name), trial, table.schema, keep_through_round=keep_through_round, segment_rows=segment_rows
             )
             for name, table in TABLES.items()
         }
         keep = _ALL_ROUNDS if keep_events or keep_through_round is not None else None
-        self._events = Segments(home.child("events"), trial, EVENTS_SCHEMA, keep_through_round=keep)
+        self._events = _Segments(home.child("events"), trial, EVENTS_SCHEMA, keep_through_round=keep)
         self.written_round = self._segments["rounds"].last_round
         self._waiting: dict[str, list[Record]] = {name: [] for name in TABLES}
         self._began = time.monotonic()
@@ -91,11 +96,10 @@ class TrialWriter:
         if not force and self._spent > WRITING_SHARE * (began - self._began):
             return
         for name, records in self._waiting.items():  # metrics first, so that a round in `rounds` has its scores there
-            if records:
-                rows = TABLES[name].rows(self._columns, records)
-                if rows.num_rows:
-                    self._segments[name].append(rows)
-                self._waiting[name] = []
+            if records and (rows := TABLES[name].rows(self._columns, records)).num_rows:
+                self._segments[name].append(rows)
+            self._waiting[name] = []
+            if name == "rounds" and records:
                 self.written_round = records[-1].round
         self._spent += time.monotonic() - began
 
@@ -110,3 +114,63 @@ class TrialWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Segments:
+    """The Parquet files of one trial in one table, to which rows are appended: `<trial>-0000.parquet` and on.
+
+    Each time rows are added, the last file is rewritten; past `segment_rows` a new one begins, so that writing costs
+    the same late in a long run as early. A row never moves from one file to another, and no file is ever deleted. A
+    reader who has just listed the folder therefore finds every file, and no row in two of them.
+
+    Rows of an earlier attempt are kept up to and including `keep_through_round` (None: none are kept). `last_round` is
+    the last round that was kept, or None.
+    """
+
+    def __init__(
+        self,
+        folder: Storage,
+        trial: str,
+        schema: pa.Schema,
+        *,
+        keep_through_round: int | None,
+        segment_rows: int = _SEGMENT_ROWS,
+    ):
+        self._folder = folder
+        self._trial = trial
+        self._segment_rows = segment_rows
+        self._index = 0
+        self._current = schema.empty_table()
+        self.last_round: int | None = None
+        for index, name in _existing(folder, trial):
+            self._index = index
+            self._current = self._trimmed(name, keep_through_round)
+
+    def append(self, rows: pa.Table) -> None:
+        """Write `rows` to disk; a crash leaves all of them or none."""
+        full = self._current.num_rows >= self._segment_rows
+        index = self._index + 1 if full else self._index
+        table = rows if full else pa.concat_tables([self._current, rows])
+        replace_parquet(table, self._folder, f"{self._trial}-{index:04d}.parquet")
+        # only now, so that the same rows can be given again after a full disk
+        self._index, self._current = index, table
+
+    def _trimmed(self, name: str, keep_through_round: int | None) -> pa.Table:
+        # Trimming twice does no harm, so a crash between two files needs no special care.
+        table = read_parquet(self._folder, name)
+        if keep_through_round is None:
+            kept = table.slice(0, 0)
+        else:
+            kept = table.filter(pc.less_equal(table["round"], keep_through_round))
+        if kept.num_rows < table.num_rows:
+            replace_parquet(kept, self._folder, name)
+        if kept.num_rows:
+            last = pc.max(kept["round"]).as_py()
+            self.last_round = last if self.last_round is None else max(last, self.last_round)
+        return kept
+
+
+def _existing(folder: Storage, trial: str) -> list[tuple[int, str]]:
+    name = re.compile(re.escape(trial) + r"-(\d{4,})\.parquet")
+    matches = (name.fullmatch(file) for file in folder.files())
+    return sorted((int(match[1]), match[0]) for match in matches if match)

@@ -13,11 +13,10 @@ from rayfed.reports.captions import RULE_CAPTIONS, average_words
 from rayfed.reports.comparison import Comparison, Side, compare, find_group, sides_of
 from rayfed.reports.read import Tables
 from rayfed.reports.result_table import Stars
-from rayfed.reports.row_filter import filter_rows
 from rayfed.reports.selection import TRIAL, aggregate_clients, client_values, pick_rounds, scores_of
 from rayfed.reports.significance import holm, p_value_text, stars
 from rayfed.reports.summary import Summary, countable_trials, seed_values, summarise
-from rayfed.reports.view import View
+from rayfed.reports.view import View, filter_rows
 
 _GROUP = ["algorithm", "hyperparameters", "order"]
 

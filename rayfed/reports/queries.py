@@ -13,12 +13,11 @@ from rayfed.reports.latex_table import latex_columns, latex_text
 from rayfed.reports.markdown_table import markdown_columns
 from rayfed.reports.pairs import Pairs
 from rayfed.reports.read import Tables
-from rayfed.reports.row_filter import filter_rows
 from rayfed.reports.selection import TRIAL, aggregate_clients
 from rayfed.reports.significance import p_value_text, stars
 from rayfed.reports.summary import countable_trials
 from rayfed.reports.target import check_target, rounds_to_target, target_table
-from rayfed.reports.view import View
+from rayfed.reports.view import View, filter_rows
 
 _GROUP = ["algorithm", "hyperparameters", "order"]
 

@@ -19,11 +19,10 @@ from rayfed.reports.latex_table import PACKAGES, latex_table
 from rayfed.reports.markdown_table import markdown_table
 from rayfed.reports.read import Tables, read
 from rayfed.reports.result_table import CHOSEN, ResultTable, Stars, make_table
-from rayfed.reports.row_filter import filter_rows
 from rayfed.reports.selection import RULES, TRIAL
 from rayfed.reports.summary import Summary, at_default_points, countable_trials, out_of_domain_points, summarise
 from rayfed.reports.text_table import text_table
-from rayfed.reports.view import DEFAULT_VIEW, View
+from rayfed.reports.view import DEFAULT_VIEW, View, filter_rows
 
 FORMATS = ("text", "markdown", "latex", "csv")
 OOD = "ood"

@@ -13,9 +13,8 @@ from rayfed.records.metric_names import is_fraction
 from rayfed.records.storage import Storage
 from rayfed.reports.read import Tables
 from rayfed.reports.render import rows_of_rule
-from rayfed.reports.row_filter import filter_rows
 from rayfed.reports.summary import Summary, countable_trials, summarise
-from rayfed.reports.view import DEFAULT_VIEW, View
+from rayfed.reports.view import DEFAULT_VIEW, View, filter_rows
 
 
 class Chart(NamedTuple):

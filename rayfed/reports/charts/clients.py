@@ -11,7 +11,7 @@ from rayfed.reports.captions import RULE_CAPTIONS
 from rayfed.reports.chart_data import client_scores, most_partitions
 from rayfed.reports.charts.chart import Chart, ChartData
 from rayfed.reports.charts.style import MOST_ROWS, WIDTH, drawn_methods, inline, of_methods, row_axis, with_methods
-from rayfed.reports.row_filter import filter_rows
+from rayfed.reports.view import filter_rows
 
 _MOST_NUMBERS = 25  # of clients whose values are printed in the cells
 

@@ -20,9 +20,8 @@ from rayfed.reports.queries import pairs_columns, pairs_notes
 from rayfed.reports.read import Tables, list_experiments, of_experiment, read
 from rayfed.reports.render import Section, sections
 from rayfed.reports.result_table import Stars
-from rayfed.reports.row_filter import DEFAULT_SPLITS, filter_rows
 from rayfed.reports.summary import countable_trials
-from rayfed.reports.view import View
+from rayfed.reports.view import DEFAULT_SPLITS, View, filter_rows
 
 _VERSIONS = tuple(name for name in FIXED if name.startswith("version_"))
 _OF_A_VIEW = {
