@@ -18,9 +18,9 @@ from rayfed.core.records import Event
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.hosts import sendable
 from rayfed.distributed.private_session import start_here
-from rayfed.distributed.processes import Process, cause_of_death, kill_process, log_folder, lost_its_node
+from rayfed.distributed.processes import cause_of_death, log_folder, lost_its_node
 from rayfed.distributed.ray_internals import keep_raylet_messages_in_the_log, patient_start
-from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
+from rayfed.distributed.recording import DriversRecorder, RemoteRecorder, Watchdog
 from rayfed.distributed.server_process import Outcome, make_pool, run_reserved
 from rayfed.distributed.session_watch import ended_by_sigterm
 from rayfed.distributed.start_clock import AUTOSCALE_SECONDS, StartClock
@@ -152,10 +152,7 @@ class _ServerProcess:
         if self._pool is not None:
             for position in range(plan.config.placement.least_hosts):
                 self._pool.actor(position)  # starts while the server does
-        self._restarts, self._looked = plan.config.faults.restarts, 0.0
-        self._process: Process | None = None
-        self._dead: set[Process] = set()
-        self._hanging = ""
+        self._restarts, self._watchdog = plan.config.faults.restarts, Watchdog(recorder)
         self._actor: Any = None
         self._call: Any = None
         self.outcome: Outcome | None = None
@@ -178,7 +175,6 @@ class _ServerProcess:
         self._actor = actor_class.options(**options).remote(self._files)
         self._call = self._actor.run.remote(self._plan, self._recorder.actor, self._pool, saved)
         self._clock = StartClock(self._plan.config.faults.start_seconds, self._group if place.autoscale else None)
-        self._process = None
         self._saved = saved
 
     def wait(self, seconds: float | None) -> bool:
@@ -194,7 +190,7 @@ class _ServerProcess:
                 return False
             if ray.wait([self._call], timeout=left)[0]:
                 self._ended()
-            elif time.monotonic() - self._looked > _LOOK_SECONDS:
+            else:
                 self._look()
         return True
 
@@ -211,28 +207,19 @@ class _ServerProcess:
 
     def _look(self) -> None:
         """Kill the server if it has given no sign of life for too long."""
-        self._looked = time.monotonic()
         faults = self._plan.config.faults
-        signs = [sign for sign in self._recorder.signs() if sign.process not in self._dead]
-        if not signs and self._process is None and self._clock.is_late():
+        self._watchdog.look(lambda trial: faults.patience)
+        if not self._watchdog.processes and self._clock.is_late():
             raise HostLost(
                 f"the server did not start within {faults.start_seconds:g} s; `ray status` shows what is in use, and "
                 f"Ray's logs are in {log_folder()}. On a slow machine, give more faults.start_seconds"
             )
-        for sign in signs:
-            self._process = sign.process
-            if sign.silent > faults.patience and not self._hanging:
-                self._hanging = f"it gave no sign of life for {sign.silent:.0f} s"
-                kill_process(sign.process)
 
     def _start_again(self, cause: str) -> None:
         plan, trial = self._plan, self._plan.trial
-        event, cause = ("server hanging", self._hanging) if self._hanging else ("server lost", cause)
-        self._hanging = ""
-        if self._process is not None:
-            self._dead.add(self._process)
+        happened, cause = self._watchdog.lost(trial, cause)
         self._restarts -= 1
-        self._recorder.lost(trial, Event(event=event, detail=cause))
+        self._recorder.lost(trial, Event(event=f"server {happened}", detail=cause))
         if self._restarts < 0:
             error = f"the server died ({cause}), and faults.restarts={plan.config.faults.restarts} allows no other"
             self._recorder.end(trial, {**plan.values(), "status": "failed", "error": error})

@@ -21,7 +21,7 @@ from rayfed.core.errors import HostLost
 from rayfed.core.records import Event, Record
 from rayfed.core.working_folder import working_folder
 from rayfed.distributed.monitoring import RecorderWithGauges
-from rayfed.distributed.processes import cause_of_death, this_process
+from rayfed.distributed.processes import Process, cause_of_death, kill_process, this_process
 from rayfed.engine.checkpoint import Saved
 from rayfed.records.checkpoints import Part
 from rayfed.records.holdings import Holding
@@ -31,6 +31,7 @@ from rayfed.records.tracking.feed import CLOSE_SECONDS
 
 _GONE = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError)
 _RETRY_SECONDS = 0.2
+_LOOK_SECONDS = 1.0  # between looks at signs of life
 _TRACKERS_VARIABLES = ("WANDB_", "MLFLOW_")
 SIGN_SECONDS = 2.0
 """Seconds between two signs of life of a process that runs a trial."""
@@ -266,6 +267,42 @@ class DriversRecorder:
             if progress.status == "running":
                 happened = Event(event=event, detail=detail, round=progress.round, seconds=seconds)
                 _retried(self.actor, "event", progress.trial, happened)
+
+
+class Watchdog:
+    """Kills the processes of trials that have given no sign of life for too long.
+
+    Attributes:
+        processes: The process that runs a trial, for those that have given a sign of life.
+    """
+
+    def __init__(self, recorder: DriversRecorder):
+        self._recorder, self._looked = recorder, 0.0
+        self.processes: dict[str, Process] = {}
+        self._dead: set[Process] = set()
+        self._hanging: dict[str, str] = {}
+
+    def look(self, patience: Callable[[str], float]) -> None:
+        """Look at the signs of life, once a second; `patience(trial)` is how long one may give none, in seconds."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        for sign in self._recorder.signs():
+            if sign.process in self._dead:
+                continue
+            self.processes[sign.trial] = sign.process
+            if sign.silent > patience(sign.trial):
+                self._hanging[sign.trial] = f"it gave no sign of life for {sign.silent:.0f} s"
+                self._dead.add(sign.process)
+                kill_process(sign.process)
+
+    def lost(self, trial: str, cause: str) -> tuple[str, str]:
+        """Note that the process of a trial is gone; return whether it was "lost" or "hanging", and the cause."""
+        if (process := self.processes.pop(trial, None)) is not None:
+            self._dead.add(process)
+        hanging = self._hanging.pop(trial, "")
+        return ("hanging", hanging) if hanging else ("lost", cause)
 
 
 def _retried(actor: Any, method: str, *arguments: Any, **keywords: Any) -> Any:

@@ -1,6 +1,7 @@
 """Runs the trials of a sweep with Ray Tune."""
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -27,8 +28,8 @@ from rayfed.data.lazy_rows import LazyRows
 from rayfed.distributed import cluster
 from rayfed.distributed.hosts import sendable
 from rayfed.distributed.private_session import is_private
-from rayfed.distributed.processes import Process, cause_of_death, kill_process
-from rayfed.distributed.recording import DriversRecorder
+from rayfed.distributed.processes import cause_of_death
+from rayfed.distributed.recording import DriversRecorder, Watchdog
 from rayfed.distributed.searcher import StudySearcher
 from rayfed.distributed.session_watch import ended_by_sigterm, watching_session
 from rayfed.distributed.sweep_trial import ENDED, GAIN, SweepTrial
@@ -44,7 +45,6 @@ from rayfed.experiments.user_code import given_objects, module_sources, named_ob
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import mark_interrupted
 
-_LOOK_SECONDS = 1.0  # between looks at whether the trials' processes are alive
 _BUFFERED_SECONDS = 0.5  # during which results of short rounds are collected, if no scheduler waits for each
 
 
@@ -283,25 +283,13 @@ class _TrialsCallback(tune.Callback):
         self._recorder, self._failures, self._say, self._last = recorder, run.failures, say, last
         self._faults: Mapping[str, Faults] = run.faults
         self.again: set[str] = set()
-        self._looked = 0.0
-        self._hanging: dict[str, str] = {}
-        self._dead: set[Process] = set()
+        self._watchdog = Watchdog(recorder)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks, to restore a sweep; rayfed restores its own
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
-            return
-        self._looked = now
-        for sign in self._recorder.signs():
-            faults = self._faults.get(sign.trial)
-            if faults is None or sign.process in self._dead or sign.silent <= faults.patience:
-                continue
-            self._hanging[sign.trial] = f"it gave no sign of life for {sign.silent:.0f} s"
-            self._dead.add(sign.process)
-            kill_process(sign.process)
+        self._watchdog.look(lambda trial: self._faults[trial].patience if trial in self._faults else math.inf)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if not (trial.last_result or {}).get(ENDED):
@@ -320,8 +308,8 @@ class _TrialsCallback(tune.Callback):
             cause = cause_of_death(error)
         else:  # an error of Tune's own, or of the recorder
             cause = (str(error).strip().splitlines() or ["unknown cause"])[-1]
-        event, cause = ("trial hanging", self._hanging.pop(name)) if name in self._hanging else ("trial lost", cause)
-        times = self._recorder.lost(name, Event(event=event, detail=cause))
+        happened, cause = self._watchdog.lost(name, cause)
+        times = self._recorder.lost(name, Event(event=f"trial {happened}", detail=cause))
         if times <= self._faults[name].restarts and not (last and self._last):
             if last:
                 self.again.add(name)
