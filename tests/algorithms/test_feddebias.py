@@ -190,18 +190,6 @@ def test_two_steps_of_every_ablation_by_hand(options, momentum, width):
     check_by_hand(Workbench(small(**({"lam": 0.3, "mu": 0.8} | options)), 5, clients=width, optimizer=sgd))
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_the_moments_of_both_steps_are_kept_or_neither(keep):
-    population = blobs()
-    plan = blueprint(small(), population, optimizer=SGD(lr=0.05, momentum=0.9), keep_optimizer=keep)
-    server, _ = simulate(plan, population)
-    state, ctx = server.fleet.states[0], server.ctx.at(client=0)
-    work = plan.algorithm.start(ctx, state, plan.algorithm.broadcast(ctx.at(cohort=(0, 1, 2, 3)), server.state))
-    for name in ("optimizer", "projector_optimizer"):
-        assert (name in state) is keep
-        assert {bool(moment.any()) for moment in work[name]["momentum"].values()} == {keep}
-
-
 def test_local_batch_norm_belongs_to_the_received_extractor():
     bench = Workbench(small(), batch_norm="local")
     own = {name: value + 1 for name, value in net().state_dict().items() if name.startswith("body.1.")}

@@ -293,18 +293,6 @@ def test_all_of_batch_norm_may_stay_with_the_client_and_the_generators_too():
     assert server.algorithm.downloaded_model(server.ctx, states[0], server.state).keys() == net().state_dict().keys()
 
 
-def test_the_generator_starts_once_on_the_server_and_every_rtnet_with_its_client():
-    plan = blueprint(small(), blobs())
-    ctx = plan.context(blobs(), "cpu")
-    torch.manual_seed(0)
-    server = plan.algorithm.init(ctx)
-    one, two = (plan.algorithm.join(ctx.at(client=i)) for i in (0, 1))
-    down = plan.algorithm.broadcast(ctx, server)
-    works = [plan.algorithm.start(ctx, client, down) for client in (one, two)]
-    assert equal(works[0]["generator"], works[1]["generator"])
-    assert not torch.equal(one["rtnet"]["layers.0.weight"], two["rtnet"]["layers.0.weight"])
-
-
 def test_the_three_optimisers_go_on_from_round_to_round_unless_told_otherwise():
     parts = {"optimizer", "optimizer_generator", "optimizer_rtnet"}
     server, _ = run(small(), optimizer=SGD(lr=LR, momentum=0.5))

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 from helpers.federations import blobs, blueprint, net, simulate
 from helpers.reference import LR, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
-from rayfed.algorithms.common.soft_labels import soft
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.mixup import Mixup
 from rayfed.algorithms.scaffold import Scaffold
@@ -98,13 +97,6 @@ def test_the_base_decides_all_else():
     assert set(server.state) == {"weights", "c"}
     plain = run(Scaffold(), people, net())
     assert not torch.equal(plain.state["weights"]["fc.bias"], server.state["weights"]["fc.bias"])
-
-
-def test_mixup_over_mixup_mixes_twice():
-    ctx = context(Mixup())
-    twice = Mixup(base=Mixup()).prepare(ctx, Batch(torch.eye(6), torch.tensor([0, 1, 2, 0, 1, 2])))
-    torch.testing.assert_close(twice.y.sum(1), torch.ones(6))
-    torch.testing.assert_close(soft(twice.y, 3), twice.y)
 
 
 @pytest.mark.parametrize(("alpha", "beyond", "words"), [(1e-6, 1e-7, "at least 1e-06"), (1e6, 1e7, "at most 1000000")])

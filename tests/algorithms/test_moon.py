@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers.federations import net, simulate
-from helpers.reference import CLIENTS, assert_weights, cross_entropy, data, descend, mean, plan, population, run, shares
+from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.moon import Moon, contrast
 
@@ -117,17 +117,6 @@ def test_the_term_in_numbers():
     # feature maps count as long vectors
     maps = [t.view(1, 2, 1, 1) for t in (right, right, up)]
     assert contrast(*maps, 0.5).item() == pytest.approx(math.log(1 + math.exp(-2)))
-
-
-def test_the_previous_model_is_that_of_the_last_visit():
-    people, model = population(), net()
-    server = run(Moon(widths=[]), people, model, rounds=1, cohort=1)
-    (visited,) = server.sample(1)
-    states = server.fleet.states
-    trained = descend(model, *data(people, visited), 2, loss=cross_entropy)
-    assert_weights(states[visited]["previous"], trained)
-    others = [state["previous"] for i, state in states.items() if i != visited]
-    assert all(torch.equal(value, model.state_dict()[name]) for own in others for name, value in own.items())
 
 
 def test_a_late_first_visit_has_the_initial_model_for_its_previous_one():

@@ -7,12 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from helpers.federations import blobs, blueprint, net, simulate
-from helpers.reference import LR, data, descend, plan, population, run
+from helpers.reference import LR, data, descend, plan, population
 from rayfed.algorithm import Phase
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.per_fedavg import PerFedAvg, split
 from rayfed.core.errors import UsageError
-from rayfed.core.optim import SGD
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone
 
@@ -133,19 +131,6 @@ def test_phases():
     assert PerFedAvg(variant="hf").phases(ctx) == (Phase("train", steps=2, batch_size=9),)
     assert PerFedAvg().adaptation.phases(ctx) == (Phase("adapt", steps=2),)
     assert PerFedAvg(finetune_steps=5).adaptation.phases(ctx) == (Phase("adapt", steps=5),)
-
-
-def test_as_much_is_sent_as_in_fedavg():
-    people = population()
-    _, fedavg = simulate(plan(FedAvg(), people, net()), people)
-    _, records = simulate(plan(PerFedAvg(), people, net()), people)
-    assert records[-1].bytes_up == fedavg[-1].bytes_up
-    assert records[-1].bytes_down == fedavg[-1].bytes_down
-
-
-def test_momentum_belongs_to_the_meta_model():
-    server = run(PerFedAvg(), population(), net(), optimizer=SGD(lr=LR, momentum=0.9), rounds=1, keep_optimizer=True)
-    assert server.fleet.states[0]["optimizer"]["momentum"]["fc.weight"].abs().max() > 0
 
 
 def test_wording_of_refusals():

@@ -58,12 +58,6 @@ def test_the_bare_loop_does_the_work_of_rayfed():
     assert bare.largest_difference(server.state["weights"], loop.state) < 1e-6
 
 
-def test_the_bare_loop_refuses_what_it_does_not_know():
-    population = blobs(2)
-    with pytest.raises(ValueError, match="full batches only"):
-        script("_bare").BareLoop(blueprint(FedAvg(), population, drop_last=False), population, channels_last=False)
-
-
 @pytest.mark.slow
 @pytest.mark.ray
 def test_rounds_are_compared_and_ratios_printed(monkeypatch, capsys):

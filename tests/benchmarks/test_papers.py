@@ -298,19 +298,6 @@ def test_settings_are_measured_apart_and_only_where_the_paper_has_a_number(paper
     ]  # fmt: skip
 
 
-def test_other_metrics_keep_their_unit(papers):
-    columns = {"norm": {"split": "val", "over": "mean", "rounds": "last", "metric": "gradient_norm"}}
-    rows = {"one": {"arm": {"algorithm.name": "fedavg"}, "published": {}}}
-    table = fake_table(papers, columns=columns, rows=rows, claims=[], small={"note": "N.", "seeds": [0]})
-    space = table.space("small", {})
-    trial = papers.trial_name(Config.read(merged(space.arms[0][0], {"seed": 0})))
-    row = {"trial": trial, "round": 1, "point": "global", "split": "val", "domain": "x", "n": 1}
-    rows = [row | {"metric": "accuracy", "value": 0.5}, row | {"metric": "gradient_norm", "value": 0.25}]
-    trials = pd.DataFrame([{"trial": trial, "status": "done", "default_eval_point": "global"}])
-    found = papers.measure(table, "small", space, Tables(pd.DataFrame(rows), NO_ROUNDS, trials))
-    assert found["value"].tolist() == [0.25]
-
-
 def trials_of_two_rows(papers, columns, **content):
     """A table of the rows one (seeds 0 and 1) and two (seed 0), with rounds of 3 MB down and 1 MB up after a setup."""
     table = fake_table(papers, columns=columns, claims=[], **content)
@@ -488,18 +475,6 @@ def test_unknown_tables_are_refused_and_known_ones_listed(command, capsys):
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == NAMES
     assert command.main(["table9"]) == 2
     assert "adcol_table1" in capsys.readouterr().err
-
-
-def test_settings_can_be_measured_alone(papers):
-    table = papers.read_table("dbe_table5").within("full", ["pat F*", "FMNIST"])
-    assert list(table.columns_of("full")) == ["pat FMNIST", "FMNIST"]
-    assert {setting for _, setting in table.cells("full")} == {"pat FMNIST", "FMNIST"}
-    assert ("FedAvg", "Cifar100") in papers.read_table("dbe_table5").cells("full")
-    refused = r"^--settings: no setting matches MNIST; there are pat FMNIST, pat Cifar100, "
-    with pytest.raises(UsageError, match=refused):
-        papers.read_table("dbe_table5").within("full", ["MNIST"])
-    with pytest.raises(UsageError, match=r"there are none in adcol_table1$"):
-        papers.read_table("adcol_table1").within("small", ["MNIST"])
 
 
 def test_a_table_is_measured_and_printed(command, tmp_path, monkeypatch, capsys):

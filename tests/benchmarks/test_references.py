@@ -115,41 +115,6 @@ def test_agreement_without_training_is_refused():
         module("harness").compare(case(fedavg(), lr=1e-7), None)
 
 
-def test_batches_are_those_of_training_in_their_order():
-    """Every epoch of a client is a permutation of its examples, another one each time."""
-    harness = module("harness")
-    trace = harness.record(harness.Setting({"name": "fedavg"}, sizes=(20, 10)))
-    feed = harness.Feed(trace)
-    orders = []
-    for round in (1, 2):
-        feed.start(round)
-        for _ in range(2):
-            x = torch.cat([batch for batch, _ in feed.loader(0)])
-            orders.append([int((trace.parts[0][0] == row).all(1).nonzero()) for row in x])
-            list(feed.loader(1))
-    feed.finish()
-    assert all(sorted(order) == list(range(20)) for order in orders)
-    assert len({tuple(order) for order in orders}) == 4
-
-
-def test_phases_and_stages_are_recorded():
-    harness = module("harness")
-    trace = harness.record(harness.Setting({"name": "fedbabu", "finetune_epochs": 1}, sizes=(10, 10)))
-    assert [stage for stage, _ in trace.draws] == ["round", "round", "final"]
-    trace = harness.record(harness.Setting({"name": "fedrep", "head_epochs": 1}, sizes=(10, 10), cohort=1))
-    assert [name for name, _ in next(iter(trace.draws["round", 1].values()))] == ["head", "body"]
-    assert len(trace.cohort(1)) == 1
-
-
-def test_examples_that_are_held_out_are_not_among_the_batches():
-    harness = module("harness")
-    trace = harness.record(harness.Setting({"name": "fedfomo"}, sizes=(25, 25)))
-    assert [trace.examples(i) for i in range(2)] == [20, 20]
-    (train, _), (held_out, _) = trace.parts[0], trace.held_out[0]
-    assert len(held_out) == 5
-    assert not (train[:, None] == held_out[None]).all(2).any()
-
-
 def test_differences_are_found():
     harness = module("harness")
     one = {"server": {"w": torch.tensor([1.0, 2.0])}}
@@ -217,17 +182,6 @@ def test_lines_of_a_function_are_replaced_in_memory(checkout):
         with pytest.raises(module("checkout").Unavailable, match=r"flcore\.server\.value has no 'BASE \* x'; this"):
             load.mended(server.value, {"BASE * x": "x"})
     assert (checkout.path / "flcore" / "server.py").read_text() == source
-
-
-def test_a_missing_name_and_a_missing_folder_are_one_line(checkout):
-    names = module("checkout")
-    with (
-        checkout.importing(".", names.anything("missing_package.deep")) as load,
-        pytest.raises(names.Unavailable, match=r"flcore\.server has no Client; this was written"),
-    ):
-        load("flcore.server", "Server", "Client")
-    with pytest.raises(names.Unavailable, match="the folder system is missing"), checkout.importing("system"):
-        pass
 
 
 # The program

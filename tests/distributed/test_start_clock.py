@@ -43,8 +43,3 @@ def test_the_wait_for_a_node_ends(cluster):
     clock, cluster.state = StartClock(30, "group"), "RESCHEDULING"
     assert not late_after(cluster, clock, 1799)
     assert late_after(cluster, clock, 1830)
-
-
-def test_without_a_cluster_that_grows_it_counts(cluster):
-    clock, cluster.state = StartClock(30, None), "RESCHEDULING"
-    assert late_after(cluster, clock, 31)

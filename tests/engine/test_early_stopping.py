@@ -67,11 +67,6 @@ class TestRule:
     def test_what_is_not_finite_is_no_improvement(self, values, stop):
         assert stopped_after(StopRule(patience=2, selection=LOSS), values) == stop
 
-    def test_the_reason_where_no_score_was_finite(self):
-        stopping = EarlyStopping(StopRule(patience=1, selection=LOSS))
-        stopping.look(record(1, math.nan, "loss"))
-        assert stopping.reason == "validation loss (global) has not been finite for 1 evaluation"
-
     def test_loss_falls(self):
         rule = StopRule(patience=2, selection=LOSS)
         assert stopped_after(rule, [2.0, 1.0, 1.5, 1.0]) == 4

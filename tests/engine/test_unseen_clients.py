@@ -80,10 +80,6 @@ class TestQuadratics:
         old = {s.client: s.value for s in records[-1].scores if s.point == "global"}
         assert old == {0: 0.0, 1: 2.0}
 
-    def test_only_once_and_in_the_end(self):
-        _, records = run(replace(self.plan, rounds=3), self.people, splits=("test",))
-        assert [any(s.unseen for s in record.scores) for record in records] == [False, False, True]
-
     def test_clients_have_the_numbers_of_the_partition(self):
         clients = self.people.clients
         mixed = replace(self.people, clients=(clients[0], clients[2], clients[1]))  # 0 and 2 train, 1 comes later

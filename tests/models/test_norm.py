@@ -35,12 +35,6 @@ def test_all_of_it_is_found(name, share_named_bn):
     assert len(statistics) * 5 == len(names) * 3  # weight, bias; mean, variance, count
 
 
-def test_nothing_in_group_norm():
-    model = build_model("resnet18", {"norm": "group"}, (3, 32, 32), 10)
-    assert batch_norm_names(model) == frozenset()
-    assert not list(model.named_buffers())
-
-
 def test_other_kinds_of_layers():
     from torchvision.ops.misc import FrozenBatchNorm2d
 
