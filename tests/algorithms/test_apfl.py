@@ -5,10 +5,9 @@ import copy
 import pytest
 import torch
 
-from helpers.federations import net, simulate
-from helpers.reference import CLIENTS, LR, assert_weights, cross_entropy, data, mean, plan, population, run, shares
+from helpers.federations import net
+from helpers.reference import CLIENTS, LR, assert_weights, cross_entropy, data, mean, population, run, shares
 from rayfed.algorithms.apfl import APFL
-from rayfed.algorithms.fedavg import FedAvg
 
 
 def gradient(model, x, y):
@@ -99,15 +98,6 @@ def test_the_paper_keeps_the_statistics_of_the_mixture_and_mixes_parameters_only
     common = {name: server.state["weights"][name] for name, _ in v.named_parameters()}
     for name, value in common.items():
         torch.testing.assert_close(scored[name], alpha * state["model"][name] + (1 - alpha) * value)
-
-
-def test_the_common_model_is_fedavgs_and_all_that_is_sent():
-    people = population()
-    expected, theirs = simulate(plan(FedAvg(), people, net()), people)
-    server, records = simulate(plan(APFL(), people, net()), people)
-    assert all(torch.allclose(server.state["weights"][k], v, atol=1e-6) for k, v in expected.state["weights"].items())
-    assert records[-1].bytes_up == theirs[-1].bytes_up
-    assert records[-1].bytes_down == theirs[-1].bytes_down
 
 
 @pytest.mark.parametrize("variant", ["code", "paper"])

@@ -77,17 +77,6 @@ def test_what_is_sent_and_kept():
     torch.testing.assert_close(state["shares"], SHARES)
 
 
-def test_what_is_scored_is_the_mixture_of_what_was_received():
-    people = population()
-    server, records = simulate(plan(APPLE(relation_lr=0.05), people, net()), people)
-    state, test = server.fleet.states[2], people.clients[2].test
-    mixed = {k: sum(state["p"][j] * v[j] for j in CLIENTS) for k, v in server.state["cores"].items()}
-    logits = server.ctx.task.predict(mixed | state["weights"], torch.from_numpy(test.x))
-    expected = F.cross_entropy(logits, torch.from_numpy(test.y)).item()
-    found = {(s.point, s.client, s.split, s.metric): s.value for s in records[-1].scores}
-    assert found["downloaded", 2, "test", "loss"] == pytest.approx(expected, abs=1e-5)
-
-
 def test_the_pull_fades():
     people = population()
     ctx = plan(APPLE(), people, net(), rounds=10).context(people, "cpu")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.federations import net, simulate
+from helpers.federations import net
 from helpers.reference import (
     CLIENTS,
     LR,
@@ -19,7 +19,6 @@ from helpers.reference import (
 )
 from rayfed.algorithm import Phase
 from rayfed.algorithms.ditto import Ditto
-from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.optim import SGD, Adam
 
 
@@ -52,21 +51,6 @@ def test_three_rounds_by_hand(batch_norm, ours, theirs):
     assert_weights(server.state["weights"], model, atol=2e-5)
     for i, state in server.fleet.states.items():
         assert_weights(state["model"], personal[i], atol=2e-5)
-
-
-def test_only_the_common_model_is_sent_and_only_the_personal_one_scored():
-    people = population()
-    points = ("downloaded", "trained")
-    server, records = simulate(plan(Ditto(), people, net()), people, points=points)
-    _, fedavg = simulate(plan(FedAvg(), people, net()), people)
-    assert records[-1].bytes_up == fedavg[-1].bytes_up
-    assert records[-1].bytes_down == fedavg[-1].bytes_down
-    test = people.clients[1].test
-    logits = server.ctx.task.predict(server.fleet.states[1]["model"], torch.from_numpy(test.x))
-    accuracy = (logits.argmax(1) == torch.from_numpy(test.y)).double().mean().item()
-    found = {(s.point, s.client, s.split, s.metric): s.value for s in records[-1].scores}
-    for point in points:
-        assert found[point, 1, "test", "accuracy"] == pytest.approx(accuracy)
 
 
 def test_adaptation_trains_the_personal_model_alone():

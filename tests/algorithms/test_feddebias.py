@@ -153,8 +153,7 @@ def check_by_hand(bench, *, batch_norm=True):
 
 @pytest.mark.parametrize("batch_norm", [True, False])
 @pytest.mark.parametrize("samples", [3, 5, 9])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize(("momentum", "width"), [(0.9, 1), (0.0, 2)])
 def test_two_steps_by_hand(batch_norm, samples, momentum, width):
     sgd = SGD(lr=0.1, momentum=momentum)
     bench = Workbench(small(lam=0.3, mu=0.8), samples, net(batch_norm), width, optimizer=sgd)
@@ -183,8 +182,7 @@ DIVIDE = {"tau_mode": "divide", "tau1": 1.5, "tau2": 0.7}
     ],
     ids=str,
 )
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize(("momentum", "width"), [(0.9, 1), (0.0, 2)])
 def test_two_steps_of_every_ablation_by_hand(options, momentum, width):
     sgd = SGD(lr=0.1, momentum=momentum)
     check_by_hand(Workbench(small(**({"lam": 0.3, "mu": 0.8} | options)), 5, clients=width, optimizer=sgd))

@@ -42,8 +42,7 @@ def test_mixture_of_several_goes_round_the_batch():
 
 @pytest.mark.parametrize("k_mix", [0, 1, 2])
 @pytest.mark.parametrize("samples", [4, 10, 13])
-@pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("soft_labels", [False, True])
+@pytest.mark.parametrize(("width", "soft_labels"), [(1, False), (3, False), (1, True)])
 def test_two_steps_by_hand(k_mix, samples, width, soft_labels):
     """With soft labels: under Mixup, whose x are the local x and whose y are in ⟨ỹ_p, y⟩."""
     lam, mu = 0.3, 0.8

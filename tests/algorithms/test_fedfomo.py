@@ -147,16 +147,6 @@ def test_the_best_rated_are_sent_and_only_those_that_have_come():
     assert server.state["seen"].tolist() == [i in server.sample(1) for i in CLIENTS]
 
 
-def test_what_is_scored_is_the_model_as_training_left_it():
-    people = people_twice_as_many()
-    server, records = simulate(plan(fomo(), people, plain_net()), people, points=("downloaded", "trained"))
-    found = {(s.point, s.client, s.split, s.metric): s.value for s in records[-1].scores}
-    for i in CLIENTS:
-        assert found["downloaded", i, "val", "loss"] == found["trained", i, "val", "loss"]
-        expected = loss_on(people.clients[i].val, server.fleet.states[i]["weights"])
-        assert found["downloaded", i, "val", "loss"] == pytest.approx(expected, abs=1e-6)
-
-
 def unseen(models):
     """(context, state, what it is sent, everyone) of client 3, which joins the others after training."""
     people = replace(blobs(4, sizes=(16, 24, 40, 32)), unseen_clients=1)

@@ -2,11 +2,8 @@
 
 import copy
 
-import pytest
-import torch
-
-from helpers.federations import net, simulate
-from helpers.reference import CLIENTS, assert_weights, data, descend, mean, plan, population, run, shares
+from helpers.federations import net
+from helpers.reference import CLIENTS, assert_weights, data, descend, mean, population, run, shares
 from rayfed.algorithms.fedper import FedPer
 
 HEAD = ("fc.weight", "fc.bias")
@@ -26,16 +23,3 @@ def test_two_rounds_by_hand():
     for i, state in server.fleet.states.items():
         assert set(state["weights"]) == set(HEAD)
         assert_weights(state["weights"], models[i])
-
-
-def test_heads_are_not_sent_and_are_what_is_scored():
-    people = population()
-    server, records = simulate(plan(FedPer(), people, net()), people)
-    body = sum(v.numel() * v.element_size() for n, v in server.ctx.task.initial_weights().items() if n not in HEAD)
-    assert records[-1].bytes_up == records[-1].bytes_down == {"weights": 3 * body}
-    model = server.state["weights"] | server.fleet.states[2]["weights"]
-    test = people.clients[2].test
-    hits = server.ctx.task.predict(model, torch.from_numpy(test.x)).argmax(1) == torch.from_numpy(test.y)
-    found = {(s.point, s.client, s.split, s.metric): s.value for s in records[-1].scores}
-    assert found["downloaded", 2, "test", "accuracy"] == pytest.approx(hits.double().mean().item())
-    assert server.algorithm.global_model(server.ctx, server.state) is None

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.federations import net, simulate
+from helpers.federations import net
 from helpers.reference import CLIENTS, LR, assert_weights, data, descend, mean, plan, population, run, shares
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedrep import FedRep
@@ -84,22 +84,6 @@ def test_an_unseen_clients_body_moves_only_if_both_parts_adapt(adapted, moves):
         s.value for s in record.scores if s.unseen and (s.split, s.point, s.metric) == ("test", "adapted", "loss")
     )
     assert found == pytest.approx(expected.item(), abs=1e-6)
-
-
-def test_heads_stay_and_the_score_is_of_the_own_head_on_the_common_body():
-    people = population()
-    server, records = simulate(plan(FedRep(), people, net()), people)
-    task = server.ctx.task
-    assert not set(HEAD) & set(server.state["weights"])
-    body = sum(v.numel() * v.element_size() for n, v in task.initial_weights().items() if n not in HEAD)
-    assert records[-1].bytes_up == records[-1].bytes_down == {"weights": 3 * body}
-    heads = [state["weights"]["fc.weight"] for state in server.fleet.states.values()]
-    assert not torch.equal(heads[0], heads[1])
-    test = people.clients[2].test
-    logits = task.predict(server.state["weights"] | server.fleet.states[2]["weights"], torch.from_numpy(test.x))
-    accuracy = (logits.argmax(1) == torch.from_numpy(test.y)).double().mean().item()
-    found = {(s.client, s.split, s.metric): s.value for s in records[-1].scores if s.point == "downloaded"}
-    assert found[2, "test", "accuracy"] == pytest.approx(accuracy)
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from helpers.federations import net, simulate
-from helpers.reference import CLIENTS, LR, assert_weights, data, descend, plan, population, run
+from helpers.federations import net
+from helpers.reference import CLIENTS, LR, assert_weights, data, descend, population, run
 from rayfed.algorithms.solo import Solo
 from rayfed.core.optim import SGD
 
@@ -34,11 +34,3 @@ def test_momentum_goes_on_over_rounds_unless_told_otherwise(keep):
     else:
         alone = descend(descend(model, x, y, 3, optimizer=momentum), x, y, 3, optimizer=momentum)
     assert_weights(states[0]["weights"], alone)
-
-
-def test_nothing_is_sent_and_there_is_no_global_model():
-    people = population()
-    server, records = simulate(plan(Solo(), people, net()), people)
-    assert all(record.bytes_up == record.bytes_down == {} for record in records)
-    assert server.algorithm.global_model(server.ctx, server.state) is None
-    assert {score.point for score in records[-1].scores if score.split == "test"} == {"downloaded"}

@@ -29,10 +29,6 @@ def plain(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
 
 
-def problems():
-    return [check for check in doctor.checks(with_ray=False) if check.remedy]
-
-
 def test_a_machine_without_problems(capsys):
     assert main(["--no-ray"]) == 0
     out = capsys.readouterr().out

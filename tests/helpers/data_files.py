@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from helpers import image_sets
-from helpers.mnist_files import idx_bytes
+from helpers.mnist_files import write_mnist
 from helpers.text_and_sensors import write_har, write_news
 
 ROOT = "sets"
@@ -16,12 +16,8 @@ ROOT = "sets"
 
 def write_idx(name: str) -> None:
     """Write MNIST or Fashion-MNIST."""
-    raw = Path(ROOT, name, "raw")
-    raw.mkdir(parents=True, exist_ok=True)
-    for part, count in (("train", 120), ("t10k", 60)):
-        images = np.random.default_rng(count).integers(0, 256, (count, 28, 28))
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(idx_bytes(images))
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(idx_bytes(np.arange(count) % 10))
+    images = (np.random.default_rng(count).integers(0, 256, (count, 28, 28)) for count in (120, 60))
+    write_mnist(Path(ROOT), *images, name)
 
 
 def write_npz() -> None:

@@ -9,7 +9,7 @@ import scipy.io
 import torch
 from PIL import Image
 
-from helpers.mnist_files import idx_bytes
+from helpers.mnist_files import write_mnist
 from rayfed.data.sets.domain_folders import DOMAINS, DomainNet10, OfficeCaltech10, Pacs
 
 RANDOM = np.random.default_rng(11)
@@ -132,10 +132,7 @@ def digits(count: int, *shape: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mnist(root: Path) -> None:
-    (root / "MNIST/raw").mkdir(parents=True, exist_ok=True)  # a test may have written MNIST before
-    for source, count in zip(("train", "t10k"), DIGITS["mnist"], strict=True):
-        for kind, array in zip(("images-idx3", "labels-idx1"), digits(count, 28, 28), strict=True):
-            (root / f"MNIST/raw/{source}-{kind}-ubyte").write_bytes(idx_bytes(array))
+    write_mnist(root, *(digits(count, 28, 28)[0] for count in DIGITS["mnist"]))
 
 
 def mat(path: Path, images: np.ndarray, labels: np.ndarray) -> None:

@@ -11,10 +11,10 @@ def idx_bytes(array: np.ndarray) -> bytes:
     return struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
-def write_mnist(root: Path, train: np.ndarray, test: np.ndarray) -> Path:
-    """Write uint8 images [n, 28, 28], labelled 0..9 in turn, to `root`/MNIST/raw and return `root`."""
-    raw = root / "MNIST" / "raw"
-    raw.mkdir(parents=True)
+def write_mnist(root: Path, train: np.ndarray, test: np.ndarray, name: str = "MNIST") -> Path:
+    """Write uint8 images [n, 28, 28], labelled 0..9 in turn, to `root`/`name`/raw and return `root`."""
+    raw = root / name / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
     for part, images in (("train", train), ("t10k", test)):
         labels = np.arange(len(images)) % 10
         (raw / f"{part}-images-idx3-ubyte").write_bytes(idx_bytes(images))
