@@ -89,6 +89,15 @@ def test_no_client_is_sampled_twice_before_all_have_taken_part():
     assert min(repeats) < 6  # other methods sample each cohort independently
 
 
+def test_notes():
+    people = blobs()
+    ctx = blueprint(DPFedBN(), people, rounds=10).context(people, "cpu").at(cohort=(0,))
+    line, _ = DPFedBN(epsilon=6.0, clip=2.0).notes(ctx, None)
+    assert line == "ε=6 per client, 2 per participation: Laplace noise of scale 2 on every weight"
+    _, sizes, _ = DPFedBN(weighting="examples").notes(ctx, None)
+    assert sizes == "the numbers of examples are sent in clear, for the weights of the mean: ε does not cover them"
+
+
 def test_a_wrapper_that_sends_more_gives_no_guarantee():
     people = blobs()
     for mr, expected in ((True, None), (False, 4.0)):
