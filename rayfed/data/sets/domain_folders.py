@@ -61,7 +61,16 @@ class DomainFolders(ImageFiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pacs(DomainFolders):
+class LargeImages(DomainFolders):
+    """Datasets whose images have the size and the normalisation of ImageNet by default."""
+
+    size: int = option(224, low=8, help="side to which images are resized")
+    mean: list[float] = option(IMAGENET_MEAN, help="subtracted from images in [0, 1]; one number or three")
+    std: list[float] = option(IMAGENET_STD, above=0, help="images are divided by it; one number or three")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pacs(LargeImages):
     """PACS: 9,991 images of 7 classes in four domains (Li, Yang, Song and Hospedales 2017, "Deeper, Broader and Artier
     Domain Generalization").
 
@@ -78,13 +87,9 @@ class Pacs(DomainFolders):
     count: ClassVar[int] = 7
     url: ClassVar[str] = "https://dali-dl.github.io/project_iccv2017.html"
 
-    size: int = option(224, low=8, help="side to which images are resized; FedDebias: 32")
-    mean: list[float] = option(IMAGENET_MEAN, help="subtracted from images in [0, 1]; one number or three")
-    std: list[float] = option(IMAGENET_STD, above=0, help="images are divided by it; one number or three")
-
 
 @dataclass(frozen=True, kw_only=True)
-class OfficeHome(DomainFolders):
+class OfficeHome(LargeImages):
     """OfficeHome: 15,588 images of 65 classes in four domains (Venkateswara et al. 2017, "Deep Hashing Network for
     Unsupervised Domain Adaptation").
 
@@ -102,10 +107,6 @@ class OfficeHome(DomainFolders):
     }
     count: ClassVar[int] = 65
     url: ClassVar[str] = "https://www.hemanthdv.org/officeHomeDataset.html"
-
-    size: int = option(224, low=8, help="side to which images are resized")
-    mean: list[float] = option(IMAGENET_MEAN, help="subtracted from images in [0, 1]; one number or three")
-    std: list[float] = option(IMAGENET_STD, above=0, help="images are divided by it; one number or three")
 
 
 @dataclass(frozen=True, kw_only=True)
