@@ -54,32 +54,16 @@ def checks(*, with_ray: bool = True, start_seconds: float = Faults.start_seconds
 
 
 def _versions() -> Iterator[Check]:
-    from packaging.requirements import Requirement
-
+    names = ("rayfed-sim", "torch", "torchvision", "ray", "numpy", "pandas", "pyarrow")
     yield Check("Python", platform.python_version())
+    yield Check("packages", ", ".join(f"{name} {_version(name)}" for name in names))
+
+
+def _version(package: str) -> str:
     try:
-        required = importlib.metadata.requires("rayfed-sim") or []
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        yield Check("rayfed", "not installed: it runs from a folder", "pip install . in a checkout, or make venv")
-        return
-    yield Check("rayfed", importlib.metadata.version("rayfed-sim"))
-    shown, wrong = [], []
-    for requirement in map(Requirement, required):
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            version = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            wrong.append(f"{requirement} is missing")
-            continue
-        if not requirement.specifier.contains(version, prereleases=True):
-            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
-        if requirement.name in ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow"):
-            shown.append(f"{requirement.name} {version}")
-    yield Check("packages", ", ".join(shown))
-    if wrong:
-        names = " ".join(f"'{text.split(' is ')[0].split()[0]}'" for text in wrong)
-        yield Check("packages", "; ".join(wrong), f"{sys.executable} -m pip install --upgrade {names}")
+        return "not installed"
 
 
 def _cpus() -> Iterator[Check]:
@@ -285,14 +269,7 @@ def _nodes(joined: bool) -> Iterator[Check]:
 
 def _node(data: str) -> dict[str, str]:
     """Return the versions that a process finds, and whether the folder `data` is there."""
-
-    def version(name: str) -> str:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return "not installed"
-
     names = {"rayfed": "rayfed-sim", "torch": "torch", "numpy": "numpy"}
-    versions = {name: version(package) for name, package in names.items()}
+    versions = {name: _version(package) for name, package in names.items()}
     python = ".".join(map(str, sys.version_info[:2]))
     return {"Python": python, **versions, "data": "there" if data and Path(data).is_dir() else ""}
