@@ -7,7 +7,7 @@ from rayfed.engine.checkpoint import Saved
 from rayfed.experiments.in_process import run_here
 from rayfed.experiments.local_sweep import run_one_by_one
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.progress import Countdown, note, one_trial, watch_trials, watched
+from rayfed.experiments.progress import note, one_trial, watch_trials, watched
 from rayfed.experiments.sweep import SweepPlan
 from rayfed.records.recorder import Progress, Recorder
 
@@ -31,13 +31,11 @@ def launch(plan: Plan, saved: Saved, *, quiet: bool) -> str:
 
     cluster.connect(place, dashboard=False, start_seconds=plan.config.faults.start_seconds)
 
-    countdown = Countdown()
-
     def watch(progress: Callable[[], list[Progress]], wait: Callable[[float | None], bool]) -> None:
         if quiet:
             wait(None)
         else:
-            watch_trials(progress, wait, lambda trials: one_trial(trials[0], countdown))
+            watch_trials(progress, wait, lambda trials: one_trial(trials[0]))
 
     continues = "the same command with resume=true continues after the last checkpoint"
     if not plan.config.checkpoint.every:
@@ -75,8 +73,7 @@ def launch_sweep(plan: SweepPlan, *, quiet: bool) -> int:
 
 def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> str:
     recorder = Recorder(plan.config.results, plan.config.experiment)
-    countdown = Countdown()
-    with watched(recorder.progress, lambda trials: one_trial(trials[0], countdown), quiet=quiet):
+    with watched(recorder.progress, lambda trials: one_trial(trials[0]), quiet=quiet):
         try:
             return run_here(plan, recorder, saved)
         finally:

@@ -38,7 +38,7 @@ from rayfed.experiments.config import Config, Faults
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.local_sweep import expected_names, name_next
 from rayfed.experiments.plan import data_key, load_data
-from rayfed.experiments.progress import Countdown, many_trials, span, watched
+from rayfed.experiments.progress import many_trials, span, watched
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import SweepPlan
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
@@ -82,8 +82,8 @@ def _run_connected(plan: SweepPlan, say: Callable[[str], None], *, quiet: bool) 
     data = _sent_data(plan.configs) if plan.given.clients is None else {}
     interrupts: list[int] = []
     run = _Jobs(plan, say)
-    began, countdown = time.monotonic(), Countdown()
-    bars = lambda trials: many_trials(trials, run.names, time.monotonic() - began, countdown)  # noqa: E731
+    began = time.monotonic()
+    bars = lambda trials: many_trials(trials, run.names, time.monotonic() - began)  # noqa: E731
     sigterm = lambda: _interrupted(mark_interrupted(plan.results, plan.experiment, run.names), run)  # noqa: E731
     try:
         jobs, tries = list(plan.jobs), max(one.restarts for one in faults)

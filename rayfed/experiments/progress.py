@@ -3,7 +3,6 @@
 import statistics
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,41 +10,15 @@ from rayfed.core.status_line import Bar, StatusLine
 from rayfed.records.metric_names import is_fraction
 from rayfed.records.recorder import Progress
 
-_LATER = 1.2  # an estimate that is later than the one shown by less than this factor is not shown
 
-
-class Countdown:
-    """A time left that counts down, and not up and down with every estimate.
-
-    An earlier estimate is shown at once, and a later one only if it is later by a fifth or more. In between, the time
-    that passes is subtracted.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
-        self._end: float | None = None
-        self._estimate: float | None = None
-
-    def shown(self, left: float) -> float:
-        """Return the seconds to show for a time left that is now estimated as `left`."""
-        now = self._clock()
-        before = None if self._end is None else self._end - now
-        is_new = left != self._estimate
-        if before is None or (is_new and (left < before or left > _LATER * max(before, 1.0))):
-            before = left
-        self._end, self._estimate = now + before, left
-        return max(0.0, before)
-
-
-def one_trial(progress: Progress, countdown: Countdown | None = None) -> list[Bar]:
+def one_trial(progress: Progress) -> list[Bar]:
     """Return "round 12/50" with "3.1 s per round · 118 s left · 6.4 clients/s · val 91.2% (best 91.4%)"."""
     done = progress.round - progress.first_round
     parts = []
     if done > 0 and progress.seconds > 0:
         parts.append(f"{progress.seconds / done:.3g} s per round")
         if progress.left is not None and not progress.doing:
-            left = countdown.shown(progress.left) if countdown is not None else progress.left
-            parts.append(f"{span(left)} left")
+            parts.append(f"{span(progress.left)} left")
         parts.append(f"{progress.clients / progress.seconds:.3g} clients/s")
     if progress.doing:
         parts.append(progress.doing)
@@ -60,9 +33,7 @@ def one_trial(progress: Progress, countdown: Countdown | None = None) -> list[Ba
     return [Bar("round", min(progress.round, progress.rounds), progress.rounds, " · ".join(parts))]
 
 
-def many_trials(
-    trials: Sequence[Progress], names: Sequence[str], seconds: float, countdown: Countdown | None = None
-) -> list[Bar]:
+def many_trials(trials: Sequence[Progress], names: Sequence[str], seconds: float) -> list[Bar]:
     """Return "trials 5/18" with "2 running, 1 failed", and "rounds 130/450" with the time left and the best trial.
 
     Args:
@@ -83,7 +54,7 @@ def many_trials(
     left = seconds_left(trials, names, seconds)
     doing = {p.doing for p in trials if p.doing}
     if work and left is not None and (len(trials) < len(names) or any(not p.doing for p in trials if p in running)):
-        parts.append(f"{span(countdown.shown(left) if countdown is not None else left)} left")
+        parts.append(f"{span(left)} left")
         parts.append(f"{sum(p.clients for p in trials) / seconds:.3g} clients/s")
     parts += sorted(doing)
     gains = {p.trial: p.selection.gain(p.best_val) for p in trials if p.best_val is not None}

@@ -11,7 +11,7 @@ from rayfed.core import status_line
 from rayfed.core.pace import Pace
 from rayfed.core.records import Record
 from rayfed.core.status_line import Bar, StatusLine
-from rayfed.experiments.progress import Countdown, many_trials, one_trial, seconds_left
+from rayfed.experiments.progress import many_trials, one_trial, seconds_left
 from rayfed.records.recorder import Progress, Recorder
 
 
@@ -53,30 +53,6 @@ class TestPace:
         pace = Pace(10**12, every=10)
         pace.add(1, 1.0)
         assert pace.left(1) == 10**12 - 1
-
-
-class TestCountdown:
-    def test_counts_down_between_estimates_and_not_up_with_small_changes(self):
-        clock = [0.0]
-        countdown = Countdown(lambda: clock[0])
-        assert countdown.shown(100) == 100
-        shown = [100.0]
-        for second, estimate in ((10, 100), (20, 95), (30, 84), (31, 84), (40, 61)):
-            clock[0] = second
-            shown.append(countdown.shown(estimate))
-        assert shown == sorted(shown, reverse=True)
-        assert shown == [100, 90, 80, 70, 69, 60]
-
-    def test_an_earlier_end_and_a_much_later_one_are_shown(self):
-        countdown = Countdown(lambda: 0.0)
-        assert [countdown.shown(left) for left in (100, 50, 55, 90)] == [100, 50, 50, 90]
-
-    def test_never_below_zero(self):
-        clock = [0.0]
-        countdown = Countdown(lambda: clock[0])
-        countdown.shown(3)
-        clock[0] = 9.0
-        assert countdown.shown(3) == 0
 
 
 def trial(name, seed=0, **values):
