@@ -9,14 +9,6 @@ from rayfed.experiments.capacity import bundles, check_fits, check_run, check_sw
 from rayfed.experiments.config import Config, Placement
 
 
-def fits(nodes, **placement):
-    try:
-        check_fits(Placement(**placement), nodes)
-    except UsageError:
-        return False
-    return True
-
-
 def node(cpus, gpus=0):
     return {"CPU": float(cpus), "GPU": float(gpus)} if gpus else {"CPU": float(cpus)}
 
@@ -45,71 +37,65 @@ class TestShares:
         )
 
 
-class TestBundles:
-    def test_one_process_needs_one_bundle(self):
-        assert bundles(Placement(hosts=0, cpus=2)) == [{"CPU": 2}]
-        assert bundles(Placement(hosts=0, gpus=1, server_gpus=0.5)) == [{"CPU": 1, "GPU": 1}]
-
-    def test_an_empty_server_bundle_comes_first_all_the_same(self):
-        assert bundles(Placement(hosts=2, cpus=0.5)) == [{}, {"CPU": 0.5}, {"CPU": 0.5}]
-
-    def test_server_and_hosts(self):
-        place = Placement(hosts=2, cpus=1, gpus=0.25, server_cpus=0.5, server_gpus=0.25)
-        assert bundles(place) == [{"CPU": 0.5, "GPU": 0.25}, *[{"CPU": 1, "GPU": 0.25}] * 2]
-
-    def test_a_host_may_need_a_gpu_alone(self):
-        assert bundles(Placement(hosts=1, cpus=0, gpus=1)) == [{}, {"GPU": 1}]
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ({"hosts": 0, "cpus": 2}, [{"CPU": 2}]),
+        ({"hosts": 0, "gpus": 1, "server_gpus": 0.5}, [{"CPU": 1, "GPU": 1}]),
+        ({"hosts": 2, "cpus": 0.5}, [{}, {"CPU": 0.5}, {"CPU": 0.5}]),  # that of the server comes first, though empty
+        (
+            {"hosts": 2, "cpus": 1, "gpus": 0.25, "server_cpus": 0.5, "server_gpus": 0.25},
+            [{"CPU": 0.5, "GPU": 0.25}, *[{"CPU": 1, "GPU": 0.25}] * 2],
+        ),
+        ({"hosts": 1, "cpus": 0, "gpus": 1}, [{}, {"GPU": 1}]),
+    ],
+)
+def test_bundles(placement, expected):
+    assert bundles(Placement(**placement)) == expected
 
 
 class TestFitting:
-    def test_twelve_halves_of_eight_gpus(self):
-        assert fits([node(96, 8)], hosts=12, gpus=0.5)
-        assert fits([node(96, 6)], hosts=12, gpus=0.5)
-        assert not fits([node(96, 5)], hosts=12, gpus=0.5)
+    @pytest.mark.parametrize(
+        ("nodes", "placement"),
+        [
+            ([node(96, 8)], {"hosts": 12, "gpus": 0.5}),
+            ([node(96, 6)], {"hosts": 12, "gpus": 0.5}),
+            ([node(8, 1)], {"hosts": 3, "gpus": 1 / 3}),
+            ([node(8, 1)], {"hosts": 3, "gpus": 0.33}),
+            ([node(8, 2)], {"hosts": 6, "gpus": 1 / 3}),
+            ([node(8, 2)], {"hosts": 1, "gpus": 1, "server_gpus": 1 / 3}),
+            ([node(10, 1)], {"hosts": 10, "gpus": 0.1}),
+            ([node(4, 1)], {"hosts": 3, "gpus": 0.25, "server_gpus": 0.25}),
+            ([node(2), node(2)], {"hosts": 4}),
+            ([node(8), node(1, 1)], {"hosts": 1, "cpus": 1, "gpus": 1, "server_cpus": 8}),
+            ([node(2)], {"hosts": 8, "cpus": 0.25}),
+            ([node(1)], {"hosts": 10, "cpus": 0.1}),
+            ([node(1)], {"hosts": 50, "cpus": 0}),
+            ([node(1)], {"hosts": 0}),
+            ([node(1)], {"hosts": 50, "gpus": 1, "autoscale": True}),
+        ],
+    )
+    def test_there_is_room(self, nodes, placement):
+        check_fits(Placement(**placement), nodes)
 
-    def test_a_share_lies_on_one_gpu(self):
-        # 3 · 0.34 = 1.02; and two GPUs of which a third each is taken have no room for a whole
-        assert fits([node(8, 1)], hosts=3, gpus=1 / 3)
-        assert fits([node(8, 1)], hosts=3, gpus=0.33)
-        assert not fits([node(8, 1)], hosts=4, gpus=1 / 3)
-        assert fits([node(8, 2)], hosts=6, gpus=1 / 3)
-        assert fits([node(8, 2)], hosts=1, gpus=1, server_gpus=1 / 3)
-        assert not fits([node(8, 2)], hosts=2, gpus=1, server_gpus=1 / 3)
-
-    def test_ten_tenths_are_one(self):
-        assert fits([node(10, 1)], hosts=10, gpus=0.1)
-
-    def test_the_server_takes_its_share_of_the_same_gpu(self):
-        assert fits([node(4, 1)], hosts=3, gpus=0.25, server_gpus=0.25)
-        assert not fits([node(4, 1)], hosts=4, gpus=0.25, server_gpus=0.25)
-
-    def test_a_bundle_lies_on_one_node(self):
-        assert fits([node(2), node(2)], hosts=4)
-        assert not fits([node(2), node(2)], hosts=1, cpus=3)
-        assert not fits([node(8, 1), node(8, 1)], hosts=1, gpus=2)
-        assert fits([node(8), node(1, 1)], hosts=1, cpus=1, gpus=1, server_cpus=8)
-
-    def test_a_node_needs_both_at_once(self):
-        assert not fits([node(1, 4), node(16)], hosts=4, cpus=1, gpus=1)
-
-    def test_shares_of_cpus(self):
-        assert fits([node(2)], hosts=8, cpus=0.25)
-        assert not fits([node(2)], hosts=8, cpus=0.25, server_cpus=0.25)
-        assert fits([node(1)], hosts=10, cpus=0.1)
-
-    def test_nothing_reserved_fits_anywhere(self):
-        assert fits([node(1)], hosts=50, cpus=0)
-
-    def test_one_process(self):
-        assert fits([node(1)], hosts=0)
-        assert not fits([node(1)], hosts=0, cpus=2)
-        assert not fits([node(1)], hosts=0, gpus=1)
-
-    def test_with_autoscaling_more_nodes_may_come(self):
-        assert fits([node(1)], hosts=50, gpus=1, autoscale=True)
-
-    def test_no_node_at_all(self):
-        assert not fits([], hosts=1)
+    @pytest.mark.parametrize(
+        ("nodes", "placement"),
+        [
+            ([node(96, 5)], {"hosts": 12, "gpus": 0.5}),
+            ([node(8, 1)], {"hosts": 4, "gpus": 1 / 3}),
+            ([node(8, 2)], {"hosts": 2, "gpus": 1, "server_gpus": 1 / 3}),  # a share lies on one GPU
+            ([node(4, 1)], {"hosts": 4, "gpus": 0.25, "server_gpus": 0.25}),
+            ([node(2), node(2)], {"hosts": 1, "cpus": 3}),  # a bundle lies on one node
+            ([node(8, 1), node(8, 1)], {"hosts": 1, "gpus": 2}),
+            ([node(1, 4), node(16)], {"hosts": 4, "cpus": 1, "gpus": 1}),  # which has both
+            ([node(2)], {"hosts": 8, "cpus": 0.25, "server_cpus": 0.25}),
+            ([node(1)], {"hosts": 0, "cpus": 2}),
+            ([node(1)], {"hosts": 0, "gpus": 1}),
+            ([], {"hosts": 1}),
+        ],
+    )
+    def test_there_is_none(self, nodes, placement):
+        refusal(nodes, **placement)
 
     def test_what_is_reserved_elsewhere_does_not_matter(self):
         nodes = [node(4, 1)]
