@@ -24,7 +24,7 @@ class DomainSelection:
     name: ClassVar[str]
 
     domains: list[str] = option([], help="domains to use, in this order; empty: all")
-    held_out: tuple[str, ...] = field(default=(), init=False)
+    left_out: tuple[str, ...] = field(default=(), init=False)
     """The domains that no client holds, the "ood" test sets. `leave_out` of the configuration replaces them."""
 
     def load(self) -> Dataset:
@@ -36,7 +36,7 @@ class DomainSelection:
         raise NotImplementedError
 
     def selected_domains(self) -> tuple[str, ...]:
-        """Return the domains in use, including those that are held out.
+        """Return the domains in use, including those that no client holds.
 
         Raises:
             UsageError: A name is unknown or repeated.
@@ -52,7 +52,7 @@ class DomainSelection:
     def without(self, domains: Sequence[str]) -> Self:
         """Return the same options for a dataset of which no client holds `domains`."""
         data = copy.copy(self)
-        object.__setattr__(data, "held_out", tuple(domains))
+        object.__setattr__(data, "left_out", tuple(domains))
         return data
 
 
@@ -84,7 +84,7 @@ class DomainSampling(DomainSelection, ChannelNormalisation):
         published: Mapping[str, np.ndarray] | None = None,
         made_of: Mapping[str, str] | None = None,
     ) -> dict[str, "SampledRows"]:
-        """Return the rows to keep of each domain, training rows first. Held-out domains keep all their rows.
+        """Return the rows to keep of each domain, training rows first. Domains that are left out keep all their rows.
 
         Args:
             sizes: Number of examples of each domain.
@@ -98,11 +98,11 @@ class DomainSampling(DomainSelection, ChannelNormalisation):
             origin = (made_of or {}).get(name)
             is_test = published[name] if published else None
             drawn[name] = self._draw(name, origin or name, size, is_test, from_the_end=origin is not None)
-        train_sizes = [len(train) for name, (train, _) in drawn.items() if name not in self.held_out]
+        train_sizes = [len(train) for name, (train, _) in drawn.items() if name not in self.left_out]
         limit = min(train_sizes) if isinstance(self.per_party, str) else self.per_party
         sampled = {}
         for name, (train, test) in drawn.items():
-            train = np.sort(train if name in self.held_out else train[:limit])
+            train = np.sort(train if name in self.left_out else train[:limit])
             rows = np.concatenate([train, np.sort(test)])
             sampled[name] = SampledRows(rows, np.arange(len(rows)) >= len(train))
         return sampled
@@ -119,7 +119,7 @@ class DomainSampling(DomainSelection, ChannelNormalisation):
             train, test = order[~is_test[order]], order[is_test[order]]
         if from_the_end:
             train = train[::-1]
-        if name in self.held_out:
+        if name in self.left_out:
             return train, test
         return train[: max(1, floor_share(len(train), self.share))], test
 

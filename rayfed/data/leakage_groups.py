@@ -76,7 +76,7 @@ def check_no_leakage(dataset: Dataset, clients: list[ClientRows]) -> None:
 
 
 def unheld_rows(dataset: Dataset, clients: list[ClientRows], domain: str) -> np.ndarray:
-    """Return the rows of a held-out domain, without leakage groups that clients train on or validate with.
+    """Return the rows of a domain that is left out, without leakage groups that clients train on or validate with.
 
     Raises:
         UsageError: There is no row, or none is left.

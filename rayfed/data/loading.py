@@ -210,7 +210,7 @@ def load_without_domain(data: Any, leave_out: str | Sequence[str] | None) -> Dat
 
 
 def dataset_without_domain(dataset: Dataset, leave_out: str | Sequence[str]) -> Dataset:
-    """Return `dataset` with the domains in `leave_out` as its only held-out domains.
+    """Return `dataset` with the domains in `leave_out` as the only ones that no client holds.
 
     Raises:
         UsageError: A domain does not exist, or there is no other.

@@ -123,7 +123,7 @@ class StandIns:
             num_classes=classes,
             domain=domain,
             domains=tuple(kept),
-            ood=data.held_out,
+            ood=data.left_out,
             **data.normalisation(),
         )
 

@@ -92,7 +92,7 @@ class Digits5(DomainSampling):
             sources=domains,
             index=np.concatenate([part.rows for part in kept.values()]),
             leakage_group=_leakage_groups(kept, made_of),
-            ood=self.held_out,
+            ood=self.left_out,
             **self.normalisation(),
         )
 

@@ -59,6 +59,6 @@ class ImageFiles(DomainSampling):
             sources=domains,
             index=listing.index[rows],
             client=listing.client[rows] if natural else None,
-            ood=self.held_out,
+            ood=self.left_out,
             **self.normalisation(),
         )

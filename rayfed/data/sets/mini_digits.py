@@ -63,7 +63,7 @@ class MiniDigits(DomainSelection):
             index=arrays["index"][rows],
             mean=(0.5,) * 3,
             std=(0.5,) * 3,
-            ood=self.held_out,
+            ood=self.left_out,
         )
 
 

@@ -34,8 +34,8 @@ class Camelyon17(ImageFiles):
     `patches/patient_004_node_4/patch_patient_004_node_4_x_3328_y_21792.png`. Public domain (CC0).
 
     Domains and clients are the hospitals. Hospital 1 is WILDS' validation domain and hospital 2 its test domain; both
-    are held out by default. With split=published, WILDS' in-distribution validation patches are the test examples of
-    hospitals 0, 3 and 4, and hospitals 1 and 2 must be held out.
+    are left out by default. With split=published, WILDS' in-distribution validation patches are the test examples of
+    hospitals 0, 3 and 4, and hospitals 1 and 2 must be left out.
     """
 
     name: ClassVar[str] = "camelyon17"
@@ -46,7 +46,7 @@ class Camelyon17(ImageFiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "held_out", tuple(name for name in WITHOUT_SPLIT if name in self.selected_domains()))
+        object.__setattr__(self, "left_out", tuple(name for name in WITHOUT_SPLIT if name in self.selected_domains()))
 
     def available_domains(self) -> tuple[str, ...]:
         return tuple(f"hospital-{number}" for number in range(HOSPITALS))
@@ -58,7 +58,7 @@ class Camelyon17(ImageFiles):
             UsageError: The table or patches are missing or damaged, or the options contradict each other.
         """
         domains = self.selected_domains()
-        without_split = set(WITHOUT_SPLIT) & set(domains) - set(self.held_out)
+        without_split = set(WITHOUT_SPLIT) & set(domains) - set(self.left_out)
         if self.split == "published" and without_split:
             raise UsageError(
                 f"data.split=published: {min(without_split)} has no split; leave it out, or use data.split=random"
@@ -145,7 +145,7 @@ class RxRx1(ImageFiles):
             for unseen in [published and row.dataset in UNSEEN]
             if unseen or row.experiment in clients
         ]
-        sampling = self.without([*self.held_out, *UNSEEN]) if published else self
+        sampling = self.without([*self.left_out, *UNSEEN]) if published else self
         listing = Listing.of(folder, entries)
         return sampling.dataset(listing, domains, self.classes, published=published, natural=True)
 
