@@ -1,7 +1,7 @@
 """The Python API: `run`, `sweep`, `report`, `load` and `check`. The command line uses it, too."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -305,12 +305,6 @@ def _recorded_configuration(row: Mapping[str, Any], given: Given) -> dict[str, A
     return {key: value for key, value in recorded_configuration(row).items() if key.partition(".")[0] not in replaced}
 
 
-def _say(lines: Iterable[str], quiet: bool) -> None:
-    """Print lines to standard error, unless `quiet`."""
-    for line in () if quiet else lines:
-        print(f"rayfed: {line}", file=sys.stderr, flush=True)
-
-
 def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:
     """Return what `resume=true` continues from: nothing, or the newest checkpoint that is whole."""
     if not plan.config.resume:
@@ -319,7 +313,8 @@ def _saved_checkpoints(plan: Plan, quiet: bool) -> Saved:
     saved = usable(plan.config, recorder.saved(plan.trial))
     if saved:
         saved, notes = verified(saved, recorder, plan.trial, plan.configuration_hash, plan.blueprint)
-        _say(notes, quiet=False)
+        for line in notes:
+            print(f"rayfed: {line}", file=sys.stderr, flush=True)
     if not quiet:
         print(f"{'resume':>10}  {resume_message(plan.config, saved)}", file=sys.stderr, flush=True)
     return saved
