@@ -425,15 +425,7 @@ def _check_together(settings: Any) -> None:
     _check_counts(settings)
     if settings.select.mode is not None and settings.select.metric is None:
         raise UsageError(f"select.mode={settings.select.mode}: has no effect without select.metric")
-    if settings.select.metric is not None and "val" not in settings.evaluate.splits:
-        raise UsageError(
-            f"select.metric={settings.select.metric}: chooses by validation scores, and evaluate.splits has no val"
-        )
     stopping = settings.early_stopping
-    if stopping.patience is not None and "val" not in settings.evaluate.splits:
-        raise UsageError(
-            f"early_stopping.patience={stopping.patience}: looks at validation scores, and evaluate.splits has no val"
-        )
     if stopping.patience is None and stopping != EarlyStoppingOptions():
         raise UsageError("early_stopping: has no effect without early_stopping.patience, such as 5")
     for key in ("wandb", "mlflow", "folder"):

@@ -292,13 +292,19 @@ def _selection(config: Config, blueprint: Blueprint, population: Population, poi
     metric, mode = config.select.metric, config.select.mode
     keys = ("select.metric", metric), ("early_stopping.patience", config.early_stopping.patience)
     for key, value in (*keys, ("checkpoint.best", config.checkpoint.best or None)):
-        if value is not None and not any(len(client.val) for client in population.participants):
-            raise UsageError(
-                f"{key}={value}: needs validation scores, but no client has validation data; give partition.validation"
-            )
+        if value is not None:
+            check_validated(key, value, population, config.evaluate.splits)
     shape = () if metric in (None, "accuracy", "loss") else first_outputs(blueprint, population, 1)[0].shape[1:]
     name, higher_is_better = chosen_metric(metric, mode, config.metrics, population, blueprint.outputs, shape)
     return Selection(metric=name, higher_is_better=higher_is_better, point=point)
+
+
+def check_validated(key: str, value: Any, population: Population, splits: Sequence[str]) -> None:
+    """Raise UsageError if there are no validation scores, which the key needs."""
+    if "val" not in splits or not any(len(client.val) for client in population.participants):
+        raise UsageError(
+            f"{key}={value}: needs validation scores; give partition.validation above 0, and evaluate.splits with val"
+        )
 
 
 def _chosen_loss(config: Config, given: Loss | None) -> Loss:

@@ -10,7 +10,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.failures import Failures, failure
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.naming import trial_name
-from rayfed.experiments.plan import Given, Plan, data_key, load_data, make_plan
+from rayfed.experiments.plan import Given, Plan, check_validated, data_key, load_data, make_plan
 from rayfed.experiments.run_summary import counted, notes, unused_gpu
 from rayfed.experiments.space import Space
 from rayfed.experiments.study import LOG_FILE, Study, check_search
@@ -216,12 +216,8 @@ def _check_plans(
 def _check_criterion(space: Space, plan: Plan) -> None:
     """Raise UsageError if the search needs validation scores that a plan does not have."""
     for key, value in (("scheduler", "asha"), ("kind", "optuna")):
-        if getattr(space.search, key) != value:
-            continue
-        if not any(len(client.val) for client in plan.population.participants):
-            raise UsageError(f"search.{key}={value}: needs validation scores, but partition.validation is 0")
-        if "val" not in plan.evaluation.splits:
-            raise UsageError(f"search.{key}={value}: needs validation scores, but evaluate.splits has no val")
+        if getattr(space.search, key) == value:
+            check_validated(f"search.{key}", value, plan.population, plan.evaluation.splits)
 
 
 def _planned_first(config: Config, given: Given, populations: Populations, *, names_seed: bool) -> Plan:

@@ -208,11 +208,11 @@ class TestRefusals:
             ({"early_stopping.min_delta": 0.1}, "early_stopping: has no effect without early_stopping.patience"),
             (
                 {"early_stopping.patience": 2, "evaluate.splits": ["test"]},
-                "early_stopping.patience=2: looks at validation scores, and evaluate.splits has no val",
+                "early_stopping.patience=2: needs validation scores; give ",
             ),
             (
                 {"early_stopping.patience": 2, "partition.validation": 0.0},
-                "early_stopping.patience=2: needs validation scores, but no client has validation data",
+                "early_stopping.patience=2: needs validation scores; give ",
             ),
         ],
     )

@@ -171,7 +171,7 @@ class TestPlan:
             ({"select.metric": "ece", "partition.validation": 0.0}, "select.metric=ece: needs validation scores"),
             (
                 {"select.metric": "loss", "evaluate.splits": ["test"]},
-                "select.metric=loss: chooses by validation scores",
+                "select.metric=loss: needs validation scores",
             ),
             ({"select.metric": "ec"}, "select.metric=ec: no such value is measured; "),
             ({"select.metric": "drift"}, "select.metric=drift: only accuracy, loss and metrics of predictions"),

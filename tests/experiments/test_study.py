@@ -189,7 +189,7 @@ class TestRefusals:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(module, "check_search", lambda space: None)
         monkeypatch.setattr("rayfed.experiments.sweep.check_search", lambda space: None)
-        with pytest.raises(UsageError, match=r"^search.kind=optuna: needs validation scores, but"):
+        with pytest.raises(UsageError, match=r"^search.kind=optuna: needs validation scores; give"):
             plan_sweep(space(**changes), configurations(space(**changes)))
 
     def test_corners_have_every_bound_and_choice(self):
