@@ -1,6 +1,7 @@
 """The configuration tree: where values come from, which win, and what they become."""
 
 import dataclasses
+import pickle
 
 import pandas as pd
 import pytest
@@ -334,6 +335,14 @@ class TestTree:
     def test_round_trip_of_every_algorithm(self, name):
         config = written(f"algorithm.name={name}")
         assert Config.read(config.tree()).tree() == config.tree()
+
+    def test_a_copy_for_another_process_holds_plain_values(self):
+        config = written("algorithm.name=dbe", "algorithm.base=scaffold", "metrics.ece=true", "model.width=1")
+        built = config.algorithm, config.metrics
+        copied = pickle.loads(pickle.dumps(dataclasses.replace(config)))
+        assert not {"algorithm", "metrics"} & vars(copied).keys()
+        assert (copied.algorithm, copied.metrics) == built
+        assert type(copied.model.options["width"]) is float  # as it was checked
 
     def test_holds_every_default(self):
         tree = written().tree()
