@@ -30,7 +30,7 @@ def model_of(config: Config, population: Population, model: ModelFactory | nn.Mo
             name, options = config.model.name or "", config.model.options
             return build_model(name, options, population.shape, outputs, dtype)
         given = fresh_module(model, population.shape, dtype)
-        return given if hasattr(given, "feature_shape") else ensure_split(given, population.shape, dtype)
+        return given if getattr(given, "feature_shape", ()) else ensure_split(given, population.shape, dtype)
 
 
 def fresh_module(

@@ -94,7 +94,8 @@ def _users(plan: Plan, given: ModelFactory | nn.Module | None, weights: Mapping[
         return _filled(copy.deepcopy(plan.blueprint.model), weights)
     module, twin = (fresh_module(given, plan.population.shape, plan.input_type) for _ in range(2))
     before = {id(value): name for name, value in _tensors(twin).items()}
-    split = twin if hasattr(twin, "feature_shape") else ensure_split(twin, plan.population.shape, plan.input_type)
+    has_split = bool(getattr(twin, "feature_shape", ()))
+    split = twin if has_split else ensure_split(twin, plan.population.shape, plan.input_type)
     own_names = {name: before[id(value)] for name, value in _tensors(split).items() if id(value) in before}
     return _filled(module, {own_names[name]: value for name, value in weights.items()})
 
