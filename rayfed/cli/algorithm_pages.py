@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ _INTRODUCTION = """\
   exchange per round): what each of two clients with a small batch-norm network receives in the second round (*down*)
   and has kept since the first (*kept*), by field, as a count of numbers; the fields of which the server needs only the
   mean (*averaged*); and the model that is scored unless `evaluate.points` says otherwise (*scored*);
-- its keys, such as `algorithm.mu`, with their defaults and, in brackets, the allowed values and, where they were looked
-  up, the defaults of the authors' code and of PFLlib. A key that several methods share is described once.
+- its keys, such as `algorithm.mu`, with their defaults and, in brackets, the choices and, where they were looked up,
+  the defaults of the authors' code and of PFLlib. A key that several methods share is described once.
 
 The source of a method opens with how ambiguities of the paper were settled and how other people's code differs;
 `rayfed list NAME` prints it.
@@ -113,24 +113,16 @@ def _options(name: str, kind: Any, described: dict[Any, Any]) -> list[str]:
 
 
 def _table(rows: Sequence[tuple[str, str, str]]) -> str:
-    lines = [("key", "default", "meaning"), ("---",) * 3, *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *lines])
 
 
 def _default(field: "dataclasses.Field[Any]") -> str:
-    """Return the default of an option, then in brackets the allowed values and other people's defaults."""
-    details = [_allowed(field.metadata)] if _allowed(field.metadata) else []
+    """Return the default of an option, then in brackets the choices and other people's defaults."""
+    details = [", ".join(map(str, field.metadata["choices"]))] if "choices" in field.metadata else []
     details += [f"{name}: {value}" for name, value in field.metadata.get("elsewhere", {}).items()]
     brackets = f" ({'; '.join(details)})" if details else ""
     return default_text(field) + brackets
-
-
-def _allowed(metadata: Mapping[str, Any]) -> str:
-    """Return the allowed values of an option, such as "≥ 0, < 1"."""
-    if "choices" in metadata:
-        return ", ".join(map(str, metadata["choices"]))
-    signs = {"low": "≥", "above": ">", "high": "≤", "below": "<"}
-    return ", ".join(f"{sign} {metadata[bound]:g}" for bound, sign in signs.items() if bound in metadata)
 
 
 def _exchanges(algorithm: Algorithm) -> str:

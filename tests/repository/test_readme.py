@@ -48,7 +48,6 @@ def test_the_table_has_the_demos_rows_in_the_reports_order():
     rows = [line[0].removeprefix("| ").removesuffix(" †") for line in demo_table()[2:]]
     assert rows == expected
     assert {trial["seed"] for trial in trials} == {0, 1, 2}  # "over three seeds"
-    assert "Another type of CPU changes the last bits" in " ".join(README.split())
 
 
 @pytest.mark.slow
