@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 from _rounds import TRAINING, results_folder
 from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -24,7 +25,6 @@ from rayfed.data.population import Client, Examples
 from rayfed.distributed import cluster
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.ray_fleet import RayFleet
-from rayfed.distributed.server_process import Resources
 from rayfed.engine.schedule import Chunk, Schedule, Unit
 from rayfed.engine.server import Server
 from rayfed.experiments.capacity import bundles
@@ -95,15 +95,9 @@ def run(plan: Plan, kind: type[RayFleet]) -> tuple[list[float], float]:
     group = placement_group([bundle for bundle in bundles(plan.config.placement) if bundle], strategy="PACK")
     try:
         ray.get(group.ready())
-        device = Resources(device="cpu").device
-        fleet = kind(
-            plan.blueprint,
-            plan.population,
-            plan.config.placement,
-            device=device,
-            pool=HostPool(cpus=1.0, gpus=0.0, group=group),
-            hosts=2,
-        )
+        device, pool = torch.device("cpu"), HostPool(cpus=1.0, gpus=0.0, group=group)
+        config = plan.config
+        fleet = kind(plan.blueprint, plan.population, config.placement, config.faults, device=device, pool=pool)
         server = Server(plan.blueprint, plan.population, fleet, plan.evaluation, device)
         records = list(server.run())[1:]
         fleet.close()

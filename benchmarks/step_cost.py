@@ -7,6 +7,7 @@ CPU time, so that other programs on the machine matter little; the variants alte
 
 import argparse
 import copy
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -106,7 +107,7 @@ def _population(shape: tuple[int, ...], steps: int) -> Population:
 def _rayfed(plan: Blueprint, population: Population, vmap_clients: int) -> Variant:
     """Return one exchange of rayfed's host, with all costs of a client from the download to the summed reply."""
     ctx = plan.context(population, "cpu")
-    host = Host(plan.algorithm, ctx, population, vmap_clients=vmap_clients, drop_last=True, seed=0)
+    host = Host(dataclasses.replace(plan, vmap_clients=vmap_clients, drop_last=True, seed=0), population, "cpu")
     down = plan.algorithm.broadcast(ctx, plan.algorithm.init(ctx))
     clients = tuple(map(ClientIndex, range(CLIENTS)))
     weights = dict.fromkeys(clients, 1 / CLIENTS)

@@ -33,8 +33,8 @@ class Score:
             algorithm logs, by the words of the metric's name (`rayfed.records.metric_names`).
     """
 
-    client: int = field(metadata=INT32)
-    domain: str
+    client: int = field(default=SERVER, metadata=INT32)
+    domain: str = ""
     split: str
     point: str
     metric: str

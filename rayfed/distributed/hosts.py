@@ -50,12 +50,9 @@ class Hosts:
 
     Args:
         blueprint, population: What they simulate.
-        placement: What each of them reserves.
+        placement: What each of them reserves, and how many there are.
+        faults: How many that died or hang are replaced, and how long one may take to start.
         pool: The processes.
-        number: How many to begin with.
-        grow: Whether to start further ones when the cluster has free resources for them.
-        restarts: How many that died or hang are replaced.
-        start_seconds: The seconds that one may take to start.
 
     Attributes:
         handles: All that were started, by position.
@@ -70,17 +67,15 @@ class Hosts:
         blueprint: Blueprint,
         population: Population,
         placement: Placement,
+        faults: Faults,
         pool: HostPool,
-        number: int,
-        *,
-        grow: bool = False,
-        restarts: int = 0,
-        start_seconds: float = Faults.start_seconds,
     ):
         self.events: list[Event] = []
-        self._placement, self._pool, self._grow = placement, pool, grow
-        self._restarts, self._start_seconds = restarts, start_seconds
-        on_machine = max(1, int((os.cpu_count() or 1) / placement.cpus)) if grow and placement.cpus else number
+        self._placement, self._pool = placement, pool
+        self._restarts, self._start_seconds = faults.restarts, faults.start_seconds
+        number = on_machine = placement.least_hosts
+        if placement.grows and placement.cpus:
+            on_machine = max(1, int((os.cpu_count() or 1) / placement.cpus))
         share = min(placement.gpus, 1.0) if placement.gpus else 1 / on_machine  # share of a GPU's or machine's memory
         self._arguments = (ray.put(blueprint), ray.put(sendable(population)), placement.gpus, share)
         self._looked = time.monotonic()
@@ -155,7 +150,7 @@ class Hosts:
 
     def look_for_nodes(self, *, now: bool = False) -> None:
         """Start hosts where the cluster has room; they take part as soon as they are ready."""
-        if not self._grow or (not now and time.monotonic() - self._looked < _GROW_SECONDS):
+        if not self._placement.grows or (not now and time.monotonic() - self._looked < _GROW_SECONDS):
             return
         self._looked = time.monotonic()
         place, free = self._placement, ray.available_resources()

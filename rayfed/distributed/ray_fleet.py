@@ -92,12 +92,10 @@ class RayFleet:
     """Actors among which the clients of each exchange are dealt by predicted cost; see `rayfed.engine.schedule`.
 
     Args:
+        placement: What each host reserves, and how many there are.
+        faults: How many hosts that died or hang are replaced, and how long they may take.
+        device: The device of this process.
         pool: The processes.
-        hosts: How many hosts to begin with.
-        grow: Whether to start further hosts when the cluster has free resources for them.
-        restarts: How many hosts that died or hang are replaced.
-        patience: The seconds without a result after which a host counts as hanging; see `Schedule`.
-        start_seconds: The seconds that a host may take to start.
 
     Raises:
         HostLost: No actor started in time, or all died.
@@ -109,17 +107,13 @@ class RayFleet:
         blueprint: Blueprint,
         population: Population,
         placement: Placement,
+        faults: Faults,
         *,
         device: torch.device,
         pool: HostPool,
-        hosts: int,
-        grow: bool = False,
-        restarts: int = 0,
-        patience: float = Faults.patience,
-        start_seconds: float = Faults.start_seconds,
     ):
         self.device, self._blueprint, self._population = device, blueprint, population
-        self._pool, self._patience = pool, patience
+        self._pool, self._patience = pool, faults.patience
         self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
         self._examples = blueprint.training_examples(population)
         self._states = RayStates(device)
@@ -128,9 +122,7 @@ class RayFleet:
         self._small: set[Hashable] = set()  # kinds of work after which all states were small
         self._number = 0  # that of the last call to all hosts
         self._unweighted: dict[ClientIndex, Any] = {}
-        self.hosts = Hosts(
-            blueprint, population, placement, pool, hosts, grow=grow, restarts=restarts, start_seconds=start_seconds
-        )
+        self.hosts = Hosts(blueprint, population, placement, faults, pool)
         self.events = self.hosts.events
 
     @property

@@ -80,7 +80,7 @@ class RayHost:
         if self.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.device)[1] * share * _CACHED_SHARE
         self._states = StateCache(room)
-        self.host = Host.of(blueprint, population, self.device, share=share, position=position)
+        self.host = Host(blueprint, population, self.device, share=share, position=position)
         return this_process()
 
     def exchange(

@@ -2,7 +2,7 @@
 it makes of that. Ray is imported only where the plan has hosts.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,43 +26,6 @@ Outcome = str
 """What `run_trial` returns: the hash of the final state."""
 
 
-@dataclass(frozen=True)
-class Resources:
-    """What the process of a trial's server was given.
-
-    Attributes:
-        device: The device of the server, and of the clients if they train in this process.
-        gpus: GPUs that the process has reserved; below 1 it keeps to that share of the GPU's memory.
-        pool: The processes of the hosts; None without hosts.
-    """
-
-    device: torch.device
-    gpus: float = 0.0
-    pool: "HostPool | None" = None
-
-
-def make_fleet(plan: Plan, resources: Resources) -> Fleet:
-    """Return the hosts of `plan`: one in this process, or those of `resources.pool`."""
-    place = plan.config.placement
-    if not place.hosts:
-        return local_fleet(plan, resources.device, resources.gpus)
-    from rayfed.distributed.ray_fleet import RayFleet
-
-    assert resources.pool is not None, "hosts run in the processes of a pool"
-    return RayFleet(
-        plan.blueprint,
-        plan.population,
-        place,
-        device=resources.device,
-        pool=resources.pool,
-        hosts=place.least_hosts,
-        grow=place.grows,
-        restarts=plan.config.faults.restarts,
-        patience=plan.config.faults.patience,
-        start_seconds=plan.config.faults.start_seconds,
-    )
-
-
 def make_pool(
     placement: Placement, group: "PlacementGroup | None", *, keep: bool, files: "SentFiles | None" = None
 ) -> "HostPool | None":
@@ -77,17 +40,27 @@ def make_pool(
 
 def run_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) -> Outcome:
     """Run `plan` in a server actor, which holds the first of its `bundles`."""
-    resources = reserved(plan, pool)
-    return run_trial(plan, sink, lambda: make_fleet(plan, resources), resources.device, saved=saved)
+    device, make_fleet = _reserved(plan, pool)
+    return run_trial(plan, sink, make_fleet, device, saved=saved)
 
 
 def steps_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved = ()) -> TrialRun:
     """Return `plan` as a trial to step through, in a trial of Ray Tune, which holds the first of its `bundles`."""
-    resources = reserved(plan, pool)
-    return TrialRun(plan, sink, lambda: make_fleet(plan, resources), resources.device, saved=saved)
+    device, make_fleet = _reserved(plan, pool)
+    return TrialRun(plan, sink, make_fleet, device, saved=saved)
 
 
-def reserved(plan: Plan, pool: "HostPool | None") -> Resources:
-    """Return the resources of a process that holds the first of a plan's `bundles`."""
-    gpus = bundles(plan.config.placement)[0].get("GPU", 0.0)
-    return Resources(device_for(gpus), gpus, pool)
+def _reserved(plan: Plan, pool: "HostPool | None") -> tuple[torch.device, Callable[[], Fleet]]:
+    """Return the device of a process that holds the first of a plan's `bundles`, and what makes its hosts.
+
+    That is one in this process, or those of `pool`.
+    """
+    place, gpus = plan.config.placement, bundles(plan.config.placement)[0].get("GPU", 0.0)
+    device = device_for(gpus)
+    if pool is None:
+        return device, lambda: local_fleet(plan, device, gpus)
+    from rayfed.distributed.ray_fleet import RayFleet
+
+    return device, lambda: RayFleet(
+        plan.blueprint, plan.population, place, plan.config.faults, device=device, pool=pool
+    )

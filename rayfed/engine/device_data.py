@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,6 +78,11 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The columns of a score on this part that say whose it is."""
+        return {"client": self.client, "domain": self.domain, "split": self.split, "unseen": self.unseen}
 
     def take(self, rows: Tensor) -> Batch:
         """Return the rows as a normalised batch."""

@@ -87,7 +87,7 @@ class LocalFleet:
         gpus: float = 0.0,
         state_memory: float = math.inf,
     ):
-        self.host = Host.of(blueprint, population, device, share=min(gpus, 1.0) or 1.0)
+        self.host = Host(blueprint, population, device, share=min(gpus, 1.0) or 1.0)
         self.states = ClientStore(state_memory, device)
         self.events: list[Event] = []
         self._unweighted: dict[ClientIndex, State] = {}

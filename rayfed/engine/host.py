@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rayfed.algorithm import Algorithm, ClientData, Context, Exchange, Phase, Reply, State
-from rayfed.augment.base import Augment
+from rayfed.algorithm import ClientData, Context, Exchange, Phase, Reply, State
 from rayfed.core.errors import Diverged
 from rayfed.core.ids import ClientIndex
 from rayfed.core.rng import seed_torch
 from rayfed.data.population import Population
 from rayfed.engine.allocator import keep_freed_memory
-from rayfed.engine.availability import ALWAYS, Availability
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device_data import Augmented
 from rayfed.engine.exact_sum import ExactSum
@@ -23,7 +21,7 @@ from rayfed.engine.host_data import HostData
 from rayfed.engine.metric_collection import Gradients
 from rayfed.engine.purity import untouched
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest, add_to
-from rayfed.engine.scoring import score_on
+from rayfed.engine.scoring import as_score
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.streamed import room_for
 from rayfed.engine.tracing import span
@@ -63,59 +61,31 @@ class Host:
     result, and what it holds of the data is a cache.
 
     Args:
-        ctx: The context common to all hooks; its task lies on this host's device.
-        vmap_clients: The number of clients to train at once with `torch.vmap`; 1 trains one after the other.
-        drop_last: Whether an epoch leaves out the examples that do not fill a batch.
-        augment: The augmentation of training batches.
-        room: The bytes that the clients' inputs may take on the device; see `HostData`.
-        availability: How much of the local work clients do.
+        device: The device of the host. The process is prepared for it.
+        share: The share of the device's memory that the host may use.
         position: The position of the host among those of its fleet.
+
+    Attributes:
+        ctx: The context common to all hooks; its task lies on this host's device.
     """
 
     def __init__(
         self,
-        algorithm: Algorithm,
-        ctx: Context,
-        population: Population,
-        *,
-        vmap_clients: int,
-        drop_last: bool,
-        seed: int,
-        augment: Augment | None = None,
-        room: float = math.inf,
-        availability: Availability = ALWAYS,
-        position: int = 0,
-    ):
-        self.availability, self.position = availability, position
-        self.algorithm, self.ctx, self.seed = algorithm, ctx, seed
-        self.vmap_clients, self.drop_last, self.augment = vmap_clients, drop_last, augment
-        self.data = HostData(algorithm, ctx.task, population, seed=seed, room=room)
-
-    @classmethod
-    def of(
-        cls,
         blueprint: Blueprint,
         population: Population,
         device: str | torch.device,
         *,
         share: float = 1.0,
         position: int = 0,
-    ) -> "Host":
-        """Return a host for this process, and prepare the process; the host may use `share` of the device's memory."""
+    ):
         torch.set_num_threads(blueprint.threads)
         keep_freed_memory()
-        return cls(
-            blueprint.algorithm,
-            blueprint.context(population, device),
-            population,
-            vmap_clients=blueprint.vmap_clients,
-            drop_last=blueprint.drop_last,
-            seed=blueprint.seed,
-            augment=blueprint.augment,
-            room=room_for(blueprint.data_on_device, device, share),
-            availability=blueprint.availability,
-            position=position,
-        )
+        self.position, self.algorithm, self.seed = position, blueprint.algorithm, blueprint.seed
+        self.vmap_clients, self.drop_last = blueprint.vmap_clients, blueprint.drop_last
+        self.augment, self.availability = blueprint.augment, blueprint.availability
+        self.ctx = blueprint.context(population, device)
+        room = room_for(blueprint.data_on_device, device, share)
+        self.data = HostData(self.algorithm, self.ctx.task, population, seed=self.seed, room=room)
 
     def exchange(
         self,
@@ -169,8 +139,8 @@ class Host:
                 values = due.training_values(ctx, result.models_before.pop(client), model)
             result.scoring[self.position] += time.perf_counter() - began
         values += [Value(name, value, ctx.examples) for name, value in trained.metrics.items()]
-        part = self.data.parts(client)["train"]
-        result.training += [score_on(part, "trained", value) for value in values]
+        place = self.data.parts(client)["train"].place
+        result.training += [as_score(value, point="trained", **place) for value in values]
 
     def weigh(self, weights: Mapping[ClientIndex, float], unweighted: Mapping[ClientIndex, State]) -> ExactSum:
         """Return the sum of the averaged fields of an exchange, with weights that the server computed."""

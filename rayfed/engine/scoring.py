@@ -10,7 +10,7 @@ from rayfed.algorithm import Algorithm, Context
 from rayfed.core.best_round import Selection
 from rayfed.core.errors import BadHook
 from rayfed.core.outputs import class_logits
-from rayfed.core.records import SERVER, Score
+from rayfed.core.records import Score
 from rayfed.engine.device_data import Part
 from rayfed.metrics.base import OfPredictions, Value
 from rayfed.records.metric_names import lower_is_better_by_name
@@ -51,54 +51,21 @@ def score(
         accuracies = [Value("accuracy", accuracy, len(part), higher_is_better=True)]
         losses = [Value("loss", loss, len(part), higher_is_better=False)]
         values = [*(accuracies if ctx.task.outputs != "unknown" else ()), *losses, *more]
-        scores += [score_on(part, point, value, selection) for value in values]
+        scores += [as_score(value, selection, point=point, **part.place) for value in values]
     return scores
 
 
-def score_on(part: Part, point: str, value: Value, selection: Selection | None = None) -> Score:
-    """Return `value` of the model at `point`, measured on `part`, as a score; `selection` as in `as_score`."""
-    return as_score(
-        value,
-        client=part.client,
-        domain=part.domain,
-        split=part.split,
-        point=point,
-        unseen=part.unseen,
-        selection=selection,
-    )
-
-
-def as_score(
-    value: Value,
-    *,
-    client: int = SERVER,
-    domain: str = "",
-    split: str,
-    point: str,
-    unseen: bool = False,
-    selection: Selection | None = None,
-) -> Score:
-    """Return `value` as a score.
+def as_score(value: Value, selection: Selection | None = None, **place: Any) -> Score:
+    """Return `value` as a score at `place`: `point`, `split`, and the other columns that say of what it is.
 
     `selection` says whether higher is better of the metric that chooses, which may not declare it.
     """
     higher_is_better = value.higher_is_better
     if higher_is_better is None:
+        higher_is_better = not lower_is_better_by_name(value.metric)
         if selection is not None and selection.metric == value.metric:
             higher_is_better = selection.higher_is_better
-        else:
-            higher_is_better = not lower_is_better_by_name(value.metric)
-    return Score(
-        client=client,
-        domain=domain,
-        split=split,
-        point=point,
-        metric=value.metric,
-        value=value.value,
-        n=value.n,
-        unseen=unseen,
-        higher_is_better=higher_is_better,
-    )
+    return Score(metric=value.metric, value=value.value, n=value.n, higher_is_better=higher_is_better, **place)
 
 
 def _measured(

@@ -38,7 +38,7 @@ def one_step(base, kappa, **now):
     algorithm = DBE(base=base, prbm=False, kappa=kappa, mu=MU)
     plan = blueprint(algorithm, people, model=net(batch_norm=False))
     plan.check(people)
-    host = Host(algorithm, plan.context(people, "cpu"), people, vmap_clients=1, drop_last=True, seed=0)
+    host = Host(plan, people, "cpu")
     ctx = host._context(0, Request(moment=Moment("round", 1), cohort=(0,), clients=(0,)))
     client = algorithm.join(ctx)
     goal = torch.full((8,), GOAL)

@@ -21,7 +21,7 @@ from rayfed.distributed.ray_fleet import RayFleet
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
-from rayfed.experiments.config import Placement
+from rayfed.experiments.config import Faults, Placement
 
 pytestmark = pytest.mark.ray
 
@@ -58,17 +58,9 @@ class SlowAFL(AFL):
 
 
 def fleet_of(plan, hosts, **more):
-    more = {"restarts": 3, "patience": 60.0} | more
-    placement = Placement(hosts=hosts, cpus=0.5)
-    return RayFleet(
-        plan,
-        PEOPLE,
-        placement,
-        device=torch.device("cpu"),
-        pool=HostPool(cpus=0.5, gpus=0.0, group=None),
-        hosts=hosts,
-        **more,
-    )
+    placement, faults = Placement(hosts=hosts, cpus=0.5), Faults(**{"restarts": 3, "patience": 60.0} | more)
+    pool = HostPool(cpus=0.5, gpus=0.0, group=None)
+    return RayFleet(plan, PEOPLE, placement, faults, device=torch.device("cpu"), pool=pool)
 
 
 def disturbed(algorithm, hosts, disturb, *, rounds=3, until=None, **more):
@@ -182,7 +174,7 @@ def test_clients_that_never_trained_have_no_state():
 def test_auto_starts_hosts_where_the_cluster_has_room():
     plan = blueprint(Slow(), PEOPLE, rounds=500)
     room = int(ray.cluster_resources()["CPU"] / 0.5)
-    fleet = fleet_of(plan, 1, grow=True)
+    fleet = fleet_of(plan, "auto")
     server = Server(plan, PEOPLE, fleet, Evaluation(points=("global",)))
     records = []
     for record in server.run():

@@ -35,7 +35,7 @@ from rayfed.distributed.ray_fleet import RayFleet, RayStates
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.schedule import Schedule
 from rayfed.engine.server import Evaluation, Server
-from rayfed.experiments.config import Placement
+from rayfed.experiments.config import Faults, Placement
 
 pytestmark = pytest.mark.ray
 
@@ -45,14 +45,7 @@ class SharedFleet(RayFleet):
 
     def __init__(self, plan, population, pool, hosts, *, seed=None):
         self.random = None if seed is None else random.Random(seed)
-        super().__init__(
-            plan,
-            population,
-            Placement(hosts=hosts),
-            device=torch.device("cpu"),
-            pool=pool,
-            hosts=hosts,
-        )
+        super().__init__(plan, population, Placement(hosts=hosts), Faults(), device=torch.device("cpu"), pool=pool)
 
     def _schedule(self, units, kind):
         schedule = super()._schedule(units, kind)

@@ -181,7 +181,7 @@ def on_two_hosts(algorithm, augment):
     ctx = plan.context(clients, "cpu")
     down = plan.algorithm.broadcast(ctx, plan.algorithm.init(ctx))
     for ids in ((1,), (0, 2)):
-        host = Host.of(plan, clients, "cpu")
+        host = Host(plan, clients, "cpu")
         weights = dict.fromkeys(ids, 1.0)
         request = ExchangeRequest(moment=Moment("round", 1), cohort=(0, 1, 2), clients=ids, weights=weights)
         host.exchange(request, down, {}, {})

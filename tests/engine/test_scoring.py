@@ -90,11 +90,10 @@ def test_scores_are_the_same_bits_whoever_shares_a_host():
     model = ensure_split(torch.nn.Sequential(torch.nn.Linear(6, 257), torch.nn.ReLU(), torch.nn.Linear(257, 3)), (6,))
     plan = blueprint(FedAvg(), people, model=model)
     ctx = plan.context(people, "cpu")
-    how = {"vmap_clients": 1, "drop_last": True, "seed": 0}
     weights = ctx.task.initial_weights()
     found = []
     for homes in ([range(7)], [[0, 2, 4, 6], [1, 3, 5]], [[i] for i in range(7)]):
-        hosts = [(Host(plan.algorithm, ctx, people, **how), home) for home in homes]
+        hosts = [(Host(plan, people, "cpu"), home) for home in homes]
         moment, splits = Moment("round", 1), ("train", "test")
         scored = [
             host.score_global(ScoreRequest(moment=moment, cohort=(), clients=tuple(home), splits=splits), weights)
