@@ -75,7 +75,7 @@ class Server:
             if self.early_stopping.reason is not None:
                 break
             sampled = self.sample(number)
-            cohort, simulated = responding(self.blueprint, self.ctx, sampled, self.examples, number)
+            cohort, simulated = self.responding(number, sampled)
             record = self._stage("round", number, cohort)
             record.sampled, record.simulated_seconds = len(sampled), simulated
             self.cohorts.look(record, cohort)
@@ -139,6 +139,17 @@ class Server:
     def sample(self, round: int) -> tuple[ClientIndex, ...]:
         """Return the cohort of a round; see `Cohorts.draw`."""
         return self.cohorts.draw(round)
+
+    def responding(self, round: int, sampled: tuple[ClientIndex, ...]) -> Responding:
+        """Return those of the `sampled` clients of a round that reply in time; see `Availability`."""
+        return self.blueprint.availability.responding(
+            self.algorithm,
+            self.ctx.at(Moment("round", round)),
+            sampled,
+            self.examples,
+            seed=self.seed,
+            drop_last=self.blueprint.drop_last,
+        )
 
     def _losses_of(
         self, round: int, clients: Sequence[ClientIndex]
@@ -328,17 +339,3 @@ def _without_reports(scores: Sequence[Score], *, scored: bool) -> list[Score]:
 
 def _key(score: Score) -> tuple[Any, ...]:
     return score.point, score.client, score.split, score.domain, score.metric, score.unseen
-
-
-def responding(
-    blueprint: Blueprint, ctx: Context, sampled: tuple[ClientIndex, ...], examples: Sequence[int], round: int
-) -> Responding:
-    """Return the clients of the `sampled` cohort of a round that reply in time; see `Availability`."""
-    return blueprint.availability.responding(
-        blueprint.algorithm,
-        ctx.at(Moment("round", round)),
-        sampled,
-        examples,
-        seed=blueprint.seed,
-        drop_last=blueprint.drop_last,
-    )

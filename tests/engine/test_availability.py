@@ -18,7 +18,7 @@ from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
-from rayfed.engine.server import Server, responding
+from rayfed.engine.server import Server
 
 CURVES = quadratics((1, 1), (1, 2), (1, 4), (1, 8))
 
@@ -59,7 +59,7 @@ def test_a_dropped_client_is_missing_from_the_mean_and_the_costs():
 def test_the_probability_of_dropping_out():
     how = plan(dropout=0.3, rounds=600)
     server = Server(how, CURVES, LocalFleet(how, CURVES), Evaluation())
-    rounds = (responding(how, server.ctx, server.sample(r), server.examples, r) for r in range(1, 601))
+    rounds = (server.responding(r, server.sample(r)) for r in range(1, 601))
     replied = sum(len(round.clients) for round in rounds)
     assert replied / 2400 == pytest.approx(0.7, abs=0.04)  # standard deviation 0.01
 
