@@ -161,15 +161,6 @@ def test_states_outlive_hosts_and_loading_brings_them_back():
     fleet.close()
 
 
-def test_clients_that_never_trained_have_no_state():
-    plan = blueprint(Scaffold(), PEOPLE, rounds=1, cohort=3)
-    fleet = fleet_of(plan, 2)
-    server = Server(plan, PEOPLE, fleet, Evaluation(points=("downloaded", "adapted")))
-    list(server.run())
-    assert len(fleet.states) == 3
-    fleet.close()
-
-
 @pytest.mark.slow
 def test_auto_starts_hosts_where_the_cluster_has_room():
     plan = blueprint(Slow(), PEOPLE, rounds=500)

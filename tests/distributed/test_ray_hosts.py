@@ -10,7 +10,6 @@ import os
 import random
 import re
 import sys
-import textwrap
 import time
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ import pandas as pd
 import pytest
 import ray
 import torch
-from torch import nn
 
 import rayfed
 from helpers import algorithm_cases, federations
@@ -151,6 +149,13 @@ def test_more_hosts_than_clients(pool):
     assert len(hashes) == 1
 
 
+def test_clients_that_never_trained_have_no_state(pool):
+    plan = blueprint(resolve("scaffold", ALGORITHMS, where="")(), SIX, rounds=1, cohort=3)
+    fleet = SharedFleet(plan, SIX, pool, 2)
+    list(Server(plan, SIX, fleet, Evaluation(points=("downloaded", "adapted"))).run())
+    assert len(fleet.states) == 3
+
+
 def test_states_of_any_size_arrive_with_their_clients():
     states = RayStates(torch.device("cpu"))
     sizes = {0: 5000, 1: 3, 2: 5000, 3: 0}  # 5000 floats are an object of their own
@@ -187,7 +192,7 @@ class TestThroughTheApi:
 
     @pytest.fixture
     def run(self, tmp_path):
-        def run(hosts, name="fedavg", *, model=Net, loss=None, **more):
+        def run(hosts, name="fedavg", *, loss=None, **more):
             config = {
                 "algorithm.name": name,
                 "rounds": 2,
@@ -196,7 +201,7 @@ class TestThroughTheApi:
                 "placement": {"hosts": hosts, "cpus": 0.25},
                 "results": str(tmp_path / "results"),
             }
-            return rayfed.run({**config, **more}, clients=list(SIX.clients), model=model, loss=loss)
+            return rayfed.run({**config, **more}, clients=list(SIX.clients), model=Net, loss=loss)
 
         return run
 
@@ -224,29 +229,6 @@ class TestThroughTheApi:
         with pytest.raises(UsageError, match=r"placement.hosts=5: 5 hosts of 1 CPU .* need 5 CPU .* 4 CPU"):
             run(5, **{"placement.cpus": 1})
         assert not (tmp_path / "results").exists()
-
-    def test_an_algorithm_in_a_file_of_the_working_directory(self, run, tmp_path, monkeypatch):
-        (tmp_path / "ray_mine.py").write_text(
-            textwrap.dedent("""
-            from dataclasses import dataclass
-            from rayfed.algorithms.fedavg import FedAvg
-            from rayfed.core.trees import scale
-
-            @dataclass(frozen=True, kw_only=True)
-            class Halving(FedAvg):
-                def finish(self, ctx, work, client, down, data):
-                    client, up = super().finish(ctx, work, client, down, data)
-                    return client, {"weights": scale(up["weights"], 0.5)}
-            """)
-        )
-        monkeypatch.chdir(tmp_path)
-
-        def model():  # of this test's own
-            return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-
-        assert (
-            run(1, "ray_mine:Halving", model=model).weights_hash == run(0, "ray_mine:Halving", model=model).weights_hash
-        )
 
     @pytest.mark.parametrize("kind", ["error", "death"])
     def test_what_goes_wrong_in_a_host_arrives_and_is_recorded(self, run, tmp_path, monkeypatch, kind):
