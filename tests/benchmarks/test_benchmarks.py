@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,12 +15,6 @@ from rayfed.algorithms.fedavg import FedAvg
 
 HOME = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = [path.stem for path in sorted(HOME.glob("[a-z]*.py"))]
-
-
-@pytest.fixture(autouse=True)
-def _folder_of_scripts(monkeypatch):
-    """As Python does for a script: its own folder comes first."""
-    monkeypatch.setattr(sys, "path", [str(HOME), *sys.path])
 
 
 def script(name):

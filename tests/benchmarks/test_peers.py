@@ -17,8 +17,7 @@ HOME = ROOT / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
-def _folder_of_scripts(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(HOME), *sys.path])
+def _without_data(monkeypatch):
     monkeypatch.delenv("RAYFED_DATA", raising=False)
 
 

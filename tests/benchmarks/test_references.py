@@ -23,11 +23,6 @@ METHODS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _folder_of_scripts(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-
-
 def module(name):
     return importlib.import_module(f"references.{name}")
 
