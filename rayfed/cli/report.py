@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
 from rayfed.reports.charts.kinds import KINDS, plot
-from rayfed.reports.pairs import PairedScores, Pairs, all_pairs, one_pair, paired_scores, stars_against_best
+from rayfed.reports.pairs import Pairs, all_pairs, one_pair, paired_scores, stars_against_best
 from rayfed.reports.queries import pairs_table, target_text
 from rayfed.reports.read import Tables, of_experiment, read
 from rayfed.reports.render import FORMATS, render
@@ -64,8 +64,8 @@ def execute(options: argparse.Namespace) -> int:
     width = shutil.get_terminal_size((100, 24)).columns
     view = View(options.metric, options.point, options.split, options.rule, options.select)
     tables = read(options.folder, options.experiment, select=view.select)
-    pairs, unpaired = ({}, []) if options.compare is None else _pairs(tables, view, options.compare)
-    stars = {name: stars_against_best(found) for name, (_, found) in pairs.items()}
+    pairs, unpaired = ([], []) if options.compare is None else _pairs(tables, view, options.compare)
+    stars = {one.scores.experiment: stars_against_best(one) for one in pairs}
     answers = [
         render(
             options.folder,
@@ -77,9 +77,7 @@ def execute(options: argparse.Namespace) -> int:
             tables=tables,
         )
     ]
-    for name, (scores, found) in pairs.items():
-        choices = {"width": width, "format": options.format}
-        answers.append(pairs_table(found, name, scores.metric, scores.split, scores.caption, **choices))
+    answers += [pairs_table(one, width=width, format=options.format) for one in pairs]
     if options.format != "csv":  # which has no notes
         answers += [f"% {note}" if options.format == "latex" else textwrap.fill(note, width) for note in unpaired]
     if options.target is not None:
@@ -89,8 +87,8 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _pairs(tables: Tables, view: View, names: Sequence[str]) -> tuple[dict[str, tuple[PairedScores, Pairs]], list[str]]:
-    """Return for each experiment what is compared and the comparison of all pairs, and why others have none.
+def _pairs(tables: Tables, view: View, names: Sequence[str]) -> tuple[list[Pairs], list[str]]:
+    """Return the comparison of all pairs for each experiment, and why others have none.
 
     With the names of two methods, of one experiment, these alone are compared.
 
@@ -98,13 +96,11 @@ def _pairs(tables: Tables, view: View, names: Sequence[str]) -> tuple[dict[str, 
         UsageError: no experiment has pairs.
     """
     if names:
-        scores = paired_scores(tables, view)
-        return {str(tables.trials["experiment"].iloc[0]): (scores, one_pair(scores, (names[0], names[1])))}, []
-    pairs, errors = {}, {}
+        return [one_pair(paired_scores(tables, view), (names[0], names[1]))], []
+    pairs, errors = [], {}
     for name in sorted(set(tables.trials["experiment"])):
         try:
-            scores = paired_scores(of_experiment(tables, name), view)
-            pairs[name] = scores, all_pairs(scores)
+            pairs.append(all_pairs(paired_scores(of_experiment(tables, name), view)))
         except UsageError as error:
             errors[name] = error
     if errors and not pairs:

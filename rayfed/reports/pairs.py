@@ -25,6 +25,7 @@ class PairedScores(NamedTuple):
     """What the methods of one experiment are compared by.
 
     Attributes:
+        experiment: its name.
         values: columns order, seed, quantity ("mean", "client:I", ...), value, higher_is_better.
         groups: a row per method with its hyperparameters: algorithm, hyperparameters, order, chosen.
         trials: the trials that count, with their configuration and `order`.
@@ -33,6 +34,7 @@ class PairedScores(NamedTuple):
         caption: what the values are means over, and the rule, in words.
     """
 
+    experiment: str
     values: pd.DataFrame
     groups: pd.DataFrame
     trials: pd.DataFrame
@@ -46,6 +48,7 @@ class Pairs(NamedTuple):
     """Pairs of methods.
 
     Attributes:
+        scores: what they are compared by.
         comparisons: one per pair; of all pairs, the better method is second.
         orders: of each comparison, the `order` of its first and its second.
         holm_t, holm_wilcoxon: the p-values after Holm's correction.
@@ -54,6 +57,7 @@ class Pairs(NamedTuple):
         methods: the algorithm and the hyperparameters by `order`, likewise.
     """
 
+    scores: PairedScores
     comparisons: list[Comparison]
     orders: list[tuple[int, int]]
     holm_t: list[float]
@@ -92,6 +96,7 @@ def paired_scores(tables: Tables, view: View, summary: Summary | None = None) ->
     keys = ["metric", "higher_is_better", "quantity"]
     average = average_words(tables.metrics, split, metric)
     return PairedScores(
+        experiment=experiments[0],
         values=seed_values(rows[[*TRIAL, *keys, "value"]], done, keys),
         groups=groups.sort_values("order", ignore_index=True),
         trials=tables.trials.merge(done[[*TRIAL, "order"]], on=TRIAL),
@@ -113,7 +118,8 @@ def one_pair(scores: PairedScores, names: tuple[str, str]) -> Pairs:
         raise UsageError(f"compare: {names[0]} and {names[1]} are the same algorithm and hyperparameters")
     sides = sides_of(scores.values, scores.trials, {first: names[0], second: names[1]})
     comparison = _compared(scores, sides[first], sides[second])
-    return Pairs([comparison], [(first, second)], [comparison.p_t], [comparison.p_wilcoxon], _left_out([comparison]))
+    p_values = [comparison.p_t], [comparison.p_wilcoxon]
+    return Pairs(scores, [comparison], [(first, second)], *p_values, _left_out([comparison]))
 
 
 def all_pairs(scores: PairedScores) -> Pairs:
@@ -153,7 +159,7 @@ def all_pairs(scores: PairedScores) -> Pairs:
     holm_t, holm_wilcoxon = (holm([getattr(pair, name) for pair in comparisons]) for name in ("p_t", "p_wilcoxon"))
     best = int(ranked["order"].iloc[-1])
     methods = {int(row.order): (str(row.algorithm), str(row.hyperparameters)) for row in groups.itertuples()}
-    return Pairs(comparisons, orders, holm_t, holm_wilcoxon, notes, (best, labels[best]), methods)
+    return Pairs(scores, comparisons, orders, holm_t, holm_wilcoxon, notes, (best, labels[best]), methods)
 
 
 def stars_against_best(pairs: Pairs) -> Stars:

@@ -53,19 +53,17 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
     return "\n\n".join(parts)
 
 
-def pairs_table(
-    pairs: Pairs, experiment: str, metric: str, split: str, caption: str, *, width: int, format: str = "text"
-) -> str:
+def pairs_table(pairs: Pairs, *, width: int, format: str = "text") -> str:
     """Return a table of pairs of methods: differences, effect sizes, and p-values with Holm's correction.
 
     Args:
         pairs: The comparisons.
-        experiment, metric, split, caption: What is compared; `caption` is that of `PairedScores`.
         width, format: As in `render`.
     """
-    unit = ", percentage points" if is_fraction(metric) else ""
-    title = f"{experiment}: {'one pair' if pairs.best is None else 'all pairs'}, {split} {metric}{unit}, {caption}"
-    columns, notes = pairs_columns(pairs, metric), pairs_notes(pairs, metric)
+    scores = pairs.scores
+    what = f"{scores.split} {scores.metric}{', percentage points' if is_fraction(scores.metric) else ''}"
+    title = f"{scores.experiment}: {'one pair' if pairs.best is None else 'all pairs'}, {what}, {scores.caption}"
+    columns, notes = pairs_columns(pairs), pairs_notes(pairs)
     if format == "csv":
         out = io.StringIO()
         lines = [list(columns), *zip(*columns.values(), strict=True)]
@@ -76,14 +74,16 @@ def pairs_table(
         return "\n\n".join([title, markdown_columns(escaped), *(note.replace("*", "\\*") for note in notes)])
     if format == "latex":
         escaped = {latex_text(name): [latex_text(cell) for cell in cells] for name, cells in columns.items()}
-        return latex_columns(escaped, " ".join([f"{title}.", *notes]), f"{experiment}-pairs-{split}-{metric}")
+        return latex_columns(
+            escaped, " ".join([f"{title}.", *notes]), f"{scores.experiment}-pairs-{scores.split}-{scores.metric}"
+        )
     table = plain_table(columns, left=("difference of",), width=width)
     return "\n\n".join([textwrap.fill(title, width), table, textwrap.fill(" ".join(notes), width)])
 
 
-def pairs_columns(pairs: Pairs, metric: str) -> dict[str, list[str]]:
+def pairs_columns(pairs: Pairs) -> dict[str, list[str]]:
     """Return the columns of the table of pairs as text."""
-    scale, decimals = _scale(metric)
+    scale, decimals = _scale(pairs.scores.metric)
     columns: dict[str, list[str]] = {
         name: [] for name in ("difference of", "mean", "95 % interval", "d_z", "wins", "p (t)", "p (Wilcoxon)", "")
     }
@@ -104,7 +104,7 @@ def pairs_columns(pairs: Pairs, metric: str) -> dict[str, list[str]]:
     return columns
 
 
-def pairs_notes(pairs: Pairs, metric: str) -> list[str]:
+def pairs_notes(pairs: Pairs) -> list[str]:
     """Return what a reader of the table of pairs must know."""
     over = " or ".join(sorted({pair.over for pair in pairs.comparisons}, reverse=True))
     count, least = len(pairs.comparisons), min(len(pair.pairs) for pair in pairs.comparisons)
@@ -118,7 +118,7 @@ def pairs_notes(pairs: Pairs, metric: str) -> list[str]:
     if (p := 2.0 ** (1 - least)) * count >= 0.05:
         notes.append(f"With {least} pairs, Wilcoxon's p is at least {p:.2g}{before}.")
     if count == 1:
-        notes.append(_each(pairs.comparisons[0], metric))
+        notes.append(_each(pairs.comparisons[0], pairs.scores.metric))
     return [*notes, *pairs.notes]
 
 

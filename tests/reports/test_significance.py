@@ -95,7 +95,7 @@ class TestAllPairs:
         pairs = all_pairs(paired_scores(read(folder), ACCURACY))
         name = 'fedavg domains=["mnist", "svhn"]'
         pairs = pairs._replace(comparisons=[pair._replace(first=name) for pair in pairs.comparisons])
-        text = pairs_table(pairs, "e", "accuracy", "test", "at the last round", width=80, format="csv")
+        text = pairs_table(pairs, width=80, format="csv")
         head, *rows = csv.reader(text.splitlines())
         assert [row[0] for row in rows] == [f"{second} − {name}" for second in ("fedavg", "dbe", "dbe")]
         assert {len(row) for row in rows} == {len(head)}

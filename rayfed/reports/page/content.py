@@ -15,7 +15,7 @@ from rayfed.records.trials import FIXED, recorded_configuration
 from rayfed.reports.charts.chart import ChartData
 from rayfed.reports.charts.kinds import chart_data, draw
 from rayfed.reports.charts.style import MOST_LINES, styled
-from rayfed.reports.pairs import Pairs, all_pairs, paired_scores, stars_against_best
+from rayfed.reports.pairs import all_pairs, paired_scores, stars_against_best
 from rayfed.reports.queries import pairs_columns, pairs_notes
 from rayfed.reports.read import Tables, list_experiments, of_experiment, read
 from rayfed.reports.render import Section, sections
@@ -217,12 +217,11 @@ def _view(page: Page, data: ChartData, name: str, metric: str, split: str, *, wi
 def _pairs(data: ChartData, view: View) -> tuple[Mapping[str, Any], Stars]:
     """Return the comparison of all pairs, and the stars of each method; both are empty where nothing is compared."""
     try:
-        scores = paired_scores(data.tables, view, data.summary)
-        pairs: Pairs = all_pairs(scores)
+        pairs = all_pairs(paired_scores(data.tables, view, data.summary))
     except UsageError:  # fewer than two methods, or none that can be paired
         return {}, Stars()
-    title = f"{scores.split} {scores.metric}, {scores.caption}"
-    table = {"title": title, "columns": pairs_columns(pairs, scores.metric), "notes": pairs_notes(pairs, scores.metric)}
+    title = f"{pairs.scores.split} {pairs.scores.metric}, {pairs.scores.caption}"
+    table = {"title": title, "columns": pairs_columns(pairs), "notes": pairs_notes(pairs)}
     return table, stars_against_best(pairs)
 
 
