@@ -2,14 +2,14 @@
 
 import pytest
 
+from rayfed.privacy import gaussian
+
 
 @pytest.fixture
 def few_orders(monkeypatch):
     """Let privacy accounting try few orders: with all of them, each configuration that is checked costs seconds."""
-    from rayfed.privacy import gaussian  # which imports Opacus, as few of these tests need
-
     caches = (gaussian.noise_multiplier, gaussian._rdp_of_a_step)
-    monkeypatch.setattr(gaussian, "ORDERS", [2, 4, 8, 16, 32, 64, 256, 1024])
+    monkeypatch.setattr(gaussian, "orders", lambda: [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0])
     for cache in caches:
         cache.cache_clear()
     yield
