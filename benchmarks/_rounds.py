@@ -13,7 +13,8 @@ import ray
 from _bare import BareLoop, largest_difference
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.clients import Client, Examples
+from rayfed.data.population import Population
 from rayfed.distributed import cluster
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.server_process import make_pool, steps_reserved

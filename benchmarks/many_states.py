@@ -22,7 +22,7 @@ import psutil
 from _rounds import results_folder
 
 import rayfed
-from rayfed.data.population import Client, Examples
+from rayfed.data.clients import Client, Examples
 
 NAMES = {"RayHost": "host", "_ServerActor": "server", "Recorder": "recorder"}
 

@@ -22,7 +22,8 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.clients import Client, Examples
+from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device_data import Normalise, batch_rows
 from rayfed.engine.host import Host

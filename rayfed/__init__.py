@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from rayfed.api import check, load, report, run, sweep
     from rayfed.core.errors import BadHook, Diverged, HostLost, StorageError, UsageError
     from rayfed.core.options import option
-    from rayfed.data.population import Client, Examples
+    from rayfed.data.clients import Client, Examples
+    from rayfed.data.user_clients import Clients
     from rayfed.experiments.config import Config
     from rayfed.experiments.contract import Finding
     from rayfed.reports.read import read as read_results
@@ -32,6 +33,7 @@ __all__ = [
     "Algorithm",
     "BadHook",
     "Client",
+    "Clients",
     "Config",
     "Diverged",
     "Examples",
@@ -55,10 +57,11 @@ __all__ = [
 _ORIGINS = {
     "Algorithm": "rayfed.algorithm:Algorithm",
     "BadHook": "rayfed.core.errors:BadHook",
-    "Client": "rayfed.data.population:Client",
+    "Client": "rayfed.data.clients:Client",
+    "Clients": "rayfed.data.user_clients:Clients",
     "Config": "rayfed.experiments.config:Config",
     "Diverged": "rayfed.core.errors:Diverged",
-    "Examples": "rayfed.data.population:Examples",
+    "Examples": "rayfed.data.clients:Examples",
     "Finding": "rayfed.experiments.contract:Finding",
     "HostLost": "rayfed.core.errors:HostLost",
     "Report": "rayfed.result:Report",

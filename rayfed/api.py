@@ -11,7 +11,8 @@ from torch import nn
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.status_line import is_watched
-from rayfed.data.population import Client
+from rayfed.data.clients import Client
+from rayfed.data.user_clients import Clients
 from rayfed.engine.checkpoint import Saved, verified
 from rayfed.experiments.capacity import check_run, check_sweep
 from rayfed.experiments.config import Config
@@ -37,7 +38,7 @@ from rayfed.result import Report, Result, SweepResult
 def run(
     config: Mapping[str, Any] | Config | str | Path | None = None,
     *,
-    clients: Sequence[Client | Mapping[str, Any]] | None = None,
+    clients: Sequence[Client | Mapping[str, Any]] | Clients | None = None,
     model: ModelFactory | nn.Module | None = None,
     loss: Loss | None = None,
     num_classes: int | None = None,
@@ -92,7 +93,7 @@ def run(
 def sweep(
     space: Mapping[str, Any] | str | Path,
     *,
-    clients: Sequence[Client | Mapping[str, Any]] | None = None,
+    clients: Sequence[Client | Mapping[str, Any]] | Clients | None = None,
     model: ModelFactory | nn.Module | None = None,
     loss: Loss | None = None,
     num_classes: int | None = None,
@@ -190,7 +191,7 @@ def load(
     experiment: str | None = None,
     trial: str | None = None,
     *,
-    clients: Sequence[Client | Mapping[str, Any]] | None = None,
+    clients: Sequence[Client | Mapping[str, Any]] | Clients | None = None,
     model: ModelFactory | nn.Module | None = None,
     loss: Loss | None = None,
     num_classes: int | None = None,
@@ -231,7 +232,7 @@ def load(
 def check(
     config: Mapping[str, Any] | Config | str | Path | None = None,
     *,
-    clients: Sequence[Client | Mapping[str, Any]] | None = None,
+    clients: Sequence[Client | Mapping[str, Any]] | Clients | None = None,
     model: ModelFactory | nn.Module | None = None,
     loss: Loss | None = None,
     num_classes: int | None = None,

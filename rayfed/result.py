@@ -11,7 +11,6 @@ import pandas as pd
 from torch import nn
 
 from rayfed.core.errors import UsageError
-from rayfed.core.ids import ClientIndex
 from rayfed.core.options import suggestion
 from rayfed.engine.checkpoint import SavedState
 from rayfed.experiments.plan import Given, Plan
@@ -232,8 +231,7 @@ def saved_state(plan: Plan, *, selected: bool = False) -> SavedState | None:
         content = recorder.saved_best(plan.trial)
     else:
         content = next((saved["content"] for saved in recorder.saved(plan.trial) if "content" in saved), None)
-    indices = {client.id: ClientIndex(index) for index, client in enumerate(plan.population.clients)}
-    return None if content is None else SavedState(recorder, plan.trial, content, indices)
+    return None if content is None else SavedState(recorder, plan.trial, content, plan.population.clients.ids)
 
 
 def _final_state(plan: Plan) -> SavedState | None:

@@ -6,8 +6,9 @@ import numpy as np
 from many_clients import draw_images
 
 from peers.job import Job
+from rayfed.data.clients import Client, Examples
 from rayfed.data.loading import load
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.population import Population
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import Plan, make_plan
 

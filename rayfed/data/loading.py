@@ -1,7 +1,6 @@
 """Loading: from the names and options of a dataset and a partition to the population that the engine is given."""
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,13 +10,14 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import build, suggestion
 from rayfed.core.registry import resolve
 from rayfed.data import leakage_groups
+from rayfed.data.clients import ClientTable, Examples, PooledExamples
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.domain_sampling import DomainSelection
 from rayfed.data.lazy_rows import LazyRows, as_lazy_rows, select_rows
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import Partition
 from rayfed.data.partitions.table import client_domain, partition_hash
-from rayfed.data.population import Client, Examples, Population, TestSet, check_inputs
+from rayfed.data.population import Population, TestSet, check_inputs
 from rayfed.data.sets import DATASETS
 
 
@@ -77,7 +77,7 @@ def load(
     if ":" in data_name:  # rayfed's own readers check what they read
         _check_inputs(dataset, data_name)
     dataset = dataclasses.replace(dataset, images=as_lazy_rows(dataset.images))
-    clients = tuple(_client(dataset, rows) for rows in held_rows)
+    clients = client_table(dataset, held_rows)
     return Population(
         name=dataset.name,
         clients=clients,
@@ -169,16 +169,19 @@ def _check_inputs(dataset: Dataset, name: str) -> None:
         check_inputs(f"data.name={name}: {part}", values)
 
 
-def _client(dataset: Dataset, client: ClientRows) -> Client:
-    client_view = dataset.client_view
-    examples = []
-    for rows in client[2:]:
+def client_table(dataset: Dataset, held_rows: Sequence[ClientRows]) -> ClientTable:
+    """Return the clients of a partition, with their rows of the dataset copied into one array, client by client."""
+    parts = [rows for client in held_rows for rows in client[2:]]
+    sizes = np.array([len(rows) for rows in parts], np.int64)
+    rows, views = np.concatenate(parts), dataset.client_view.images if dataset.client_view else None
+    if views is None or isinstance(dataset.images, LazyRows):
         images = select_rows(dataset.images, rows)
-        if client_view:
-            view = functools.partial(client_view.images, client.id)
-            images = images.with_view(view) if isinstance(images, LazyRows) else view(images)
-        examples.append(Examples(images, dataset.labels[rows]))
-    return Client(client.id, client_domain(dataset, client), *examples)
+    else:
+        images = np.concatenate([views(client.id, dataset.images[np.concatenate(client[2:])]) for client in held_rows])
+        views = None
+    pool = PooledExamples(Examples(images, dataset.labels[rows]), np.append(0, np.cumsum(sizes)), views)
+    domains = [client_domain(dataset, client) for client in held_rows]
+    return ClientTable(pool, sizes.reshape(-1, 3), domains)
 
 
 def _lazy_test_set(test: TestSet) -> TestSet:
@@ -226,18 +229,16 @@ def population_without_domain(population: Population, leave_out: str | Sequence[
     """
     if leave_out is None:
         return population
-    domains = _checked_domains(
-        leave_out, dict.fromkeys(client.domain for client in population.clients), population.name
-    )
+    clients = population.clients
+    domains = _checked_domains(leave_out, clients.domain_names(), population.name)
     tests = [_ood_clients(population, domain) for domain in domains]
-    remaining = [client for client in population.clients if client.domain not in domains]
-    clients = tuple(dataclasses.replace(client, id=position) for position, client in enumerate(remaining))
-    return dataclasses.replace(population, clients=clients, tests=(*population.tests, *tests))
+    remaining = clients.select(~np.logical_or.reduce([clients.are_of(domain) for domain in domains])).renumbered()
+    return dataclasses.replace(population, clients=remaining, tests=(*population.tests, *tests))
 
 
 def _ood_clients(population: Population, domain: str) -> TestSet:
-    removed = [client for client in population.clients if client.domain == domain]
-    parts = [part for client in removed for part in (client.train, client.val, client.test) if len(part)]
+    clients = population.clients
+    parts = [part for client in clients.select(clients.are_of(domain)) for part in client.parts if len(part)]
     if not parts:
         raise UsageError(f"leave_out={domain}: its clients have no examples to score")
     examples = Examples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))

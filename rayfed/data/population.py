@@ -1,48 +1,19 @@
 """The population: clients with their examples, and the server's test sets."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rayfed.core.errors import UsageError
+from rayfed.data.clients import LOOKED_AT, SPLITS, ClientTable, Examples, MadeClients, spread
 from rayfed.data.lazy_rows import LazyRows
 
 MOST_CLASSES = 1_000_000
 """More classes than a network has outputs: such labels are numbers of something else, and would fill the memory."""
 BLOCK = 1024  # examples that are hashed or checked at a time
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Labelled examples: inputs `x` [n, ...] and class indices `y`, int64 [n], or targets [n, ...] of a user's loss.
-
-    Images are uint8 [n, channels, height, width]; each batch is converted to floats and normalised on the device. Any
-    other dtype reaches the model unchanged. `x` may be `LazyRows` of a file, which are read when they are needed.
-    """
-
-    x: np.ndarray | LazyRows
-    y: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def read(self) -> "Examples":
-        """Return the same examples in memory."""
-        return replace(self, x=self.x[:]) if isinstance(self.x, LazyRows) else self
-
-
-@dataclass(frozen=True)
-class Client:
-    """One client: its number, its domain, and its three disjoint parts."""
-
-    id: int
-    domain: str
-    train: Examples
-    val: Examples
-    test: Examples
 
 
 @dataclass(frozen=True)
@@ -77,7 +48,7 @@ class Population:
     """
 
     name: str
-    clients: tuple[Client, ...]
+    clients: ClientTable
     num_classes: int
     shape: tuple[int, ...]
     mean: tuple[float, ...] = (0.0,)
@@ -87,19 +58,30 @@ class Population:
     unseen_clients: int = 0
     test_source: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", ClientTable.of(self.clients))  # any sequence of clients will do
+
     def examples(self) -> list[Examples]:
-        """Return the examples of all clients, then those of all test sets."""
-        held = [part for client in self.clients for part in (client.train, client.val, client.test)]
-        return held + [test.examples for test in self.tests]
+        """Return the examples of all clients in as few pieces as possible, then those of the test sets.
+
+        Of clients that are made on demand, these are the examples of a few.
+        """
+        return [*self.clients.source.examples(), *(test.examples for test in self.tests)]
+
+    def nbytes(self) -> int:
+        """Return the bytes of all examples; those of clients made on demand are taken to be as large as the first."""
+        first = self.clients[0].train.select(slice(1))
+        of_one = (first.x.nbytes + first.y.nbytes) / len(first)
+        of_tests = sum(test.examples.x.nbytes + test.examples.y.nbytes for test in self.tests)
+        return round(int(self.clients.sizes.sum()) * of_one) + of_tests
 
     def read(self) -> "Population":
         """Return the same population with all examples in memory."""
-        clients = [replace(c, train=c.train.read(), val=c.val.read(), test=c.test.read()) for c in self.clients]
         tests = [replace(test, examples=test.examples.read()) for test in self.tests]
-        return replace(self, clients=tuple(clients), tests=tuple(tests))
+        return replace(self, clients=self.clients.read(), tests=tuple(tests))
 
     @property
-    def participants(self) -> tuple[Client, ...]:
+    def participants(self) -> ClientTable:
         """The clients that take part in training."""
         return self.clients[: len(self.clients) - self.unseen_clients]
 
@@ -173,8 +155,8 @@ def class_counts(population: Population) -> list[tuple[int, str, str, int, int]]
     """
     counts = []
     for client in sorted(population.clients, key=lambda client: client.id):
-        for split in ("train", "val", "test"):
-            labels = getattr(client, split).y
+        for split, part in zip(SPLITS, client.parts, strict=True):
+            labels = part.y
             if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
                 continue
             for label, count in zip(*np.unique(labels, return_counts=True), strict=True):
@@ -183,13 +165,22 @@ def class_counts(population: Population) -> list[tuple[int, str, str, int, int]]
 
 
 def population_hash(population: Population) -> str:
-    """Return the SHA-256 of all contents: every client's parts in order, the test sets, and the normalisation."""
+    """Return the SHA-256 of all contents: every client's parts in order, the test sets, and the normalisation.
+
+    Of clients that are made on demand, it covers all sizes and domains, and the contents of a few.
+    """
     digest = hashlib.sha256()
     head = (population.num_classes, population.shape, population.mean, population.std)
     digest.update(repr(head).encode())
-    for client in population.clients:
+    clients = population.clients
+    places: Sequence[int] = range(len(clients))
+    if isinstance(clients.source, MadeClients):
+        places = spread(len(clients), LOOKED_AT)
+        digest.update(np.ascontiguousarray(clients.sizes).data)
+        digest.update(repr(clients.domain_names()).encode())
+    for client in map(clients.__getitem__, places):
         digest.update(f"client {client.id} {client.domain}".encode())
-        for part in (client.train, client.val, client.test):
+        for part in client.parts:
             _update(digest, part)
     for test in population.tests:
         digest.update(f"test {test.domain} {test.split}".encode())

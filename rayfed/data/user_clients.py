@@ -1,33 +1,110 @@
 """A user's own clients, given as arrays or tensors in place of a dataset and a partition."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from rayfed.core.errors import UsageError
-from rayfed.data.population import (
-    Client,
-    Examples,
-    Population,
-    check_class_count,
-    check_inputs,
-    count_classes,
-    native,
-    not_finite,
-)
+from rayfed.data.clients import SPLITS, Client, ClientTable, Examples, MadeClients
+from rayfed.data.population import Population, check_class_count, check_inputs, count_classes, native, not_finite
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Clients that are made when they are needed, in place of a list, where there are too many to hold in memory.
+
+    Example:
+        >>> sizes = {"train": np.full(1_000_000, 8), "test": np.full(1_000_000, 2)}
+        >>> rayfed.run("fedavg", clients=rayfed.Clients(sizes, make), num_classes=10, cohort=100)
+
+    Attributes:
+        sizes: How many examples each client has in "train", in "test" and, if there are any, in "val", integers [N].
+        make: Called with the number of a client, 0 to N - 1. Returns the client as in a list, a mapping of "train",
+            "test" and "val" to pairs (x [n, ...], y [n]), and the same ones whenever it is called: a client that trains
+            on several machines, or in several rounds, is made anew.
+        domains: The domain of each client, strings [N]; None: each client is a domain of its own.
+    """
+
+    sizes: Mapping[str, Sequence[int] | np.ndarray]
+    make: Callable[[int], Mapping[str, Any]]
+    domains: Sequence[str] | None = None
+
+    def columns(self) -> np.ndarray:
+        """Return the sizes of the training, validation and test parts, int64 [N, 3].
+
+        Raises:
+            UsageError: A part is missing or unknown, or sizes are no numbers of examples.
+        """
+        if not isinstance(self.sizes, Mapping) or {"train", "test"} - set(self.sizes) or set(self.sizes) - set(SPLITS):
+            got = list(self.sizes) if isinstance(self.sizes, Mapping) else type(self.sizes).__name__
+            raise UsageError(
+                f'clients.sizes: got {got}; expected {{"train": [...], "test": [...]}}, and "val" if there are '
+                "validation examples, with a number of examples for each client"
+            )
+        parts = {split: np.asarray(self.sizes.get(split, np.zeros(len(self.sizes["train"]), int))) for split in SPLITS}
+        for split, sizes in parts.items():
+            if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 0).any():
+                form = f"{sizes.dtype} {list(sizes.shape)}"
+                raise UsageError(f"clients.sizes[{split!r}]: got {form}; expected integers [clients] from 0")
+            if len(sizes) != len(parts["train"]):
+                raise UsageError(
+                    f"clients.sizes[{split!r}]: {len(sizes)} clients, but {len(parts['train'])} in sizes['train']"
+                )
+        if self.domains is not None and len(self.domains) != len(parts["train"]):
+            raise UsageError(f"clients.domains: {len(self.domains)} clients, but {len(parts['train'])} in sizes")
+        return np.stack(list(parts.values()), axis=1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes clients of a user's `Clients`, and checks them as those of a list.
+
+    Attributes:
+        like: The form of an input that all clients share, once the first client has been made.
+    """
+
+    make: Callable[[int], Mapping[str, Any]]
+    classes: bool
+    num_classes: int
+    like: tuple[tuple[int, ...], "np.dtype[Any]"] | None = None
+
+    def __call__(self, number: int) -> tuple[Examples, Examples, Examples]:
+        client = _client(number, self.make(number), self.classes)
+        for split, part in zip(SPLITS, client.parts, strict=True):
+            where = f"clients[{number}].{split}"
+            _check_part(where, part, *(self.like or (client.train.x.shape[1:], client.train.x.dtype)))
+            if self.classes and len(part) and part.y.max() >= self.num_classes:
+                raise UsageError(f"{where}: label {part.y.max()}, but num_classes={self.num_classes}")
+        return client.parts
+
+
+def _made_population(clients: Clients, num_classes: int | None, *, classes: bool) -> Population:
+    """Return a population of clients that are made on demand; the first one is made at once."""
+    sizes = clients.columns()
+    if not len(sizes):
+        raise UsageError("clients: expected at least one")
+    if num_classes is None and classes:
+        raise UsageError("num_classes: give the number of classes with rayfed.Clients, whose labels are not all read")
+    first = MadeClients(_Maker(clients.make, classes, num_classes or 1), sizes[:1]).parts(0)[0].x
+    like = tuple(first.shape[1:]), first.dtype
+    maker = _Maker(clients.make, classes, num_classes or 1, like)
+    domains = [f"client-{number}" for number in range(len(sizes))] if clients.domains is None else clients.domains
+    table = ClientTable(MadeClients(maker, sizes), sizes, list(map(str, domains)))
+    return Population("clients", table, num_classes or 1, like[0])
 
 
 def user_population(
-    clients: Sequence[Client | Mapping[str, Any]], num_classes: int | None = None, *, classes: bool = True
+    clients: Sequence[Client | Mapping[str, Any]] | Clients, num_classes: int | None = None, *, classes: bool = True
 ) -> Population:
     """Return a population of the user's own clients.
 
     Args:
         clients: Each a `Client`, or a mapping with `train` and `test` (optionally `val` and `domain`), whose parts are
             pairs (x [n, ...], y [n]) of arrays or tensors. uint8 images are scaled to [0, 1]; anything else reaches
-            the model unchanged.
+            the model unchanged. Or `Clients`, which are made on demand.
         num_classes: Number of classes; None: the largest label plus 1.
         classes: Whether labels are classes: integers from 0, also as floats or in a column [n, 1]. If not, y is
             whatever the user's own loss takes.
@@ -35,10 +112,12 @@ def user_population(
     Raises:
         UsageError: A client is invalid; the message names the client and the part.
     """
-    if isinstance(clients, Mapping) or not isinstance(clients, Iterable):
+    if isinstance(clients, Mapping) or not isinstance(clients, (Iterable, Clients)):
         raise UsageError(f"clients: expected a list, {_FORM}; got {type(clients).__name__}")
     if num_classes is not None and not isinstance(num_classes, (int, np.integer)):
         raise UsageError(f"num_classes={num_classes!r}: expected an integer or None, got {type(num_classes).__name__}")
+    if isinstance(clients, Clients):
+        return _made_population(clients, num_classes, classes=classes)
     checked = [_client(i, _mapping(c) if isinstance(c, Client) else c, classes) for i, c in enumerate(clients)]
     if not checked:
         raise UsageError("clients: expected at least one")
@@ -52,7 +131,7 @@ def user_population(
         raise UsageError(f"num_classes={num_classes}: the labels go up to {least - 1}, so there are at least {least}")
     if classes:
         check_class_count("clients", num_classes)
-    return Population("clients", tuple(checked), num_classes, tuple(checked[0].train.x.shape[1:]))
+    return Population("clients", ClientTable.of(checked), num_classes, tuple(checked[0].train.x.shape[1:]))
 
 
 def _mapping(client: Client) -> dict[str, Any]:
@@ -135,18 +214,21 @@ def _check_alike(clients: Sequence[Client]) -> None:
     """Check that all inputs have the same shape and dtype, as one model serves all clients, and are finite."""
     first = clients[0].train.x
     for number, client in enumerate(clients):
-        for name, part in (("train", client.train), ("val", client.val), ("test", client.test)):
-            where, x = f"clients[{number}].{name}", part.x
-            if len(part) and (x.shape[1:] != first.shape[1:] or x.dtype != first.dtype):
-                actual, expected = (f"{tuple(array.shape[1:])} of {array.dtype}" for array in (x, first))
-                raise UsageError(
-                    f"{where}: an input is {actual}, but in clients[0].train {expected}; all inputs must be alike"
-                )
-            check_inputs(where, x)
-            if count := not_finite(part.y):
-                raise UsageError(
-                    f"{where}: {count} of {len(part)} targets hold NaN or infinity; remove or replace them"
-                )
+        for split, part in zip(SPLITS, client.parts, strict=True):
+            _check_part(f"clients[{number}].{split}", part, first.shape[1:], first.dtype)
+
+
+def _check_part(where: str, part: Examples, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
+    """Check that inputs have the shape and dtype of the first client's, and that all numbers are finite."""
+    x = part.x
+    if len(part) and (x.shape[1:] != shape or x.dtype != dtype):
+        raise UsageError(
+            f"{where}: an input is {tuple(x.shape[1:])} of {x.dtype}, but in clients[0].train {tuple(shape)} of "
+            f"{dtype}; all inputs must be alike"
+        )
+    check_inputs(where, x)
+    if count := not_finite(part.y):
+        raise UsageError(f"{where}: {count} of {len(part)} targets hold NaN or infinity; remove or replace them")
 
 
 _FORM = 'each client as {"train": (x, y), "test": (x, y), "domain": "a name"}'

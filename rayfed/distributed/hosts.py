@@ -16,7 +16,7 @@ from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import cause_of_death, kill_process, log_folder
 from rayfed.distributed.start_clock import StartClock
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.streamed import fits, room_for
+from rayfed.engine.streamed import room_for
 from rayfed.experiments.config import Faults, Placement
 
 LOOK_SECONDS = 1.0
@@ -199,6 +199,6 @@ class Hosts:
 def sendable(population: Population) -> Population:
     """`population` for other processes: files go as paths. In a cluster they go as bytes, unless these would take more
     than a quarter of the memory: then each machine must have the files."""
-    if is_private() or not fits(population.examples(), room_for(None, "cpu")):
+    if is_private() or population.nbytes() > room_for(None, "cpu"):
         return population
     return population.read()

@@ -18,6 +18,7 @@ import torch
 from rayfed.algorithm import Exchange, State
 from rayfed.core.errors import HostLost, StatesLost
 from rayfed.core.ids import ClientIndex
+from rayfed.data.clients import SPLITS
 from rayfed.data.population import Population
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.hosts import LOOK_SECONDS, Hosts
@@ -246,7 +247,7 @@ class RayFleet:
 
     def _cost(self, request: ExchangeRequest, kind: Hashable, exchange: Exchange, client: ClientIndex) -> float:
         """Return the predicted cost of a client in an exchange: its steps, and one for the rest."""
-        examples = self._examples[client]
+        examples = int(self._examples[client])
         if (steps := self._steps.get((kind, examples))) is None:
             ctx = self._ctx.at(request.moment, cohort=request.cohort, client=client, examples=examples)
             steps = steps_of(exchange, ctx, drop_last=self._blueprint.drop_last)
@@ -257,9 +258,11 @@ class RayFleet:
         of_tests = {k: len(test.examples) for k, test in enumerate(self._population.tests)}
         of_each_client = sum(of_tests[k] for k in request.client_tests)
 
+        sizes = self._population.clients.sizes
+        columns = [SPLITS.index(split) for split in request.splits if split in SPLITS]
+
         def examples(client: ClientIndex) -> int:
-            parts = self._population.clients[client]
-            return of_each_client + sum(len(getattr(parts, split, ())) for split in request.splits)
+            return of_each_client + int(sizes[client, columns].sum())
 
         blocks = _blocks(request.clients, self._blueprint.vmap_clients if "adapted" in request.points else 1)
         return [

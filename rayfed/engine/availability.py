@@ -1,9 +1,11 @@
 """Clients that drop out of a round, are late or do less work, on a simulated clock."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from rayfed.algorithm import Algorithm, Context, Phase
 from rayfed.core.ids import ClientIndex
@@ -64,7 +66,7 @@ class Availability:
         algorithm: Algorithm,
         ctx: Context,
         cohort: Sequence[ClientIndex],
-        examples: Mapping[ClientIndex, int] | Sequence[int],
+        examples: np.ndarray,
         *,
         seed: int,
         drop_last: bool,
@@ -75,7 +77,7 @@ class Availability:
 
         Args:
             ctx: The context of the round.
-            examples: The number of training examples of each client.
+            examples: The number of training examples of each client, int64 [clients].
         """
         if not self.loses_clients and not self.step_seconds:
             return Responding(tuple(cohort), None)
@@ -83,7 +85,7 @@ class Availability:
         if self.step_seconds:
             for client in cohort:
                 local = self.local_work(ctx.local, seed, ctx.moment, client)
-                at = ctx.at(client=client, examples=examples[client], cohort=tuple(cohort), local=local)
+                at = ctx.at(client=client, examples=int(examples[client]), cohort=tuple(cohort), local=local)
                 steps = sum(steps_of(exchange, at, drop_last=drop_last) for exchange in algorithm.round_exchanges)
                 seconds[client] = steps * self.seconds_per_step(seed, client)
         limit = math.inf if self.deadline is None else self.deadline

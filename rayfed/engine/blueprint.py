@@ -1,6 +1,6 @@
 """What server and hosts need to know about a simulation, as one value that can be sent to other processes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from rayfed.algorithm import Algorithm, Context, Phase, ProblemSpec
 from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError
-from rayfed.core.ids import ClientId
 from rayfed.core.lr_schedule import CONSTANT, LrSchedule
 from rayfed.core.moment import Moment, Stage
 from rayfed.core.optim import Optimizer
@@ -19,6 +18,7 @@ from rayfed.core.outputs import Outputs
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import InputSpec, Task
 from rayfed.core.trees import named_tensors, only
+from rayfed.data.clients import SizesById
 from rayfed.data.population import Population
 from rayfed.engine.availability import ALWAYS, Availability
 from rayfed.engine.device_data import client_data
@@ -106,20 +106,17 @@ class Blueprint:
         data = client_data(population, client, ctx.task, held_out_share=share, seed=self.seed)
         return ctx.at(client=client, examples=len(data.train), data=data)
 
-    def training_examples(self, population: Population) -> list[int]:
-        """Return how many examples each client trains on."""
-        sizes = [len(client.train) for client in population.clients]
-        return [n - held_out_count(n, self.algorithm.held_out_share) for n in sizes]
-
-    def _examples_by_id(self, population: Population) -> dict[ClientId, int]:
-        ids = (ClientId(client.id) for client in population.clients)
-        return dict(zip(ids, self.training_examples(population), strict=True))
+    def training_examples(self, population: Population) -> np.ndarray:
+        """Return how many examples each client trains on, int64 [clients]."""
+        sizes, share = population.clients.sizes[:, 0], self.algorithm.held_out_share
+        different, places = np.unique(sizes, return_inverse=True)
+        return (different - [held_out_count(n, share) for n in different.tolist()])[places]
 
     def check(self, population: Population) -> None:
         """Raise UsageError for what cannot work, before anything starts."""
         if self.augment is not None:
             self.augment.check(population.shape, population.clients[0].train.x.dtype)
-        sizes = self._examples_by_id(population)
+        sizes = SizesById(population.clients, self.training_examples(population))
         if population.unseen_clients and self.algorithm.refuses_unseen_clients:
             name, why = self.algorithm.name, self.algorithm.refuses_unseen_clients
             raise UsageError(
@@ -129,8 +126,8 @@ class Blueprint:
             raise UsageError(
                 f"local.keep_optimizer: clients of algorithm.name={self.algorithm.name} have no optimiser; leave it out"
             )
-        smallest = min(sizes, key=lambda i: sizes[i])
-        if sizes[smallest] < 1:
+        if sizes.array.min() < 1:
+            smallest = population.clients.id(int(sizes.array.argmin()))
             few = f"fewer than two training examples, of which algorithm.name={self.algorithm.name} holds one out"
             lack = few if self.algorithm.held_out_share else "no training examples"
             raise UsageError(f"client {smallest} has {lack}; partition.* must give it some")
@@ -145,18 +142,18 @@ class Blueprint:
         self._refuse_other_labels(population)
         self._refuse_lost_clients(problem)
         self._check_sampling(ctx)
-        self._refuse_single_examples(ctx, problem, self._phases)
+        self._refuse_single_examples(ctx, population, self._phases)
 
-    def _refuse_ragged_batches(self, sizes: Mapping[ClientId, int]) -> None:
+    def _refuse_ragged_batches(self, sizes: SizesById) -> None:
         """Raise UsageError if clients that train at once have batches of several sizes."""
         where = f"placement.vmap_clients={self.vmap_clients}: clients that train at once need batches of one size, and"
-        if short := [i for i, n in sizes.items() if n < self.batch_size]:
-            least = min(sizes.values())
+        if short := sizes.where(sizes.array < self.batch_size):
+            least = int(sizes.array.min())
             raise UsageError(
                 f"{where} client {short[0]} has {sizes[short[0]]} training examples, less than one batch; use "
                 f"local.batch_size={least} or less, or placement.vmap_clients=1"
             )
-        ragged = [i for i, n in sizes.items() if n % self.batch_size]
+        ragged = sizes.where(sizes.array % self.batch_size > 0)
         if ragged and not self.drop_last:
             raise UsageError(
                 f"{where} the last batch of client {ragged[0]} is smaller; use local.drop_last=true or "
@@ -175,7 +172,7 @@ class Blueprint:
             return self.algorithm.adaptation.phases(at) if of_participants or ctx.unseen else ()
 
         ctx = self.context(population, "cpu")
-        self._refuse_single_examples(ctx, self.problem(population, ctx.task), phases, " in evaluate.adapt_epochs")
+        self._refuse_single_examples(ctx, population, phases, " in evaluate.adapt_epochs")
 
     def _refuse_other_labels(self, population: Population) -> None:
         """Raise UsageError if the algorithm needs classes and the labels are none."""
@@ -248,19 +245,27 @@ class Blueprint:
         ]
 
     def _refuse_single_examples(
-        self, ctx: Context, problem: ProblemSpec, phases: Callable[[Context], Sequence[Phase]], where: str = ""
+        self,
+        ctx: Context,
+        population: Population,
+        phases: Callable[[Context], Sequence[Phase]],
+        where: str = "",
     ) -> None:
         """Raise UsageError if a client has a training batch of one example and the network cannot train on it.
 
         Args:
             phases: The training of the client of a context; `where` says which, in the message.
         """
-        size = self.batch_size
+        size, problem = self.batch_size, self.problem(population, ctx.task)
         if self.drop_last and size > 1 and min(problem.examples.values()) > 1:
             return
         if trains_on_single_examples(ctx.task, problem.shape, tokens=problem.tokens):
             return
-        for place, (client, n) in enumerate(problem.examples.items()):
+        clients, sizes = population.clients, self.training_examples(population)
+        is_unseen = np.arange(len(sizes)) >= ctx.task.num_clients
+        _, places = np.unique(np.stack([sizes, is_unseen]), axis=1, return_index=True)
+        for place in sorted(places.tolist()):  # clients of one size train alike
+            client, n = clients.id(place), int(sizes[place])
             if self._leaves_single_example(n, phases(ctx.at(client=place, examples=n))):
                 raise UsageError(
                     f"local.batch_size={size}: client {client} has {n} training examples, which leave a batch of one "
@@ -297,8 +302,8 @@ class Blueprint:
             full_participation=self.cohort == len(population.participants),
             cohort=self.cohort,
             rounds=self.rounds,
-            examples=self._examples_by_id(population),
-            validation={ClientId(client.id): len(client.val) for client in population.clients},
+            examples=SizesById(population.clients, self.training_examples(population)),
+            validation=SizesById(population.clients, population.clients.sizes[:, 1]),
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             optimizer=self.optimizer,

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from rayfed.algorithm import State
@@ -187,19 +188,17 @@ class SavedState:
     Args:
         files: The recorder, or another that reads the same folder.
         content: The content of the checkpoint's manifest.
-        indices: The position in the population by the client's id.
+        ids: The ids of the clients by their position in the population, int64 [clients].
 
     Attributes:
         round: The round after which it was the state.
         clients: The states of clients by their id.
     """
 
-    def __init__(
-        self, files: CheckpointFiles, trial: str, content: Mapping[str, Any], indices: Mapping[int, ClientIndex]
-    ):
+    def __init__(self, files: CheckpointFiles, trial: str, content: Mapping[str, Any], ids: np.ndarray):
         self._files, self._trial, self._content = files, trial, content
         self.round: int = content["round"]
-        self.clients: Mapping[int, State] = _SavedClients(self._state, content["clients"], indices)
+        self.clients: Mapping[int, State] = _SavedClients(self._state, content["clients"], ids)
 
     def server(self) -> State:
         """Return the server's state.
@@ -228,10 +227,10 @@ class _SavedClients(Mapping[int, State]):
         self,
         read: Callable[[str, Sequence[Any]], State],
         parts: Mapping[str, Sequence[Any]],
-        indices: Mapping[int, ClientIndex],
+        ids: np.ndarray,
     ):
         self._read, self._parts = read, parts
-        self._indices = {id: index for id, index in sorted(indices.items()) if str(index) in parts}
+        self._indices = dict(sorted((int(ids[int(index)]), int(index)) for index in parts))
 
     def __getitem__(self, client: int) -> State:
         name = str(self._indices[client])

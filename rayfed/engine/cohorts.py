@@ -59,13 +59,13 @@ class Cohorts:
         losses: Asks clients for their losses.
     """
 
-    def __init__(self, blueprint: Blueprint, population: Population, examples: Sequence[int], losses: Losses):
+    def __init__(self, blueprint: Blueprint, population: Population, examples: np.ndarray, losses: Losses):
         self._blueprint, self._losses = blueprint, losses
-        self.participants = tuple(ClientIndex(i) for i in range(len(population.participants)))
+        self.participants = participants_of(population)
         self.is_uniform = type(blueprint.sampler) is Uniform
-        sizes = np.maximum(np.array([examples[i] for i in self.participants], float), 1.0)
+        sizes = np.maximum(examples[: len(self.participants)].astype(float), 1.0)
         self._shares = sizes / sizes.sum()
-        self._index = {population.clients[i].id: i for i in self.participants}
+        self._clients = population.clients
         self._last_losses = np.full(len(self.participants), np.nan)
         self._participated: set[int] = set()
         self._cohort: Cohort | None = None
@@ -112,7 +112,7 @@ class Cohorts:
         self._participated.update(cohort)
         for score in record.scores:
             if (score.metric, score.split, score.point) == ("loss", "train", "trained") and not score.unseen:
-                self._last_losses[self._index[score.client]] = score.value
+                self._last_losses[self._clients.place(score.client)] = score.value
         self.poll.add_to(record, cohort)
 
     def state(self) -> dict[str, Any] | None:
@@ -145,7 +145,7 @@ class Cohorts:
         clients = [int(i) for i in cohort.clients]
         if not 1 <= len(clients) <= size or len(set(clients)) < len(clients):
             raise BadHook(f"{name} returned {len(clients)} clients, expected 1 to {size} different ones")
-        if unknown := set(clients) - set(range(len(self.participants))):
+        if unknown := {i for i in clients if i not in self.participants}:
             expected = f"positions from 0 to {len(self.participants) - 1}"
             raise BadHook(f"{name} returned client {min(unknown)}, expected {expected}")
         order = sorted(range(len(clients)), key=clients.__getitem__)
@@ -159,6 +159,11 @@ class Cohorts:
         return Cohort([clients[position] for position in order], factors, cohort.equal)
 
 
+def participants_of(population: Population) -> Sequence[ClientIndex]:
+    """Return the positions of all clients that take part in training, however many these are."""
+    return range(len(population.clients) - population.unseen_clients)  # type: ignore[return-value]
+
+
 def normalised_weights(own: Callable[[ClientIndex], float], cohort: Sequence[ClientIndex]) -> dict[ClientIndex, float]:
     """Return the `own` weights of a cohort, divided by their sum; all are 0 where they sum to 0."""
     weights = {i: own(i) for i in cohort}
@@ -166,7 +171,7 @@ def normalised_weights(own: Callable[[ClientIndex], float], cohort: Sequence[Cli
     return {i: weight / total for i, weight in weights.items()} if total else weights
 
 
-def sampled_cohort(blueprint: Blueprint, participants: tuple[ClientIndex, ...], round: int) -> tuple[ClientIndex, ...]:
+def sampled_cohort(blueprint: Blueprint, participants: Sequence[ClientIndex], round: int) -> tuple[ClientIndex, ...]:
     """Return the cohort of a round: `cohort` clients drawn uniformly without replacement, in ascending order.
 
     With `sample_without_replacement` no client takes part twice in ⌊N / cohort⌋ rounds; the N mod cohort clients
@@ -174,7 +179,7 @@ def sampled_cohort(blueprint: Blueprint, participants: tuple[ClientIndex, ...], 
     """
     size, clients, seed = blueprint.cohort, len(participants), blueprint.seed
     if size == clients:
-        return participants
+        return tuple(participants)
     if blueprint.algorithm.sample_without_replacement:
         cycle, turn = divmod(round - 1, clients // size)
         order = generator(seed, "cohorts", cycle=cycle).permutation(clients)

@@ -14,8 +14,9 @@ from rayfed.augment.base import Augment
 from rayfed.core.records import SERVER
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.task import Batch, Task
+from rayfed.data.clients import Examples
 from rayfed.data.lazy_rows import LazyRows
-from rayfed.data.population import Examples, Population
+from rayfed.data.population import Population
 from rayfed.engine.held_out import divide
 from rayfed.engine.streamed import Streamed
 

@@ -11,7 +11,9 @@ from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
 from rayfed.core.records import RepresentationMap, Score
 from rayfed.core.rng import seed_torch, stream_seed
+from rayfed.data.clients import SPLITS
 from rayfed.data.population import Population
+from rayfed.engine.cohorts import participants_of
 from rayfed.engine.early_stopping import StopRule
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.metric_collection import NO_METRICS, DueMetrics, gradient_scores
@@ -56,10 +58,16 @@ class Evaluation:
         return round % self.every == 0 or round == rounds
 
 
-def downloads(exchange: Exchange, ctx: Context, state: State) -> tuple[State, dict[ClientIndex, State]]:
-    """Return (what every client of the cohort receives, the further fields of the clients that receive some)."""
+def downloads(
+    exchange: Exchange, ctx: Context, state: State, clients: Sequence[ClientIndex] | None = None
+) -> tuple[State, dict[ClientIndex, State]]:
+    """Return (what every client of the cohort receives, the further fields of the clients that receive some).
+
+    Args:
+        clients: The clients of the cohort whose further fields are needed; None: all.
+    """
     down = exchange.broadcast(ctx, state)
-    unicast = {i: exchange.unicast(ctx.at(client=i), state) for i in ctx.cohort}
+    unicast = {i: exchange.unicast(ctx.at(client=i), state) for i in (ctx.cohort if clients is None else clients)}
     return down, {i: fields for i, fields in unicast.items() if fields}
 
 
@@ -80,9 +88,9 @@ class Evaluator:
         seed: int,
     ):
         self.evaluation, self.algorithm, self.ctx, self.fleet, self.seed = evaluation, algorithm, ctx, fleet, seed
-        clients = tuple(ClientIndex(i) for i in range(len(population.clients)))
-        participants = len(population.participants)
-        self.participants, self.unseen_clients = clients[:participants], clients[participants:]
+        self.participants = participants_of(population)
+        places = range(len(self.participants), len(population.clients))
+        self.unseen_clients = tuple(ClientIndex(place) for place in places)
         self.population = population
         self.tell: Callable[[str], None] = lambda doing: None
         self._last_round = ctx.rounds + bool(algorithm.final_exchanges)  # the final stage is scored as a round, too
@@ -97,7 +105,7 @@ class Evaluator:
         With `is_last`, the metrics are taken that are due after the last round. The order of the scores does not depend
         on where clients live. Maps of representations are returned, too.
         """
-        clients = tuple(cohort) if self.evaluation.clients == "selected" else self.participants
+        clients = tuple(cohort if self.evaluation.clients == "selected" else self.participants)
         points, splits = self.evaluation.points, self.evaluation.splits
         # Metrics that are taken once look at the final models, after the final stage.
         metrics = self.due_metrics(round, clients, round if is_last else self._last_round)
@@ -136,8 +144,8 @@ class Evaluator:
             return NO_METRICS
         due = {name: metric for name, metric in self.evaluation.metrics.items() if metric.due(round, last)}
         groups = Counter(test.split for test in self.population.tests)
-        for split in ("train", "val", "test"):
-            groups[split] += sum(len(getattr(self.population.clients[i], split)) > 0 for i in clients)
+        for split in SPLITS:
+            groups[split] += int((self.population.clients.sizes[list(clients), SPLITS.index(split)] > 0).sum())
         return DueMetrics(due, groups, selection=self.evaluation.selection)
 
     def completed(self, scored: Scored, metrics: DueMetrics, round: int) -> tuple[list[Score], list[RepresentationMap]]:
@@ -158,7 +166,7 @@ class Evaluator:
         exchange = self.algorithm.round_exchanges[0]
         down, unicast = downloads(exchange, self.ctx.at(request.moment, cohort=clients), state)
         scored = self.fleet.score_downloads(request, down, unicast)
-        index = {self.population.clients[i].id: i for i in clients}
+        index = {self.population.clients.id(i): i for i in clients}
         losses = {index[score.client]: score.value for score in scored.scores if score.metric == "loss"}
         return {i: losses.get(i, 0.0) for i in clients}, bytes_by_field(down)  # without training data, nothing to learn
 
@@ -192,8 +200,8 @@ class Evaluator:
 
     def _score_downloads(self, state: State, request: ScoreRequest) -> Scored:
         exchange = self.algorithm.round_exchanges[0]
-        down, unicast = downloads(exchange, self.ctx.at(request.moment, cohort=request.cohort), state)
-        return self.fleet.score_downloads(request, down, {i: unicast[i] for i in request.clients if i in unicast})
+        ctx = self.ctx.at(request.moment, cohort=request.cohort)
+        return self.fleet.score_downloads(request, *downloads(exchange, ctx, state, request.clients))
 
 
 def in_order(scores: Sequence[Score]) -> list[Score]:

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfed.core.rng import generator
+from rayfed.data.clients import Client, Examples
 from rayfed.data.draws import floor_share
 from rayfed.data.lazy_rows import select_rows
-from rayfed.data.population import Client, Examples
 
 
 class TrainingParts(NamedTuple):

@@ -291,7 +291,7 @@ class Host:
     def _check_finite(self, job: Job, trained: Trained) -> None:
         for name, value in trained.metrics.items():
             if not math.isfinite(value):
-                client = self.data.population.clients[job.client].id
+                client = self.data.population.clients.id(job.client)
                 raise Diverged(f"round {job.ctx.round}, client {client}: training {name} is {value}")
 
     def _context(self, client: ClientIndex, request: Request, **changes: Any) -> Context:

@@ -10,8 +10,9 @@ from rayfed.algorithm import Algorithm, Context
 from rayfed.core.ids import ClientIndex
 from rayfed.core.least_recent import LeastRecent
 from rayfed.core.task import Task
+from rayfed.data.clients import SPLITS, Examples, MadeClients
 from rayfed.data.lazy_rows import LazyRows
-from rayfed.data.population import Examples, Population
+from rayfed.data.population import Population
 from rayfed.engine.device_data import Normalise, Part, held_bytes
 from rayfed.engine.held_out import divide, held_out_count
 from rayfed.engine.metric_collection import DueMetrics, Gradients, domain_gradients
@@ -46,20 +47,26 @@ class HostData:
 
     def parts(self, client: int) -> dict[str, Part]:
         """Return the parts of a client's data by split, and what the algorithm holds out of its training part."""
-        of_client = self.population.clients[client]
+        clients = self.population.clients
 
         def examples() -> dict[str, Examples]:
+            of_client = clients[client]
             train, held_out = divide(of_client, self.algorithm.held_out_share, self.seed)
             parts = {"train": train, "val": of_client.val, "test": of_client.test}
             return parts | ({"held_out": held_out} if len(held_out) else {})
 
-        copied = {"train", "held_out"} if self.algorithm.held_out_share else set()
-        whose = {"client": of_client.id, "domain": of_client.domain, "unseen": client >= self.task.num_clients}
+        is_made = isinstance(clients.source, MadeClients)
+        copied = {*SPLITS, "held_out"} if is_made else {"train", "held_out"} if self.algorithm.held_out_share else set()
+        whose = {
+            "client": clients.id(client),
+            "domain": clients.domain(client),
+            "unseen": client >= self.task.num_clients,
+        }
         return self._make("client", client, examples, whose, copied=copied)
 
     def training_examples(self, client: int) -> int:
         """Return the number of examples that a client trains on."""
-        examples = len(self.population.clients[client].train)
+        examples = int(self.population.clients.sizes[client, 0])
         return examples - held_out_count(examples, self.algorithm.held_out_share)
 
     def test(self, number: int) -> Part:
@@ -76,7 +83,7 @@ class HostData:
         *,
         copied: Collection[str] = (),
     ) -> dict[str, Part]:
-        """Return the parts of the examples that `make` returns; it copies the inputs of those called `copied`."""
+        """Return the parts of the examples that `make` returns, whose inputs in `copied` belong to nobody else."""
         key = kind, number
         if (made := self._held.get(key) or self._views.get(key)) is not None:
             return made
@@ -116,7 +123,7 @@ class HostData:
         if client is None:
             return self._score(ctx, model, "global", [part], due)
         part = copy.copy(part)
-        part.client = self.population.clients[client].id
+        part.client = self.population.clients.id(client)
         return self._score(ctx, model, "downloaded", [part], due)
 
     def gradients(

@@ -1,6 +1,6 @@
 """What the server asks of hosts, and what they return."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
@@ -28,7 +28,7 @@ class Request:
     """
 
     moment: Moment
-    cohort: tuple[ClientIndex, ...]
+    cohort: Sequence[ClientIndex]
     clients: tuple[ClientIndex, ...]
     metrics: DueMetrics = NO_METRICS
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from rayfed.algorithm import Context, Exchange, Replies, State
@@ -164,11 +165,12 @@ class Server:
         """
         return outcome_hash(self.state, self.fleet.hashes())
 
-    def _stage(self, stage: Stage, round: int, cohort: tuple[ClientIndex, ...]) -> Record:
+    def _stage(self, stage: Stage, round: int, clients: Sequence[ClientIndex]) -> Record:
         """Run all exchanges of a stage or round."""
         began = time.perf_counter()
-        record = Record(stage=stage, round=round, cohort=len(cohort))
+        record = Record(stage=stage, round=round, cohort=len(clients))
         exchanges = self.algorithm.exchanges(stage)
+        cohort = tuple(clients) if exchanges else ()
         for number, exchange in enumerate(exchanges):
             last = number == len(exchanges) - 1
             self._exchange(exchange, self.ctx.at(Moment(stage, round, number), cohort=cohort), record, last)
@@ -176,7 +178,7 @@ class Server:
         if (spent := self.algorithm.privacy_spent(ctx, self.state)) is not None:
             record.epsilon, record.privacy_unit = spent
         if stage == "round":
-            record.bytes_formula = bytes_by_formula(self.algorithm, ctx, [self.examples[i] for i in cohort])
+            record.bytes_formula = bytes_by_formula(self.algorithm, ctx, self.examples[list(cohort)].tolist())
             record.scores += self._logged_scalars(cohort)
         record.seconds["total"] = time.perf_counter() - began
         record.events = [replace(event, round=round) for event in self.fleet.events]
@@ -184,7 +186,7 @@ class Server:
         return record
 
     def _logged_scalars(self, cohort: tuple[ClientIndex, ...]) -> list[Score]:
-        n = sum(self.examples[i] for i in cohort)
+        n = int(self.examples[list(cohort)].sum())
         values = {name: self.state[name] for name in self.algorithm.logged_scalars if name in self.state}
         return [as_score(Value(name, float(value), n), split="train", point="global") for name, value in values.items()]
 
@@ -232,7 +234,7 @@ class Server:
         """Return the weights of the clients in the mean; all are 0 where they sum to 0."""
 
         def own(client: ClientIndex) -> float:
-            return exchange.weight(ctx.at(client=client), self.examples[client])
+            return exchange.weight(ctx.at(client=client), int(self.examples[client]))
 
         return self.cohorts.weights(own, ctx.cohort) if ctx.stage == "round" else normalised_weights(own, ctx.cohort)
 

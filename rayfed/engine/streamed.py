@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rayfed.core.memory import memory_bytes
+from rayfed.data.clients import Examples
 from rayfed.data.lazy_rows import LazyRows
-from rayfed.data.population import Examples
 
 
 class Streamed:

@@ -1,10 +1,11 @@
 """About how long a run or a sweep would take, from two short rounds of two clients."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from rayfed.algorithm import Context, Exchange
@@ -115,14 +116,15 @@ def _steps(plan: Plan, stage: Stage) -> float:
     cohort = tuple(map(ClientIndex, range(plan.blueprint.cohort)))
     ctx = plan.blueprint.context(plan.population, "cpu").at(cohort=cohort)
     exchanges = plan.blueprint.algorithm.exchanges(stage)
-    sizes = [len(client.train) for client in plan.population.participants]
+    sizes = plan.population.participants.train_sizes()
     return sum(_mean_steps(plan, exchange, ctx.at(Moment(stage, 1, k)), sizes) for k, exchange in enumerate(exchanges))
 
 
-def _mean_steps(plan: Plan, exchange: Exchange, ctx: Context, sizes: Sequence[int]) -> float:
+def _mean_steps(plan: Plan, exchange: Exchange, ctx: Context, sizes: np.ndarray) -> float:
     drop_last = plan.blueprint.drop_last
-    counts = {size: steps_of(exchange, ctx.at(client=0, examples=size), drop_last=drop_last) for size in set(sizes)}
-    return max(1.0, sum(counts[size] for size in sizes) / len(sizes))
+    different, counts = np.unique(sizes, return_counts=True)
+    steps = [steps_of(exchange, ctx.at(client=0, examples=size), drop_last=drop_last) for size in different.tolist()]
+    return max(1.0, float(np.average(steps, weights=counts)))
 
 
 def _scored(plan: Plan, share: float = 1.0) -> float:

@@ -17,10 +17,11 @@ from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.rng import torch_state_kept
+from rayfed.data.clients import Client, MadeClients
 from rayfed.data.draws import floor_share
 from rayfed.data.loading import build_data, load, population_without_domain
-from rayfed.data.population import Client, Population, class_counts, population_hash
-from rayfed.data.user_clients import user_population
+from rayfed.data.population import Population, class_counts, population_hash
+from rayfed.data.user_clients import Clients, user_population
 from rayfed.engine.availability import Availability
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.checkpoint import configuration_hash
@@ -59,7 +60,7 @@ MOST_CLIENTS_SHOWN = 1000
 class Given:
     """What was given in Python in place of parts of the configuration; see `make_plan`."""
 
-    clients: Sequence[Client | Mapping[str, Any]] | None = None
+    clients: Sequence[Client | Mapping[str, Any]] | Clients | None = None
     model: ModelFactory | nn.Module | None = None
     loss: Loss | None = None
     num_classes: int | None = None
@@ -113,7 +114,7 @@ class Plan:
     @property
     def is_validated(self) -> bool:
         """Whether there are validation scores."""
-        return "val" in self.evaluation.splits and any(len(client.val) for client in self.population.participants)
+        return "val" in self.evaluation.splits and self.population.participants.have_validation
 
     @property
     def data_hash(self) -> str | None:
@@ -154,7 +155,9 @@ class Plan:
 
     def holdings(self) -> list[Holding]:
         """Return who holds how many examples of which class; nothing if there are too many clients to look at."""
-        return class_counts(self.population) if len(self.population.clients) <= MOST_CLIENTS_SHOWN else []
+        clients = self.population.clients
+        are_looked_at = len(clients) <= MOST_CLIENTS_SHOWN and not isinstance(clients.source, MadeClients)
+        return class_counts(self.population) if are_looked_at else []
 
     def model_name(self) -> str:
         return self.model_label or str(self.config.model.name)
@@ -185,7 +188,7 @@ def load_data(config: Config) -> Population:
 def make_plan(
     config: Config,
     *,
-    clients: Sequence[Client | Mapping[str, Any]] | None = None,
+    clients: Sequence[Client | Mapping[str, Any]] | Clients | None = None,
     model: ModelFactory | nn.Module | None = None,
     loss: Loss | None = None,
     num_classes: int | None = None,

@@ -142,7 +142,7 @@ def _check_pairs(loss: Loss, population: Population) -> None:
 
     Torch broadcasts their difference to [n, n], whose mean depends on the labels, but not on their order.
     """
-    labels = np.concatenate([client.train.y for client in population.clients])
+    labels = np.concatenate([part.y for part in population.examples()])
     if not (others := np.flatnonzero(labels != labels[0])).size:
         return
     y = torch.from_numpy(labels[[0, others[0]]])
@@ -172,7 +172,7 @@ def first_outputs(blueprint: Blueprint, population: Population, count: int) -> t
 
 def _first_examples(population: Population, count: int) -> tuple[Tensor, Tensor]:
     """Return the first `count` inputs and labels of the first client that has training examples."""
-    part = next((client.train for client in population.clients if len(client.train)), population.clients[0].train)
+    part = population.clients[int((population.clients.train_sizes() > 0).argmax())].train
     x, y = (torch.from_numpy(values[:count].copy()) for values in (part.x, part.y))
     return x, y
 

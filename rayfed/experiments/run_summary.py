@@ -25,7 +25,7 @@ def run_summary(plan: Plan) -> str:
     ctx = blueprint.context(population, "cpu")
     task, algorithm = ctx.task, blueprint.algorithm
     sizes = blueprint.training_examples(population)[: len(population.participants)]
-    domains = sorted({client.domain for client in population.participants})
+    domains = population.participants.domain_names()
     partition = f"; partition {plan.data_hash}" if plan.data_hash else ""
     tested = f", {population.test_source}" if population.test_source else ""
     batch_norms = {name.rpartition(".")[0] for name in batch_norm_names(blueprint.model)}
@@ -106,7 +106,7 @@ def _without_accuracy(plan: Plan) -> Sequence[str]:
 def _short_batches(plan: Plan) -> Sequence[str]:
     """Return a note if clients have less than one batch, as they also have if the size is a slip of the pen."""
     sizes, batch = plan.blueprint.training_examples(plan.population), plan.blueprint.batch_size
-    short = sum(size < batch for size in sizes)
+    short = int((sizes < batch).sum())
     if not short:
         return ()
     return (f"{short} of {counted(len(sizes), 'client')} train on less than one batch, of local.batch_size={batch}",)

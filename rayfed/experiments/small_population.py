@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.clients import Client, ClientTable, Examples
+from rayfed.data.population import Population
 
 
 def small_population(population: Population, clients: int, examples: Sequence[int], scored: int) -> Population:
@@ -15,7 +16,8 @@ def small_population(population: Population, clients: int, examples: Sequence[in
         examples: How many training examples the clients keep at most; the numbers are used in turn.
         scored: How many examples of each other part they keep at most, and so of each test set.
     """
-    largest = sorted(population.participants, key=lambda client: -len(client.train))[:clients]
+    participants = population.participants
+    largest = participants.select(np.argsort(-participants.train_sizes(), kind="stable")[:clients])
     kept = tuple(
         Client(
             number,
@@ -27,7 +29,7 @@ def small_population(population: Population, clients: int, examples: Sequence[in
         for number, client in enumerate(largest)
     )
     tests = tuple(replace(test, examples=_first(test.examples, scored)) for test in population.tests)
-    return replace(population, clients=kept, tests=tests, unseen_clients=0)
+    return replace(population, clients=ClientTable.of(kept), tests=tests, unseen_clients=0)
 
 
 def _first(part: Examples, count: int) -> Examples:

@@ -13,6 +13,7 @@ from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_torch, torch_state_kept
 from rayfed.engine.checkpoint import SavedState
+from rayfed.engine.cohorts import participants_of
 from rayfed.engine.evaluation import downloads
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.plan_model import ModelFactory, fresh_module
@@ -35,7 +36,7 @@ def trained_model(
     """
     with torch_state_kept():
         ctx = plan.blueprint.context(plan.population, "cpu")
-        participants = tuple(map(ClientIndex, range(len(plan.population.participants))))
+        participants = participants_of(plan.population)
         ctx = ctx.at(Moment("round", min(state.round, ctx.rounds)), cohort=participants)
         weights = _global(plan, ctx, state) if client is None else _of_client(plan, ctx, state, client)
         names = set(_tensors(plan.blueprint.model))
@@ -62,11 +63,13 @@ def _global(plan: Plan, ctx: Context, state: SavedState) -> Any:
 
 
 def _of_client(plan: Plan, ctx: Context, state: SavedState, client: int) -> Any:
-    indices = {known.id: ClientIndex(index) for index, known in enumerate(plan.population.clients)}
-    if client not in indices:
-        known = f"0 to {max(indices)}" if len(indices) > 6 else ", ".join(map(str, sorted(indices)))
-        raise UsageError(f"Result.model(client={client}): there is no such client; known: {known}")
-    index, algorithm = indices[client], plan.blueprint.algorithm
+    clients, algorithm = plan.population.clients, plan.blueprint.algorithm
+    try:
+        index = ClientIndex(clients.place(client))
+    except KeyError:
+        raise UsageError(
+            f"Result.model(client={client}): there is no such client; expected 0 to {clients.ids.max()}"
+        ) from None
     ctx = plan.blueprint.client_context(ctx, plan.population, index)
     if client in state.clients:
         own = state.clients[client]

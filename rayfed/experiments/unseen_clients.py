@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from rayfed.core.errors import UsageError
 from rayfed.core.rng import generator
 from rayfed.data.draws import floor_share
@@ -21,10 +23,11 @@ def with_unseen_clients(population: Population, count: int | float, seed: int) -
     Raises:
         UsageError: No client would be left to train.
     """
-    clients = sorted(population.clients, key=lambda client: client.id)
+    clients = population.clients.select(np.argsort(population.clients.ids, kind="stable"))
     number = floor_share(len(clients), count) if isinstance(count, float) else count
     if number >= len(clients):
         raise UsageError(f"unseen_clients={count}: there are {len(clients)} clients, and at least one must train")
-    drawn = set(generator(seed, "unseen clients").choice(len(clients), number, replace=False).tolist())
-    ordered = sorted(range(len(clients)), key=lambda place: place in drawn)
-    return replace(population, clients=tuple(clients[place] for place in ordered), unseen_clients=number)
+    is_unseen = np.zeros(len(clients), bool)
+    is_unseen[generator(seed, "unseen clients").choice(len(clients), number, replace=False)] = True
+    ordered = clients.select(np.argsort(is_unseen, kind="stable"))
+    return replace(population, clients=ordered, unseen_clients=number)

@@ -37,6 +37,7 @@ from torch import nn
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
 from rayfed.core.user_files import is_user_file
+from rayfed.data.user_clients import Clients
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.config import Config
 from rayfed.records.trials import recorded_value
@@ -84,8 +85,10 @@ def named_objects(config: Config) -> dict[str, Any]:
     return {name: resolve(name, {}, where="name") for name in names if ":" in name and not name.startswith("rayfed.")}
 
 
-def given_objects(model: Any, loss: Any, clients: Iterable[Any] | None) -> dict[str, Any]:
+def given_objects(model: Any, loss: Any, clients: Iterable[Any] | Clients | None) -> dict[str, Any]:
     """Return what was given in Python, by keyword; of clients the classes, since their contents are the data."""
+    if isinstance(clients, Clients):
+        return given_objects(model, loss, None) | {"clients=": clients.make}
     types_of_clients = {type(value) for client in (() if clients is None else clients) for value in _parts(client)}
     own = sorted((cls for cls in types_of_clients if is_user_module(cls.__module__)), key=lambda cls: cls.__qualname__)
     given = {"model=": model, "loss=": loss, "clients=": own or None}

@@ -14,7 +14,7 @@ from rayfed.algorithms.common.mlp import mlp
 from rayfed.algorithms.fada import FADA, cluster_spread
 from rayfed.core.rng import seed_torch
 from rayfed.core.trees import unstack
-from rayfed.data.population import Examples
+from rayfed.data.clients import Examples
 
 SOURCES, TARGET = (0, 2), 1
 

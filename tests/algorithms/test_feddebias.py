@@ -18,7 +18,8 @@ from rayfed.algorithms.feddebias.pseudo_data import draw_owners, sample_means
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.trees import clone, nbytes
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.clients import Client, Examples
+from rayfed.data.population import Population
 from rayfed.engine.device_data import Normalise, Part
 from rayfed.engine.training import Job, _rows, train
 from rayfed.models.mlp import MLP

@@ -16,7 +16,8 @@ from rayfed.core.errors import UsageError
 from rayfed.core.moment import Moment
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch, InputSpec
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.clients import Client, Examples
+from rayfed.data.population import Population
 
 
 def mixing(**options):

@@ -13,7 +13,7 @@ from helpers.reference import CLIENTS, LR, assert_weights, data, plan, populatio
 from rayfed.algorithms.fedreg import FedReg
 from rayfed.core.errors import UsageError
 from rayfed.core.task import Batch
-from rayfed.data.population import Examples
+from rayfed.data.clients import Examples
 
 
 def pseudo(model, x, y, size):

@@ -13,7 +13,7 @@ from helpers.reference import CLIENTS, LR, assert_weights, data, plan, populatio
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.harmofl import AMPLITUDE, HarmoFL, mean_amplitude, normalise_amplitude
 from rayfed.core.errors import UsageError
-from rayfed.data.population import Examples
+from rayfed.data.clients import Examples
 
 SHAPE = (1, 2, 3)
 

@@ -28,7 +28,8 @@ from rayfed.augment.schemes import Moderate, Weak
 from rayfed.core.errors import UsageError
 from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_torch
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.clients import Client, Examples
+from rayfed.data.population import Population
 from rayfed.experiments.components import choose
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan

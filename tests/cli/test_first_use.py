@@ -20,9 +20,9 @@ from helpers.commands import command
 from rayfed.augment.base import Augment
 from rayfed.core.errors import BadHook
 from rayfed.core.options import option, suggestion
+from rayfed.data.clients import Examples
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.partitions.base import Partition
-from rayfed.data.population import Examples
 from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments, from_file

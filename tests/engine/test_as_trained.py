@@ -18,7 +18,7 @@ from rayfed.augment.noise import Noise
 from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch
-from rayfed.data.population import Examples
+from rayfed.data.clients import Examples
 from rayfed.engine.device_data import Augmented, Normalise, Part
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host

@@ -8,7 +8,7 @@ import torch
 
 from helpers.federations import blobs
 from rayfed.core.rng import generator
-from rayfed.data.population import Examples
+from rayfed.data.clients import Examples
 from rayfed.engine.device_data import Normalise, Part, batch_rows
 
 

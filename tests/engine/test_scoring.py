@@ -9,7 +9,7 @@ import torch
 from helpers.federations import Point, blobs, blueprint, net, quadratic, quadratics, simulate
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.moment import Moment
-from rayfed.data.population import Examples
+from rayfed.data.clients import Examples
 from rayfed.engine import scoring
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.host import Host

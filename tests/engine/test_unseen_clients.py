@@ -17,7 +17,7 @@ from rayfed.algorithms.fedfomo import FedFomo
 from rayfed.algorithms.pfedme import PFedMe
 from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
-from rayfed.data.population import Examples
+from rayfed.data.clients import Examples
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server

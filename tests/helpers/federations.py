@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from rayfed.algorithm import Algorithm, Phase
 from rayfed.core.optim import SGD, Optimizer
 from rayfed.core.records import Record
-from rayfed.data.population import Client, Examples, Population
+from rayfed.data.clients import Client, Examples
+from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server

@@ -37,8 +37,10 @@ class Natural(Partition):
                 f"partition=natural: {dataset.name} does not define clients; choose domains, iid or dirichlet"
             )
         rows = dataset.rows()
-        file_numbers, owner = np.unique(dataset.client[rows], return_inverse=True)
-        pairs = [self._train_and_test(dataset, rows[owner == number], number) for number in range(len(file_numbers))]
+        file_numbers, counts = np.unique(dataset.client[rows], return_counts=True)
+        by_client = rows[np.argsort(dataset.client[rows], kind="stable")]
+        held = np.split(by_client, np.cumsum(counts)[:-1])
+        pairs = [self._train_and_test(dataset, of_client, number) for number, of_client in enumerate(held)]
         empty = [number for number, (train, _) in enumerate(pairs) if not len(train)]
         if empty:
             drop = [int(file_numbers[number]) for number in empty]
@@ -49,7 +51,7 @@ class Natural(Partition):
                 "or draw test examples from all rows, with a share such as partition.test=0.25"
             )
         return [
-            self.client_rows(number, self._domain(dataset, rows[owner == number], file_numbers[number]), *pair)
+            self.client_rows(number, self._domain(dataset, held[number], file_numbers[number]), *pair)
             for number, pair in enumerate(pairs)
         ]
 

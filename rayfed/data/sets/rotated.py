@@ -13,9 +13,10 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.rng import generator, stream_seed
 from rayfed.data.cache import array_hash, memory_mapped
+from rayfed.data.clients import Examples
 from rayfed.data.dataset import Dataset
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
-from rayfed.data.population import Examples, TestSet
+from rayfed.data.population import TestSet
 from rayfed.data.readers import idx
 from rayfed.data.sets.cifar import SOURCES, Cifar10, Cifar100, CifarFiles
 from rayfed.data.sets.mnist import IdxFiles

@@ -1,0 +1,290 @@
+"""All clients of a population: their sizes and domains as columns, and each client when it is asked for."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Protocol, overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayfed.core.errors import UsageError
+from rayfed.core.ids import ClientId
+from rayfed.core.registry import in_one_line
+from rayfed.data.lazy_rows import LazyRows, select_rows
+
+SPLITS = ("train", "val", "test")
+LOOKED_AT = 8
+"""The clients that are made to look at the data where all of them are made on demand."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled examples: inputs `x` [n, ...] and class indices `y`, int64 [n], or targets [n, ...] of a user's loss.
+
+    Images are uint8 [n, channels, height, width]; each batch is converted to floats and normalised on the device. Any
+    other dtype reaches the model unchanged. `x` may be `LazyRows` of a file, which are read when they are needed.
+    """
+
+    x: np.ndarray | LazyRows
+    y: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def read(self) -> "Examples":
+        """Return the same examples in memory."""
+        return replace(self, x=self.x[:]) if isinstance(self.x, LazyRows) else self
+
+    def select(self, rows: Any) -> "Examples":
+        """Return a selection of these examples; inputs in a file are not read."""
+        return Examples(select_rows(self.x, rows), self.y[rows])
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client: its number, its domain, and its three disjoint parts."""
+
+    id: int
+    domain: str
+    train: Examples
+    val: Examples
+    test: Examples
+
+    @property
+    def parts(self) -> tuple[Examples, Examples, Examples]:
+        """The training, validation and test parts."""
+        return self.train, self.val, self.test
+
+
+class ClientSource(Protocol):
+    """Where the examples of clients come from. A client is known here by its number, which never changes."""
+
+    def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
+        """Return the training, validation and test parts of a client."""
+
+    def examples(self) -> Sequence[Examples]:
+        """Return all examples in as few pieces as possible, or those of some clients if they are made on demand."""
+
+    def read(self) -> "ClientSource":
+        """Return the same source with all examples in memory."""
+
+
+@dataclass(frozen=True)
+class PooledExamples:
+    """The examples of all clients in one array each, so that many clients take no more memory than their examples.
+
+    Attributes:
+        examples_of_all: The examples, client by client, each with its training, validation and test part in order.
+        bounds: Where the parts begin and the last one ends, int64 [3 N + 1].
+        views: How a client sees inputs that are read from a file; see `rayfed.data.dataset.ClientView`.
+    """
+
+    examples_of_all: Examples
+    bounds: np.ndarray
+    views: Callable[[int, np.ndarray], np.ndarray] | None = None
+
+    def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
+        start, val, test, end = self.bounds[3 * number : 3 * number + 4].tolist()
+        train, validation, tests = (self._part(number, *ends) for ends in ((start, val), (val, test), (test, end)))
+        return train, validation, tests
+
+    def _part(self, number: int, start: int, end: int) -> Examples:
+        part = self.examples_of_all.select(slice(start, end))
+        if self.views is None or not isinstance(part.x, LazyRows):
+            return part
+        return Examples(part.x.with_view(partial(self.views, number)), part.y)
+
+    def examples(self) -> Sequence[Examples]:
+        if self.views is None:
+            return [self.examples_of_all]
+        return [part for number in range(len(self.bounds) // 3) for part in self.parts(number)]
+
+    def read(self) -> "PooledExamples":
+        if self.views is None:
+            return replace(self, examples_of_all=self.examples_of_all.read())
+        x = np.concatenate([part.x[:] for part in self.examples()])
+        return PooledExamples(Examples(x, self.examples_of_all.y), self.bounds)
+
+
+@dataclass(frozen=True)
+class ListedClients:
+    """Clients that were given one by one."""
+
+    clients: tuple[Client, ...]
+
+    def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
+        return self.clients[number].parts
+
+    def examples(self) -> Sequence[Examples]:
+        return [part for client in self.clients for part in client.parts]
+
+    def read(self) -> "ListedClients":
+        return ListedClients(
+            tuple(Client(client.id, client.domain, *(part.read() for part in client.parts)) for client in self.clients)
+        )
+
+
+@dataclass(frozen=True)
+class MadeClients:
+    """Clients that are made on demand, as often as they are needed.
+
+    Attributes:
+        make: Returns the parts of a client, always the same ones.
+        sizes: The examples of the parts that `make` must return, int64 [N, 3].
+    """
+
+    make: Callable[[int], tuple[Examples, Examples, Examples]]
+    sizes: np.ndarray
+
+    def parts(self, number: int) -> tuple[Examples, Examples, Examples]:
+        try:
+            parts = self.make(number)
+        except UsageError:
+            raise
+        except Exception as error:  # the user's own code
+            raise UsageError(f"clients: make({number}) failed: {in_one_line(error)}") from error
+        for split, part, size in zip(SPLITS, parts, self.sizes[number].tolist(), strict=True):
+            if len(part) != size:
+                raise UsageError(
+                    f"clients: make({number}) returned {len(part)} {split} examples, but sizes[{split!r}][{number}] "
+                    f"is {size}"
+                )
+        return parts
+
+    def examples(self) -> Sequence[Examples]:
+        return [part for number in spread(len(self.sizes), LOOKED_AT) for part in self.parts(number)]
+
+    def read(self) -> "MadeClients":
+        return self
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `count`, evenly spaced, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
+
+
+class ClientTable(Sequence[Client]):
+    """All clients in order. A client is made from its source when it is asked for; the columns are there at once.
+
+    Attributes:
+        source: Where the examples come from.
+        sizes: The examples of the training, validation and test parts, int64 [N, 3].
+        domains: The domains, strings [N].
+        ids: The numbers that the partition gave the clients, int64 [N].
+        numbers: The numbers of the clients in `source`, int64 [N].
+    """
+
+    def __init__(
+        self,
+        source: ClientSource,
+        sizes: np.ndarray,
+        domains: pa.Array | Sequence[str],
+        ids: np.ndarray | None = None,
+        numbers: np.ndarray | None = None,
+    ):
+        self.source, self.sizes = source, sizes
+        self.domains = domains if isinstance(domains, pa.Array) else pa.array(domains, pa.large_string())
+        self.ids = np.arange(len(sizes)) if ids is None else ids
+        self.numbers = np.arange(len(sizes)) if numbers is None else numbers
+
+    @classmethod
+    def of(cls, clients: Sequence[Client]) -> "ClientTable":
+        """Return the table of clients that exist already."""
+        if isinstance(clients, cls):
+            return clients
+        listed = tuple(clients)
+        sizes = np.array([[len(part) for part in client.parts] for client in listed], np.int64).reshape(-1, 3)
+        ids = np.array([client.id for client in listed], np.int64)
+        return cls(ListedClients(listed), sizes, [client.domain for client in listed], ids)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, place: int) -> Client: ...
+    @overload
+    def __getitem__(self, place: slice) -> "ClientTable": ...
+    def __getitem__(self, place: int | slice) -> "Client | ClientTable":
+        if isinstance(place, slice):
+            return self.select(place)
+        return Client(self.id(place), self.domain(place), *self.source.parts(int(self.numbers[place])))
+
+    def __iter__(self) -> Iterator[Client]:
+        return (self[place] for place in range(len(self)))
+
+    def id(self, place: int) -> int:
+        """Return the number that the partition gave a client, without making the client."""
+        return int(self.ids[place])
+
+    def domain(self, place: int) -> str:
+        """Return the domain of a client, without making the client."""
+        return str(self.domains[place])
+
+    def domain_names(self) -> list[str]:
+        """Return the names of all domains, sorted."""
+        return sorted(pc.unique(self.domains).to_pylist())
+
+    def are_of(self, domain: str) -> np.ndarray:
+        """Return which clients belong to `domain`, bool [N]."""
+        return np.asarray(pc.equal(self.domains, domain).to_numpy(zero_copy_only=False))
+
+    def train_sizes(self) -> np.ndarray:
+        """Return the numbers of training examples, int64 [N]."""
+        return self.sizes[:, 0]
+
+    @property
+    def have_validation(self) -> bool:
+        """Whether any client has validation examples."""
+        return bool(self.sizes[:, 1].any())
+
+    @cached_property
+    def _order(self) -> np.ndarray:
+        return np.argsort(self.ids, kind="stable")
+
+    def place(self, id: int) -> int:
+        """Return the place of the client with the number `id`.
+
+        Raises:
+            KeyError: There is none.
+        """
+        found = int(np.searchsorted(self.ids, id, sorter=self._order))
+        if found == len(self) or self.ids[place := int(self._order[found])] != id:
+            raise KeyError(id)
+        return place
+
+    def select(self, places: Any) -> "ClientTable":
+        """Return the clients at `places`, an array or a slice, in that order."""
+        rows = np.arange(len(self))[places]
+        return ClientTable(
+            self.source, self.sizes[rows], self.domains.take(pa.array(rows)), self.ids[rows], self.numbers[rows]
+        )
+
+    def renumbered(self) -> "ClientTable":
+        """Return the same clients with the numbers 0 to N - 1 in this order."""
+        return ClientTable(self.source, self.sizes, self.domains, None, self.numbers)
+
+    def read(self) -> "ClientTable":
+        """Return the same clients with all examples in memory."""
+        return ClientTable(self.source.read(), self.sizes, self.domains, self.ids, self.numbers)
+
+
+class SizesById(Mapping[ClientId, int]):
+    """One number of each client, by the client's id, in the order of the clients."""
+
+    def __init__(self, clients: ClientTable, values: np.ndarray):
+        self._clients, self.array = clients, values
+
+    def __getitem__(self, id: ClientId) -> int:
+        return int(self.array[self._clients.place(id)])
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return (ClientId(id) for id in self._clients.ids.tolist())
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def where(self, holds: np.ndarray) -> list[ClientId]:
+        """Return the ids of the clients for which `holds`, bool [N], is true."""
+        return [ClientId(id) for id in self._clients.ids[holds].tolist()]
