@@ -10,7 +10,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
 from rayfed.core.records import RepresentationMap, Score
-from rayfed.core.rng import seed_torch, stream_seed
+from rayfed.core.rng import generator, seed_torch, stream_seed
 from rayfed.data.clients import SPLITS
 from rayfed.data.population import Population
 from rayfed.engine.cohorts import participants_of
@@ -31,7 +31,7 @@ class Evaluation:
         initial: Whether to score before the first round as well.
         points: The models to score: "global", "downloaded", "trained", "adapted".
         splits: The parts of the clients' data to score on.
-        clients: "all", or "selected" for the cohort of the round.
+        clients: "all" participants, "selected" for the cohort of the round, or the size of a fixed sample.
         adapt_epochs: The epochs of local training before scoring at "adapted".
         metrics: Further metrics by name.
         selection: Which round is the best.
@@ -42,7 +42,7 @@ class Evaluation:
     initial: bool = False
     points: tuple[str, ...] = ("global",)
     splits: tuple[str, ...] = ("val", "test")
-    clients: str = "all"
+    clients: str | int = "all"
     adapt_epochs: int = 1
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     selection: Selection = field(default_factory=Selection)
@@ -89,6 +89,7 @@ class Evaluator:
     ):
         self.evaluation, self.algorithm, self.ctx, self.fleet, self.seed = evaluation, algorithm, ctx, fleet, seed
         self.participants = participants_of(population)
+        self._scored = _sample(self.participants, evaluation.clients, seed)
         places = range(len(self.participants), len(population.clients))
         self.unseen_clients = tuple(ClientIndex(place) for place in places)
         self.population = population
@@ -105,7 +106,7 @@ class Evaluator:
         With `is_last`, the metrics are taken that are due after the last round. The order of the scores does not depend
         on where clients live. Maps of representations are returned, too.
         """
-        clients = tuple(cohort if self.evaluation.clients == "selected" else self.participants)
+        clients = tuple(cohort) if self.evaluation.clients == "selected" else self._scored
         points, splits = self.evaluation.points, self.evaluation.splits
         # Metrics that are taken once look at the final models, after the final stage.
         metrics = self.due_metrics(round, clients, round if is_last else self._last_round)
@@ -202,6 +203,14 @@ class Evaluator:
         exchange = self.algorithm.round_exchanges[0]
         ctx = self.ctx.at(request.moment, cohort=request.cohort)
         return self.fleet.score_downloads(request, *downloads(exchange, ctx, state, request.clients))
+
+
+def _sample(participants: Sequence[ClientIndex], clients: str | int, seed: int) -> tuple[ClientIndex, ...]:
+    """Return the participants to score: all, or a sample that depends on the seed of the run alone."""
+    if isinstance(clients, str) or clients >= len(participants):
+        return () if clients == "selected" else tuple(participants)
+    drawn = generator(seed, "evaluated clients").choice(len(participants), clients, replace=False)
+    return tuple(sorted(ClientIndex(i) for i in drawn.tolist()))
 
 
 def in_order(scores: Sequence[Score]) -> list[Score]:

@@ -106,10 +106,19 @@ class Evaluate:
         "then trained for adapt_epochs); null: the one that the algorithm's paper scores",
     )
     splits: list[str] = option(["val", "test"], choices=("train", "val", "test"), help="splits of the clients' data")
-    clients: str = option(
-        "all", choices=("all", "selected"), help="clients to score: all participants, or the cohort of the round"
+    clients: str | int | None = option(
+        None,
+        help="clients to score: all participants, selected (the cohort of the round), or a number of participants, "
+        "drawn by the seed, the same in all rounds and for all methods; null: all, or 1000 of more than 10000",
     )
     adapt_epochs: int = option(1, low=1, help="local epochs before the point `adapted` is scored")
+
+    def __post_init__(self) -> None:
+        is_number = isinstance(self.clients, int) and not isinstance(self.clients, bool) and self.clients > 0
+        if not is_number and self.clients not in (None, "all", "selected"):
+            raise UsageError(
+                f"evaluate.clients={self.clients!r}: expected all, selected or a number of clients"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,7 @@ def estimate(plan: Plan, measured: Probe, *, done: int = 0) -> Estimate:
     seconds = {
         stage: _steps(plan, stage) * clients * measured.step / min(hosts, clients) for stage, clients in shares.items()
     }
-    scored = everyone if evaluation.clients == "all" else cohort
+    scored = {"all": everyone, "selected": cohort}.get(str(evaluation.clients)) or int(evaluation.clients)
     scores = _scored(plan, scored / everyone) * measured.score / hosts
     left = range(done + 1, blueprint.rounds + 1)
     times = sum(evaluation.due(number, blueprint.rounds) for number in left)

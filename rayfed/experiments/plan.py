@@ -55,6 +55,9 @@ from rayfed.records.storage import open_storage
 MOST_CLIENTS_SHOWN = 1000
 """The most clients of a partition that is recorded for plots."""
 
+MOST_CLIENTS_SCORED, CLIENTS_SCORED = 10_000, 1000
+"""The most participants that are all scored by default, and the sample that is scored of more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
@@ -144,6 +147,7 @@ class Plan:
         labels = {"data": data, "model": self.model_label, "loss": self.loss_label}
         return {
             **self.config.tree(),
+            "evaluate": {**self.config.tree()["evaluate"], "clients": str(self.evaluation.clients)},
             **{group: {"name": label} for group, label in labels.items() if label},
             "seed": self.config.seed,
             **self.evaluation.selection.values(),
@@ -281,13 +285,23 @@ def _evaluation(config: Config, blueprint: Blueprint, population: Population) ->
         initial=config.evaluate.initial,
         points=points,
         splits=tuple(config.evaluate.splits),
-        clients=config.evaluate.clients,
+        clients=_scored_clients(config, len(population.participants)),
         adapt_epochs=config.evaluate.adapt_epochs,
         metrics=config.metrics,
     )
     check_metrics(blueprint, population, evaluation, whole=is_whole)
     selection = _selection(config, blueprint, population, points[0])
     return replace(evaluation, selection=selection, stop_rule=_stop_rule(config, selection))
+
+
+def _scored_clients(config: Config, participants: int) -> str | int:
+    """Return which clients are scored; see `Evaluation.clients`."""
+    chosen = config.evaluate.clients
+    if chosen is None:
+        return "all" if participants <= MOST_CLIENTS_SCORED else CLIENTS_SCORED
+    if isinstance(chosen, int) and chosen > participants:
+        raise UsageError(f"evaluate.clients={chosen}: there are {participants} participants; give at most that, or all")
+    return chosen
 
 
 def _selection(config: Config, blueprint: Blueprint, population: Population, point: str) -> Selection:

@@ -19,15 +19,25 @@ def unit(metric: str) -> str:
     return ", %" if is_fraction(metric) else ""
 
 
-def average_words(metrics: pd.DataFrame, split: str, metric: str) -> str:
+def average_words(metrics: pd.DataFrame, trials: pd.DataFrame, split: str, metric: str) -> str:
     """Return what a mean is over: "mean over clients", or over the server's values where no client has any.
 
     Args:
         metrics: the table `metrics`, of one experiment.
+        trials: the table `trials`, of the same experiment.
         split: the split of the values.
         metric: their metric.
     """
-    return "mean over the server's values" if is_of_server(metrics, split, metric) else "mean over clients"
+    if is_of_server(metrics, split, metric):
+        return "mean over the server's values"
+    return f"mean over {clients_scored(trials) or 'clients'}"
+
+
+def clients_scored(trials: pd.DataFrame) -> str:
+    """Return "a fixed sample of 1000 clients" where not all clients were scored (`evaluate.clients`), else ""."""
+    values = trials.get("evaluate.clients", pd.Series(dtype=str)).astype(str)
+    sizes = sorted({int(value) for value in values if value.isdecimal()})
+    return f"a fixed sample of {_counted(sizes, 'client')}" if sizes else ""
 
 
 def is_of_server(metrics: pd.DataFrame, split: str, metric: str) -> bool:
@@ -54,7 +64,8 @@ def repetitions(trials: pd.DataFrame) -> str:
 def mean_caption(trials: pd.DataFrame) -> str:
     """Return what the numbers of a table are: "mean ± sd over 3 seeds, 3 partitions", or "1 seed, 1 partition"."""
     words = repetitions(trials)
-    return words if words.startswith("1 seed,") or words == "1 seed" else f"mean ± sd over {words}"
+    scored = "".join(f", {of_clients}" for of_clients in [clients_scored(trials)] if of_clients)
+    return f"{words if words.startswith('1 seed,') or words == '1 seed' else f'mean ± sd over {words}'}{scored}"
 
 
 def _counted(numbers: list[int], noun: str) -> str:

@@ -94,7 +94,7 @@ def paired_scores(tables: Tables, view: View, summary: Summary | None = None) ->
     rule = view.rule or ("selected" if trials_by_rule.get("selected") == trials_by_rule.get("final") else "final")
     rows = rows[rows["rule"] == rule]
     keys = ["metric", "higher_is_better", "quantity"]
-    average = average_words(tables.metrics, split, metric)
+    average = average_words(tables.metrics, tables.trials, split, metric)
     return PairedScores(
         experiment=experiments[0],
         values=seed_values(rows[[*TRIAL, *keys, "value"]], done, keys),

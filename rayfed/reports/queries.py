@@ -41,7 +41,8 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
     for experiment, rows in means.groupby("experiment"):
         of_split, metric = str(rows["split"].iloc[0]), str(rows["metric"].iloc[0])
         check_target(target, metric)
-        average = average_words(tables.metrics[tables.metrics["experiment"] == experiment], of_split, metric)
+        of_experiment = [table[table["experiment"] == experiment] for table in (tables.metrics, tables.trials)]
+        average = average_words(of_experiment[0], of_experiment[1], of_split, metric)
         side = "at least" if rows["higher_is_better"].iloc[0] else "at most"
         title = (
             f"{experiment}: first evaluated round whose {of_split} {metric}, {average}, is {side} {target:g}, and GB "
