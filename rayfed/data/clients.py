@@ -6,8 +6,6 @@ from functools import cached_property, partial
 from typing import Any, Protocol, overload
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientId
@@ -171,7 +169,7 @@ class ClientTable(Sequence[Client]):
     Attributes:
         source: Where the examples come from.
         sizes: The examples of the training, validation and test parts, int64 [N, 3].
-        domains: The domains, strings [N].
+        domains: The domains in UTF-8, bytes [N]: an array of objects would be copied to every process.
         ids: The numbers that the partition gave the clients, int64 [N].
         numbers: The numbers of the clients in `source`, int64 [N].
     """
@@ -180,12 +178,12 @@ class ClientTable(Sequence[Client]):
         self,
         source: ClientSource,
         sizes: np.ndarray,
-        domains: pa.Array | Sequence[str],
+        domains: np.ndarray | Sequence[str],
         ids: np.ndarray | None = None,
         numbers: np.ndarray | None = None,
     ):
         self.source, self.sizes = source, sizes
-        self.domains = domains if isinstance(domains, pa.Array) else pa.array(domains, pa.large_string())
+        self.domains = domains if isinstance(domains, np.ndarray) else np.array([name.encode() for name in domains])
         self.ids = np.arange(len(sizes)) if ids is None else ids
         self.numbers = np.arange(len(sizes)) if numbers is None else numbers
 
@@ -220,15 +218,15 @@ class ClientTable(Sequence[Client]):
 
     def domain(self, place: int) -> str:
         """Return the domain of a client, without making the client."""
-        return str(self.domains[place])
+        return bytes(self.domains[place]).decode()
 
     def domain_names(self) -> list[str]:
         """Return the names of all domains, sorted."""
-        return sorted(pc.unique(self.domains).to_pylist())
+        return sorted(name.decode() for name in np.unique(self.domains).tolist())
 
     def are_of(self, domain: str) -> np.ndarray:
         """Return which clients belong to `domain`, bool [N]."""
-        return np.asarray(pc.equal(self.domains, domain).to_numpy(zero_copy_only=False))
+        return np.asarray(self.domains == domain.encode())
 
     def train_sizes(self) -> np.ndarray:
         """Return the numbers of training examples, int64 [N]."""
@@ -257,9 +255,7 @@ class ClientTable(Sequence[Client]):
     def select(self, places: Any) -> "ClientTable":
         """Return the clients at `places`, an array or a slice, in that order."""
         rows = np.arange(len(self))[places]
-        return ClientTable(
-            self.source, self.sizes[rows], self.domains.take(pa.array(rows)), self.ids[rows], self.numbers[rows]
-        )
+        return ClientTable(self.source, self.sizes[rows], self.domains[rows], self.ids[rows], self.numbers[rows])
 
     def renumbered(self) -> "ClientTable":
         """Return the same clients with the numbers 0 to N - 1 in this order."""

@@ -116,9 +116,7 @@ class Evaluate:
     def __post_init__(self) -> None:
         is_number = isinstance(self.clients, int) and not isinstance(self.clients, bool) and self.clients > 0
         if not is_number and self.clients not in (None, "all", "selected"):
-            raise UsageError(
-                f"evaluate.clients={self.clients!r}: expected all, selected or a number of clients"
-            )
+            raise UsageError(f"evaluate.clients={self.clients!r}: expected all, selected or a number of clients")
 
 
 @dataclass(frozen=True, kw_only=True)

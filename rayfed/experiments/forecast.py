@@ -12,6 +12,7 @@ from rayfed.algorithm import Context, Exchange
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment, Stage
 from rayfed.core.rng import torch_state_kept
+from rayfed.data.clients import SPLITS
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.engine.training import steps_of
@@ -129,8 +130,8 @@ def _mean_steps(plan: Plan, exchange: Exchange, ctx: Context, sizes: np.ndarray)
 
 def _scored(plan: Plan, share: float = 1.0) -> float:
     """Return the number of examples that are scored at once, with a share of the participants."""
-    splits = [split for split in plan.evaluation.splits if split in ("train", "val", "test")]
-    examples = sum(len(getattr(client, split)) for client in plan.population.participants for split in splits)
+    columns = [SPLITS.index(split) for split in plan.evaluation.splits if split in SPLITS]
+    examples = int(plan.population.participants.sizes[:, columns].sum())
     tests = sum(len(test.examples) for test in plan.population.tests)
     if tests and plan.blueprint.global_model(plan.population)[0] is None:  # then each client's model is scored
         foreign = sum(len(test.examples) for test in plan.population.tests if test.split == "ood")

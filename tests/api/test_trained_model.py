@@ -125,7 +125,9 @@ def test_what_is_more_than_one_network_is_refused_in_a_line(run):
 
 
 def test_no_such_client(run):
-    with pytest.raises(rayfed.UsageError, match=r"^Result\.model\(client=9\): there is no such client; expected 0 to 2"):
+    with pytest.raises(
+        rayfed.UsageError, match=r"^Result\.model\(client=9\): there is no such client; expected 0 to 3"
+    ):
         run().model(client=9)
 
 

@@ -11,7 +11,6 @@ import pytest
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.cache import memory_mapped
-from rayfed.data.clients import Examples
 from rayfed.data.dataset import Dataset
 from rayfed.data.lazy_rows import ArrayFile, LazyRows, as_lazy_rows, select_rows
 from rayfed.data.loading import load
