@@ -1,14 +1,12 @@
 """Examples that stay in a file or in memory and are read batch by batch."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rayfed.core.memory import memory_bytes
-from rayfed.data.clients import Examples
 from rayfed.data.lazy_rows import LazyRows
 
 
@@ -47,8 +45,3 @@ def room_for(data_on_device: bool | None, device: torch.device | str, share: flo
     device = torch.device(device)
     whole = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_bytes()
     return whole * share / 4
-
-
-def fits(parts: Sequence[Examples], room: float) -> bool:
-    """Return whether the inputs of all `parts` together take at most `room` bytes."""
-    return sum(part.x.nbytes for part in parts) <= room

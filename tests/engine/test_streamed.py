@@ -23,7 +23,7 @@ from rayfed.engine import streamed
 from rayfed.engine.device_data import Normalise, Part
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
-from rayfed.engine.streamed import Streamed, fits, room_for
+from rayfed.engine.streamed import Streamed, room_for
 
 
 @pytest.fixture(autouse=True)
@@ -161,9 +161,6 @@ def test_room(monkeypatch):
     assert room_for(False, "cpu") == 0
     assert room_for(None, "cpu") == 200
     assert room_for(None, "cpu", 1 / 2) == 100
-    parts = [Examples(np.zeros((5, 4), np.uint8), np.zeros(5)), Examples(np.zeros((20, 4), np.uint8), np.zeros(20))]
-    assert fits(parts, 100)
-    assert not fits(parts, 99)
 
 
 def test_by_default_what_takes_more_than_a_quarter_of_the_memory_is_streamed(monkeypatch):
