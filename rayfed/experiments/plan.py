@@ -318,7 +318,7 @@ def _selection(config: Config, blueprint: Blueprint, population: Population, poi
 
 def check_validated(key: str, value: Any, population: Population, splits: Sequence[str]) -> None:
     """Raise UsageError if there are no validation scores, which the key needs."""
-    if "val" not in splits or not any(len(client.val) for client in population.participants):
+    if "val" not in splits or not population.participants.have_validation:
         raise UsageError(
             f"{key}={value}: needs validation scores; give partition.validation above 0, and evaluate.splits with val"
         )
