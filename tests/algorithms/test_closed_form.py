@@ -9,7 +9,7 @@ from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.optim import SGD
 
 CURVES = ((1.0, 0.0), (4.0, 10.0))  # the optimum of the mean is (1·0 + 4·10) / (1 + 4) = 8
-ROUNDS = 100
+ROUNDS = 50
 
 
 def settle(algorithm, width=1, **sgd):
