@@ -1,6 +1,7 @@
 """The learning task, independent of the algorithm: the network, its loss, its split and its batch-norm policy."""
 
 import copy
+import functools
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -57,6 +58,9 @@ class Output(NamedTuple):
     buffers: Weights
 
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(logits [batch, classes], y [batch]) -> mean over the batch, a scalar."""
+
 LossTerm = Callable[[Tensor, Weights, Output], tuple[Tensor, Output]]
 """A term that a wrapper adds to the objective: (loss so far, weights, output) -> (loss, output)."""
 
@@ -93,20 +97,21 @@ class Task:
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss,
         *,
         num_clients: int,
         num_classes: int,
         batch_norm: str = "aggregate",
         device: str | torch.device = "cpu",
         inputs: InputSpec = UNKNOWN_INPUTS,
-        scoring_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        scoring_loss: Loss | None = None,
         outputs: Outputs = "classes",
     ):
         self.device = torch.device(device)
         self.channels_last = any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in model.modules())
-        self.loss, self.num_clients, self.num_classes = loss, num_clients, num_classes
-        self.scoring_loss = scoring_loss or loss
+        self.num_clients, self.num_classes = num_clients, num_classes
+        self.loss = loss_on(self.device, loss)
+        self.scoring_loss = self.loss if scoring_loss is None else loss_on(self.device, scoring_loss)
         self.batch_norm, self.inputs, self.outputs = batch_norm, inputs, outputs
         self.modules: dict[str, Network] = {}
         self.loss_terms: tuple[LossTerm, ...] = ()
@@ -229,6 +234,16 @@ class Task:
         """Return the features [batch, *feature_shape] in evaluation mode."""
         features: Tensor = self.model.run(weights, lambda model: model.features(x), train=False)[0]
         return features
+
+
+def loss_on(device: str | torch.device, loss: Loss) -> Loss:
+    """Return `loss` with its tensors on `device`, such as the weights of classes; the caller's are not moved."""
+    if isinstance(loss, nn.Module):
+        return copy.deepcopy(loss).to(device)
+    if isinstance(loss, functools.partial):
+        options = {key: v.to(device) if isinstance(v, Tensor) else v for key, v in loss.keywords.items()}
+        return functools.partial(loss_on(device, loss.func), *loss.args, **options)
+    return loss
 
 
 def _head_names(model: nn.Module, feature_shape: tuple[int, ...]) -> frozenset[str]:

@@ -10,6 +10,10 @@ from pathlib import Path
 _RAYFED = Path(__file__).parents[1]
 _FRAME = re.compile(r'^\s*File "(.+\.py)", line (\d+), in (.+)$', re.MULTILINE)
 _LONGEST = 500  # characters of a message
+_MORE_ROOM = (
+    "; give less to do at once (local.batch_size, placement.vmap_clients), keep the inputs elsewhere "
+    "(placement.data_on_device=false), or reserve more of the GPU (placement.gpus)"
+)
 
 
 @functools.cache
@@ -32,6 +36,8 @@ def error_line(error: BaseException) -> str:
     """
     text = " ".join(str(error).split())
     message = f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
+    if type(error).__name__ == "OutOfMemoryError" and type(error).__module__ == "torch":
+        message = message.rstrip(".") + _MORE_ROOM
     frames = _FRAME.findall("".join(traceback.format_exception(error)))
     in_rayfed = [frame for frame in frames if Path(frame[0]).is_relative_to(_RAYFED)]
     callers = [frame for frame in in_rayfed if not Path(frame[0]).is_relative_to(_RAYFED / "core")]

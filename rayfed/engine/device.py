@@ -4,12 +4,15 @@ import torch
 
 from rayfed.core.errors import UsageError
 
+CONTEXT_BYTES = 2**29
+"""The GPU memory that CUDA takes in every process, beside the tensors."""
+
 
 def device_for(gpus: float) -> torch.device:
     """Return the CPU, or the first visible GPU if `gpus` is above 0.
 
-    A share below 1 also limits this process to that share of the GPU's memory, so that processes on the same GPU cannot
-    take it from each other.
+    A share below 1 also limits this process to that share of the GPU's memory, CUDA's context included, so that
+    processes on the same GPU cannot take it from each other.
 
     Raises:
         UsageError: torch finds no GPU.
@@ -19,6 +22,7 @@ def device_for(gpus: float) -> torch.device:
     if not torch.cuda.is_available():
         raise UsageError(f"placement.gpus={gpus:g}: torch finds no CUDA device in this process; use placement.gpus=0")
     device = torch.device("cuda:0")
-    if gpus < 1:
-        torch.cuda.set_per_process_memory_fraction(gpus, device)
+    context = CONTEXT_BYTES / torch.cuda.get_device_properties(device).total_memory
+    limit = max(gpus - context, gpus / 2) if gpus < 1 else 1.0  # the last one ends the limit of a trial before
+    torch.cuda.set_per_process_memory_fraction(limit, device)
     return device

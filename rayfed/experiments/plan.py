@@ -17,6 +17,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD, Adam
 from rayfed.core.rng import torch_state_kept
+from rayfed.core.task import loss_on
 from rayfed.data.clients import Client, MadeClients
 from rayfed.data.draws import floor_share
 from rayfed.data.loading import build_data, load, population_without_domain
@@ -336,7 +337,7 @@ def _chosen_loss(config: Config, given: Loss | None) -> Loss:
     if options or name != "cross_entropy":
         key = next(iter(options), f"name={name}")
         raise UsageError(f"loss.{key}: loss= is given in place of loss.*; leave out one of them")
-    return given
+    return loss_on("cpu", given)
 
 
 def _stop_rule(config: Config, selection: Selection) -> StopRule | None:

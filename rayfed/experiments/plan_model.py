@@ -36,7 +36,7 @@ def model_of(config: Config, population: Population, model: ModelFactory | nn.Mo
 def fresh_module(
     model: ModelFactory | nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """Return the user's module, newly made or as a copy, because a model that is split is changed.
+    """Return the user's module on the CPU, newly made or as a copy, because a model that is split is changed.
 
     Args:
         model: The module, or a function that makes it.
@@ -55,7 +55,7 @@ def fresh_module(
             "it, so that they are drawn by the seed"
         )
     try:
-        return copy.deepcopy(module)
+        return copy.deepcopy(module).cpu()  # each process moves its own copy to its device
     except (RuntimeError, TypeError) as error:
         raise UsageError(f"model: {type(module).__name__} cannot be copied ({one_line(error)})") from error
 

@@ -1,7 +1,6 @@
 """Runs one planned trial to its end, wherever it is placed, and reports to a recorder."""
 
 import contextlib
-import importlib.metadata
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+import rayfed
 from rayfed.algorithm import State
 from rayfed.core import errors
 from rayfed.core.errors import HostLost, StatesLost, StorageError, UsageError
@@ -326,8 +326,7 @@ def run_trial(
 
 def make_checkpointer(plan: Plan, server: Server, sink: Sink) -> Checkpointer:
     """Return the object that saves and restores the state of a trial."""
-    version = importlib.metadata.version("rayfed-sim")
-    return Checkpointer(server, sink, plan.trial, plan.configuration_hash, version, keep_best=plan.keep_best)
+    return Checkpointer(server, sink, plan.trial, plan.configuration_hash, rayfed.__version__, keep_best=plan.keep_best)
 
 
 def interrupted(round: int, saved: int | None) -> KeyboardInterrupt:

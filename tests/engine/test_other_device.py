@@ -47,7 +47,7 @@ def everything_is_fine(found, least):
     assert {name: said for name, said in found.items() if said != FINE} == {}
 
 
-@pytest.mark.parametrize(("group", "least"), [("algorithms", 50), ("models", 10), ("simulations", 13)])
+@pytest.mark.parametrize(("group", "least"), [("algorithms", 50), ("models", 10), ("simulations", 14)])
 def test_all_run_there(in_one_process, group, least):
     everything_is_fine(in_one_process[group], least)
 

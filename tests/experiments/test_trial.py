@@ -1,5 +1,7 @@
 """A trial, step by step; and one that loses states of clients on its way."""
 
+import importlib.metadata
+
 import pytest
 
 from rayfed.core.errors import HostLost, StatesLost
@@ -97,3 +99,13 @@ def test_steps_are_rounds_and_the_last_one_ends_the_trial(tmp_path, undisturbed)
     assert (run.step(), run.outcome) == (None, undisturbed)
     assert read(tmp_path).trials["status"].tolist() == ["done"]
     run.close()
+
+
+def test_a_trial_needs_no_installed_package(tmp_path, monkeypatch):
+    """rayfed runs from a tree on the path, too."""
+
+    def version(package):
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert ran(tmp_path, rounds=1)

@@ -7,12 +7,13 @@ import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 
 from helpers import stand_in_device
 
@@ -64,7 +65,8 @@ def algorithms(width: int, *, variants: bool = True) -> dict[str, Callable[[Any]
         points = contract.POINTS if plan.global_model(people)[0] is not None else contract.POINTS[1:]
         evaluation = Evaluation(every=2, points=points if width == 1 else ())
         server = Server(plan, people, LocalFleet(plan, people, device), evaluation, device)
-        list(server.run())
+        for _ in server.run():
+            unpacked(server, torch.device(device))
         return contract.everything(server)
 
     return {
@@ -72,6 +74,15 @@ def algorithms(width: int, *, variants: bool = True) -> dict[str, Callable[[Any]
         for name, case in contract.CASES.items()
         if (width == 1 or not case.noisy) and (variants or name in ALGORITHMS)
     }
+
+
+def unpacked(server: Any, device: torch.device) -> None:
+    """Move all states to `device`, as after a message or a checkpoint."""
+    from rayfed.core.trees import tree_map
+
+    server.state = tree_map(lambda value: value.to(device), server.state)
+    states = {client: server.fleet.states[client] for client in server.fleet.states}
+    server.fleet.load((client, tree_map(lambda value: value.to(device), state)) for client, state in states.items())
 
 
 def models() -> dict[str, Callable[[Any], Any]]:
@@ -140,22 +151,29 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
     from rayfed.augment import AUGMENTS
     from rayfed.experiments import in_process
 
-    def run(device: Any, *, rounds: int = 1, **changes: Any) -> Any:
+    def run(device: Any, *, rounds: int = 1, given: Mapping[str, Any] | None = None, **changes: Any) -> Any:
         with mock.patch.object(in_process, "device_for", return_value=torch.device(device)) as chosen:
             result = rayfed.run(
                 {
                     "data.name": "mini_digits",
                     "data.per_domain": 40,
-                    "model.name": "mlp",
+                    **({} if given else {"model.name": "mlp"}),
                     "local": {"steps": 2, "batch_size": 8, "lr": 0.01},
                     "rounds": rounds,
                     "results": str(folder / torch.device(device).type),
                     **changes,
-                }
+                },
+                **(given or {}),
             )
         assert chosen.called, "the run did not ask for its device"
         values = result.metrics.sort_values([*result.metrics.columns[:-1]])["value"]
         return {"server": result.server, "clients": dict(result.clients), "values": torch.tensor(values.to_numpy())}
+
+    def given_there(device: Any) -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(2352, 10)).to(device)
+        loss = nn.CrossEntropyLoss(weight=torch.linspace(0.5, 1.5, 10))
+        return run(device, given={"model": model, "loss": loss})
 
     def resumed(device: Any) -> Any:
         run(device, rounds=1, experiment="resumed")
@@ -164,6 +182,7 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
     cases: dict[str, Callable[[Any], Any]] = {
         "metrics": lambda device: run(device, metrics=METRICS, **{"evaluate.points": ["global", "trained"]}),
         "resumed": resumed,
+        "a model on the device and a loss with weights": given_there,
         "streamed": lambda device: run(device, **{"placement.data_on_device": False}),
         "unseen": lambda device: run(device, unseen_clients=1),
         "domain left out": lambda device: run(device, leave_out="street"),

@@ -74,7 +74,8 @@ class LocalDPAdcol(Adcol):
         return super().init(ctx) | {"passes": passes}
 
     def join(self, ctx: Context) -> State:
-        return super().join(ctx) | {"order": torch.randperm(ctx.examples), "position": torch.tensor(0)}
+        order = torch.randperm(ctx.examples).to(ctx.task.device)
+        return super().join(ctx) | {"order": order, "position": torch.tensor(0, device=order.device)}
 
     def discriminator_input(self, z: Tensor) -> Tensor:
         return to_half_l1_ball(to_unit_range(z)) if self.strict else to_unit_range(z)
@@ -86,9 +87,9 @@ class LocalDPAdcol(Adcol):
         order, position, count = client["order"], int(client["position"]), self.upload_size(examples)
         rows = order[position : position + count]
         if position + count >= examples:
-            order, position = torch.randperm(examples), -len(rows)
+            order, position = torch.randperm(examples).to(rows.device), -len(rows)
             rows = torch.cat([rows, order[: count - len(rows)]])
-        return client | {"order": order, "position": torch.tensor(position + count)}, rows
+        return client | {"order": order, "position": torch.tensor(position + count, device=rows.device)}, rows
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         passes = server["passes"].clone()
