@@ -50,6 +50,6 @@ class MixedBatches(Delegate):
     def prepare(self, ctx: Context, batch: Batch) -> Batch:
         x, y = self.base.prepare(ctx, batch)
         lam = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
-        permutation = torch.randperm(len(x)).to(x.device)
+        permutation = torch.randperm(len(x)).to(x.device, non_blocking=True)
         y = soft(y, ctx.task.num_classes)
         return Batch(lam * x + (1 - lam) * x[permutation], lam * y + (1 - lam) * y[permutation])

@@ -67,15 +67,18 @@ def jitter_colours(x: Tensor, strength: float) -> Tensor:
     """
     count = len(x)
     orders = torch.rand(count, 4).argsort(1)  # on the CPU, where the groups of images are formed
+    kinds = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
+    sizes = [orders[:, position].bincount(minlength=len(kinds)).tolist() for position in range(len(kinds))]
+    grouped = orders.argsort(dim=0, stable=True).to(x.device, non_blocking=True)  # one copy: each may wait for the GPU
     low = max(0.0, 1 - strength)
     factors = [torch.empty(count, device=x.device).uniform_(low, 1 + strength) for _ in range(3)]
     factors.append(torch.empty(count, device=x.device).uniform_(-strength, strength))
     x = x.clone()
-    for position in range(4):
-        for kind, adjust in enumerate((adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)):
-            rows = (orders[:, position] == kind).nonzero()[:, 0].to(x.device)
+    for position in range(len(kinds)):
+        groups = grouped[:, position].split(sizes[position])
+        for adjust, factor, rows in zip(kinds, factors, groups, strict=True):
             if len(rows):
-                x[rows] = adjust(x[rows], factors[kind][rows])
+                x[rows] = adjust(x[rows], factor[rows])
     return x
 
 

@@ -4,6 +4,7 @@
 `Algorithm.step`). This avoids a copy of the model per step, a tenth of the step time of a small convolutional network.
 """
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,11 +17,21 @@ from rayfed.core.trees import Weights
 
 def add_(values: list[Tensor], others: list[Tensor], *, alpha: float = 1.0) -> None:
     """Add alpha·others to `values` in place, in a single kernel launch where possible."""
+    foreach("add_", values, others, alpha=alpha)
+
+
+def foreach(method: str, values: list[Tensor], *args: list[Tensor] | Tensor | float, **options: float) -> list[Tensor]:
+    """Return the results of a method of tensors for all `values`, from a single kernel launch where possible.
+
+    Every argument is a list with one entry per value, or one for all of them.
+    """
     if is_vectorised():
-        for value, other in zip(values, others, strict=True):
-            value.add_(other, alpha=alpha)
-    elif values:
-        torch._foreach_add_(values, others, alpha=alpha)
+        columns = (arg if isinstance(arg, list) else itertools.repeat(arg) for arg in args)
+        return [getattr(value, method)(*row, **options) for value, *row in zip(values, *columns, strict=False)]
+    if not values:
+        return []
+    returned: list[Tensor] | None = getattr(torch, f"_foreach_{method}")(values, *args, **options)
+    return values if returned is None else returned
 
 
 def clipped(grads: Weights, max_norm: float, *, plain_names: frozenset[str] = frozenset()) -> Weights:
@@ -33,7 +44,7 @@ def clipped(grads: Weights, max_norm: float, *, plain_names: frozenset[str] = fr
         return grads
     norm = torch.stack([grad.square().sum() for grad in regular.values()]).sum().sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1)
-    return grads | {name: grad * factor for name, grad in regular.items()}
+    return grads | dict(zip(regular, foreach("mul", list(regular.values()), factor), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +77,17 @@ class SGD:
         """Update the entries of `weights` named in `grads`, and `state`, in place."""
         if self.clip_norm is not None:
             grads = clipped(grads, self.clip_norm, plain_names=self.plain_names)
-        names = list(grads)
-        updates = list(grads.values())
-        regular = [i for i, name in enumerate(names) if name not in self.plain_names]
+        names = [name for name in grads if name not in self.plain_names]
+        updates = [grads[name] for name in names]
         if self.weight_decay:
-            for i in regular:
-                updates[i] = updates[i].add(weights[names[i]], alpha=self.weight_decay)
+            updates = foreach("add", updates, [weights[name] for name in names], alpha=self.weight_decay)
         if self.momentum:
-            for i in regular:
-                buffer = state["momentum"][names[i]]
-                buffer.mul_(self.momentum).add_(updates[i])
-                updates[i] = updates[i].add(buffer, alpha=self.momentum) if self.nesterov else buffer
-        add_([weights[name] for name in names], updates, alpha=-self.lr)
+            buffers = [state["momentum"][name] for name in names]
+            foreach("mul_", buffers, self.momentum)
+            foreach("add_", buffers, updates)
+            updates = foreach("add", updates, buffers, alpha=self.momentum) if self.nesterov else buffers
+        updated = grads | dict(zip(names, updates, strict=True))
+        add_([weights[name] for name in updated], list(updated.values()), alpha=-self.lr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,19 +122,23 @@ class Adam:
         state["steps"].add_(1)
         first_scale = 1 - self.betas[0] ** state["steps"]
         second_scale = (1 - self.betas[1] ** state["steps"]).sqrt()
-        for name, grad in grads.items():
-            weight = weights[name]
-            if name in self.plain_names:
-                weight.add_(grad, alpha=-self.lr)
-                continue
-            if self.weight_decay and self.decoupled:
-                weight.mul_(1 - self.lr * self.weight_decay)
-            elif self.weight_decay:
-                grad = grad.add(weight, alpha=self.weight_decay)
-            first, second = state["first"][name], state["second"][name]
-            first.mul_(self.betas[0]).add_(grad, alpha=1 - self.betas[0])
-            second.mul_(self.betas[1]).add_(grad * grad, alpha=1 - self.betas[1])
-            weight.sub_(self.lr / first_scale * first / (second.sqrt() / second_scale + self.eps))
+        plain = [name for name in grads if name in self.plain_names]
+        add_([weights[name] for name in plain], [grads[name] for name in plain], alpha=-self.lr)
+        names = [name for name in grads if name not in self.plain_names]
+        values, gradients, firsts, seconds = (
+            [tree[name] for name in names] for tree in (weights, grads, state["first"], state["second"])
+        )
+        if self.weight_decay and self.decoupled:
+            foreach("mul_", values, 1 - self.lr * self.weight_decay)
+        elif self.weight_decay:
+            gradients = foreach("add", gradients, values, alpha=self.weight_decay)
+        foreach("mul_", firsts, self.betas[0])
+        foreach("add_", firsts, gradients, alpha=1 - self.betas[0])
+        foreach("mul_", seconds, self.betas[1])
+        foreach("add_", seconds, foreach("mul", gradients, gradients), alpha=1 - self.betas[1])
+        roots = foreach("div", foreach("sqrt", seconds), second_scale)
+        updates = foreach("mul", firsts, self.lr / first_scale)
+        foreach("sub_", values, foreach("div", updates, foreach("add", roots, self.eps)))
 
 
 Optimizer = SGD | Adam

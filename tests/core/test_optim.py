@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed.core.network import vectorised
 from rayfed.core.optim import SGD, Adam
@@ -142,3 +143,28 @@ def test_is_plain_says_whether_a_step_is_the_gradient_times_lr():
     assert not SGD(lr=0.1, weight_decay=0.5).is_plain_sgd
     assert not SGD(lr=0.1, clip_norm=1.0).is_plain_sgd
     assert not Adam(lr=0.1).is_plain_sgd
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "clipped" not in case])
+def test_a_step_of_many_weights_takes_as_many_operations_as_one_of_few(case):
+    ours, _ = CASES[case]
+    counts = []
+    for number in (2, 20):
+        weights = {f"w{i}": torch.ones(3) for i in range(number)}
+        state = ours.init(weights)
+        with Launches() as launches:
+            ours.update_(weights, {name: torch.ones(3) for name in weights}, state)
+        counts.append(launches.count - number)  # without the gradients, which are made here
+    assert counts[0] == counts[1] < 25

@@ -60,7 +60,8 @@ def penalised_loss(
     task: Task, penalty: str, beta: Tensor | float, loss: Tensor, weights: Weights, output: Output, y: Tensor
 ) -> Tensor:
     """Return [loss + β ‖g‖²] / max(β, 1), g being `slope` with the penalty "scale", else `last_layer_gradient`."""
-    beta = torch.as_tensor(beta, device=loss.device, dtype=loss.dtype)
+    if not isinstance(beta, Tensor):
+        beta = torch.full((), beta, device=loss.device, dtype=loss.dtype)  # filled there: a copy would wait for the GPU
     by_scale = penalty == "scale"
     g = slope(task, output.logits, y) if by_scale else last_layer_gradient(task, weights, output.features, y)
     return (loss + beta * g.square().sum()) / beta.clamp(min=1)
