@@ -16,6 +16,7 @@ from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import cause_of_death, kill_process, log_folder
 from rayfed.distributed.start_clock import StartClock
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.device import breaks_device
 from rayfed.engine.streamed import room_for
 from rayfed.experiments.config import Faults, Placement
 
@@ -108,9 +109,9 @@ class Hosts:
         for handle in [handle for handle in self.handles if handle.starting in ended]:
             try:
                 handle.process = ray.get(handle.starting)
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from error
             except ray.exceptions.RayError as error:
+                if isinstance(error, ray.exceptions.RayTaskError) and not breaks_device(error.cause):
+                    raise error.cause from error
                 self.lose(handle, "host lost", f" died while it started: {cause_of_death(error)}")
                 continue
             handle.starting = None

@@ -27,6 +27,7 @@ from rayfed.distributed.processes import cause_of_death
 from rayfed.distributed.ray_host import SMALL_BYTES, SentStates
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
+from rayfed.engine.device import breaks_device
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.metric_collection import Gradients
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest
@@ -346,7 +347,9 @@ def _raise_unless_lost(error: ray.exceptions.RayError) -> None:
     if isinstance(error, ray.exceptions.RayTaskError):
         if isinstance(error.cause, ray.exceptions.ObjectLostError):
             raise StatesLost("states of clients were lost with their machine") from error
-        raise error.cause from error  # what the host raised, with its traceback there
+        if not breaks_device(error.cause):
+            raise error.cause from error  # what the host raised, with its traceback there
+        return
     if not isinstance(error, (*_LOST_HOST, ray.exceptions.ObjectLostError)):
         raise error
 

@@ -22,6 +22,7 @@ from rayfed.distributed.processes import lost_its_node
 from rayfed.distributed.recording import RemoteRecorder
 from rayfed.distributed.server_process import make_pool, steps_reserved
 from rayfed.distributed.user_modules import SentFiles, install, register_user_modules
+from rayfed.engine.device import breaks_device
 from rayfed.experiments.capacity import bundles
 from rayfed.experiments.config import Placement
 from rayfed.experiments.jobs import Job
@@ -40,7 +41,7 @@ class SweepTrial(tune.Trainable):
     """Runs the trial of its configuration, a round per step; a step lasts until a round was scored.
 
     An error of a trial is recorded, and ends the trial without an error for Tune, which would otherwise try again. Tune
-    sees only processes that die.
+    sees only processes that die, and those whose GPU does not compute any more.
     """
 
     @classmethod
@@ -96,6 +97,8 @@ class SweepTrial(tune.Trainable):
         except Exception as error:
             if lost_its_node(error):
                 os._exit(1)  # Tune starts the trial again elsewhere
+            if breaks_device(error):
+                raise  # Tune starts the trial again in another process, since no other could run in this one
             if self._run is None or not self._run.begun:
                 self._not_begun(error)
             ended = True

@@ -304,7 +304,7 @@ class _TrialsCallback(tune.Callback):
 
     def _lost(self, trial: Any, *, last: bool = False) -> None:
         name, error = _name(trial), _error(trial)
-        if isinstance(error, ray.exceptions.RayActorError):
+        if isinstance(error, (ray.exceptions.RayActorError, ray.exceptions.RayTaskError)):
             cause = cause_of_death(error)
         else:  # an error of Tune's own, or of the recorder
             cause = (str(error).strip().splitlines() or ["unknown cause"])[-1]

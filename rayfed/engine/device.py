@@ -26,3 +26,12 @@ def device_for(gpus: float) -> torch.device:
     limit = max(gpus - context, gpus / 2) if gpus < 1 else 1.0  # the last one ends the limit of a trial before
     torch.cuda.set_per_process_memory_fraction(limit, device)
     return device
+
+
+def breaks_device(error: BaseException) -> bool:
+    """Return whether `error` says that CUDA fails in this process from now on, as after an assertion in a kernel.
+
+    That the memory is out is no such error.
+    """
+    text = str(error)
+    return isinstance(error, RuntimeError) and "CUDA error" in text and "out of memory" not in text

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from rayfed.core.errors import StorageError
+from rayfed.engine.device import breaks_device
+from rayfed.experiments.failures import Failures
 from rayfed.experiments.in_process import run_here
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.progress import many_trials, note, span, watched
@@ -35,7 +37,7 @@ def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:
         try:
             for job in _jobs(plan, names):
                 failed.begin(job)
-                failures += not _run(plan, job, recorder, populations)
+                failures += not _run(plan, job, recorder, populations, failed)
                 failed.look(recorder.progress())
                 if plan.study is not None:
                     plan.study.ended(job["trial"])
@@ -80,8 +82,11 @@ def name_next(names: list[str], name: str) -> None:
         names[names.index("")] = name
 
 
-def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations) -> bool:
-    """Run one trial and return whether it ended well. Its error is recorded, and the other trials go on."""
+def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations, failed: Failures) -> bool:
+    """Run one trial and return whether it ended well.
+
+    Its error is recorded, and the other trials go on, unless no GPU computes in this process any more.
+    """
     try:
         trial = planned(job, plan.given, populations, keep_state=plan.keep_state)
         saved = recorder.saved(trial.trial) if trial.config.resume else ()
@@ -92,6 +97,11 @@ def _run(plan: SweepPlan, job: Job, recorder: Recorder, populations: Populations
         status = {progress.trial: progress.status for progress in recorder.progress()}
         if status.get(job["trial"]) not in ("failed", "diverged"):
             recorder.end(job["trial"], failed_before_start(job, error))
+        if breaks_device(error):
+            failed.doom = (
+                "stopped, since the GPU fails in this process from now on; the same command with resume=true runs the "
+                "trials that are left"
+            )
         return False
     finally:
         gc.collect()

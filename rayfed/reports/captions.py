@@ -35,7 +35,7 @@ def average_words(metrics: pd.DataFrame, trials: pd.DataFrame, split: str, metri
 
 def clients_scored(trials: pd.DataFrame) -> str:
     """Return "a fixed sample of 1000 clients" where not all clients were scored (`evaluate.clients`), else ""."""
-    values = trials.get("evaluate.clients", pd.Series(dtype=str)).astype(str)
+    values = trials.get("evaluate.clients", pd.Series(dtype=str)).dropna().astype(str)
     sizes = sorted({int(value) for value in values if value.isdecimal()})
     return f"a fixed sample of {_counted(sizes, 'client')}" if sizes else ""
 

@@ -57,6 +57,23 @@ class SlowAFL(AFL):
         return super().finish(ctx, work, client, down, data)
 
 
+class BreaksDevice(Scaffold):
+    """SCAFFOLD whose host loses its GPU as long as the file exists, as does every call after that in its process."""
+
+    def __init__(self, bad):
+        super().__init__()
+        object.__setattr__(self, "bad", bad)
+
+    def finish(self, ctx, work, client, down, data):
+        if ray._private.worker.global_worker.mode == ray.WORKER_MODE:
+            if ctx.client == 3 and self.bad.exists():
+                self.bad.unlink()
+                os.environ["NO_GPU"] = "1"
+            if "NO_GPU" in os.environ:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
+        return super().finish(ctx, work, client, down, data)
+
+
 def fleet_of(plan, hosts, **more):
     placement, faults = Placement(hosts=hosts, cpus=0.5), Faults(**{"restarts": 3, "patience": 60.0} | more)
     pool = HostPool(cpus=0.5, gpus=0.0, group=None)
@@ -101,6 +118,14 @@ def test_a_killed_host_is_replaced_and_what_it_did_is_done_again(algorithm):
     assert "host 1" in events[0].detail
     assert events[0].redone > 0
     assert 0 < events[0].seconds < 30
+
+
+def test_a_host_without_its_gpu_is_replaced(tmp_path):
+    bad = tmp_path / "bad"
+    bad.touch()
+    events = disturbed(BreaksDevice(bad), 1, lambda processes: None, rounds=2)
+    assert [event.event for event in events] == ["host lost", "host started"]
+    assert events[0].detail == "host 0: CUDA error: an illegal memory access was encountered"
 
 
 @pytest.mark.slow

@@ -33,8 +33,20 @@ local: {batch_size: 8, lr: 0.1}
 """
 
 MINE = """
+import os
 from dataclasses import dataclass
+from rayfed import option
 from rayfed.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Breaking(FedAvg):
+    bad: bool = option(False, help="whether the GPU fails, for the rest of the process")
+
+    def finish(self, ctx, work, client, down, data):
+        if self.bad or "NO_GPU" in os.environ:
+            os.environ["NO_GPU"] = "1"
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return super().finish(ctx, work, client, down, data)
 
 @dataclass(frozen=True, kw_only=True)
 class Failing(FedAvg):
@@ -182,6 +194,18 @@ def test_a_sweep_whose_trials_all_fail_stops(swept, here, capsys):
     assert 3 <= len(found.trials) < 8
     assert "note: stopped, since the first " in found.err
     assert list((here / "results/doomed/tracebacks").iterdir())
+
+
+@pytest.mark.slow
+def test_a_trial_that_breaks_the_gpu_takes_no_other_with_it(here, capsys):
+    arms = "arms=[{algorithm: {name: 'sweep_mine:Breaking', bad: {grid: [true, false]}}}]"
+    on_ray = "search={scheduler: asha, grace_rounds: 3, max_concurrent: 1}"
+    others = ("seeds=[0]", "faults.restarts=1", "faults.stop_early=false", "experiment=broken")
+    found = ran(capsys, "space.yaml", arms, on_ray, *others, experiment="broken")
+    status = found.trials.groupby("algorithm.bad")["status"].apply(list).to_dict()
+    assert status == {True: ["failed"], False: ["done"]}
+    (error,) = found.trials["error"].dropna()
+    assert error.startswith("lost 2 times (CUDA error: device-side assert triggered); faults.restarts=1")
 
 
 class TestEarlyStopping:

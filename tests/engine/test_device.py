@@ -7,7 +7,7 @@ import torch
 
 from rayfed.core.errors import UsageError
 from rayfed.core.user_files import error_line
-from rayfed.engine.device import CONTEXT_BYTES, device_for
+from rayfed.engine.device import CONTEXT_BYTES, breaks_device, device_for
 
 
 @pytest.fixture
@@ -38,3 +38,11 @@ def test_without_a_gpu(monkeypatch):
 def test_advice_when_the_memory_is_out():
     assert "placement.vmap_clients" in error_line(torch.OutOfMemoryError("CUDA out of memory."))
     assert "placement" not in error_line(MemoryError())
+
+
+def test_errors_after_which_no_kernel_runs():
+    assert breaks_device(RuntimeError("CUDA error: device-side assert triggered"))
+    assert not breaks_device(RuntimeError("CUDA error: out of memory"))
+    assert not breaks_device(torch.OutOfMemoryError("CUDA out of memory."))
+    assert not breaks_device(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not breaks_device(ValueError("CUDA error"))
