@@ -1,34 +1,41 @@
 """The table `trials`: one row per trial, with a column for every configuration value under its dotted name.
 
-Algorithms have different hyperparameters, so trials have different columns, and a reader of many Parquet files takes
-the columns of the first. The table is therefore a single file, which the trials replace in turn under a lock. While
-trials run, give `pandas.read_parquet` the folder `trials` and not the file in it: pyarrow opens a file's path twice,
-and may take the columns of one version and the rows of the next. Object stores have no locks: there, two commands must
-not write to one experiment at the same time.
+Every trial has its row in a file of its own, `.rows/<trial>.json`, so that recording costs the same however many trials
+there are. The functions here read these files. For pandas they are merged into a single Parquet file, because trials of
+different algorithms have different columns, and a reader of many Parquet files takes the columns of the first. Merging
+takes a small share of the time while trials run, and is done once more when a command ends. While trials run, give
+`pandas.read_parquet` the folder `trials` and not the file in it: pyarrow opens a file's path twice, and may take the
+columns of one version and the rows of the next. Object stores have no locks: there, two commands must not write to one
+experiment at the same time.
 """
 
+import contextlib
 import datetime
+import functools
 import importlib.metadata
 import json
 import math
 import platform
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from filelock import FileLock
 
-from rayfed.core.errors import UsageError
+from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.file_names import check_name
 from rayfed.records.checkpoints import CheckpointStore
-from rayfed.records.files import read_parquet, replace_parquet
+from rayfed.records.files import SCHEMA, check_schema, replace_parquet
 from rayfed.records.owners import Owner, claims, describe, is_alive
-from rayfed.records.storage import Storage, open_storage, storage_errors
+from rayfed.records.storage import Storage, one_line, open_storage, storage_errors
 
 TRIALS_FILE = "trials.parquet"
+MERGING_SHARE = 0.02
+"""The fraction of the elapsed time that merging rows into the file for pandas may take while trials run."""
 STATUSES = ("running", "done", "stopped", "failed", "diverged", "interrupted", "lost")
 """`stopped`: ended early by a sweep's scheduler; `interrupted`: ended by Ctrl-C; `lost`: its command died. Only readers
 know the latter, because the table still says `running`; see `rayfed.reports.read`."""
@@ -72,6 +79,9 @@ chooses rounds and hyperparameters, and `selection_mode` says whether its best v
 classes that the configuration names; null without any. `parameters` and `macs` (multiply-accumulates of one example's
 forward pass) are the model's."""
 _NOT_CONFIGURATION = ("results", "experiment", "resume")
+_ROWS = ".rows"  # which readers of Parquet skip
+_SCHEMA_KEY = "rayfed.schema"
+_THREADS = 16  # an object store takes several requests at a time
 _JSON_BEGINS = tuple("[{-0123456789")
 
 
@@ -103,20 +113,36 @@ def record_trial(folder: str | Path, experiment: str, trial: str, values: Mappin
     home = open_storage(folder).child(experiment)
     table = home.child("trials")
     with _locked(table):
-        rows = read_trials(table)
-        row = next((row for row in rows if row["trial"] == trial), None)
+        row = _read_row(table, trial)
         if row is None:
             row = {"status": "running", "started": datetime.datetime.now(datetime.UTC), **versions()}
-            rows.append(row)
         _check_owner(home, row, new)
         row.update(new, trial=trial, experiment=experiment)
+        content = {_SCHEMA_KEY: SCHEMA, **{key: _plain(_fixed(key, value)) for key, value in row.items()}}
+        table.child(_ROWS).write(f"{trial}.json", json.dumps(content).encode())
+        if time.monotonic() >= _MERGE_NEXT.get(table.location, 0.0):
+            _merge(table)
+
+
+def merge_trials(folder: str | Path, experiment: str) -> None:
+    """Write the rows of all trials to the file that pandas reads."""
+    table = open_storage(folder).child(experiment, "trials")
+    with _locked(table):
+        _merge(table)
+
+
+def _merge(table: Storage) -> None:
+    began = time.monotonic()
+    if rows := read_trials(table):
         replace_parquet(trials_table(rows), table, TRIALS_FILE)
+    now = time.monotonic()
+    _MERGE_NEXT[table.location] = now + (now - began) / MERGING_SHARE
 
 
 def mark_interrupted(folder: str | Path, experiment: str, trials: Iterable[str]) -> int:
     """Record that those of `trials` that are running were interrupted, and return how many are done."""
-    rows = {row["trial"]: row["status"] for row in read_trials(open_storage(folder).child(experiment, "trials"))}
-    statuses = {trial: rows.get(trial) for trial in trials}
+    table = open_storage(folder).child(experiment, "trials")
+    statuses = {trial: (_read_row(table, trial) or {}).get("status") for trial in trials}
     for trial, status in statuses.items():
         if status == "running":
             record_trial(folder, experiment, trial, {"status": "interrupted"})
@@ -129,9 +155,9 @@ def _check_owner(home: Storage, row: Mapping[str, Any], new: Mapping[str, Any]) 
         raise UsageError(_in_use(row["trial"], before))
 
 
-@contextmanager
+@contextlib.contextmanager
 def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Iterator[None]:
-    """Claim `trials` for this command, so that no other one begins them meanwhile.
+    """Claim `trials` for this command, so that no other one begins them meanwhile, and merge the table in the end.
 
     Raises:
         UsageError: another process is running one of them, or is going to.
@@ -145,6 +171,10 @@ def claimed(folder: str | Path, experiment: str, trials: Iterable[str]) -> Itera
         yield
     finally:
         claim.release()
+        with contextlib.suppress(
+            OSError, StorageError, UsageError
+        ):  # the rows are safe, and what ended the command tells more
+            merge_trials(folder, experiment)
 
 
 def _check_unclaimed(home: Storage, wanted: set[str]) -> None:
@@ -164,18 +194,42 @@ def _in_use(trial: str, owner: str, does: str = "is running it") -> str:
 def recorded_value(folder: str | Path, experiment: str, trial: str, column: str) -> Any:
     """Return a column of `trial`, or None if the trial is neither done nor has a checkpoint to resume from."""
     home = open_storage(folder).child(experiment)
-    row: dict[str, Any] = next((row for row in read_trials(home.child("trials")) if row["trial"] == trial), {})
+    row = _read_row(home.child("trials"), trial) or {}
     reusable = row.get("status") == "done" or (bool(row) and CheckpointStore(home, trial).exists())
     return row.get(column) if reusable else None
 
 
 def read_trials(folder: Storage) -> list[dict[str, Any]]:
-    """Return the rows of the table `trials` in its folder; none if there is no table."""
+    """Return the rows of the table `trials` in its folder, in the order in which trials began; none without a table.
+
+    Every row has all columns of `FIXED`.
+
+    Raises:
+        OSError: a row cannot be read.
+        StorageError: a row is damaged.
+        UsageError: a row has another schema than this version of rayfed.
+    """
+    names = [name.removesuffix(".json") for name in folder.child(_ROWS).files() if name.endswith(".json")]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        rows = [row for row in pool.map(lambda name: _read_row(folder, name), names) if row is not None]
+    return sorted(rows, key=lambda row: (row["started"], row["trial"]))
+
+
+def _read_row(table: Storage, trial: str) -> dict[str, Any] | None:
+    """Return the row of a trial, or None if it has none."""
+    rows, file = table.child(_ROWS), f"{trial}.json"
     try:
-        rows: list[dict[str, Any]] = read_parquet(folder, TRIALS_FILE).to_pylist()
+        row = json.loads(rows.read(file))
+        row["started"] = datetime.datetime.fromisoformat(row["started"])
     except FileNotFoundError:
-        return []
-    return rows
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise StorageError(
+            f"{rows.location}/{file}: damaged, not the row that rayfed wrote ({one_line(error)[:120]}); restore it, or "
+            "delete it and run its trial again"
+        ) from error
+    check_schema(row.pop(_SCHEMA_KEY, "none"), f"{rows.location}/{file}")
+    return dict.fromkeys(FIXED) | row
 
 
 def recorded_configuration(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,10 +259,11 @@ def trials_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Return `rows` as one table: the fixed columns, then the others as they first appear; missing values are null."""
     rows = list(rows)
     others = dict.fromkeys(key for row in rows for key in row if key not in FIXED)
-    columns = {name: pa.array([_fixed(row.get(name), kind) for row in rows], kind) for name, kind in FIXED.items()}
+    columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in FIXED.items()}
     return pa.table({**columns, **{name: _one_type([row.get(name) for row in rows]) for name in others}})
 
 
+@functools.cache  # it reads files, and nobody installs packages under a running trial
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -225,9 +280,11 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{key}", value
 
 
-def _fixed(value: Any, kind: pa.DataType) -> Any:
-    if value is None:
-        return None
+def _fixed(key: str, value: Any) -> Any:
+    """Return a value as the type of its column wants it, if that is one of `FIXED`."""
+    kind = FIXED.get(key)
+    if kind is None or value is None:
+        return value
     if pa.types.is_string(kind):
         return str(value)
     if pa.types.is_timestamp(kind) and isinstance(value, (int, float)):
@@ -272,7 +329,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _locked(folder: Storage) -> Iterator[None]:
     """Lock the table against other writers.
 
@@ -280,7 +337,7 @@ def _locked(folder: Storage) -> Iterator[None]:
     Object stores have no locks, so there only one process may write the trials of an experiment.
     """
     if folder.local is None:
-        with _THREADS:
+        with _THREAD_LOCK:
             yield
         return
     folder.local.mkdir(parents=True, exist_ok=True)
@@ -288,4 +345,6 @@ def _locked(folder: Storage) -> Iterator[None]:
         yield
 
 
-_THREADS = threading.Lock()
+_THREAD_LOCK = threading.Lock()
+_MERGE_NEXT: dict[str, float] = {}
+"""When this process may next merge the rows of a table, by its location."""

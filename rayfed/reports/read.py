@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
@@ -15,7 +15,7 @@ from rayfed.records.metric_names import default_metric
 from rayfed.records.owners import is_alive
 from rayfed.records.schema import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
-from rayfed.records.trials import trials_table
+from rayfed.records.trials import read_trials, trials_table
 from rayfed.reports.hyperparameter_groups import group_trials
 
 TABLES = ("metrics", "rounds", "trials")
@@ -65,16 +65,10 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
     """
     with storage_errors(str(folder)):
         homes = _homes(folder, experiment)
-        frames = {name: _read_all(homes, name) for name in TABLES}
-    metrics = frames["metrics"] or [METRICS_SCHEMA.empty_table().to_pandas()]
-    rounds = frames["rounds"] or [ROUNDS_SCHEMA.empty_table().to_pandas()]
-    trials = frames["trials"] or [trials_table([]).to_pandas()]
-    if len(trials) > 1:  # experiments have different columns, so join rows as the table itself does
-        rows = [row for table in trials for row in table.astype(object).where(table.notna(), None).to_dict("records")]
-        trials = [trials_table(rows).to_pandas()]
-    tables = Tables(
-        metrics=pd.concat(metrics, ignore_index=True), rounds=pd.concat(rounds, ignore_index=True), trials=trials[0]
-    )
+        metrics = _read_all(homes, "metrics") or [METRICS_SCHEMA.empty_table().to_pandas()]
+        rounds = _read_all(homes, "rounds") or [ROUNDS_SCHEMA.empty_table().to_pandas()]
+        trials = trials_table(row for home in homes for row in _with_lost(read_trials(home.child("trials")), home))
+    tables = Tables(pd.concat(metrics, ignore_index=True), pd.concat(rounds, ignore_index=True), trials.to_pandas())
     if select is None:
         return tables
     known = sorted(set(tables.metrics.loc[tables.metrics["split"] == "val", "metric"]))
@@ -144,20 +138,15 @@ def _read(home: Storage, name: str) -> pd.DataFrame | None:
     folder, files = home.child(name), _files(home, name)
     if not files:
         return None
-    tables = [read_parquet(folder, file) for file in files]
-    if name == "trials":
-        return _with_lost(tables[0].to_pandas(), home)
-    return pa.concat_tables(tables).to_pandas()
+    return pa.concat_tables([read_parquet(folder, file) for file in files]).to_pandas()
 
 
 def _files(home: Storage, name: str) -> list[str]:
     return sorted(file for file in home.child(name).files() if file.endswith(".parquet") and file[0] not in "._")
 
 
-def _with_lost(trials: pd.DataFrame, home: Storage) -> pd.DataFrame:
-    """Return `trials` with the status `lost` for those that run according to the table, but have no owner."""
-    alive = {
-        owner: is_alive(home, owner) for owner in trials.loc[trials["status"] == "running", "owner"].dropna().unique()
-    }
-    lost = (trials["status"] == "running") & trials["owner"].map(alive).eq(False)
-    return trials.assign(status=trials["status"].mask(lost, "lost")) if lost.any() else trials
+def _with_lost(rows: list[dict[str, Any]], home: Storage) -> list[dict[str, Any]]:
+    """Return `rows` with the status `lost` for those that run according to the table, but have no owner."""
+    owners = {row["owner"] for row in rows if row["status"] == "running" and row["owner"]}
+    dead = {owner for owner in owners if is_alive(home, owner) is False}
+    return [row | {"status": "lost"} if row["status"] == "running" and row["owner"] in dead else row for row in rows]

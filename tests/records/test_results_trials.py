@@ -8,14 +8,15 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from rayfed.core.errors import UsageError
-from rayfed.records.trials import FIXED, record_trial
+from rayfed.core.errors import StorageError, UsageError
+from rayfed.records.trials import FIXED, claimed, merge_trials, record_trial
 from rayfed.reports.read import read
 
 SPAWN = multiprocessing.get_context("spawn")
 
 
 def trials(folder: Path) -> pd.DataFrame:
+    merge_trials(folder, "e")
     return pd.read_parquet(folder / "e" / "trials").set_index("trial")
 
 
@@ -24,8 +25,8 @@ def test_different_algorithms_share_one_table_and_updates_keep_the_rest(tmp_path
     record_trial(tmp_path, "e", "b", {"algorithm": {"name": "dbe", "kappa": 50}, "seed": 4, "started": 0.0})
     record_trial(tmp_path, "e", "a", {"status": "done", "rounds_done": 7, "seconds": 1.5})
     table = trials(tmp_path)
-    assert list(table["algorithm"]) == ["fedprox", "dbe"]
-    assert list(table["status"]) == ["done", "running"]
+    assert list(table["algorithm"]) == ["dbe", "fedprox"]  # the one that began first
+    assert list(table["status"]) == ["running", "done"]
     assert table.loc["a", "algorithm.mu"] == 1
     assert pd.isna(table.loc["b", "algorithm.mu"])
     assert table.loc["b", "algorithm.kappa"] == 50
@@ -41,6 +42,7 @@ def test_each_column_has_one_type(tmp_path: Path) -> None:
     record_trial(tmp_path, "e", "a", one)
     record_trial(tmp_path, "e", "b", two)
     record_trial(tmp_path, "e", "b", {})
+    merge_trials(tmp_path, "e")
     table = pq.read_table(tmp_path / "e" / "trials").to_pydict()
     assert table["int"] == [1, 2]
     assert table["number"] == [1.0, 0.5]
@@ -70,11 +72,28 @@ def test_no_row_is_lost_between_processes(tmp_path: Path) -> None:
     while any(process.exitcode is None for process in processes):
         if (tmp_path / "e" / "trials" / "trials.parquet").exists():
             read(tmp_path)
+            pd.read_parquet(tmp_path / "e" / "trials")
         for process in processes:
             process.join(0.01)
     table = trials(tmp_path)
     assert sorted(table.index) == sorted(f"{name}{number}" for name in "abc" for number in range(10))
     assert table.loc["b7", "algorithm.b"] == 7
+
+
+def test_a_row_is_there_at_once_for_readers_and_for_pandas_when_the_command_ends(tmp_path: Path) -> None:
+    with claimed(tmp_path, "e", ["a"]):
+        for seed in range(5):
+            record_trial(tmp_path, "e", f"a{seed}", {"seed": seed})
+            assert sorted(read(tmp_path).trials["seed"]) == list(range(seed + 1))
+    assert sorted(pd.read_parquet(tmp_path / "e" / "trials")["seed"]) == list(range(5))
+
+
+def test_a_damaged_row_is_named(tmp_path: Path) -> None:
+    record_trial(tmp_path, "e", "a", {})
+    (tmp_path / "e" / "trials" / ".rows" / "a.json").write_text('{"trial":')
+    for use in (lambda: read(tmp_path), lambda: record_trial(tmp_path, "e", "a", {})):
+        with pytest.raises(StorageError, match=r"a\.json: damaged, .*; restore it, or delete it"):
+            use()
 
 
 def test_an_unknown_status_is_refused(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_results_with_another_schema_are_refused_and_stay(tmp_path: Path, number
     record_trial(tmp_path, "e", "t", {"seed": 0})
     with TrialWriter(tmp_path, "e", "t", "fedavg", 0) as writer:
         one_round(writer, 1)
-    for table in ("trials", "metrics", "rounds"):
+    for table in ("metrics", "rounds"):
         (file,) = (tmp_path / "e" / table).glob("*.parquet")
         whole, rows = file.read_bytes(), pq.read_table(file)
         pq.write_table(rows.replace_schema_metadata({"rayfed.schema": number} if number else None), file)
@@ -170,6 +170,13 @@ def test_results_with_another_schema_are_refused_and_stay(tmp_path: Path, number
         with pytest.raises(UsageError, match=refusal):
             read(tmp_path)
         with pytest.raises(UsageError, match=refusal):
-            record_trial(tmp_path, "e", "t", {}) if table == "trials" else TrialWriter(tmp_path, "e", "t", "fedavg", 0)
+            TrialWriter(tmp_path, "e", "t", "fedavg", 0)
         assert file.read_bytes() == content
         file.write_bytes(whole)
+    (file,) = (tmp_path / "e" / "trials" / ".rows").iterdir()
+    content = file.read_bytes().replace(b'"rayfed.schema": 1', b'"rayfed.schema": 0')
+    file.write_bytes(content)
+    for use in (lambda: read(tmp_path), lambda: record_trial(tmp_path, "e", "t", {})):
+        with pytest.raises(UsageError, match=r"t\.json: .* schema is 0, .* reads 1; give another folder, or use the"):
+            use()
+    assert file.read_bytes() == content
