@@ -219,7 +219,7 @@ def _read_row(table: Storage, trial: str) -> dict[str, Any] | None:
     """Return the row of a trial, or None if it has none."""
     rows, file = table.child(_ROWS), f"{trial}.json"
     try:
-        row = json.loads(rows.read(file))
+        row: dict[str, Any] = json.loads(rows.read(file))
         row["started"] = datetime.datetime.fromisoformat(row["started"])
     except FileNotFoundError:
         return None
