@@ -1,0 +1,197 @@
+"""How cost grows with clients, cohorts and trials: each measure at three sizes, in a process of its own, with exponents.
+
+An exponent b says that the cost grows as size^b: 1 is proportional. It is taken between the two largest sizes, where
+fixed costs count least. The exit status is 1 if one is above its limit.
+"""
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+from _rounds import results_folder
+
+import rayfed
+from rayfed.data.loading import load
+from rayfed.experiments.config import Config
+from rayfed.experiments.plan import make_plan
+
+EXAMPLES = 10  # of a client, 8 of them for training
+FEATURES = 64
+PROPORTIONAL, CONSTANT = 1.2, 0.2
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="what to measure")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of a run whose rounds are measured")
+    parser.add_argument("--shrink", type=float, default=1.0, help="divide all sizes by this")
+    parser.add_argument("--size", type=int, help="measure the first of --rows at this size, and print the number alone")
+    args = parser.parse_args(argv)
+    if args.size is not None:
+        print(ROWS[args.rows[0]].measure(args.size, args.rounds))
+        return
+    print(f"{'measure':44} {'unit':6} {'sizes and costs':54} exponent  limit")
+    too_steep = []
+    for name in args.rows:
+        row = ROWS[name]
+        costs = {size: _measured(name, size, args.rounds) for size in (max(2, int(n / args.shrink)) for n in row.sizes)}
+        exponent = _exponent(costs)
+        points = ", ".join(f"{size:,}: {cost:.3g}" for size, cost in costs.items())
+        print(f"{row.what:44} {row.unit:6} {points:54} {exponent:8.2f}  {row.limit:5.1f}", flush=True)
+        too_steep += [name] if exponent > row.limit else []
+    if too_steep:
+        sys.exit(f"above their limits: {', '.join(too_steep)}")
+
+
+def _measured(name: str, size: int, rounds: int) -> float:
+    command = [sys.executable, __file__, "--rows", name, "--size", str(size), "--rounds", str(rounds)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{name} at {size}: {done.stderr.strip()[-2000:]}")
+    return float(done.stdout.split()[-1])
+
+
+def _exponent(costs: Mapping[int, float]) -> float:
+    (first, low), (second, high) = sorted(costs.items())[-2:]
+    return math.log(max(high, 1e-9) / max(low, 1e-9)) / math.log(second / first)
+
+
+# Measures: a size and a number of rounds give a cost
+
+
+def plan_seconds(clients: int, rounds: int) -> float:
+    """CPU seconds to plan a run of clients that are made on demand."""
+    config = Config.read(_values())
+    made = make_clients(clients)
+    began = time.process_time()
+    make_plan(config, clients=made, num_classes=10)
+    return time.process_time() - began
+
+
+def partition_seconds(clients: int, rounds: int) -> float:
+    """CPU seconds to draw `synthetic` and give each client its own examples."""
+    began = time.process_time()
+    load("synthetic", {"clients": clients, "most_examples": 60})
+    return time.process_time() - began
+
+
+def round_seconds(clients: int, rounds: int) -> float:
+    """Seconds of a round of 100 clients, without scoring."""
+    return _rounds(clients, min(100, clients), rounds)["train"]
+
+
+def cohort_seconds(cohort: int, rounds: int) -> float:
+    """Seconds of a round of `cohort` among 100,000 clients, without scoring."""
+    return _rounds(max(cohort, 100_000), cohort, rounds)["train"]
+
+
+def scoring_seconds(clients: int, rounds: int) -> float:
+    """Seconds to score the global model on the clients that are scored by default."""
+    return _rounds(clients, min(100, clients), rounds)["evaluate"]
+
+
+def memory_of_hosts(clients: int, rounds: int) -> float:
+    """Proportional set size of all processes of a run on two hosts, MB, at its highest."""
+    with Memory() as memory:
+        _run(clients, min(100, clients), rounds, hosts=2)
+    return memory.highest / 1e6
+
+
+def states_of_hosts(cohort: int, rounds: int) -> float:
+    """The same with SCAFFOLD, by the clients that take part in a round, of 100,000."""
+    with Memory() as memory:
+        _run(100_000, cohort, rounds, hosts=2, algorithm="scaffold")
+    return memory.highest / 1e6
+
+
+def make_clients(count: int) -> rayfed.Clients:
+    """Return clients of 8 training and 2 test examples, drawn anew from their number whenever they are needed."""
+    return rayfed.Clients({"train": np.full(count, EXAMPLES - 2), "test": np.full(count, 2)}, _make)
+
+
+def _make(number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(number)
+    y = rng.integers(0, 10, EXAMPLES)
+    x = (rng.normal(size=(EXAMPLES, FEATURES)) + y[:, None]).astype(np.float32)
+    return {"train": (x[:-2], y[:-2]), "test": (x[-2:], y[-2:])}
+
+
+def _values(**others: Any) -> dict[str, Any]:
+    return {"algorithm.name": "fedavg", "model.name": "mlp", "local.batch_size": 8} | others
+
+
+def _run(clients: int, cohort: int, rounds: int, *, hosts: int = 0, algorithm: str = "fedavg") -> rayfed.Result:
+    with results_folder() as folder:
+        values = _values(cohort=cohort, rounds=rounds, results=folder)
+        values |= {"placement.hosts": hosts, "algorithm.name": algorithm}
+        return rayfed.run(values, clients=make_clients(clients), num_classes=10, quiet=True, keep_state=False)
+
+
+def _rounds(clients: int, cohort: int, rounds: int) -> dict[str, float]:
+    table = _run(clients, cohort, rounds).rounds.iloc[1:]  # the first one warms up
+    evaluate = float(table["seconds_evaluate"].median())
+    return {"train": float((table["seconds_total"] - table["seconds_evaluate"]).median()), "evaluate": evaluate}
+
+
+class Memory:
+    """Watches the memory of this process and of all below it, pages that they share counted once."""
+
+    highest = 0
+
+    def __enter__(self) -> "Memory":
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.5):
+            self.highest = max(self.highest, sum(map(_shared_fairly, _processes())))
+
+
+def _processes() -> list[psutil.Process]:
+    this = psutil.Process(os.getpid())
+    return [this, *this.children(recursive=True)]
+
+
+def _shared_fairly(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:  # it has ended
+        return 0
+
+
+class Row(NamedTuple):
+    """What is measured, at which sizes, and the highest exponent that is accepted."""
+
+    what: str
+    unit: str
+    measure: Callable[[int, int], float]
+    sizes: tuple[int, int, int]
+    limit: float = PROPORTIONAL
+
+
+ROWS = {
+    "plan": Row("plan of clients made on demand", "CPU s", plan_seconds, (10_000, 100_000, 1_000_000)),
+    "partition": Row("synthetic, its own clients", "CPU s", partition_seconds, (1000, 5000, 20_000)),
+    "round": Row("round of 100, by clients", "s", round_seconds, (1000, 100_000, 1_000_000), CONSTANT),
+    "cohort": Row("round of 100,000 clients, by cohort", "s", cohort_seconds, (10, 100, 1000)),
+    "scoring": Row("scoring by default, by clients", "s", scoring_seconds, (1000, 10_000, 1_000_000)),
+    "memory": Row("all processes, two hosts, by clients", "MB", memory_of_hosts, (1000, 100_000, 1_000_000)),
+    "states": Row("the same with SCAFFOLD, by cohort", "MB", states_of_hosts, (10, 100, 1000)),
+}
+
+if __name__ == "__main__":
+    main()
