@@ -1,8 +1,9 @@
 """Loading: from the names and options of a dataset and a partition to the population that the engine is given."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -10,12 +11,13 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import build, suggestion
 from rayfed.core.registry import resolve
 from rayfed.data import leakage_groups
-from rayfed.data.clients import ClientTable, Examples, PooledExamples
+from rayfed.data.clients import ClientTable, Examples, MadeClients, PooledExamples
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.domain_sampling import DomainSelection
 from rayfed.data.lazy_rows import LazyRows, as_lazy_rows, select_rows
 from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import Partition
+from rayfed.data.partitions.natural import Natural
 from rayfed.data.partitions.table import client_domain, partition_hash
 from rayfed.data.population import Population, TestSet, check_inputs
 from rayfed.data.sets import DATASETS
@@ -72,8 +74,10 @@ def load(
             like this.
     """
     given = data_name, data_options, partition_name, partition_options
+    data, partition = build_data(*given, seed)
+    if isinstance(partition, Natural) and not leave_out and getattr(data, "makes_clients", False):
+        return _made_population(data, partition)
     dataset, held_rows = load_partitioned(*given, leave_out, seed)
-    partition = build_data(*given, seed)[1]
     if ":" in data_name:  # rayfed's own readers check what they read
         _check_inputs(dataset, data_name)
     dataset = dataclasses.replace(dataset, images=as_lazy_rows(dataset.images))
@@ -92,6 +96,49 @@ def load(
         partition_hash=partition_hash(dataset, held_rows),
         test_source=partition.test_source(dataset) if isinstance(partition, Partition) else "",
     )
+
+
+class ClientFactory(Protocol):
+    """A dataset that defines clients and can make one without the others."""
+
+    name: str
+    classes: int
+
+    @property
+    def makes_clients(self) -> bool:
+        """Whether clients are to be made on demand where each holds its own examples."""
+
+    def sizes(self) -> np.ndarray:
+        """Return the numbers of examples of all clients, int64 [clients]."""
+
+    def examples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the inputs of a client, [n, ...], and their classes, int64 [n]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _NaturalClient:
+    """Makes the client of a factory with the parts that the partition `natural` gives it."""
+
+    data: ClientFactory
+    partition: Natural
+
+    def __call__(self, number: int) -> tuple[Examples, Examples, Examples]:
+        whole = Examples(*self.data.examples(number))
+        train, val, test = map(whole.select, self.partition.of_client(number, len(whole)))
+        return train, val, test
+
+
+def _made_population(data: ClientFactory, partition: Natural) -> Population:
+    """Return the population of `data` with clients that are made on demand."""
+    sizes = partition.sizes(data.sizes())
+    clients = ClientTable(
+        MadeClients(_NaturalClient(data, partition), sizes), sizes, [f"client-{n}" for n in range(len(sizes))]
+    )
+    shape = tuple(clients[0].train.x.shape[1:])
+    tested = f"tested on {partition.test:g} of their rows" if partition.test else "no test examples"
+    digest = hashlib.blake2b(repr(partition).encode(), digest_size=6)
+    digest.update(np.ascontiguousarray(sizes).data)
+    return Population(data.name, clients, data.classes, shape, partition_hash=digest.hexdigest(), test_source=tested)
 
 
 def load_partitioned(

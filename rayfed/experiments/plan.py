@@ -148,13 +148,13 @@ class Plan:
         labels = {"data": data, "model": self.model_label, "loss": self.loss_label}
         return {
             **self.config.tree(),
-            "evaluate": {**self.config.tree()["evaluate"], "clients": str(self.evaluation.clients)},
             **{group: {"name": label} for group, label in labels.items() if label},
             "seed": self.config.seed,
             **self.evaluation.selection.values(),
             **self.cost._asdict(),
             "partition_hash": self.data_hash,
             "partition_seed": self.partition_seed,
+            "clients_scored": scored if isinstance(scored := self.evaluation.clients, int) else None,
             "code_hash": self.code_hash,
         }
 

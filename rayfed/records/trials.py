@@ -59,6 +59,7 @@ FIXED: dict[str, pa.DataType] = {
     "selection_mode": pa.string(),
     "partition_hash": pa.string(),
     "partition_seed": pa.int64(),
+    "clients_scored": pa.int64(),
     "code_hash": pa.string(),
     "parameters": pa.int64(),
     "macs": pa.int64(),
@@ -75,9 +76,10 @@ that records the trial; see `rayfed.records.owners`.
 `default_eval_point` is the point at which the algorithm's paper evaluates. `selection_metric` is the metric that
 chooses rounds and hyperparameters, and `selection_mode` says whether its best value is the `max` or the `min`.
 `partition_hash` identifies which client holds which rows of the dataset, or the contents of a user's own clients;
-`partition_seed` is the seed with which the partition drew, null where there was none. `code_hash` covers the user's own
-classes that the configuration names; null without any. `parameters` and `macs` (multiply-accumulates of one example's
-forward pass) are the model's."""
+`partition_seed` is the seed with which the partition drew, null where there was none. `clients_scored` is the size of
+the fixed sample of clients that was scored, null without one. `code_hash` covers the user's own classes that the
+configuration names; null without any. `parameters` and `macs` (multiply-accumulates of one example's forward pass) are
+the model's."""
 _NOT_CONFIGURATION = ("results", "experiment", "resume")
 _ROWS = ".rows"  # which readers of Parquet skip
 _SCHEMA_KEY = "rayfed.schema"

@@ -34,9 +34,8 @@ def average_words(metrics: pd.DataFrame, trials: pd.DataFrame, split: str, metri
 
 
 def clients_scored(trials: pd.DataFrame) -> str:
-    """Return "a fixed sample of 1000 clients" where not all clients were scored (`evaluate.clients`), else ""."""
-    values = trials.get("evaluate.clients", pd.Series(dtype=str)).dropna().astype(str)
-    sizes = sorted({int(value) for value in values if value.isdecimal()})
+    """Return "a fixed sample of 1000 clients" where not all clients were scored, else ""."""
+    sizes = sorted({int(size) for size in trials.get("clients_scored", pd.Series(dtype=int)).dropna()})
     return f"a fixed sample of {_counted(sizes, 'client')}" if sizes else ""
 
 

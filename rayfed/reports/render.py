@@ -150,7 +150,7 @@ class _Experiment:
         done = countable_trials(tables)[0]
         done = done[done["experiment"] == name]
         self._done = done[[*TRIAL, "order", "seed", "leave_out"]].merge(
-            tables.trials.reindex(columns=[*TRIAL, "partition_hash", "evaluate.clients"]), on=TRIAL
+            tables.trials.reindex(columns=[*TRIAL, "partition_hash", "clients_scored"]), on=TRIAL
         )
 
     def section(self, rows: pd.DataFrame, rule: str | None, stars: Stars | None = None) -> Section:

@@ -1,12 +1,16 @@
 """Clients that are made on demand, and all clients as columns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import rayfed
 from rayfed.core.errors import UsageError
 from rayfed.data.clients import ClientTable, MadeClients
+from rayfed.data.loading import load
 from rayfed.data.population import population_hash
+from rayfed.data.sets import synthetic
 from rayfed.data.user_clients import user_population
 
 SIZES = {"train": np.array([12, 20, 8, 16]), "val": np.array([4, 0, 4, 4]), "test": np.array([4, 8, 4, 4])}
@@ -144,3 +148,21 @@ def test_a_million_clients_are_columns():
     clients = ClientTable(MadeClients(lambda number: None, sizes), sizes, np.full(len(sizes), "d").tolist())
     assert len(clients[: len(clients) - 10]) == 999_990
     assert clients.place(999_999) == 999_999
+
+
+@pytest.mark.parametrize("partition", [{"test": 0.2}, {"test": None}, {"test": 0.0, "validation": 0.0}])
+def test_many_clients_of_a_synthetic_set_are_those_of_few(monkeypatch, partition):
+    options = {"clients": 12, "most_examples": 70}
+    pooled = load("synthetic", options, "natural", partition)
+    monkeypatch.setattr(synthetic, "MOST_POOLED", 11)
+    made = load("synthetic", options, "natural", partition)
+    assert isinstance(made.clients.source, MadeClients)
+    assert population_hash(replace(pooled, clients=list(pooled.clients))) == population_hash(
+        replace(made, clients=list(made.clients))
+    )
+    assert made.clients.domain(7) == pooled.clients.domain(7)
+
+
+def test_another_partition_draws_all_examples(monkeypatch):
+    monkeypatch.setattr(synthetic, "MOST_POOLED", 3)
+    assert not isinstance(load("synthetic", {"clients": 4}, "iid", {"clients": 2}).clients.source, MadeClients)

@@ -55,12 +55,30 @@ class Natural(Partition):
             for number, pair in enumerate(pairs)
         ]
 
+    def sizes(self, counts: np.ndarray) -> np.ndarray:
+        """Return the examples of the training, validation and test parts of clients with `counts` examples [N, 3]."""
+        different, places = np.unique(counts, return_inverse=True)
+        parts = [[len(part) for part in self.of_client(0, int(count))] for count in different]
+        return np.array(parts, np.int64)[places]
+
+    def of_client(self, number: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the training, validation and test rows of a client with `count` examples and no test set of its own.
+
+        They are those that `split` gives to the client `number`, counted from its first example.
+        """
+        rows = np.arange(count)
+        train, test = (rows, rows[:0]) if self.test is None else self._drawn(rows, self.test, number)
+        return self.client_rows(number, "", train, test)[2:]
+
     def _domain(self, dataset: Dataset, rows: np.ndarray, file_number: int) -> str:
         return dataset.domain_of(rows) if len(dataset.domains) > 1 else f"client-{file_number}"
 
     def _train_and_test(self, dataset: Dataset, rows: np.ndarray, client: int) -> tuple[np.ndarray, np.ndarray]:
         if self.test is None:
             return rows[~dataset.is_test[rows]], rows[dataset.is_test[rows]]
+        return self._drawn(rows, self.test, client)
+
+    def _drawn(self, rows: np.ndarray, test: float, client: int) -> tuple[np.ndarray, np.ndarray]:
         shuffled = numpy_generator(self.seed, TEST, client).permutation(rows)
-        count = floor_share(len(rows), 1 - self.test)
+        count = floor_share(len(rows), 1 - test)
         return shuffled[:count], shuffled[count:]

@@ -13,6 +13,9 @@ from rayfed.data.draws import numpy_generator
 SHARED = 2**31
 """The number of the stream of what all clients share; clients have numbers below it."""
 
+MOST_POOLED = 10_000
+"""The most clients whose examples are all drawn at the start."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic:
@@ -25,13 +28,14 @@ class Synthetic:
     clients have most of the data.
 
     With `iid`, all clients share one W and b, with u = 0, and v = 0. A client's own draws do not depend on how many
-    clients there are. Nothing is read or downloaded. The usual model is linear: `model={name: mlp, hidden: []}`. A
-    fifth of each client's examples is for testing, as in the paper.
+    clients there are. Nothing is read or downloaded. More than 10,000 clients are made on demand where each holds its
+    own examples, so that millions take no memory. The usual model is linear: `model={name: mlp, hidden: []}`. A fifth
+    of each client's examples is for testing, as in the paper.
     """
 
     alpha: float | None = option(None, low=0, help="α, how much the labelling rules of clients differ; null: 1")
     beta: float | None = option(None, low=0, help="β, how much the inputs of clients differ; null: 1")
-    clients: int = option(30, low=1, high=100_000, help="number of clients")
+    clients: int = option(30, low=1, high=10_000_000, help="number of clients")
     iid: bool = option(False, help="give all clients the same rule and the same distribution of inputs")
     dimensions: int = option(60, low=1, high=65536, help="values per input")
     classes: int = option(10, low=2, high=65536, help="number of classes")
@@ -66,14 +70,25 @@ class Synthetic:
     def examples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the inputs of a client, float32 [n, dimensions], and their classes, int64 [n]."""
         draw = numpy_generator(self.seed, client)
-        count = 50 + int(draw.lognormal(4.0, 2.0))
-        if self.most_examples is not None:
-            count = min(count, self.most_examples)
+        count = self._size(draw)
         centre = draw.normal(draw.normal(0.0, 1.0 if self.beta is None else self.beta), 1.0, self.dimensions)
         spread = np.arange(1, self.dimensions + 1) ** -0.6
         x = (0.0 if self.iid else centre) + spread * draw.normal(size=(count, self.dimensions))
         weights, bias = self.rule(client)
         return x.astype(np.float32), (x @ weights + bias).argmax(1)
+
+    @property
+    def makes_clients(self) -> bool:
+        """Whether there are so many clients that they are made on demand; see `rayfed.data.loading.ClientFactory`."""
+        return self.clients > MOST_POOLED
+
+    def sizes(self) -> np.ndarray:
+        """Return the numbers of examples of all clients, int64 [clients]."""
+        return np.array([self._size(numpy_generator(self.seed, number)) for number in range(self.clients)])
+
+    def _size(self, draw: np.random.Generator) -> int:
+        count = 50 + int(draw.lognormal(4.0, 2.0))
+        return count if self.most_examples is None else min(count, self.most_examples)
 
     def rule(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the Wᵀ [dimensions, classes] and b [classes] by which a client labels its inputs."""
