@@ -81,27 +81,35 @@ class Part:
         return len(self.y)
 
     @property
+    def rows_device(self) -> torch.device:
+        """Where row numbers are expected: on the CPU where inputs are read from there, so that nothing waits."""
+        return self.y.device if isinstance(self.x, Tensor) else torch.device("cpu")
+
+    @property
     def place(self) -> dict[str, Any]:
         """The columns of a score on this part that say whose it is."""
         return {"client": self.client, "domain": self.domain, "split": self.split, "unseen": self.unseen}
 
     def take(self, rows: Tensor) -> Batch:
         """Return the rows as a normalised batch."""
-        return Batch(self.normalise(self.x.index_select(0, rows)), self.y.index_select(0, rows))
+        return Batch(self.normalise(self.x.index_select(0, rows)), self._labels(rows))
 
     def augmented(self, rows: Tensor, augment: Augment) -> Batch:
         """Return the rows as an augmented, normalised training batch."""
-        return Batch(self.normalise.augmented(self.x.index_select(0, rows), augment), self.y.index_select(0, rows))
+        return Batch(self.normalise.augmented(self.x.index_select(0, rows), augment), self._labels(rows))
 
     def batches(self, size: int, rows: Tensor | None = None) -> Iterator[Batch]:
         """Yield all examples, or `rows`, in order, in batches of at most `size`."""
         if rows is not None:
-            for some in rows.to(self.y.device).split(size):
+            for some in rows.to(self.rows_device).split(size):
                 yield self.take(some)
             return
         for start in range(0, len(self), size):
             stop = start + size
             yield Batch(self.normalise(self.x[start:stop]), self.y[start:stop])
+
+    def _labels(self, rows: Tensor) -> Tensor:
+        return self.y.index_select(0, rows.to(self.y.device, non_blocking=True))
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ class Augmented:
         for number, start in enumerate(range(0, len(rows), size)):
             with torch_state_kept():
                 self.seed_batch(batch=number)
-                batch = self.part.augmented(rows[start : start + size].to(self.y.device), self.augment)
+                batch = self.part.augmented(rows[start : start + size].to(self.part.rows_device), self.augment)
             yield batch
 
 

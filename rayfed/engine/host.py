@@ -282,7 +282,6 @@ class Host:
                         number,
                         seed=self.seed,
                         drop_last=self.drop_last,
-                        device=self.ctx.task.device,
                     )
                     for number, phase in enumerate(phases)
                 ]

@@ -11,14 +11,14 @@ from rayfed.data.lazy_rows import LazyRows
 
 
 class Streamed:
-    """A stand-in for a tensor [n, ...] on `device` that reads rows when they are indexed."""
+    """A stand-in for a tensor [n, ...] on `device` that reads rows when they are indexed, with numbers on the CPU."""
 
     def __init__(self, source: np.ndarray | LazyRows, device: torch.device):
         self.source, self.device = source, device
         self.dtype = torch.from_numpy(np.empty(0, source.dtype)).dtype
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
-        return self._read(rows.cpu().numpy())
+        return self._read(rows.numpy())
 
     def __getitem__(self, some: slice) -> Tensor:
         return self._read(np.arange(*some.indices(len(self.source))))

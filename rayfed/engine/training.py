@@ -17,7 +17,7 @@ from rayfed.core.task import Batch
 from rayfed.core.trees import clone, stack, tree_map, unstack
 from rayfed.engine.device_data import Part, batch_count, batch_rows
 
-Rows = list[Tensor]
+Rows = list[np.ndarray]
 """The row numbers of each batch."""
 
 
@@ -120,18 +120,22 @@ def _taking(exchange: Exchange, job: Job, augment: Augment | None, seed: int, nu
     return take
 
 
-def _rows(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> Rows:
+def _rows(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> list[Tensor]:
+    """Return the row numbers of each batch where the client's data are indexed."""
     if job.rows is not None:
-        return job.rows[number]
-    device = job.part.y.device
-    return draw_rows(
-        job.ctx.at(client=job.client), len(job.part), phase, number, seed=seed, drop_last=drop_last, device=device
-    )
+        batches = job.rows[number]
+    else:
+        ctx = job.ctx.at(client=job.client)
+        batches = draw_rows(ctx, len(job.part), phase, number, seed=seed, drop_last=drop_last)
+    if not batches:
+        return []
+    device = job.part.rows_device
+    if all(len(rows) == len(batches[0]) for rows in batches):  # one transfer for the phase
+        return list(torch.from_numpy(np.stack(batches)).to(device).unbind())
+    return [torch.from_numpy(rows).to(device) for rows in batches]
 
 
-def draw_rows(
-    ctx: Context, examples: int, phase: Phase, number: int, *, seed: int, drop_last: bool, device: torch.device
-) -> Rows:
+def draw_rows(ctx: Context, examples: int, phase: Phase, number: int, *, seed: int, drop_last: bool) -> Rows:
     """Return the row numbers of each batch of a phase, in the order of training.
 
     Args:
@@ -141,12 +145,7 @@ def draw_rows(
     """
     rng = generator(seed, "batches", ctx.moment, phase=number, client=ctx.client)
     size = phase.batch_size or ctx.batch_size
-    batches = batch_rows(examples, size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng)
-    if not batches:
-        return []
-    if all(len(rows) == len(batches[0]) for rows in batches):  # one transfer for the phase
-        return list(torch.from_numpy(np.stack(batches)).to(device).unbind())
-    return [torch.from_numpy(rows).to(device) for rows in batches]
+    return batch_rows(examples, size, epochs=phase.epochs, steps=phase.steps, drop_last=drop_last, rng=rng)
 
 
 def _loop(
