@@ -15,7 +15,7 @@ from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.progress import span
 from rayfed.experiments.run_summary import counted, run_summary
 from rayfed.experiments.space import Space
-from rayfed.experiments.sweep import Populations, plan_sweep
+from rayfed.experiments.sweep import Populations, plan_kind, plan_sweep
 from rayfed.experiments.trial import check_rounds, nothing_left, resume_message, usable
 from rayfed.records.checkpoints import CheckpointStore
 from rayfed.records.storage import open_storage
@@ -58,22 +58,26 @@ def sweep_text(space: Space, configs: Sequence[Config]) -> str:
     trees = [dict(flattened(config.tree())) for config in configs[:number]]
     varied, jobs = _varied(trees), {job["trial"] for job in plan.jobs}
     populations, probes = Populations(keep_all=True), dict[str, Probe | str]()
+    estimates: dict[str, Estimate | str] = {}
     rows, seconds, unknown, left_out = [], [], 0, dict[str, None]()
     for position, tree in enumerate(trees):
-        planned = populations.plan(configs[position], Given())
-        trials = sum(trial_name(config) in jobs for config in configs[position::number])
-        expected = _estimate(planned, probes)
-        left_out |= dict.fromkeys(unmeasured(planned))
+        config = configs[position]
+        trials = sum(trial_name(other) in jobs for other in configs[position::number])
+        if (kind := plan_kind(config)) not in estimates:
+            planned = populations.plan(config, Given())
+            estimates[kind] = _estimate(planned, probes)
+            left_out |= dict.fromkeys(unmeasured(planned))
+        expected = estimates[kind]
         if isinstance(expected, str):
             unknown += 1
         else:
             seconds += [expected.total] * (1 if plan.study is not None else trials)
         rows.append(
             [
-                planned.config.algorithm_name,
+                config.algorithm_name,
                 " ".join(f"{key.removeprefix('algorithm.')}={tree[key]}" for key in varied if key in tree),
                 "corner" if plan.study is not None else str(trials),
-                _reserved(planned.config.placement),
+                _reserved(config.placement),
                 expected if isinstance(expected, str) else _span(expected.total),
             ]
         )

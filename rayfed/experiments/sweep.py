@@ -1,9 +1,12 @@
 """The plan of a sweep: all configurations checked, which trials are still to run, and what to print before."""
 
+import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rayfed.algorithm import Algorithm
 from rayfed.core.errors import UsageError
 from rayfed.data.population import Population
 from rayfed.experiments.config import Config
@@ -15,6 +18,7 @@ from rayfed.experiments.run_summary import counted, notes, unused_gpu
 from rayfed.experiments.space import Space
 from rayfed.experiments.study import LOG_FILE, Study, check_search
 from rayfed.experiments.trial import check_rounds
+from rayfed.experiments.user_code import named_objects
 from rayfed.records.storage import open_storage
 from rayfed.records.tracking import check_trackers
 
@@ -188,8 +192,8 @@ def failed_before_start(job: Job, error: Exception, where: str = "") -> dict[str
 def _check_plans(
     space: Space, configs: Sequence[Config], given: Given
 ) -> tuple[tuple[str, ...], list[Mapping[str, Any]]]:
-    """Plan each configuration with the first seed, and with the others where these change the partition or something is
-    given in Python.
+    """Plan each kind of configuration with the first seed, and with the others where these change the partition. Where
+    something is given in Python, plan every configuration.
 
     Returns:
         The notes for the first seed, and the `identity` of each job.
@@ -198,12 +202,15 @@ def _check_plans(
     identities: list[Mapping[str, Any]] = []
     number = len(configs) // len(space.seeds)
     known = {data_key(config) for config in configs[:number]}
+    checked: set[str] = set()
     for first in range(0, len(configs), number):
         populations = Populations(keep_all=True)  # those of one seed at a time, since each holds the data
         for config in configs[first : first + number]:
-            if first and not given and data_key(config) in known:
+            kind = "" if given else plan_kind(config)
+            if not given and (kind in checked or (first and data_key(config) in known)):
                 identities.append({})
                 continue
+            checked.add(kind)
             plan = _planned_first(config, given, populations, names_seed=bool(first))
             identities.append(_identity(plan) if given else {})
             if first:
@@ -211,6 +218,27 @@ def _check_plans(
             _check_criterion(space, plan)
             lines |= {f"note: {config.algorithm_name}: {note}": None for note in notes(plan)}
     return tuple(lines), identities
+
+
+def plan_kind(config: Config) -> str:
+    """Return a text that configurations share if what is planned, noted and expected of one holds for all of them.
+
+    They differ in rates above 0 alone: the learning rate, the weight decay, and such options of rayfed's algorithms as
+    are fractions without an upper bound, unless the algorithm looks at its options to check them or to note something.
+    An option with an upper bound may be a share, and shares decide about sizes.
+    """
+    tree = config.tree()
+    if not named_objects(config):  # the user's own code may look at anything
+        rates = [(tree["local"], "lr"), (tree["local"], "weight_decay")]
+        algorithm: Any = config.algorithm
+        kind = type(algorithm)
+        if kind.check is Algorithm.check and kind.notes is Algorithm.notes:
+            unbounded = [f.name for f in dataclasses.fields(algorithm) if not {"high", "below"} & f.metadata.keys()]
+            rates += [(tree["algorithm"], name) for name in unbounded]
+        for group, name in rates:
+            if isinstance(value := group.get(name), float) and value > 0:
+                group[name] = "above 0"
+    return json.dumps(tree, sort_keys=True, default=str)
 
 
 def _check_criterion(space: Space, plan: Plan) -> None:

@@ -5,6 +5,7 @@ import torch
 
 import rayfed
 from rayfed.core.errors import UsageError
+from rayfed.experiments import sweep as module
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
@@ -72,3 +73,35 @@ def test_a_gpu_that_no_process_uses_is_noted_once(plan, monkeypatch):
 def test_refuses_what_cannot_work(plan, changes, message):
     with pytest.raises(UsageError, match=f"^{message}"):
         plan(**changes)
+
+
+class TestKinds:
+    """Configurations that differ in rates alone are planned once."""
+
+    ARMS = (
+        {"algorithm.name": "fedprox", "algorithm.mu": {"grid": [0, 0.1, 1]}, "local.lr": {"grid": [0.01, 0.1]}},
+        {
+            "algorithm.name": "dp_fedbn",
+            "algorithm.epsilon": {"grid": [1, 8]},
+            "model.batch_norm": True,
+        },  # its notes name ε
+        {"algorithm.name": "fedavg", "local.batch_size": {"grid": [4, 5000]}},
+    )
+
+    def test_each_is_planned_once(self, plan, monkeypatch):
+        planned = []
+        monkeypatch.setattr(
+            module, "make_plan", lambda config, **given: planned.append(config) or make_plan(config, **given)
+        )
+        plan(arms=self.ARMS)
+        kinds = [(c.algorithm_name, vars(c.algorithm).get("mu"), c.local.batch_size) for c in planned]
+        assert len(planned) == 6
+        assert kinds[:2] == [("fedprox", 0, 10), ("fedprox", 0.1, 10)]
+
+    def test_what_is_said_is_as_if_each_was_planned(self, plan, monkeypatch):
+        by_kind = plan(arms=self.ARMS)
+        monkeypatch.setattr(module, "plan_kind", repr)
+        each = plan(arms=self.ARMS)
+        assert by_kind.notes == each.notes
+        assert by_kind.jobs == each.jobs
+        assert "ε" in "".join(each.notes)
