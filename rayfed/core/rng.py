@@ -69,13 +69,18 @@ def global_generators_seeded(seed: int, purpose: str) -> Iterator[None]:
 
 @contextmanager
 def torch_state_kept() -> Iterator[None]:
-    """Restore torch's global generators and thread count afterwards, since they may be in use in a notebook."""
+    """Restore torch's global generators, thread count and choice of kernels afterwards: a notebook may use them."""
     import torch
 
-    threads = torch.get_num_threads()
+    threads, cudnn, matmul = torch.get_num_threads(), torch.backends.cudnn, torch.backends.cuda.matmul
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    tf32 = cudnn.allow_tf32, matmul.allow_tf32
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=list(devices)):
         try:
             yield
         finally:
             torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            cudnn.allow_tf32, matmul.allow_tf32 = tf32

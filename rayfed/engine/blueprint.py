@@ -47,6 +47,8 @@ class Blueprint:
         cohort: The number of clients in a round.
         vmap_clients: The number of clients that a host trains at once. Values above 1 change rounding.
         threads: torch threads of a host on a CPU. Values above 1 change rounding.
+        deterministic: Whether an operation without a deterministic kernel is an error.
+        tf32: Whether GPUs may multiply in TF32.
         augment: The augmentation of training batches.
         data_on_device: Whether the clients' inputs are kept on their host's device; by default if they fit. It changes
             no result.
@@ -67,6 +69,8 @@ class Blueprint:
     keep_optimizer: bool | None = None
     vmap_clients: int = 1
     threads: int = 1
+    deterministic: bool = False
+    tf32: bool = False
     augment: Augment | None = None
     data_on_device: bool | None = None
     training_loss: Callable[[Tensor, Tensor], Tensor] | None = None

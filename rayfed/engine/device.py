@@ -1,5 +1,7 @@
 """The device of a process."""
 
+import os
+
 import torch
 
 from rayfed.core.errors import UsageError
@@ -21,11 +23,18 @@ def device_for(gpus: float) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UsageError(f"placement.gpus={gpus:g}: torch finds no CUDA device in this process; use placement.gpus=0")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts, if kernels are deterministic
     device = torch.device("cuda:0")
     context = CONTEXT_BYTES / torch.cuda.get_device_properties(device).total_memory
     limit = max(gpus - context, gpus / 2) if gpus < 1 else 1.0  # the last one ends the limit of a trial before
     torch.cuda.set_per_process_memory_fraction(limit, device)
     return device
+
+
+def set_kernels(*, deterministic: bool, tf32: bool) -> None:
+    """Choose the kernels of this process; without `tf32`, GPUs compute in float32 as CPUs do."""
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 def breaks_device(error: BaseException) -> bool:

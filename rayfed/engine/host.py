@@ -15,6 +15,7 @@ from rayfed.core.rng import seed_torch
 from rayfed.data.population import Population
 from rayfed.engine.allocator import keep_freed_memory
 from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.device import set_kernels
 from rayfed.engine.device_data import Augmented
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host_data import HostData
@@ -79,6 +80,7 @@ class Host:
         position: int = 0,
     ):
         torch.set_num_threads(blueprint.threads)
+        set_kernels(deterministic=blueprint.deterministic, tf32=blueprint.tf32)
         keep_freed_memory()
         self.position, self.algorithm, self.seed = position, blueprint.algorithm, blueprint.seed
         self.vmap_clients, self.drop_last = blueprint.vmap_clients, blueprint.drop_last

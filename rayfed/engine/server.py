@@ -21,6 +21,7 @@ from rayfed.data.population import Population
 from rayfed.engine.availability import Responding
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.cohorts import Cohorts, completed_mean, normalised_weights
+from rayfed.engine.device import set_kernels
 from rayfed.engine.early_stopping import EarlyStopping
 from rayfed.engine.evaluation import Evaluation, Evaluator, downloads
 from rayfed.engine.exact_sum import ExactSum
@@ -52,6 +53,7 @@ class Server:
     ):
         self.blueprint, self.algorithm, self.fleet, self.evaluation = blueprint, blueprint.algorithm, fleet, evaluation
         self.seed = blueprint.seed
+        set_kernels(deterministic=blueprint.deterministic, tf32=blueprint.tf32)
         self.ctx: Context = blueprint.context(population, device)
         self.evaluator = Evaluator(evaluation, self.algorithm, self.ctx, fleet, population, self.seed)
         self.population, self.participants = population, self.evaluator.participants

@@ -148,7 +148,8 @@ class SelectOptions:
 class Placement:
     """placement.*: where clients run.
 
-    Placement changes no result, except that `vmap_clients` and `threads` change results by floating-point rounding.
+    Placement changes no result, except that `vmap_clients`, `threads`, `tf32` and `deterministic` change results by
+    floating-point rounding.
     """
 
     hosts: int | str = option(
@@ -172,6 +173,14 @@ class Placement:
         None,
         help="keep the clients' inputs in the memory of their host or its GPU; false: read them batch by batch; "
         "null: keep them if they take at most a quarter of that memory",
+    )
+    deterministic: bool = option(
+        False,
+        help="use deterministic kernels alone, so that two runs on one type of GPU are equal; slower, and an operation "
+        "that has none is an error",
+    )
+    tf32: bool = option(
+        False, help="let GPUs round the factors of products and convolutions to 10 bits, which is faster"
     )
     autoscale: bool = option(False, help="wait for an autoscaling cluster to start missing nodes")
 

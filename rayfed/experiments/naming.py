@@ -28,7 +28,9 @@ def outcome_values(config: Config) -> str:
         tree.pop("rounds")
     if tree["partition"].get("seed") is None:
         tree["partition"]["seed"] = config.seed
-    tree["placement"] = {key: tree["placement"][key] for key in ("vmap_clients", "threads", "gpus")}
+    place = tree["placement"]
+    kernels = {key: True for key in ("deterministic", "tf32") if place[key]}
+    tree["placement"] = {key: place[key] for key in ("vmap_clients", "threads", "gpus")} | kernels
     return json.dumps(tree, sort_keys=True, default=str)
 
 

@@ -377,6 +377,8 @@ def _blueprint(
         keep_optimizer=config.local.keep_optimizer,
         vmap_clients=config.placement.vmap_clients,
         threads=config.placement.threads,
+        deterministic=config.placement.deterministic,
+        tf32=config.placement.tf32,
         data_on_device=config.placement.data_on_device,
         augment=None if isinstance(augment, NoAugment) else augment,
         training_loss=_training_loss(config, loss),

@@ -18,6 +18,7 @@ import rayfed
 from helpers.federations import Net, blobs, net
 from rayfed.core.errors import Diverged, UsageError
 from rayfed.core.trees import named_tensors
+from rayfed.engine.host import Host
 from rayfed.reports.hyperparameter_groups import group_trials
 from rayfed.reports.read import read
 
@@ -361,6 +362,22 @@ class TestManners:
         assert torch.get_num_threads() == threads
         assert torch.equal(torch.get_rng_state(), state)
         assert (np.random.get_state()[1] == numpys).all()
+
+    def test_kernels_are_chosen_for_the_run_alone(self, run, monkeypatch):
+        def kernels():
+            return (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.backends.cudnn.allow_tf32,
+                torch.backends.cuda.matmul.allow_tf32,
+            )
+
+        seen, before, exchange = set(), kernels(), Host.exchange
+        monkeypatch.setattr(Host, "exchange", lambda *given: (seen.add(kernels()), exchange(*given))[1])
+        for chosen in (True, False):
+            run({"placement.deterministic": chosen, "placement.tf32": chosen}, rounds=1)
+            assert seen == {(chosen, chosen, chosen)}
+            seen.clear()
+            assert kernels() == before
 
     def test_gradients_stay_switched_on(self, run):
         run()

@@ -371,6 +371,8 @@ class TestTrialNames:
             "local.lr=0.1",
             "placement.vmap_clients=2",
             "placement.threads=2",
+            "placement.deterministic=true",
+            "placement.tf32=true",
             "data.seed=1",
         )
         assert len({trial_name(written(pair)) for pair in pairs}) == len(pairs)
