@@ -40,7 +40,9 @@ def fields(name):
 def read(name, key, value):
     """(the configuration, ""), or (None, what is said against it)."""
     try:
-        return Config.read({"algorithm": {"name": name, key: value}, "model": {"name": "mlp", "hidden": [8]}}), ""
+        config = Config.read({"algorithm": {"name": name, key: value}, "model": {"name": "mlp", "hidden": [8]}})
+        assert config.algorithm  # which is built when it is asked for
+        return config, ""
     except UsageError as refusal:
         return None, str(refusal)
 
