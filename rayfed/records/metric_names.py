@@ -20,7 +20,7 @@ _FRACTIONS = frozenset({"accuracy", "acc", "auroc", "f1", "ece", "probe"})
 def default_metric(metrics: "pd.DataFrame") -> str:
     """Return the metric that chooses where nothing else is said: accuracy, or loss where labels are no classes."""
     of_training = (metrics["split"] == "train") & (metrics["point"] == "trained")
-    present = set(metrics.loc[~of_training, "metric"])
+    present = set(metrics.loc[~of_training, "metric"].unique())
     return "loss" if "loss" in present and "accuracy" not in present else "accuracy"
 
 

@@ -71,7 +71,7 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
     tables = Tables(pd.concat(metrics, ignore_index=True), pd.concat(rounds, ignore_index=True), trials.to_pandas())
     if select is None:
         return tables
-    known = sorted(set(tables.metrics.loc[tables.metrics["split"] == "val", "metric"]))
+    known = sorted(tables.metrics.loc[tables.metrics["split"] == "val", "metric"].unique())
     if select not in known:
         raise UsageError(f"select={select}: no such metric on validation data; {suggestion(select, known)}")
     return tables._replace(trials=tables.trials.assign(selection_metric=select))

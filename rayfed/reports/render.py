@@ -343,7 +343,7 @@ def _stars_legend(stars: Stars | None) -> str:
 
 
 def _parquet_location(folder: str | Path, tables: Tables) -> str:
-    names = sorted(set(tables.trials["experiment"]) | set(tables.metrics["experiment"]))
+    names = sorted(set(tables.trials["experiment"]) | set(tables.metrics["experiment"].unique()))
     home = join(str(folder) if is_url(folder) else Path(folder).as_posix(), names[0] if names else "EXPERIMENT")
     path = f"{home}/metrics"
     return f"Parquet: pandas.read_parquet({path!r}), and likewise rounds and trials"  # repr: a name may hold a quote
