@@ -148,6 +148,7 @@ def mark_interrupted(folder: str | Path, experiment: str, trials: Iterable[str])
     for trial, status in statuses.items():
         if status == "running":
             record_trial(folder, experiment, trial, {"status": "interrupted"})
+    merge_trials(folder, experiment)  # since the process may end without leaving `claimed`
     return list(statuses.values()).count("done")
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayfed.core.errors import StorageError, UsageError
-from rayfed.records.trials import FIXED, claimed, merge_trials, record_trial
+from rayfed.records.trials import FIXED, claimed, mark_interrupted, merge_trials, record_trial
 from rayfed.reports.read import read
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -86,6 +86,14 @@ def test_a_row_is_there_at_once_for_readers_and_for_pandas_when_the_command_ends
             record_trial(tmp_path, "e", f"a{seed}", {"seed": seed})
             assert sorted(read(tmp_path).trials["seed"]) == list(range(seed + 1))
     assert sorted(pd.read_parquet(tmp_path / "e" / "trials")["seed"]) == list(range(5))
+
+
+def test_pandas_sees_all_trials_that_were_interrupted(tmp_path: Path) -> None:
+    names = [f"a{seed}" for seed in range(5)]
+    for name in names:
+        record_trial(tmp_path, "e", name, {"status": "done" if name == "a0" else "running"})
+    assert mark_interrupted(tmp_path, "e", [*names, ""]) == 1
+    assert list(pd.read_parquet(tmp_path / "e" / "trials")["status"]) == ["done", *["interrupted"] * 4]
 
 
 def test_a_damaged_row_is_named(tmp_path: Path) -> None:
