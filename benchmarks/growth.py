@@ -1,4 +1,4 @@
-"""How cost grows with clients, cohorts and trials: each measure at three sizes, in a process of its own, with exponents.
+"""How cost grows with clients, cohorts and trials: each measure at three sizes, in a process of its own.
 
 An exponent b says that the cost grows as size^b: 1 is proportional. It is taken between the two largest sizes, where
 fixed costs count least. The exit status is 1 if one is above its limit.
@@ -22,6 +22,7 @@ import rayfed
 from rayfed.data.loading import load
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
+from rayfed.records.trials import merge_trials, record_trial
 
 EXAMPLES = 10  # of a client, 8 of them for training
 FEATURES = 64
@@ -112,6 +113,18 @@ def states_of_hosts(cohort: int, rounds: int) -> float:
     return memory.highest / 1e6
 
 
+def recording_seconds(trials: int, rounds: int) -> float:
+    """CPU seconds to record the start and the end of each of `trials` trials."""
+    values = {"experiment": "e", "seed": 0, "algorithm": {"name": "fedavg"}}
+    with results_folder() as folder:
+        began = time.process_time()
+        for number in range(trials):
+            for status in ("running", "done"):
+                record_trial(folder, "e", f"trial-{number}", values | {"status": status})
+        merge_trials(folder, "e")
+        return time.process_time() - began
+
+
 def make_clients(count: int) -> rayfed.Clients:
     """Return clients of 8 training and 2 test examples, drawn anew from their number whenever they are needed."""
     return rayfed.Clients({"train": np.full(count, EXAMPLES - 2), "test": np.full(count, 2)}, _make)
@@ -190,6 +203,7 @@ ROWS = {
     "cohort": Row("round of 100,000 clients, by cohort", "s", cohort_seconds, (10, 100, 1000)),
     "scoring": Row("scoring by default, by clients", "s", scoring_seconds, (1000, 10_000, 1_000_000)),
     "memory": Row("all processes, two hosts, by clients", "MB", memory_of_hosts, (1000, 100_000, 1_000_000)),
+    "recording": Row("recording of trials", "CPU s", recording_seconds, (100, 1000, 5000)),
     "states": Row("the same with SCAFFOLD, by cohort", "MB", states_of_hosts, (10, 100, 1000)),
 }
 
