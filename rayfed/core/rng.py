@@ -67,6 +67,18 @@ def global_generators_seeded(seed: int, purpose: str) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
+def choose_deterministic(deterministic: bool, *, warn_only: bool = False) -> None:
+    """Choose deterministic kernels of torch, or not.
+
+    Where nothing changes, `torch.use_deterministic_algorithms` is not called: it imports torch's compiler.
+    """
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if before != (deterministic, warn_only):
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
 @contextmanager
 def torch_state_kept() -> Iterator[None]:
     """Restore torch's global generators, thread count and choice of kernels afterwards: a notebook may use them."""
@@ -82,5 +94,5 @@ def torch_state_kept() -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            choose_deterministic(deterministic, warn_only=warn_only)
             cudnn.allow_tf32, matmul.allow_tf32 = tf32

@@ -5,6 +5,7 @@ import os
 import torch
 
 from rayfed.core.errors import UsageError
+from rayfed.core.rng import choose_deterministic
 
 CONTEXT_BYTES = 2**29
 """The GPU memory that CUDA takes in every process, beside the tensors."""
@@ -33,7 +34,7 @@ def device_for(gpus: float) -> torch.device:
 
 def set_kernels(*, deterministic: bool, tf32: bool) -> None:
     """Choose the kernels of this process; without `tf32`, GPUs compute in float32 as CPUs do."""
-    torch.use_deterministic_algorithms(deterministic)
+    choose_deterministic(deterministic)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
