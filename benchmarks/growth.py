@@ -198,7 +198,7 @@ class Row(NamedTuple):
 
 ROWS = {
     "plan": Row("plan of clients made on demand", "CPU s", plan_seconds, (10_000, 100_000, 1_000_000)),
-    "partition": Row("synthetic, its own clients", "CPU s", partition_seconds, (1000, 5000, 20_000)),
+    "partition": Row("synthetic, its own clients", "CPU s", partition_seconds, (1000, 3000, 10_000)),
     "round": Row("round of 100, by clients", "s", round_seconds, (1000, 100_000, 1_000_000), CONSTANT),
     "cohort": Row("round of 100,000 clients, by cohort", "s", cohort_seconds, (10, 100, 1000)),
     "scoring": Row("scoring by default, by clients", "s", scoring_seconds, (1000, 10_000, 1_000_000)),
