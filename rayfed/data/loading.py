@@ -73,11 +73,10 @@ def load(
         UsageError: As for `build_data`; also if files are missing or damaged, or the dataset cannot be partitioned
             like this.
     """
-    given = data_name, data_options, partition_name, partition_options
-    data, partition = build_data(*given, seed)
+    data, partition = build_data(data_name, data_options, partition_name, partition_options, seed)
     if isinstance(partition, Natural) and not leave_out and getattr(data, "makes_clients", False):
         return _made_population(data, partition)
-    dataset, held_rows = load_partitioned(*given, leave_out, seed)
+    dataset, held_rows = _partitioned(data, partition, leave_out)
     if ":" in data_name:  # rayfed's own readers check what they read
         _check_inputs(dataset, data_name)
     dataset = dataclasses.replace(dataset, images=as_lazy_rows(dataset.images))
@@ -150,7 +149,10 @@ def load_partitioned(
     seed: int = 0,
 ) -> tuple[Dataset, list[ClientRows]]:
     """Return the dataset and the rows of each client; arguments and errors are those of `load`."""
-    data, partition = build_data(data_name, data_options, partition_name, partition_options, seed)
+    return _partitioned(*build_data(data_name, data_options, partition_name, partition_options, seed), leave_out)
+
+
+def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | None) -> tuple[Dataset, list[ClientRows]]:
     dataset = load_without_domain(data, leave_out)
     clients = _clients(partition.split(dataset), type(partition).__name__)
     _check_clients(dataset, clients)
