@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from helpers.comparison import equal
-from helpers.federations import Net, blobs, blueprint, net, simulate
+from helpers.federations import Maps, Net, blobs, blueprint, net, simulate
 from rayfed.algorithm import Phase, Replies, Reply
 from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.adcol.discriminator import ResNetDiscriminator, divergence
@@ -39,25 +38,6 @@ def test_divergence_is_zero_at_equal_logits_and_pulls_towards_them():
     assert value.item() == pytest.approx(by_torch.item(), rel=1e-6)
     (grad,) = torch.autograd.grad(value, logits)
     torch.testing.assert_close(grad, (log_d.exp() - 1 / 3) / 2)  # two rows
-
-
-class Maps(nn.Module):
-    """A network with features of shape [2, 4], which are not vectors."""
-
-    feature_shape = (2, 4)
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.fc = nn.Linear(6, 8), nn.Linear(8, 3)
-
-    def features(self, x):
-        return self.body(x).view(-1, 2, 4)
-
-    def head(self, features):
-        return self.fc(features.flatten(1))
-
-    def forward(self, x):
-        return self.head(self.features(x))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

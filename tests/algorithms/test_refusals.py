@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from helpers.federations import Point, blobs, blueprint, net, quadratic, quadratics
+from helpers.federations import Maps, Point, blobs, blueprint, net, quadratic, quadratics
 from rayfed.algorithms.adcol import Adcol
 from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.apple import APPLE
@@ -30,22 +30,6 @@ from rayfed.algorithms.partialfed import PartialFed
 from rayfed.algorithms.vhl import VHL
 from rayfed.algorithms.vm import VM
 from rayfed.core.errors import UsageError
-
-
-class Maps(nn.Module):
-    """Features of shape [2, 4], which are no vectors."""
-
-    feature_shape = (2, 4)
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.fc = nn.Linear(6, 8), nn.Linear(8, 3)
-
-    def features(self, x):
-        return self.body(x).view(-1, 2, 4)
-
-    def head(self, features):
-        return self.fc(features.flatten(1))
 
 
 def of_hard_labels(logits, y):

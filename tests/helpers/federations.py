@@ -19,6 +19,25 @@ from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 
 
+class Maps(nn.Module):
+    """A network with features of shape [2, 4], which are not vectors."""
+
+    feature_shape = (2, 4)
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.fc = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def features(self, x):
+        return self.body(x).view(-1, 2, 4)
+
+    def head(self, features):
+        return self.fc(features.flatten(1))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
 class Net(nn.Module):
     """Two layers with batch norm, then a linear head: 6 inputs, 8 features, 3 classes."""
 
