@@ -18,7 +18,7 @@ from rayfed.data.population import Population
 from rayfed.distributed import cluster
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.server_process import make_pool, steps_reserved
-from rayfed.experiments.capacity import bundles
+from rayfed.experiments.capacity import reserved
 from rayfed.experiments.plan import Plan
 from rayfed.reports.read import read
 
@@ -80,13 +80,11 @@ def compare(plan: Plan, layouts: Mapping[str, bool], rounds: int, order: str) ->
 def _on_ray(plan: Plan, after_round: Callable[[], None]) -> tuple[list[float], dict[str, Any]]:
     """Run `plan` as a Tune trial would, and return the training seconds of its `rounds` table and its final weights."""
     cluster.connect(plan.config.placement, dashboard=False)
-    group = placement_group([bundle for bundle in bundles(plan.config.placement) if bundle], strategy="PACK")
+    group = placement_group([bundle for bundle in reserved(plan.config) if bundle], strategy="PACK")
     try:
         ray.get(group.ready())
         recorder = DriversRecorder(plan.config.results, plan.config.experiment, restarts=0, patience=60.0, say=print)
-        run = steps_reserved(
-            plan, RemoteRecorder(recorder.actor), make_pool(plan.config.placement, group, keep=False), ()
-        )
+        run = steps_reserved(plan, RemoteRecorder(recorder.actor), make_pool(plan.config, group, keep=False), ())
         while not run.done:
             record = run.step()
             if record is not None and record.stage == "round":

@@ -95,7 +95,7 @@ def run(plan: Plan, kind: type[RayFleet]) -> tuple[list[float], float]:
     group = placement_group([bundle for bundle in bundles(plan.config.placement) if bundle], strategy="PACK")
     try:
         ray.get(group.ready())
-        device, pool = torch.device("cpu"), HostPool(cpus=1.0, gpus=0.0, group=group)
+        device, pool = torch.device("cpu"), HostPool(cpus=1.0, gpus=0.0, group=group, grouped=2)
         config = plan.config
         fleet = kind(plan.blueprint, plan.population, config.placement, config.faults, device=device, pool=pool)
         server = Server(plan.blueprint, plan.population, fleet, plan.evaluation, device)

@@ -359,6 +359,8 @@ class Algorithm(Exchange):
     keeps_optimizer: ClassVar[bool | None] = None
     """Whether clients keep the optimiser's state between rounds if local.keep_optimizer does not say; None: there is no
     choice."""
+    trains_server: ClassVar[bool] = False
+    """Whether `aggregate` trains a network, such as a discriminator, for which the server needs a GPU as hosts do."""
     depends_on_rounds: ClassVar[bool] = False
     """Whether a round depends on how many follow (`ctx.rounds`), such as by its share of a privacy budget.
 

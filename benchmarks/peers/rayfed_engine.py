@@ -11,7 +11,7 @@ from peers.job import PROCESSES, Job, Outcome, arguments, between
 from peers.jobs import plan_of
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.server_process import make_pool, steps_reserved
-from rayfed.experiments.capacity import bundles
+from rayfed.experiments.capacity import reserved
 from rayfed.reports.read import read
 
 
@@ -22,10 +22,10 @@ def main() -> None:
         plan = plan_of(job, hosts=PROCESSES, results=folder)
         config = plan.config
         ray.init(address="local", num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False)
-        group = placement_group([bundle for bundle in bundles(config.placement) if bundle], strategy="PACK")
+        group = placement_group([bundle for bundle in reserved(config) if bundle], strategy="PACK")
         ray.get(group.ready())
         recorder = DriversRecorder(config.results, config.experiment, restarts=0, patience=60.0, say=print)
-        pool = make_pool(config.placement, group, keep=False)
+        pool = make_pool(config, group, keep=False)
         run = steps_reserved(plan, RemoteRecorder(recorder.actor), pool)
         stamps = []
         while not run.done:

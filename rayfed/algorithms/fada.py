@@ -52,6 +52,7 @@ class FADA(FedAvg):
     reference: ClassVar[str] = "Peng et al. 2020, Alg. 1; Li, He and Song 2023, appendix C"
     averaged: ClassVar[tuple[str, ...]] = ()
     supports_loss_terms: ClassVar[bool] = False
+    trains_server: ClassVar[bool] = True
     refuses_unseen_clients: ClassVar[str] = "has one target and its sources, and an unseen client is neither"
 
     target: int = option(0, low=0, help="index of the client without labels, which the model is for")

@@ -43,6 +43,7 @@ class FAug(FedAvg):
     name: ClassVar[str] = "faug"
     reference: ClassVar[str] = "Jeong et al. 2018, section 3 (FAug), with a VAE for its GAN"
     requires_classes: ClassVar[bool] = True
+    trains_server: ClassVar[bool] = True  # in the setup
 
     seed_examples: int = option(5, low=1, help="examples of each class that a client sends to the server")
     generated_examples: int = option(

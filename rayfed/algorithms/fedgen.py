@@ -39,6 +39,7 @@ class FedGen(FedAvg):
     assumes_uniform_sampling: ClassVar[bool] = True  # `aggregate` weighs the heads, over the cohort alone
     requires_classes: ClassVar[bool] = True
     logged_scalars: ClassVar[tuple[str, ...]] = ("generator_loss",)
+    trains_server: ClassVar[bool] = True
 
     noise: int = option(
         512,

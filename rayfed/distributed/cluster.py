@@ -27,14 +27,16 @@ from rayfed.distributed.start_clock import AUTOSCALE_SECONDS, StartClock
 from rayfed.distributed.user_modules import SentFiles, install, register_user_modules, to_send
 from rayfed.engine.checkpoint import Saved, newest_round
 from rayfed.experiments.capacity import (
-    bundles,
+    Bundle,
     check_fits,
     cluster_address,
     cluster_is_running,
     known_nodes,
+    reserved,
+    spread,
     this_machine,
 )
-from rayfed.experiments.config import Faults, Placement
+from rayfed.experiments.config import Config, Faults, Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import interrupted
 from rayfed.records.recorder import Progress, Recorder
@@ -42,6 +44,7 @@ from rayfed.records.trials import mark_interrupted
 
 CONNECT_SECONDS = 10
 RESERVE_SECONDS = 60
+_SPREAD_SECONDS = 5.0  # until GPUs that should be idle count as used by others
 _LOOK_SECONDS = 1.0  # between looks at whether a server is alive
 
 Watch = Callable[[Callable[[], list[Progress]], Callable[[float | None], bool]], None]
@@ -148,7 +151,7 @@ class _ServerProcess:
         self._plan = dataclasses.replace(plan, population=sendable(plan.population), sources=())
         self._recorder, self._group, self._say = recorder, group, say
         self._files = to_send(plan.sources)
-        self._pool = make_pool(plan.config.placement, group, keep=True, files=self._files)
+        self._pool = make_pool(plan.config, group, keep=True, files=self._files)
         if self._pool is not None:
             for position in range(plan.config.placement.least_hosts):
                 self._pool.actor(position)  # starts while the server does
@@ -166,11 +169,12 @@ class _ServerProcess:
                 to a node that has room. A server without a GPU then shares whichever bundle of the trial is left.
         """
         place = self._plan.config.placement
-        shares = again and not place.server_gpus
+        gpus = reserved(self._plan.config)[0].get("GPU", 0.0)
+        shares = again and not gpus
         # without resources of its own, it shares the first host's bundle, and thus its node
         there = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=-1 if shares else 0)
         cpus = 0.0 if shares else place.server_cpus
-        options = {"num_cpus": cpus, "num_gpus": place.server_gpus, "scheduling_strategy": there}
+        options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": there}
         actor_class: Any = ray.remote(_ServerActor)
         self._actor = actor_class.options(**options).remote(self._files)
         self._call = self._actor.run.remote(self._plan, self._recorder.actor, self._pool, saved)
@@ -241,20 +245,14 @@ def run_on_ray(plan: Plan, saved: Saved, watch: Watch, say: Callable[[str], None
     Raises:
         HostLost: The cluster did not free the resources in time, or processes died too often.
     """
-    place, faults = plan.config.placement, plan.config.faults
+    faults = plan.config.faults
     register_user_modules()
     recorder = DriversRecorder(
         plan.config.results, plan.config.experiment, restarts=faults.restarts, patience=faults.patience, say=say
     )
-    needed = [bundle for bundle in bundles(place) if bundle]
-    group = placement_group(needed, strategy="PACK")
-    seconds = AUTOSCALE_SECONDS if place.autoscale else RESERVE_SECONDS
-    server = None
+    group = server = None
     try:
-        if not ray.wait([group.ready()], timeout=seconds)[0]:
-            raise HostLost(
-                f"the cluster did not free {needed} within {seconds:g} s; see `ray status` for what is in use"
-            )
+        group = _reserved(plan.config)
         server = _ServerProcess(plan, recorder, group, say)
         server.start(saved)
         with ended_by_sigterm(lambda: _terminated(plan, recorder.last_progress)):
@@ -269,8 +267,39 @@ def run_on_ray(plan: Plan, saved: Saved, watch: Watch, say: Callable[[str], None
         recorder.end(plan.trial, {"status": "interrupted"})
         raise interrupted(progress.round, newest_round(recorder.saved(plan.trial))) from None
     finally:
-        remove_placement_group(group)
+        if group is not None:
+            remove_placement_group(group)
         recorder.close()
+
+
+def _reserved(config: Config) -> PlacementGroup:
+    """Return the resources of a trial, on as many GPUs as it can use unless others use them.
+
+    Raises:
+        HostLost: The cluster did not free them in time.
+    """
+    packed, spread_out = reserved(config), spread(config, known_nodes() or [])
+    if spread_out != packed and (group := _group(spread_out, _SPREAD_SECONDS)) is not None:
+        return group
+    seconds = AUTOSCALE_SECONDS if config.placement.autoscale else RESERVE_SECONDS
+    if (group := _group(packed, seconds)) is None:
+        needed = [bundle for bundle in packed if bundle]
+        raise HostLost(f"the cluster did not free {needed} within {seconds:g} s; see `ray status` for what is in use")
+    return group
+
+
+def _group(bundles: Sequence[Bundle], seconds: float) -> PlacementGroup | None:
+    """Return a placement group of the bundles that are not empty, None if it is not ready in time."""
+    group: PlacementGroup = placement_group([bundle for bundle in bundles if bundle], strategy="PACK")
+    try:
+        ready = bool(ray.wait([group.ready()], timeout=seconds)[0])
+    except BaseException:
+        remove_placement_group(group)
+        raise
+    if not ready:
+        remove_placement_group(group)
+        return None
+    return group
 
 
 def _terminated(plan: Plan, progress: Sequence[Progress]) -> str:

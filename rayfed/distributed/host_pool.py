@@ -15,8 +15,10 @@ class HostPool:
 
     Args:
         cpus, gpus: What each process reserves.
-        group: The placement group of the trial. Host h uses its bundle `first_bundle` + h; hosts beyond its last
-            bundle, and all without a group, use whatever the cluster has.
+        server_gpus: What the server has got of the GPU that the first process would reserve.
+        group: The placement group of the trial, where the bundles from `first_bundle` on are for hosts.
+        grouped: How many hosts are in these bundles, dealt to them in turn. Further hosts, and all without a group, use
+            whatever the cluster has.
         keep: Whether the processes stay when a trial ends. Whoever made the pool then calls `close`.
         files: What the processes are told about the user's files.
     """
@@ -27,20 +29,28 @@ class HostPool:
         cpus: float,
         gpus: float,
         group: PlacementGroup | None,
+        server_gpus: float = 0.0,
         first_bundle: int = 0,
+        grouped: int = 0,
         keep: bool = False,
         files: SentFiles | None = None,
     ):
         self._files = files
-        self.cpus, self.gpus, self.group, self.first_bundle, self._keep = cpus, gpus, group, first_bundle, keep
+        self.cpus, self.group, self._keep = cpus, group, keep
+        self._gpus, self._server_gpus = gpus, server_gpus
+        self._first_bundle, self._grouped = first_bundle, grouped
         self._actors: dict[int, Any] = {}
+
+    def gpus(self, position: int) -> float:
+        """Return what the process at `position` reserves of GPUs."""
+        return self._gpus if position else round(self._gpus - self._server_gpus, 4)
 
     def actor(self, position: int) -> Any:
         """Return the process at `position`; it is started if there is none."""
         if position not in self._actors:
-            options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus}
-            bundle = self.first_bundle + position
-            if self.group is not None and bundle < len(self.group.bundle_specs):
+            options: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.gpus(position)}
+            if self.group is not None and position < self._grouped:
+                bundle = self._first_bundle + position % (len(self.group.bundle_specs) - self._first_bundle)
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                     self.group, placement_group_bundle_index=bundle
                 )

@@ -77,8 +77,8 @@ class Hosts:
         number = on_machine = placement.least_hosts
         if placement.grows and placement.cpus:
             on_machine = max(1, int((os.cpu_count() or 1) / placement.cpus))
-        share = min(placement.gpus, 1.0) if placement.gpus else 1 / on_machine  # share of a GPU's or machine's memory
-        self._arguments = (ray.put(blueprint), ray.put(sendable(population)), placement.gpus, share)
+        self._machines_share = 1 / on_machine
+        self._arguments = ray.put(blueprint), ray.put(sendable(population))
         self._looked = time.monotonic()
         self.handles = [self._start(position) for position in range(number)]
         try:
@@ -171,9 +171,10 @@ class Hosts:
         self._pool.release()
 
     def _start(self, position: int, *, later: bool = False) -> Handle:
-        actor = self._pool.actor(position)
+        actor, gpus = self._pool.actor(position), self._pool.gpus(position)
+        share = min(gpus, 1.0) or self._machines_share  # of the memory of its GPU, or of the machine
         clock = StartClock(self._start_seconds, self._pool.group if self._placement.autoscale else None)
-        return Handle(position, actor, clock, later, actor.take_up.remote(*self._arguments, position))
+        return Handle(position, actor, clock, later, actor.take_up.remote(*self._arguments, gpus, share, position))
 
     def _wait_for_first(self) -> None:
         """Wait until all hosts are ready, or those that take their place; some may be missing in the end, but not all.

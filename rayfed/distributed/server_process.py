@@ -10,8 +10,8 @@ import torch
 from rayfed.engine.checkpoint import Saved
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import Fleet
-from rayfed.experiments.capacity import bundles
-from rayfed.experiments.config import Placement
+from rayfed.experiments.capacity import reserved
+from rayfed.experiments.config import Config
 from rayfed.experiments.in_process import local_fleet
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import Sink, TrialRun, run_trial
@@ -27,15 +27,24 @@ Outcome = str
 
 
 def make_pool(
-    placement: Placement, group: "PlacementGroup | None", *, keep: bool, files: "SentFiles | None" = None
+    config: Config, group: "PlacementGroup | None", *, keep: bool, files: "SentFiles | None" = None
 ) -> "HostPool | None":
     """Return the processes of the hosts, in the bundles of `group`; None without hosts. See `HostPool`."""
+    placement, (server, first_host, *_) = config.placement, [*reserved(config), {}]
     if not placement.hosts:
         return None
     from rayfed.distributed.host_pool import HostPool
 
-    first = 1 if bundles(placement)[0] else 0  # an empty server bundle is not part of the group
-    return HostPool(cpus=placement.cpus, gpus=placement.gpus, group=group, first_bundle=first, keep=keep, files=files)
+    return HostPool(
+        cpus=placement.cpus,
+        gpus=placement.gpus,
+        server_gpus=placement.gpus - first_host.get("GPU", 0.0),
+        group=group,
+        first_bundle=1 if server else 0,  # an empty server bundle is not part of the group
+        grouped=placement.least_hosts,
+        keep=keep,
+        files=files,
+    )
 
 
 def run_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) -> Outcome:
@@ -55,7 +64,7 @@ def _reserved(plan: Plan, pool: "HostPool | None") -> tuple[torch.device, Callab
 
     That is one in this process, or those of `pool`.
     """
-    place, gpus = plan.config.placement, bundles(plan.config.placement)[0].get("GPU", 0.0)
+    place, gpus = plan.config.placement, reserved(plan.config)[0].get("GPU", 0.0)
     device = device_for(gpus)
     if pool is None:
         return device, lambda: local_fleet(plan, device, gpus)

@@ -23,8 +23,8 @@ from rayfed.distributed.recording import RemoteRecorder
 from rayfed.distributed.server_process import make_pool, steps_reserved
 from rayfed.distributed.user_modules import SentFiles, install, register_user_modules
 from rayfed.engine.device import breaks_device
-from rayfed.experiments.capacity import bundles
-from rayfed.experiments.config import Placement
+from rayfed.experiments.capacity import reserved
+from rayfed.experiments.config import Config
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.plan import Given, Plan
 from rayfed.experiments.sweep import Populations, failed_before_start, planned
@@ -47,7 +47,7 @@ class SweepTrial(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Return what the trial reserves: its server and its hosts."""
-        return tune.PlacementGroupFactory(bundles(config["job"]["config"].placement), strategy="PACK")
+        return tune.PlacementGroupFactory(reserved(config["job"]["config"]), strategy="PACK")
 
     def setup(
         self,
@@ -122,7 +122,7 @@ class SweepTrial(tune.Trainable):
             self._plan = planned(self._job, self._given, self._populations, keep_state=self._keep_state)
             register_user_modules()  # the hosts are sent the plan from here
             saved = self._sink.saved(self._plan.trial) if begun or config.resume else ()
-            self._run = steps_reserved(self._plan, self._sink, self._pool_for(config.placement), saved)
+            self._run = steps_reserved(self._plan, self._sink, self._pool_for(config), saved)
         assert self._plan is not None
         selection, rounds = self._plan.evaluation.selection, self._plan.config.rounds
         while not self._run.done:
@@ -138,15 +138,14 @@ class SweepTrial(tune.Trainable):
         self._sink.settle()  # before the scheduler stops the trial, and the driver records that
         return self._run.done
 
-    def _pool_for(self, placement: Placement) -> HostPool | None:
+    def _pool_for(self, config: Config) -> HostPool | None:
         """Return processes for the hosts; those of the trial before, if it reserved the same."""
         group = ray.util.get_current_placement_group()
-        first = next(iter(bundles(placement)))
-        key = (placement.cpus, placement.gpus, placement.least_hosts, bool(first), group)
+        key = (reserved(config), group)
         if self._pool is not None and self._pool[0] != key:
             self._pool[1].close()
             self._pool = None
-        if self._pool is None and (made := make_pool(placement, group, keep=True, files=self._files)) is not None:
+        if self._pool is None and (made := make_pool(config, group, keep=True, files=self._files)) is not None:
             self._pool = key, made
         return None if self._pool is None else self._pool[1]
 

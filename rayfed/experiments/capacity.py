@@ -10,7 +10,10 @@ import torch
 
 from rayfed.core.errors import UsageError
 from rayfed.engine.device import device_for
-from rayfed.experiments.config import Placement
+from rayfed.experiments.config import Config, Placement
+
+_SERVERS_SHARE = 0.25  # of what the first host would reserve of a GPU
+_MORE_THAN_HALF = 0.5001
 
 Bundle = dict[str, float]
 """Amounts of "CPU" and "GPU"; what is absent is 0."""
@@ -57,23 +60,39 @@ def fits(bundles: Iterable[Bundle], nodes: Sequence[Bundle]) -> bool:
 
     A bundle lies on one node, and a share of a GPU on one GPU: 3 bundles of 1/2 GPU need 2 GPUs.
     """
+    return _places(bundles, nodes) is not None
+
+
+def _places(bundles: Iterable[Bundle], nodes: Sequence[Bundle]) -> list[tuple[int, list[int]]] | None:
+    """Return the node of each bundle and its GPUs there; None if there is no room.
+
+    Ray, too, takes the fullest GPU that has room for a share.
+    """
     free = [{"CPU": node.get("CPU", 0.0), "GPU": node.get("GPU", 0.0)} for node in nodes]
     gpus = [[1.0] * int(node["GPU"]) for node in free]
-    ordered = sorted(bundles, key=lambda b: (-b.get("GPU", 0), -b.get("CPU", 0)))
-    return all(any(_take(bundle, node, slots) for node, slots in zip(free, gpus, strict=True)) for bundle in ordered)
+    needed, places = list(bundles), dict[int, tuple[int, list[int]]]()
+    for number in sorted(range(len(needed)), key=lambda k: (-needed[k].get("GPU", 0), -needed[k].get("CPU", 0))):
+        for position, (node, slots) in enumerate(zip(free, gpus, strict=True)):
+            if (chosen := _take(needed[number], node, slots)) is not None:
+                places[number] = position, chosen
+                break
+        else:
+            return None
+    return [places[number] for number in range(len(needed))]
 
 
-def _take(bundle: Bundle, node: Bundle, slots: list[float]) -> bool:
-    """Take `bundle` from the free amounts of a node and return True, or return False if it does not fit."""
+def _take(bundle: Bundle, node: Bundle, slots: list[float]) -> list[int] | None:
+    """Take `bundle` from the free amounts of a node and return its GPUs, or return None if it does not fit."""
     share, cpus = bundle.get("GPU", 0.0), bundle.get("CPU", 0.0)
     piece, pieces = min(share, 1.0), math.ceil(share)
-    chosen = [i for i, left in enumerate(slots) if share and left + 1e-6 >= piece][:pieces]
+    fullest = sorted(range(len(slots)), key=slots.__getitem__)
+    chosen = [i for i in fullest if share and slots[i] + 1e-6 >= piece][:pieces]
     if node["CPU"] + 1e-6 < cpus or len(chosen) < pieces:
-        return False
+        return None
     for i in chosen:
         slots[i] -= piece
     node["CPU"] -= cpus
-    return True
+    return chosen
 
 
 def bundles(placement: Placement) -> list[Bundle]:
@@ -82,8 +101,8 @@ def bundles(placement: Placement) -> list[Bundle]:
     Without hosts, one process needs one bundle.
     """
     if not placement.hosts:
-        return [_bundle(placement.cpus, max(placement.gpus, placement.server_gpus))]
-    server = _bundle(placement.server_cpus, placement.server_gpus)
+        return [_bundle(placement.cpus, max(placement.gpus, placement.server_gpus or 0.0))]
+    server = _bundle(placement.server_cpus, placement.server_gpus or 0.0)
     return [server, *(_bundle(placement.cpus, placement.gpus) for _ in range(placement.least_hosts))]
 
 
@@ -91,10 +110,66 @@ def _bundle(cpus: float, gpus: float) -> Bundle:
     return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
 
 
+def reserved(config: Config) -> list[Bundle]:
+    """Return what a trial of `config` reserves: its `bundles`, of which a server may have got some of the first host's.
+
+    That is where the server of the method trains, for which one thread of a CPU would be too little.
+    """
+    needed, placement = bundles(config.placement), config.placement
+    shares = placement.hosts and 0 < placement.gpus <= 1 and placement.server_gpus is None
+    if shares and config.algorithm.trains_server:
+        of_server = round(placement.gpus * _SERVERS_SHARE, 4)  # Ray's precision
+        needed[0] = needed[0] | {"GPU": of_server}
+        needed[1] = needed[1] | {"GPU": round(placement.gpus - of_server, 4)}
+    return needed
+
+
+def spread(config: Config, nodes: Sequence[Bundle]) -> list[Bundle]:
+    """Return what a trial of `config` reserves on idle `nodes`, with its hosts on as many GPUs as there are.
+
+    Ray fills a GPU before it takes the next one. So hosts that share GPUs get one bundle per GPU, host h of n bundles
+    that at position h % n, and each bundle takes more than half of a GPU, so that no other is there. Where there is
+    nothing to spread, these are the bundles `reserved`.
+    """
+    server, *hosts = needed = reserved(config)
+    place = config.placement
+    if not (place.hosts and 0 < place.gpus < 1) or place.grows or place.autoscale:
+        return needed
+    gpus = sum(int(node.get("GPU", 0)) for node in nodes)
+    for number in range(min(len(hosts), gpus), math.ceil(len(hosts) * place.gpus - 1e-6), -1):
+        shared = [hosts[first::number] for first in range(number)]
+        by_gpu = [
+            _bundle(
+                sum(one.get("CPU", 0.0) for one in some),
+                max(round(sum(one["GPU"] for one in some), 4), _MORE_THAN_HALF),
+            )
+            for some in shared
+        ]
+        if fits([server, *by_gpu], nodes):
+            return [server, *by_gpu]
+    return needed
+
+
+def gpu_picture(config: Config, nodes: Sequence[Bundle]) -> str:
+    """Return which process of a trial computes on which GPU of one idle node; "" where that is not known or trivial."""
+    place, needed = config.placement, spread(config, nodes)
+    places = _places(needed, nodes)
+    if not place.hosts or not place.gpus or place.grows or len(nodes) != 1 or places is None:
+        return ""
+    names: dict[int, list[str]] = {}
+    of_server, *of_hosts = (gpus for _, gpus in places)
+    for gpu in of_server[:1]:  # a process computes on one GPU
+        names.setdefault(gpu, []).append("server")
+    for host in range(place.least_hosts):
+        names.setdefault(of_hosts[host % len(of_hosts)][0], []).append(f"host {host}")
+    on_gpus = [f"{number}: {', '.join(processes)}" for number, processes in enumerate(names.values())]
+    return "; ".join([*on_gpus, *(["CPU: server"] if not of_server else [])])
+
+
 def check_run(placement: Placement) -> None:
     """Raise UsageError if a single run lacks resources here. A running cluster is asked when it is joined."""
     if not placement.hosts:
-        device_for(placement.gpus)
+        device_for(bundles(placement)[0].get("GPU", 0.0))
     else:
         _check_placed([placement])
 

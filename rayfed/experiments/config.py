@@ -167,7 +167,12 @@ class Placement:
     cpus: float = option(1.0, low=0, help="CPUs to reserve per host")
     gpus: float = option(0.0, low=0, help="GPUs to reserve per host: an integer, or 1/k for an integer k")
     server_cpus: float = option(0.0, low=0, help="CPUs to reserve for the server, which works while the hosts wait")
-    server_gpus: float = option(0.0, low=0, help="GPUs to reserve for the server: an integer, or 1/k")
+    server_gpus: float | None = option(
+        None,
+        low=0,
+        help="GPUs to reserve for the server: an integer, or 1/k; null: with methods whose server trains, a quarter of "
+        "what the first host reserves, which shares it, and else none",
+    )
     threads: int = option(1, low=1, high=256, help="torch threads per host; values above 1 change rounding")
     data_on_device: bool | None = option(
         None,
@@ -452,7 +457,7 @@ def _check_together(settings: Any) -> None:
     if settings.placement.grows and not (settings.placement.cpus or settings.placement.gpus):
         raise UsageError("placement.hosts=auto: give placement.cpus or placement.gpus, which say how many fit")
     for key in ("gpus", "server_gpus"):
-        share = getattr(settings.placement, key)
+        share = getattr(settings.placement, key) or 0
         slots = round(1 / share) if 0 < share < 1 else 0
         if (slots and abs(1 / share - slots) > 0.02 * slots) or (share > 1 and share != int(share)):
             better = f"1/{slots} = {1 / slots:.4g}" if share < 1 else round(share)

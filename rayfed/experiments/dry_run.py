@@ -7,7 +7,7 @@ from typing import Any
 from rayfed.core.plain_table import plain_table
 from rayfed.engine.checkpoint import newest_round
 from rayfed.engine.device import device_for
-from rayfed.experiments.capacity import Bundle, bundles, check_run, check_sweep, fits, known_nodes
+from rayfed.experiments.capacity import Bundle, bundles, check_run, check_sweep, fits, gpu_picture, known_nodes
 from rayfed.experiments.config import Config, Placement
 from rayfed.experiments.forecast import Estimate, Probe, estimate, probe, probe_key, unmeasured
 from rayfed.experiments.naming import trial_name
@@ -33,6 +33,8 @@ def run_text(plan: Plan) -> str:
     check_trackers(vars(config.tracking), config.results)
     check_rounds({plan.trial: config})
     lines, done, finished = {"needs": _reserved(config.placement)}, 0, False
+    if picture := gpu_picture(config, known_nodes() or []):
+        lines["GPUs"] = picture
     if config.resume:
         store = CheckpointStore(open_storage(config.results).child(config.experiment), plan.trial)
         saved = usable(config, store.saved())

@@ -5,7 +5,16 @@ import re
 import pytest
 
 from rayfed.core.errors import UsageError
-from rayfed.experiments.capacity import bundles, check_fits, check_run, check_sweep
+from rayfed.experiments.capacity import (
+    bundles,
+    check_fits,
+    check_run,
+    check_sweep,
+    fits,
+    gpu_picture,
+    reserved,
+    spread,
+)
 from rayfed.experiments.config import Config, Placement
 
 
@@ -129,3 +138,41 @@ def test_auto_is_for_single_runs():
     check_run(Placement(hosts="auto"))
     with pytest.raises(UsageError, match=r"^placement.hosts=auto: is for single runs; in a sweep, give each trial"):
         check_sweep([Placement(hosts=1), Placement(hosts="auto")])
+
+
+class TestSpreading:
+    """Where Ray puts the bundles is tested in tests/distributed/test_gpu_placement.py."""
+
+    @pytest.mark.parametrize(
+        ("nodes", "placement", "picture"),
+        [
+            ([node(8, 4)], {"hosts": 4, "gpus": 0.5}, "0: host 0; 1: host 1; 2: host 2; 3: host 3; CPU: server"),
+            ([node(8, 2)], {"hosts": 4, "gpus": 0.25}, "0: host 0, host 2; 1: host 1, host 3; CPU: server"),
+            ([node(8, 2)], {"hosts": 3, "gpus": 0.5}, "0: host 0, host 1; 1: host 2; CPU: server"),
+            ([node(8, 1)], {"hosts": 2, "gpus": 0.5}, "0: host 0, host 1; CPU: server"),
+            ([node(8, 2)], {"hosts": 2, "gpus": 0.25, "server_gpus": 1}, "0: server; 1: host 0, host 1"),
+            ([node(8, 2)], {"hosts": 2, "gpus": 1}, "0: host 0; 1: host 1; CPU: server"),
+            ([node(8, 2)], {"hosts": 2}, ""),
+            ([node(8, 2)], {"gpus": 1}, ""),
+            ([node(8, 2), node(8, 2)], {"hosts": 4, "gpus": 0.5}, ""),
+        ],
+    )
+    def test_as_many_gpus_as_there_are(self, nodes, placement, picture):
+        config = Config.read({"placement": placement})
+        assert gpu_picture(config, nodes) == picture
+        assert fits(spread(config, nodes), nodes)
+
+    def test_over_nodes(self):
+        config = Config.read({"placement": {"hosts": 4, "gpus": 0.25}})
+        assert [bundle["GPU"] for bundle in spread(config, [node(2, 2), node(2, 2)])[1:]] == [0.5001] * 4
+        assert [bundle["GPU"] for bundle in spread(config, [node(4, 1), node(0, 3)])[1:]] == [0.25] * 4  # the CPUs
+
+    def test_a_server_that_trains_shares_the_first_hosts_gpu(self):
+        tree = {"algorithm": {"name": "adcol"}, "placement": {"hosts": 2, "gpus": 1}}
+        config = Config.read(tree)
+        assert reserved(config) == [{"GPU": 0.25}, {"CPU": 1, "GPU": 0.75}, {"CPU": 1, "GPU": 1}]
+        assert gpu_picture(config, [node(8, 2)]) == "0: server, host 0; 1: host 1"
+        for other in ({"server_gpus": 0}, {"gpus": 0}, {"hosts": 0}):
+            config = Config.read({**tree, "placement": {"hosts": 2, "gpus": 1} | other})
+            assert reserved(config) == bundles(config.placement)
+        assert reserved(Config.read(tree | {"algorithm": {"name": "fedavg"}})) == bundles(Placement(hosts=2, gpus=1))

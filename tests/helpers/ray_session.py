@@ -10,7 +10,8 @@ from rayfed.distributed.private_session import start_here
 def start_ray() -> None:
     """Start Ray with four CPUs and without a dashboard, unless it runs in this process already.
 
-    Starting takes seconds, so tests do not stop it; `conftest.py` does before the first test that is not marked `ray`.
+    It also has four GPUs, which it only counts: torch does not find them. Starting takes seconds, so tests do not stop
+    it; `conftest.py` does before the first test that is not marked `ray`.
     """
     if not ray.is_initialized():
-        start_here(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        start_here(num_cpus=4, num_gpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)

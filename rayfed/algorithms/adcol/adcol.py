@@ -54,6 +54,7 @@ class Adcol(FedAvg):
     supports_loss_terms: ClassVar[bool] = False
     default_eval_point: ClassVar[str] = "downloaded"  # the client's own model
     logged_scalars: ClassVar[tuple[str, ...]] = ("discriminator_loss", "discriminator_accuracy")
+    trains_server: ClassVar[bool] = True
 
     mu: float = option(1.0, low=0, help="μ, weight of the divergence; 0 is local training alone, a control")
     sampling: float = option(1.0, above=0, high=1, help="share of its representations that a client sends each round")

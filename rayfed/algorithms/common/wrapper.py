@@ -39,6 +39,7 @@ class Wrapper(Delegate, Algorithm):
     default_eval_point = derived(lambda self: self.base.default_eval_point)
     logged_scalars = derived(lambda self: self.base.logged_scalars)
     keeps_optimizer = derived(lambda self: self.base.keeps_optimizer)
+    trains_server = derived(lambda self: self.base.trains_server)
     depends_on_rounds = derived(lambda self: self.base.depends_on_rounds)
     held_out_share = derived(lambda self: self.base.held_out_share)
 

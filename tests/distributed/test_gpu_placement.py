@@ -1,0 +1,92 @@
+"""Which GPU Ray gives to which process, with GPUs that Ray only counts."""
+
+import os
+import sys
+
+import pytest
+import ray
+from ray.util.placement_group import remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from helpers.ray_session import start_ray
+from rayfed.distributed import cluster
+from rayfed.distributed.server_process import make_pool
+from rayfed.distributed.sweep_trial import SweepTrial
+from rayfed.experiments.capacity import gpu_picture, known_nodes, reserved
+from rayfed.experiments.config import Config
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session():
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which workers cannot import
+    start_ray()
+    assert ray.cluster_resources()["GPU"] == 4
+
+
+class Probe:
+    """A process in place of a host or server."""
+
+    def __init__(self, files=None):
+        pass
+
+    def gpus(self):
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def started(group, gpus, bundle=0):
+    there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    return ray.remote(Probe).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=there).remote()
+
+
+def config_of(**tree):
+    return Config.read({"placement": {"cpus": 0.25} | tree.pop("placement"), **tree})
+
+
+@pytest.mark.parametrize(
+    ("name", "placement", "picture"),
+    [
+        ("fedavg", {"hosts": 4, "gpus": 0.5}, "0: host 0; 1: host 1; 2: host 2; 3: host 3; CPU: server"),
+        ("adcol", {"hosts": 4, "gpus": 1}, "0: server, host 0; 1: host 1; 2: host 2; 3: host 3"),
+        ("fedavg", {"hosts": 5, "gpus": 0.25}, "0: host 0, host 4; 1: host 1; 2: host 2; 3: host 3; CPU: server"),
+        ("fedavg", {"hosts": 2, "gpus": 0.25, "server_gpus": 0.5}, "0: server; 1: host 0; 2: host 1"),
+    ],
+)
+def test_hosts_and_server_are_where_the_dry_run_says(monkeypatch, name, placement, picture):
+    config = config_of(algorithm={"name": name}, placement=placement)
+    assert gpu_picture(config, known_nodes()) == picture
+    monkeypatch.setattr("rayfed.distributed.host_pool.RayHost", Probe)
+    group = cluster._reserved(config)
+    try:
+        pool = make_pool(config, group, keep=True)
+        probes = {"server": started(group, share)} if (share := reserved(config)[0].get("GPU")) else {}
+        probes |= {f"host {position}": pool.actor(position) for position in range(config.placement.least_hosts)}
+        gpus = dict(zip(probes, ray.get([probe.gpus.remote() for probe in probes.values()]), strict=True))
+    finally:
+        remove_placement_group(group)
+    together = [", ".join(name for name in gpus if gpus[name] == gpu) for gpu in dict.fromkeys(gpus.values())]
+    on_gpus = "; ".join(f"{number}: {names}" for number, names in enumerate(together))
+    assert on_gpus + ("" if "server" in gpus else "; CPU: server") == picture
+
+
+def test_two_trials_of_a_sweep_share_a_gpu():
+    job = {"config": config_of(placement={"gpus": 0.5})}
+    groups = [SweepTrial.default_resource_request({"job": job})() for _ in range(2)]
+    try:
+        first, second = ray.get([started(group, 0.5).gpus.remote() for group in groups])
+        assert first == second
+    finally:
+        for group in groups:
+            remove_placement_group(group)
+
+
+def test_gpus_that_others_use_are_left_to_them(monkeypatch):
+    monkeypatch.setattr(cluster, "_SPREAD_SECONDS", 0.5)
+    other = cluster._reserved(config_of(placement={"hosts": 2, "gpus": 1}))
+    group = cluster._reserved(config_of(placement={"hosts": 4, "gpus": 0.5}))
+    try:
+        assert [bundle["GPU"] for bundle in group.bundle_specs] == [0.5] * 4
+    finally:
+        for one in (group, other):
+            remove_placement_group(one)
