@@ -130,7 +130,7 @@ class SendGenerator(Exchange):
         method = self.method
         counts = torch.bincount(data.train.y, minlength=ctx.task.num_classes)
         y = balance_classes(counts, method.generated_examples, down["seed_classes"])
-        noise = torch.randn(method.generated_examples, method.noise, device=y.device)
+        noise = torch.randn(method.generated_examples, method.noise).to(y.device)
         with torch.no_grad():
             x = ctx.task.modules["decoder"](down["generator"], noise, y)[0]
         return client | {"generated": {"x": x, "y": y}}, {}
@@ -215,7 +215,7 @@ def train_decoder(
     moments = adam.init(flat)
     for _ in range(steps):
         rows = torch.randint(len(x), (batch_size,)).to(x.device)
-        epsilon = torch.randn(batch_size, noise, device=x.device)
+        epsilon = torch.randn(batch_size, noise).to(x.device)
 
         def loss(trained: Weights, rows: Tensor = rows, epsilon: Tensor = epsilon) -> tuple[Tensor, Weights]:
             by_part = {part: _weights_of(trained, part) for part in parts}

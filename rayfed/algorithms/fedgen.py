@@ -105,9 +105,10 @@ class FedGen(FedAvg):
         return down | only(server, ("generator", "counts")) if int(server["rounds"]) else down
 
     def generate(self, ctx: Context, generator: Weights, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a random batch of classes ŷ [batch] and features G(ŷ, ε) [batch, ...]."""
+        """Return a random batch of classes ŷ [batch] and features G(ŷ, ε) [batch, ...], drawn where `counts` are."""
         y = draw_classes(counts, ctx.batch_size)
-        noise = torch.rand(len(y), self.noise, device=y.device)
+        noise = torch.rand(len(y), self.noise, device=y.device).to(ctx.task.device)
+        y = y.to(ctx.task.device)
         return y, ctx.task.modules["generator"](generator, y, noise)[0]
 
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
@@ -153,12 +154,13 @@ class FedGen(FedAvg):
         generator, moments = clone(server["generator"]), clone(server["moments"])
         adam, unsent = Adam(lr=ctx.scaled(self.server_lr)), self.unsent_head(ctx.task)
         body = without(ctx.task.initial_weights(), ctx.task.head_names)  # the network expects all names
+        counts = server["counts"].cpu()  # so that draws do not depend on where the server is
 
         def logits(head: Weights, features: Tensor) -> Tensor:
             return ctx.task.head(body | unsent | head, features, train=False)
 
         def objective(trained: Weights) -> tuple[Tensor, Weights]:
-            y, features = self.generate(ctx, trained, server["counts"])
+            y, features = self.generate(ctx, trained, counts)
             by_client = torch.vmap(logits, in_dims=(0, None))(heads, features)
             return F.cross_entropy(torch.tensordot(shares, by_client, 1), y), {}
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Privacy, ProblemSpec, Replies, State
 from rayfed.algorithms.common.clipped_updates import clipped_update, max_participations, max_participations_so_far
@@ -91,7 +92,7 @@ class GaussianDPFedBN(FedBN):
         share = sum(self.weight(ctx, reply.examples) for reply in replies.each) / count  # 1/m Σ s_i, 1 if equal
         std = self.sigma(ctx) * 2 * self.clip / count
         noisy = {
-            name: (value if share == 1 else before[name].lerp(value, share)) + std * torch.randn_like(value)
+            name: (value if share == 1 else before[name].lerp(value, share)) + std * _noise(value)
             for name, value in mean.items()
             if value.is_floating_point()
         }
@@ -100,3 +101,8 @@ class GaussianDPFedBN(FedBN):
     def privacy_spent(self, ctx: Context, server: State) -> Privacy | None:
         steps = max_participations_so_far(ctx)
         return Privacy(epsilon_spent(self.sigma(ctx), self.delta, rate=1.0, steps=steps), "client")
+
+
+def _noise(value: Tensor) -> Tensor:
+    """Draw standard normal noise for `value`, on the CPU, so that it does not depend on where the server is."""
+    return torch.randn_like(value, device="cpu").to(value.device)

@@ -82,12 +82,13 @@ class Network:
         return self.run(weights, lambda module: module(*args), train=train)
 
     def draw_weights(self) -> Weights:
-        """Draw new initial weights from torch's global generator, parameters first. The template is not modified."""
-        module = copy.deepcopy(self.module)
+        """Draw new initial weights from the CPU's generator, parameters first. The template is not modified."""
+        devices = {name: value.device for _, _, name, value in self._slots}
+        module = copy.deepcopy(self.module).cpu()
         for layer in module.modules():
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()  # type: ignore[operator]
-        return weights_of(module)
+        return {name: value.to(devices[name]) for name, value in weights_of(module).items()}
 
 
 def _tables(layer: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -118,7 +118,7 @@ def train_privately(
     private, sgd = _private(module, optimizer, sigma, clip, batch_size=max(1, round(rate * len(x))))
     with torch.enable_grad():
         for _ in range(steps):
-            rows = (torch.rand(len(x), device=x.device) < rate).nonzero().flatten()
+            rows = (torch.rand(len(x)) < rate).nonzero().flatten().to(x.device)
             sgd.zero_grad()
             inputs = x[rows].requires_grad_()  # required by Opacus's hooks
             F.cross_entropy(private(inputs), y[rows], reduction="sum").backward()
@@ -131,7 +131,18 @@ def _private(module: nn.Module, optimizer: SGD, sigma: float, clip: float, *, ba
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
+    class DrawsOnCpu(DPOptimizer):
+        """Adds the noise that a CPU draws, so that it does not depend on where the server is."""
+
+        def add_noise(self) -> None:
+            multiplier, self.noise_multiplier = self.noise_multiplier, 0.0
+            super().add_noise()  # moves the clipped gradients to their place
+            self.noise_multiplier = multiplier
+            for p in self.params:
+                noise = torch.normal(0.0, multiplier * self.max_grad_norm, p.grad.shape, dtype=p.grad.dtype)
+                p.grad += noise.to(p.grad.device)
+
     private: Any = GradSampleModule(module, loss_reduction="sum")
     options = {name: getattr(optimizer, name) for name in ("lr", "momentum", "weight_decay", "nesterov")}
     sgd = torch.optim.SGD(private.parameters(), **options)
-    return private, DPOptimizer(sgd, noise_multiplier=sigma, max_grad_norm=clip, expected_batch_size=batch_size)
+    return private, DrawsOnCpu(sgd, noise_multiplier=sigma, max_grad_norm=clip, expected_batch_size=batch_size)

@@ -55,6 +55,20 @@ def algorithms(width: int, *, variants: bool = True) -> dict[str, Callable[[Any]
     from rayfed.engine.fleet import LocalFleet
     from rayfed.engine.server import Evaluation, Server
 
+    class DrawsOnCpu(Server):
+        """Its hooks draw from the CPU's stream wherever they compute, so that its place does not change results."""
+
+        def __init__(self, *given: Any):
+            stand_in_device.drawn.clear()
+            super().__init__(*given)
+            assert not stand_in_device.drawn, f"init draws on the device: {stand_in_device.drawn}"
+
+        def _aggregated(self, *given: Any) -> Any:
+            stand_in_device.drawn.clear()
+            state = super()._aggregated(*given)
+            assert not stand_in_device.drawn, f"aggregate draws on the device: {stand_in_device.drawn}"
+            return state
+
     few = blobs(width + 1, sizes=(11, 16))  # two and three batches; with `width` 3, a block of three and one alone
 
     def run(case: Any, device: Any) -> Any:
@@ -64,7 +78,7 @@ def algorithms(width: int, *, variants: bool = True) -> dict[str, Callable[[Any]
         plan.check(people)
         points = contract.POINTS if plan.global_model(people)[0] is not None else contract.POINTS[1:]
         evaluation = Evaluation(every=2, points=points if width == 1 else ())
-        server = Server(plan, people, LocalFleet(plan, people, device), evaluation, device)
+        server = DrawsOnCpu(plan, people, LocalFleet(plan, people, device), evaluation, device)
         for _ in server.run():
             unpacked(server, torch.device(device))
         return contract.everything(server)

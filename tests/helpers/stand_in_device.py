@@ -58,6 +58,9 @@ def _is_there(device: Any) -> bool:
     return device is not None and torch.device(device).type == NAME
 
 
+drawn: list[str] = []
+"""The operations that drew random numbers on the device, whose streams are not those of the CPU."""
+
 COPIES = ("aten::_to_copy", "aten::copy_")
 INDEXED = ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_")
 
@@ -77,6 +80,8 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result_there = isinstance(args[0], There)
     if result_there and plain.get("generator") is not None:
         raise WrongDevice(f"{name}: a generator of the CPU for a result on the device")
+    if result_there and torch.Tag.nondeterministic_seeded in func.tags:
+        drawn.append(name)
     result = func(*map(_here, args), **plain)
     if not result_there:
         return result
