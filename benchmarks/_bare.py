@@ -10,7 +10,7 @@ import contextlib
 import copy
 import multiprocessing
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ class BareLoop:
     def __init__(self, plan: Blueprint, population: Population, *, processes: int = 2, channels_last: bool):
         if plan.optimizer != SGD(lr=plan.optimizer.lr) or plan.local.epochs != 1 or not plan.drop_last:
             raise ValueError("the bare loop supports one epoch of plain SGD on full batches only")
-        self.state = _state(plan.model)
+        self.state = state_of(plan.model)
         self.rounds = 0
         self.steps = sum(len(client.train) // plan.batch_size for client in population.clients)
         spawn = multiprocessing.get_context("spawn")
@@ -62,8 +62,7 @@ class BareLoop:
         self._processes = []
         for numbers in deal([len(client.train) for client in population.clients], processes):
             ours, theirs = spawn.Pipe()
-            training = (plan.optimizer.lr, plan.batch_size, plan.seed)
-            arguments = (theirs, copy.deepcopy(plan.model), population, numbers, channels_last, training)
+            arguments = (theirs, plan, population, numbers, channels_last)
             process = spawn.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             self._pipes.append(ours)
@@ -91,53 +90,63 @@ class BareLoop:
             process.join()
 
 
+class BareWorker:
+    """Trains some clients of a population one after the other on one device.
+
+    Args:
+        plan: See `BareLoop`.
+        numbers: The clients.
+        channels_last: Whether to use the channels-last memory format.
+    """
+
+    def __init__(
+        self,
+        plan: Blueprint,
+        population: Population,
+        numbers: Iterable[int],
+        device: str | torch.device = "cpu",
+        *,
+        channels_last: bool,
+    ):
+        self.device, self._lr, self._batch_size, self._seed = device, plan.optimizer.lr, plan.batch_size, plan.seed
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        self._model = copy.deepcopy(plan.model).to(device=device, memory_format=layout).train()  # type: ignore[call-overload]
+        total = sum(len(client.train) for client in population.clients)
+        # with the roundings of rayfed, which training would magnify
+        normalise = Normalise(population, torch.device(device), channels_last=channels_last)
+        self._clients = []
+        for number in numbers:
+            examples = population.clients[number].train
+            x, y = (torch.from_numpy(np.asarray(values)).to(device) for values in (examples.x, examples.y))
+            self._clients.append(BareClient(number, len(examples) / total, normalise(x), y))
+
+    def round(self, round: int, state: State) -> State:
+        """Return the sum over the clients of weight · model after one epoch that starts from `state`."""
+        start = {name: torch.from_numpy(value).to(self.device) for name, value in state.items()}
+        sums = {name: torch.zeros_like(value) for name, value in start.items()}
+        drawn = []
+        for (
+            client
+        ) in self._clients:  # before the training, since the generator is slower while other work empties caches
+            rng = generator(self._seed, "batches", Moment("round", round), phase=0, client=client.number)
+            rows = batch_rows(len(client.y), self._batch_size, epochs=1, steps=None, drop_last=True, rng=rng)
+            drawn.append(torch.from_numpy(np.array(rows)).to(self.device))
+        for client, rows in zip(self._clients, drawn, strict=True):
+            epoch(self._model, start, client.x, client.y, rows, self._lr)
+            for name, value in self._model.state_dict().items():
+                if value.is_floating_point():
+                    sums[name].add_(value, alpha=client.weight)
+        return {name: value.cpu().numpy() for name, value in sums.items()}
+
+
 def _serve(
-    pipe: Connection,
-    model: nn.Module,
-    population: Population,
-    numbers: Sequence[int],
-    channels_last: bool,
-    training: tuple[float, int, int],
+    pipe: Connection, plan: Blueprint, population: Population, numbers: Sequence[int], channels_last: bool
 ) -> None:
     torch.set_num_threads(1)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    model.to(memory_format=layout).train()  # type: ignore[call-overload]
-    total = sum(len(client.train) for client in population.clients)
-    # with the roundings of rayfed, which training would magnify
-    normalise = Normalise(population, torch.device("cpu"), channels_last=channels_last)
-    clients = []
-    for number in numbers:
-        examples = population.clients[number].train
-        x, y = torch.from_numpy(np.asarray(examples.x)), torch.from_numpy(examples.y)
-        clients.append(BareClient(number, len(examples) / total, normalise(x), y))
+    worker = BareWorker(plan, population, numbers, channels_last=channels_last)
     pipe.send("ready")
     while (request := pipe.recv()) is not None:
-        round, state = request
-        pipe.send(_train(model, clients, round, state, *training))
-
-
-def _train(
-    model: nn.Module,
-    clients: Sequence[BareClient],
-    round: int,
-    state: State,
-    lr: float,
-    batch_size: int,
-    seed: int,
-) -> State:
-    """Return the sum over `clients` of weight · model after one epoch that starts from `state`."""
-    start = {name: torch.from_numpy(value) for name, value in state.items()}
-    sums = {name: torch.zeros_like(value) for name, value in start.items()}
-    drawn = []
-    for client in clients:  # before the training, since the generator is slower while other work empties the caches
-        rng = generator(seed, "batches", Moment("round", round), phase=0, client=client.number)
-        drawn.append(np.array(batch_rows(len(client.y), batch_size, epochs=1, steps=None, drop_last=True, rng=rng)))
-    for client, rows in zip(clients, drawn, strict=True):
-        epoch(model, start, client.x, client.y, torch.from_numpy(rows), lr)
-        for name, value in model.state_dict().items():
-            if value.is_floating_point():
-                sums[name].add_(value, alpha=client.weight)
-    return {name: value.numpy() for name, value in sums.items()}
+        pipe.send(worker.round(*request))
 
 
 def epoch(model: nn.Module, start: dict[str, Tensor], x: Tensor, y: Tensor, rows: Tensor, lr: float) -> None:
@@ -150,7 +159,7 @@ def epoch(model: nn.Module, start: dict[str, Tensor], x: Tensor, y: Tensor, rows
         optimizer.step()
 
 
-def _state(model: nn.Module) -> State:
+def state_of(model: nn.Module) -> State:
     return {name: value.detach().clone().numpy() for name, value in model.state_dict().items()}
 
 

@@ -6,16 +6,15 @@ fixed costs count least. The exit status is 1 if one is above its limit.
 
 import argparse
 import math
-import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
+from _memory import watching
 from _rounds import results_folder
 
 import rayfed
@@ -101,16 +100,12 @@ def scoring_seconds(clients: int, rounds: int) -> float:
 
 def memory_of_hosts(clients: int, rounds: int) -> float:
     """Proportional set size of all processes of a run on two hosts, MB, at its highest."""
-    with Memory() as memory:
-        _run(clients, min(100, clients), rounds, hosts=2)
-    return memory.highest / 1e6
+    return _highest(lambda: _run(clients, min(100, clients), rounds, hosts=2))
 
 
 def states_of_hosts(cohort: int, rounds: int) -> float:
     """The same with SCAFFOLD, by the clients that take part in a round, of 100,000."""
-    with Memory() as memory:
-        _run(100_000, cohort, rounds, hosts=2, algorithm="scaffold")
-    return memory.highest / 1e6
+    return _highest(lambda: _run(100_000, cohort, rounds, hosts=2, algorithm="scaffold"))
 
 
 def recording_seconds(trials: int, rounds: int) -> float:
@@ -154,29 +149,12 @@ def _rounds(clients: int, cohort: int, rounds: int) -> dict[str, float]:
     return {"train": float((table["seconds_total"] - table["seconds_evaluate"]).median()), "evaluate": evaluate}
 
 
-class Memory:
-    """Watches the memory of this process and of all below it, pages that they share counted once."""
-
-    highest = 0
-
-    def __enter__(self) -> "Memory":
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.5):
-            self.highest = max(self.highest, sum(map(_shared_fairly, _processes())))
-
-
-def _processes() -> list[psutil.Process]:
-    this = psutil.Process(os.getpid())
-    return [this, *this.children(recursive=True)]
+def _highest(run: Callable[[], object]) -> float:
+    """Return the memory of this process and of all below it at its highest, MB; shared pages count once."""
+    samples = [0]
+    with watching(lambda processes: samples.append(sum(map(_shared_fairly, processes)))):
+        run()
+    return max(samples) / 1e6
 
 
 def _shared_fairly(process: psutil.Process) -> int:

@@ -9,15 +9,16 @@ import argparse
 import os
 import shutil
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+import psutil
+from _memory import sizes, watching
 from torch import nn
 
 import rayfed
@@ -113,59 +114,27 @@ def train(folder: str, images: int, hosts: int, rounds: int) -> tuple[str, float
         "results": f"{folder}/results-{hosts}",
     }
     began = time.perf_counter()
-    with Watch() as watch:
+    peaks = Peaks()
+    with watching(peaks.take, every=0.1):
         result = rayfed.run(Config.read(merged(config)))
-    return result.weights_hash, time.perf_counter() - began, watch.peaks
+    return result.weights_hash, time.perf_counter() - began, dict(peaks)
 
 
-class Watch:
-    """Peak memory, in GB, of this process and its descendants, sampled ten times a second."""
+class Peaks(dict[str, float]):
+    """Peak memory of some processes in GB, by name."""
 
-    def __init__(self) -> None:
-        self.peaks = dict.fromkeys(
-            ("resident, largest process", "resident, all", "private, largest process", "private, all"), 0.0
-        )
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> "Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._stopped.wait(0.1):
-            private, resident = zip(*(memory(process) for process in family(os.getpid())), strict=True)
-            sizes = (max(resident), sum(resident), max(private), sum(private))
-            self.peaks = {name: max(old, new) for (name, old), new in zip(self.peaks.items(), sizes, strict=True)}
+    def take(self, processes: Sequence[psutil.Process]) -> None:
+        private, resident = zip(*map(memory, processes), strict=True)
+        names = ("resident, largest process", "resident, all", "private, largest process", "private, all")
+        for name, size in zip(names, (max(resident), sum(resident), max(private), sum(private)), strict=True):
+            self[name] = max(self.get(name, 0.0), size)
 
 
-def family(first: int) -> Iterator[int]:
-    """Yield a process and all of its descendants."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # the process has just ended
-            continue
-        children.setdefault(parent, []).append(int(path.parent.name))
-    pending = [first]
-    while pending:
-        yield (process := pending.pop())
-        pending += children.get(process, [])
-
-
-def memory(process: int) -> tuple[float, float]:
+def memory(process: psutil.Process) -> tuple[float, float]:
     """Return (private, resident) GB of a process, zeros once it has ended."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
-    except OSError:
-        return 0.0, 0.0
-    sizes = {name: int(lines.get(name, "0").split()[0]) * 1024 / 1e9 for name in ("RssAnon", "RssShmem", "VmRSS")}
-    return sizes["RssAnon"] + sizes["RssShmem"], sizes["VmRSS"]
+    found = sizes(process)
+    private = found.get("RssAnon", 0) + found.get("RssShmem", 0)
+    return private / 1e9, found.get("VmRSS", 0) / 1e9
 
 
 if __name__ == "__main__":

@@ -11,14 +11,12 @@ import argparse
 import itertools
 import os
 import statistics
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import psutil
+from _memory import sizes, watching
 from _rounds import results_folder
 
 import rayfed
@@ -43,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     starts = rng.integers(0, len(x) - 16, args.clients)
     parts = [slice(start, start + 16) for start in starts]
     clients = [Client(i, "all", Examples(x[part], y[part]), empty, empty) for i, part in enumerate(parts)]
-    with results_folder() as folder, Watch() as watch:
+    samples = Samples()
+    with results_folder() as folder, watching(samples.take):
         result = rayfed.run(
             {
                 "algorithm.name": args.algorithm,
@@ -65,53 +64,35 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.final_state:
             some = list(result.clients)[:: max(1, len(result.clients) // 10)]
             print(f"final state of {len(result.clients)} clients; read {len([result.clients[i] for i in some])}")
-    watch.show()
+    samples.show()
 
 
-class Watch:
-    """Samples the memory of this process and of the actors below it, twice a second."""
+class Samples:
+    """Samples of the memory of this process and of the actors below it, by name."""
 
     def __init__(self) -> None:
-        self._samples: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._samples: dict[str, list[tuple[int, int]]] = defaultdict(list)
 
-    def __enter__(self) -> "Watch":
-        self._began = time.monotonic()
-        self._thread.start()
-        return self
+    def take(self, processes: Sequence[psutil.Process]) -> None:
+        self._add("driver", processes[0])
+        for process in processes[1:]:
+            try:
+                title = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+            for kind, name in NAMES.items():
+                if title.startswith(f"ray::{kind}"):
+                    self._add(f"{name} {process.pid}" if name == "host" else name, process)
 
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        me = psutil.Process()
-        while not self._ended.wait(0.5):
-            self._sample("driver", me.pid)
-            for process in me.children(recursive=True):
-                try:
-                    title = " ".join(process.cmdline())
-                except psutil.Error:
-                    continue
-                for kind, name in NAMES.items():
-                    if title.startswith(f"ray::{kind}"):
-                        self._sample(f"{name} {process.pid}" if name == "host" else name, process.pid)
-
-    def _sample(self, name: str, pid: int) -> None:
-        try:
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        except OSError:
-            return
-        sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
-        if "VmRSS" in sizes:
-            self._samples[name].append((time.monotonic() - self._began, sizes["RssAnon"], sizes["VmRSS"]))
+    def _add(self, name: str, process: psutil.Process) -> None:
+        if found := sizes(process):
+            self._samples[name].append((found["RssAnon"], found["VmRSS"]))
 
     def show(self) -> None:
         """Print the memory over ten equal parts of each process's time, as the median of each part."""
         print(f"\n{'MB of its own, over time':<16}{'':>52}{'most':>8}{'resident, most':>16}")
         for name, samples in sorted(self._samples.items()):
-            own, resident = [sample[1] / 1e6 for sample in samples], [sample[2] / 1e6 for sample in samples]
+            own, resident = ([size / 1e6 for size in column] for column in zip(*samples, strict=True))
             cuts = [len(own) * k // 10 for k in range(11)]
             parts = [statistics.median(own[a:b] or own) for a, b in itertools.pairwise(cuts)]
             cells = "".join(f"{part:6.0f}" for part in parts)

@@ -6,16 +6,16 @@ CPU time, so that other programs on the machine matter little; the variants alte
 """
 
 import argparse
-import copy
 import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _bare import epoch
+from _bare import BareWorker, state_of
 
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
@@ -25,7 +25,6 @@ from rayfed.core.optim import SGD
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device_data import Normalise, batch_rows
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ExchangeRequest
 from rayfed.models.build import build_model
@@ -66,33 +65,35 @@ def make_variants(network: str, steps: int) -> dict[str, Variant]:
 
     Channels last is left out for networks without convolutions.
     """
-    name, options, shape = NETWORKS[network]
-    torch.manual_seed(0)
-    model = build_model(name, options, shape, 10)
-    population = _population(shape, steps)
-    plan = Blueprint(
-        algorithm=FedAvg(),
-        model=model,
-        loss=F.cross_entropy,
-        batch_norm="aggregate",
-        optimizer=SGD(lr=0.005),
-        local=Phase("train", epochs=1),
-        batch_size=BATCH,
-        drop_last=True,
-        rounds=1,
-        cohort=CLIENTS,
-        seed=0,
-    )
-    variants: dict[str, Variant] = {}
-    for vmap_clients in (1, CLIENTS):
-        variants[f"rayfed, vmap_clients={vmap_clients}"] = _rayfed(plan, population, vmap_clients)
-    variants[NCHW] = _plain(plan, population, channels_last=False)
+    plan, population = job(network, steps)
+    variants = {f"rayfed, vmap_clients={width}": exchange(plan, population, width) for width in (1, CLIENTS)}
+    variants[NCHW] = plain(plan, population, channels_last=False)
     if plan.context(population, "cpu").task.channels_last:
-        variants[CHANNELS_LAST] = _plain(plan, population, channels_last=True)
+        variants[CHANNELS_LAST] = plain(plan, population, channels_last=True)
     return variants
 
 
-def _population(shape: tuple[int, ...], steps: int) -> Population:
+def job(network: str, steps: int, clients: int = CLIENTS, **changes: Any) -> tuple[Blueprint, Population]:
+    """Return one epoch of FedAvg with SGD on noise, `steps` steps for each client; `changes` are the blueprint's."""
+    name, options, shape = NETWORKS[network]
+    torch.manual_seed(0)
+    values: dict[str, Any] = {
+        "algorithm": FedAvg(),
+        "model": build_model(name, options, shape, 10),
+        "loss": F.cross_entropy,
+        "batch_norm": "aggregate",
+        "optimizer": SGD(lr=0.005),
+        "local": Phase("train", epochs=1),
+        "batch_size": BATCH,
+        "drop_last": True,
+        "rounds": 1,
+        "cohort": clients,
+        "seed": 0,
+    }
+    return Blueprint(**(values | changes)), _population(shape, steps, clients)
+
+
+def _population(shape: tuple[int, ...], steps: int, clients: int) -> Population:
     rng = np.random.default_rng(0)
     n = steps * BATCH
 
@@ -102,42 +103,27 @@ def _population(shape: tuple[int, ...], steps: int) -> Population:
         return Client(number, "all", train, empty, empty)
 
     channels = shape[0]
-    return Population("noise", tuple(map(client, range(CLIENTS))), 10, shape, (0.5,) * channels, (0.5,) * channels)
+    return Population("noise", tuple(map(client, range(clients))), 10, shape, (0.5,) * channels, (0.5,) * channels)
 
 
-def _rayfed(plan: Blueprint, population: Population, vmap_clients: int) -> Variant:
+def exchange(plan: Blueprint, population: Population, width: int, device: str | torch.device = "cpu") -> Variant:
     """Return one exchange of rayfed's host, with all costs of a client from the download to the summed reply."""
-    ctx = plan.context(population, "cpu")
-    host = Host(dataclasses.replace(plan, vmap_clients=vmap_clients, drop_last=True, seed=0), population, "cpu")
+    ctx = plan.context(population, device)
+    host = Host(dataclasses.replace(plan, vmap_clients=width), population, device)
     down = plan.algorithm.broadcast(ctx, plan.algorithm.init(ctx))
-    clients = tuple(map(ClientIndex, range(CLIENTS)))
-    weights = dict.fromkeys(clients, 1 / CLIENTS)
+    clients = tuple(map(ClientIndex, range(len(population.clients))))
+    weights = dict.fromkeys(clients, 1 / len(clients))
     request = ExchangeRequest(moment=Moment("round", 1), cohort=clients, clients=clients, weights=weights)
     return lambda: host.exchange(request, down, {}, {})
 
 
-def _plain(plan: Blueprint, population: Population, *, channels_last: bool) -> Variant:
-    """Return the bare loop of `_bare` in this process, with the clients' weights summed as they finish."""
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    model = copy.deepcopy(plan.model).to(memory_format=layout).train()  # type: ignore[call-overload]
-    start = {name: value.clone() for name, value in model.state_dict().items()}
-    normalise = Normalise(population, torch.device("cpu"), channels_last=channels_last)
-    clients = []
-    for client in population.clients:
-        x = normalise(torch.from_numpy(np.asarray(client.train.x)))
-        clients.append((x, torch.from_numpy(client.train.y)))
-    rng = np.random.default_rng(0)
-
-    def train_all() -> None:
-        sums = {name: torch.zeros_like(value) for name, value in start.items()}
-        for x, y in clients:
-            rows = batch_rows(len(y), BATCH, epochs=1, steps=None, drop_last=True, rng=rng)
-            epoch(model, start, x, y, torch.from_numpy(np.array(rows)), plan.optimizer.lr)
-            for name, value in model.state_dict().items():
-                if value.is_floating_point():
-                    sums[name].add_(value, alpha=1 / CLIENTS)
-
-    return train_all
+def plain(
+    plan: Blueprint, population: Population, *, channels_last: bool, device: str | torch.device = "cpu"
+) -> Variant:
+    """Return a round of the bare loop of `_bare` in this process."""
+    worker = BareWorker(plan, population, range(len(population.clients)), device, channels_last=channels_last)
+    state = state_of(plan.model)
+    return lambda: worker.round(1, state)
 
 
 def alternate(variants: dict[str, Variant], rounds: int) -> dict[str, list[float]]:

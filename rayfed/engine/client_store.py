@@ -11,7 +11,7 @@ import torch
 from rayfed.algorithm import State
 from rayfed.core.ids import ClientIndex
 from rayfed.core.least_recent import LeastRecent
-from rayfed.core.trees import nbytes
+from rayfed.core.trees import nbytes, tree_map
 from rayfed.engine.serialization import serialised
 
 
@@ -58,7 +58,7 @@ class ClientStore(ClientStates):
         if (kept := self._kept.get(client)) is not None:
             return kept
         path = self._spilled.pop(client)
-        state: State = torch.load(path, map_location=self._device, weights_only=True)
+        state: State = tree_map(lambda value: value.to(self._device), torch.load(path, weights_only=True))
         path.unlink()
         self._keep(client, state)
         return state

@@ -1,12 +1,16 @@
 """The benchmarks run, on next to nothing, and what they compare is the same work."""
 
 import importlib
+import json
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from torch.utils import backend_registration
 
 from helpers.federations import blobs, blueprint, simulate
 from helpers.mnist_files import write_mnist
@@ -111,6 +115,45 @@ def test_steps_are_timed_for_every_way(capsys):
     lines = capsys.readouterr().out.splitlines()[1:]
     assert [line.split()[0] for line in lines] == ["mlp"] * 3 + ["batch"] * 4
     assert sum("× plain" in line for line in lines) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"), reason="old torch")
+def test_a_gpu_is_checked_in_every_section(tmp_path, capsys):
+    """On the stand-in device, which is none for CUDA's asserts."""
+    bench, file = script("gpu_check"), tmp_path / "rows.json"
+    assert bench.main(["--device", "standin", "--tiny", "--rounds", "1", "--json", str(file)]) == 0
+    assert capsys.readouterr().out.endswith(f"0 rows failed; all rows are in {file}\n")
+    table = {name: {row["what"]: row["values"] for row in rows} for name, rows in json.loads(file.read_text()).items()}
+    assert list(table) == list(bench.SECTIONS)
+    assert table["smoke"]["states on disk"] == {"difference": 0}
+    assert table["correctness"]["3 at once, cases"] == {"equal": 2, "tried": 2, "of": 2, "largest_difference": 0}
+    assert table["determinism"]["deterministic, CNN"] == {"difference": 0}
+    assert table["steps"]["mlp, Adam, K=3"]["us_per_step"] > 0
+    assert table["rounds"]["4 clients, MLP, K=4"]["ratio"] > 0
+    assert table["assertion"]["label out of range"] == {"recognised": False, "this_process_computes": True}
+
+
+def test_a_section_that_fails_is_a_row(tmp_path, capsys):
+    asked = ["--only", "steps", "assertion", "--json", str(tmp_path / "rows.json")]
+    assert script("gpu_check").main([*asked, "--device", "nowhere"]) == 1
+    rows = [line for line in capsys.readouterr().out.splitlines() if "failed RuntimeError: Expected one of cpu" in line]
+    assert [row.split()[0] for row in rows] == ["steps", "assertion"]
+
+
+def test_what_fails_in_a_section_is_a_row_unless_it_breaks_the_device():
+    bench = script("gpu_check")
+    check = bench.Check(torch.device("cpu"), rounds=1, tiny=True, end=math.inf)
+    different = check.row("x", lambda: bench._compared({"w": torch.ones(2)}, {"w": torch.ones(2) * 1.1}))
+    assert different.values == {"failed": "w differs by 0.091"}
+    assert "ZeroDivisionError" in check.row("x", lambda: 1 / 0).values["failed"]
+    assert check._replace(end=0).row("x", dict).values == {"failed": "no time left"}
+
+    def broken():
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(RuntimeError, match="device-side"):
+        check.row("x", broken)
 
 
 @pytest.mark.slow

@@ -43,10 +43,10 @@ def outcome(computed: Callable[[Any], Any]) -> str:
     return FINE
 
 
-def algorithms(width: int, *, variants: bool = True) -> dict[str, Callable[[Any], Any]]:
+def algorithms(width: int, *, variants: bool = True, **changes: Any) -> dict[str, Callable[[Any], Any]]:
     """Two rounds of every case of the contract, then scores at all points where `width` is 1.
 
-    Without `variants` there is one case of each algorithm.
+    Without `variants` there is one case of each algorithm. `changes` are those of all blueprints.
     An operation on the stand-in device takes a hundred times that of the CPU, so there are few clients of few batches.
     """
     from helpers import algorithm_cases as contract
@@ -74,7 +74,7 @@ def algorithms(width: int, *, variants: bool = True) -> dict[str, Callable[[Any]
     def run(case: Any, device: Any) -> Any:
         algorithm = contract.algorithm_of(case)
         people = few if contract.people_of(algorithm) is contract.PEOPLE else reshaped(few, contract.PICTURES.shape)
-        plan = blueprint(algorithm, people, vmap_clients=width, **case.changes)
+        plan = blueprint(algorithm, people, vmap_clients=width, **case.changes, **changes)
         plan.check(people)
         points = contract.POINTS if plan.global_model(people)[0] is not None else contract.POINTS[1:]
         evaluation = Evaluation(every=2, points=points if width == 1 else ())
@@ -198,6 +198,7 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
         "resumed": resumed,
         "a model on the device and a loss with weights": given_there,
         "streamed": lambda device: run(device, **{"placement.data_on_device": False}),
+        "states on disk": lambda device: run(device, rounds=2, **{"algorithm.name": "scaffold", "state.memory": 1e-5}),
         "unseen": lambda device: run(device, unseen_clients=1),
         "domain left out": lambda device: run(device, leave_out="street"),
     }

@@ -1,0 +1,409 @@
+"""Check and time rayfed on one GPU: what works, whether it agrees with the CPU and with itself, and what a step costs.
+
+Prints one table and writes it as JSON. Each section runs in a process of its own, within a time limit, so that what
+fails or hangs in one is a row of the table and the others go on. Ray is used where it is installed. All sections take
+less than eight minutes on an H200. The exit status is 1 if anything failed.
+
+The cases of the contract are those of the tests, so this needs a checkout.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from _bare import BareWorker, largest_difference, state_of
+from step_cost import NETWORKS, exchange, job, plain
+
+import rayfed
+from rayfed.core.optim import SGD, Adam, Optimizer
+from rayfed.core.trees import named_tensors
+from rayfed.core.user_files import error_line
+from rayfed.data.population import Population
+from rayfed.engine.blueprint import Blueprint
+from rayfed.engine.device import breaks_device, device_for, set_kernels
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.server import Evaluation, Server
+from rayfed.experiments import in_process
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+TOLERANCE = 1e-3  # of a tensor's largest value: rounding of float32, magnified by a few steps
+OPTIMIZERS = {"SGD": SGD(lr=0.005), "Adam": Adam(lr=0.001)}
+Values = Mapping[str, Any]
+
+
+class Row(NamedTuple):
+    """A row of the table: what was tried, and what came of it by name; `failed` is a name, too."""
+
+    what: str
+    values: Values
+
+
+class Check(NamedTuple):
+    """What a section is given."""
+
+    device: torch.device
+    rounds: int  # timed, after one that warms up
+    tiny: bool
+    end: float  # of the section, in time.monotonic
+
+    @property
+    def steps(self) -> int:
+        """The steps of a client of which the cost is measured."""
+        return 2 if self.tiny else 20
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self.end
+
+    def part(self, share: float) -> "Check":
+        """Return the check with this share of the time that is left."""
+        return self._replace(end=self.end - (1 - share) * (self.end - time.monotonic()))
+
+    def row(self, what: str, measure: Callable[[], Values]) -> Row:
+        """Return what `measure` returns, or how it failed; an error that breaks the device ends the section."""
+        if self.is_over:
+            return Row(what, {"failed": "no time left"})
+        try:
+            return Row(what, measure())
+        except Exception as error:
+            if breaks_device(error):
+                raise
+            return Row(what, {"failed": error_line(error)})
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Return the seconds that `work` takes, until the device has finished."""
+        self.synchronize()
+        began = time.perf_counter()
+        work()
+        self.synchronize()
+        return time.perf_counter() - began
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+# Sections: each yields its rows one by one
+
+
+def smoke(check: Check) -> Iterator[Row]:
+    """Whole runs through `rayfed.run`, compared with the CPU."""
+    yield check.row("device", lambda: _describe(check.device))
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(on_device: bool, **changes: Any) -> rayfed.Result:
+            values = {"model.name": "mlp" if check.tiny else "cnn", "rounds": 2, "local.steps": 3, "results": folder}
+            gpus = 1 if on_device and check.device.type == "cuda" else 0
+            values |= {"placement.gpus": gpus} | changes
+            if not on_device or gpus:
+                return rayfed.run(values, quiet=True)
+            with mock.patch.object(in_process, "device_for", return_value=check.device):  # a run cannot ask for it
+                return rayfed.run(values, quiet=True)
+
+        def compared(name: str, **changes: Any) -> Values:
+            changes |= {"experiment": name}
+            here = run(True, **changes)
+            there = run(False, **changes | {"experiment": f"{name}, CPU", "placement.hosts": 0, "placement.gpus": 0})
+            return _compared(here.server, there.server)
+
+        def resumed() -> Values:
+            run(True, rounds=1, experiment="resumed")
+            again = run(True, rounds=2, experiment="resumed", resume=True)
+            return _compared(again.server, run(True, experiment="whole").server)
+
+        yield check.row("run", lambda: compared("run"))
+        yield check.row("streamed data", lambda: compared("streamed", **{"placement.data_on_device": False}))
+        yield check.row("resumed from a checkpoint", resumed)
+        tiny_memory = {"algorithm.name": "scaffold", "state.memory": 1e-5}
+        yield check.row("states on disk", lambda: compared("spilled", **tiny_memory))
+        if check.device.type == "cuda" and importlib.util.find_spec("ray"):
+            hosts = {"placement.hosts": 2, "placement.gpus": 0.5}
+            yield check.row("two Ray hosts on the GPU", lambda: compared("hosts", **hosts))
+
+
+def _describe(device: torch.device) -> Values:
+    torch.zeros(1, device=device)
+    values = {"torch": torch.__version__, "rayfed": rayfed.__version__, "cpus": os.cpu_count()}
+    if device.type != "cuda":
+        return values | {"name": str(device)}
+    free, total = torch.cuda.mem_get_info()  # of all processes: the context is right on a GPU that nobody else uses
+    context = total - free - torch.cuda.memory_reserved()
+    cuda = {"name": torch.cuda.get_device_name(), "CUDA": torch.version.cuda, "cuDNN": torch.backends.cudnn.version()}
+    return values | cuda | {"GB": total / 1e9, "context_MB": context / 1e6}
+
+
+def correctness(check: Check) -> Iterator[Row]:
+    """Every case of the contract, with states moved to the device between rounds, against the CPU."""
+    for width, share in ((1, 0.6), (3, 1.0)):
+        yield from _of_cases(check.part(share), f"{width} at once", partial(_against_cpu, check.device), width)
+
+
+def determinism(check: Check) -> Iterator[Row]:
+    """Two runs of the CNN and of every algorithm: are they equal to the bit?"""
+    for title, deterministic, share in (("default", False, 0.5), ("deterministic", True, 1.0)):
+        twice = partial(_twice, check.device, deterministic)
+        plan, people = job("cnn", check.steps, 4, rounds=2, deterministic=deterministic)
+        yield check.row(f"{title}, CNN", partial(twice, partial(_finished, plan, people)))
+        yield from _of_cases(check.part(share), title, twice, variants=False, deterministic=deterministic)
+
+
+def _of_cases(
+    check: Check, title: str, work: Callable[[Callable[[Any], Any]], Values], width: int = 1, **changes: Any
+) -> Iterator[Row]:
+    """Yield a row for each case that is not as it should be, and one that counts the others."""
+    from helpers.run_on_stand_in_device import algorithms
+
+    cases = algorithms(width, **changes)
+    if check.tiny:
+        cases = dict(itertools.islice(cases.items(), 2))
+    tried, differences = 0, [0.0]
+    for name, case in cases.items():
+        if check.is_over:
+            break
+        tried += 1
+        row = check.row(f"{title}, {name}", partial(work, case))
+        if "difference" in row.values:
+            differences.append(row.values["difference"])
+        else:
+            yield row
+    values = {"equal": len(differences) - 1, "tried": tried, "of": len(cases), "largest_difference": max(differences)}
+    yield Row(f"{title}, cases", values)
+
+
+def _against_cpu(device: torch.device, case: Callable[[Any], Any]) -> Values:
+    return _compared(case(device), case("cpu"))
+
+
+def _twice(device: torch.device, deterministic: bool, case: Callable[[Any], Any]) -> Values:
+    values = _compared(case(device), case(device), tolerance=0)
+    return values if deterministic or "failed" not in values else {"differs": values["failed"]}  # as it may by default
+
+
+def _compared(here: Any, there: Any, tolerance: float = TOLERANCE) -> Values:
+    """Return the largest difference of two trees of tensors, each by the largest value of its tensor."""
+    found, wanted = (dict(named_tensors(tree)) for tree in (here, there))
+    if other := sorted(set(found) ^ set(wanted)):
+        return {"failed": f"only one has {other[0]}"}
+    worst, place = 0.0, ""
+    for name, value in wanted.items():
+        a, b = value.detach().cpu().double(), found[name].detach().cpu().double()
+        if a.shape != b.shape or not bool(torch.isfinite(b).all()):
+            return {"failed": f"{name} has other shapes or is not finite"}
+        if a.numel():
+            difference = float((a - b).abs().max() / a.abs().max().clamp(min=1e-3))
+            worst, place = max((worst, place), (difference, name))
+    return {"difference": worst} if worst <= tolerance else {"failed": f"{place} differs by {worst:.2g}"}
+
+
+def _finished(plan: Blueprint, population: Population, device: torch.device) -> Any:
+    server = Server(plan, population, LocalFleet(plan, population, device), Evaluation(points=()), device)
+    list(server.run())
+    return server.state
+
+
+def assertion(check: Check) -> Iterator[Row]:
+    """A CUDA assert in a process of its own is recognised, and does not reach this one."""
+
+    def measure() -> Values:
+        with ProcessPoolExecutor(1, get_context("spawn")) as child:
+            values = child.submit(_assertion, str(check.device)).result()
+        return values | {"this_process_computes": float(torch.ones(3, device=check.device).sum()) == 3}
+
+    yield check.row("label out of range", measure)
+
+
+def _assertion(device: str) -> Values:
+    with _on(device) as here:
+        try:
+            F.cross_entropy(torch.zeros(1, 2, device=here), torch.tensor([5]).to(here)).item()
+        except (RuntimeError, IndexError) as error:
+            if here.type == "cuda" and not breaks_device(error):
+                return {"failed": f"not recognised: {error_line(error)}"}
+            return {"recognised": breaks_device(error)}
+        return {"failed": "no error"}
+
+
+def steps(check: Check) -> Iterator[Row]:
+    """The cost of a step of K clients at once, with what starting and finishing a client costs shared out."""
+    widths = (1, 3) if check.tiny else (1, 4, 16, 64, 256)
+    networks = ["mlp"] if check.tiny else list(NETWORKS)
+    for network, last, tf32 in itertools.product(networks, (False, True), (False, True)):
+        if not (last and network == "mlp"):  # without convolutions there is one format
+            title = f"{network}, SGD, bare loop{', channels last' * last}{', TF32' * tf32}"
+            yield check.row(title, partial(_bare_cost, check, network, channels_last=last, tf32=tf32))
+    kinds = itertools.product((("SGD", False), ("Adam", False), ("SGD", True)), widths, networks)
+    for (optimizer, tf32), width, network in kinds:
+        title = f"{network}, {optimizer}, K={width}{', TF32' * tf32}"
+        yield check.row(title, partial(_our_cost, check, network, width, OPTIMIZERS[optimizer], tf32))
+
+
+def _bare_cost(check: Check, network: str, *, channels_last: bool, tf32: bool) -> Values:
+    set_kernels(deterministic=False, tf32=tf32)
+    loop = plain(*job(network, check.steps, 4), channels_last=channels_last, device=check.device)
+    return _cost(check, loop, check.steps * 4)
+
+
+def _our_cost(check: Check, network: str, width: int, optimizer: Optimizer, tf32: bool) -> Values:
+    plan, people = job(network, check.steps, width, optimizer=optimizer, tf32=tf32)
+    return _cost(check, exchange(plan, people, width, check.device), check.steps, clients=width)
+
+
+def _cost(check: Check, work: Callable[[], object], steps: int, clients: int = 1) -> Values:
+    """Return the microseconds of a step and, on CUDA, its launches, the share of the time in which the GPU computes,
+    and the highest memory in MB."""
+    if check.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    work()
+    seconds = statistics.median(check.seconds(work) for _ in range(check.rounds))
+    values = {"us_per_step": seconds / steps * 1e6, "us_per_client": seconds / steps / clients * 1e6}
+    if check.device.type != "cuda":
+        return values
+    peak = torch.cuda.max_memory_allocated()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        check.seconds(work)
+    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    busy = sum(event.time_range.elapsed_us() for event in kernels) / (seconds * 1e6)
+    return values | {"launches": len(kernels) / steps, "busy": busy, "peak_MB": peak / 1e6}
+
+
+def rounds(check: Check) -> Iterator[Row]:
+    """Rounds of a few large and of many small clients, in turn with the bare loop on the same device."""
+    jobs = {"20 clients, CNN": ("cnn", 262, 20, (1, 20)), "500 clients, MLP": ("mlp", 10, 500, (1, 50, 500))}
+    if check.tiny:
+        jobs = {"4 clients, MLP": ("mlp", 2, 4, (1, 4))}
+    for title, (network, count, clients, widths) in jobs.items():
+        for width in widths:
+            plan, people = job(network, count, clients, rounds=check.rounds + 1, vmap_clients=width)
+            yield check.row(f"{title}, K={width}", partial(_rounds, check, plan, people))
+
+
+def _rounds(check: Check, plan: Blueprint, population: Population) -> Values:
+    server = Server(plan, population, LocalFleet(plan, population, check.device), Evaluation(points=()), check.device)
+    last = server.ctx.task.channels_last
+    bare = BareWorker(plan, population, range(len(population.clients)), check.device, channels_last=last)
+    initial = state = state_of(plan.model)
+    run, times = server.run(), []
+    for number in range(1, plan.rounds + 1):
+        ours = check.seconds(lambda: next(run))
+        began = time.perf_counter()
+        state = bare.round(number, state)  # ends with a copy to the CPU, so the device has finished
+        times.append((ours, time.perf_counter() - began))
+    weights = {name: value.cpu() for name, value in server.state["weights"].items()}
+    start = {name: torch.from_numpy(value) for name, value in initial.items()}
+    difference, moved = largest_difference(weights, state), largest_difference(start, state)
+    if difference > 0.05 * moved:
+        return {"failed": f"weights differ from the bare loop's by {difference:.1g}; training moved one by {moved:.1g}"}
+    ours, bares = (statistics.median(column) for column in zip(*times[1:], strict=True))
+    return {"s_per_round": ours, "bare_s_per_round": bares, "ratio": ours / bares}
+
+
+SECTIONS: dict[str, tuple[Callable[[Check], Iterator[Row]], float]] = {
+    "smoke": (smoke, 70),
+    "correctness": (correctness, 100),
+    "determinism": (determinism, 70),
+    "steps": (steps, 80),
+    "rounds": (rounds, 70),
+    "assertion": (assertion, 20),
+}
+"""The sections with their seconds. One that is not over in time leaves out the rest, or is killed ten seconds later."""
+
+
+@contextlib.contextmanager
+def _on(name: str) -> Iterator[torch.device]:
+    """The device `name`, prepared as rayfed prepares it; `standin` is that of the tests."""
+    if name.startswith("standin"):
+        from helpers import stand_in_device
+
+        stand_in_device.register()
+        with stand_in_device.stand_in_device() as device:
+            yield device
+    else:
+        yield device_for(1) if name.startswith("cuda") else torch.device(name)
+
+
+def run_section(name: str, args: argparse.Namespace) -> None:
+    """Run a section in this process and print each row as a line of JSON."""
+    torch.set_num_threads(1)
+    section, limit = SECTIONS[name]
+    with _on(args.device) as device:
+        check = Check(device, args.rounds, args.tiny, time.monotonic() + limit)
+        for row in section(check):
+            print(json.dumps(row._asdict()), flush=True)
+
+
+def rows_of(name: str, args: argparse.Namespace) -> Iterator[Row]:
+    """Run a section in a process of its own and yield its rows as they come; the last one says if it failed."""
+    command = [sys.executable, __file__, "--section", name, "--device", args.device, "--rounds", str(args.rounds)]
+    command += ["--tiny"] * args.tiny
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    limit = SECTIONS[name][1] + 10
+    timer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
+    timer.start()
+    output = [""]
+    for line in process.stdout or ():
+        if line.startswith('{"what"'):
+            yield Row(**json.loads(line))
+        elif line.strip():
+            output.append(line.strip())
+    status = process.wait()
+    timer.cancel()
+    if status:
+        why = f"stopped after {limit:.0f} s" if status == -signal.SIGKILL else output[-1]
+        yield Row("the section", {"failed": why, "output": output[-40:]})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections to run")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds, after one warm-up round")
+    parser.add_argument("--json", type=Path, default=Path("gpu_check.json"), help="file to write")
+    parser.add_argument("--device", default="cuda", help="cuda, cpu, or standin, the device of the tests")
+    parser.add_argument("--tiny", action="store_true", help="do next to nothing, to try the script itself")
+    parser.add_argument("--section", choices=list(SECTIONS), help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.section:
+        run_section(args.section, args)
+        return 0
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("skipped: torch finds no CUDA device")
+        return 0
+    table: dict[str, list[Row]] = {}
+    for name in args.only:
+        began = time.perf_counter()
+        for row in rows_of(name, args):
+            table.setdefault(name, []).append(row)
+            cells = (f"{k} {f'{v:.3g}' if isinstance(v, float) else v}" for k, v in row.values.items() if k != "output")
+            print(f"{name:<12} {row.what:<44} {', '.join(cells)}", flush=True)
+        print(f"{name:<12} {'took':<44} {time.perf_counter() - began:.0f} s", flush=True)
+        content = {section: [row._asdict() for row in rows] for section, rows in table.items()}
+        args.json.write_text(json.dumps(content, indent=1))  # after each section, so that a broken run leaves something
+    failed = sum("failed" in row.values for rows in table.values() for row in rows)
+    print(f"{failed} rows failed; all rows are in {args.json}")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
