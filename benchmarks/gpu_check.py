@@ -1,8 +1,8 @@
 """Check and time rayfed on one GPU: what works, whether it agrees with the CPU and with itself, and what a step costs.
 
 Prints one table and writes it as JSON. Each section runs in a process of its own, within a time limit, so that what
-fails or hangs in one is a row of the table and the others go on. Ray is used where it is installed. All sections take
-less than eight minutes on an H200. The exit status is 1 if anything failed.
+fails or hangs in one is a row of the table and the others go on. Ray is used where it is installed. The limits of
+all sections add up to less than eight minutes. The exit status is 1 if anything failed.
 
 The cases of the contract are those of the tests, so this needs a checkout.
 """
@@ -153,7 +153,10 @@ def _describe(device: torch.device) -> Values:
 
 
 def correctness(check: Check) -> Iterator[Row]:
-    """Every case of the contract, with states moved to the device between rounds, against the CPU."""
+    """Every case of the contract, with states moved to the device between rounds, against the CPU.
+
+    A method that draws random numbers on the device, as FRAug does in training, differs from the CPU by them.
+    """
     for width, share in ((1, 0.6), (3, 1.0)):
         yield from _of_cases(check.part(share), f"{width} at once", partial(_against_cpu, check.device), width)
 
