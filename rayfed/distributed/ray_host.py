@@ -14,7 +14,7 @@ from rayfed.distributed.messages import Message, pack, unpack
 from rayfed.distributed.processes import Process, this_process
 from rayfed.distributed.user_modules import SentFiles, install
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device import device_for
+from rayfed.engine.device import device_for, room_for_states
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ScoreRequest
 from rayfed.engine.serialization import state_hash
@@ -22,7 +22,6 @@ from rayfed.engine.tracing import Tracer
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
-_CACHED_SHARE = 0.125  # the share of a GPU's memory for the states of clients
 
 
 class SentStates(NamedTuple):
@@ -76,10 +75,7 @@ class RayHost:
             self.__dict__.pop(name, None)  # the memory of the simulation before
         self.device = device_for(gpus)
         self._sent: tuple[int, Any] = (-1, None)  # the last payload for all clients, and its number
-        room = 0.0
-        if self.device.type == "cuda":
-            room = torch.cuda.mem_get_info(self.device)[1] * share * _CACHED_SHARE
-        self._states = StateCache(room)
+        self._states = StateCache(room_for_states(self.device, share) or 0.0)
         self.host = Host(blueprint, population, self.device, share=share, position=position)
         return this_process()
 

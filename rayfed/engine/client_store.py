@@ -34,11 +34,17 @@ class ClientStore(ClientStates):
     `memory` bytes, and come back when they are read.
 
     Args:
-        device: The device to which states from the disk are read.
+        memory: The bytes of states in memory.
+        device: The device to which states are read.
+        device_memory: The bytes of states on a device with memory of its own. The others are in memory or on disk. None
+            where the device has none, or for all states there.
     """
 
-    def __init__(self, memory: float = math.inf, device: torch.device | str = "cpu"):
+    def __init__(
+        self, memory: float = math.inf, device: torch.device | str = "cpu", *, device_memory: float | None = None
+    ):
         self._device = torch.device(device)
+        self._on_device = None if device_memory is None else LeastRecent[ClientIndex, State](device_memory)
         self._kept = LeastRecent[ClientIndex, State](memory)
         self._spilled: dict[ClientIndex, Path] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -55,11 +61,16 @@ class ClientStore(ClientStates):
         return client in self._versions
 
     def __getitem__(self, client: ClientIndex) -> State:
-        if (kept := self._kept.get(client)) is not None:
+        if self._on_device is not None and (there := self._on_device.get(client)) is not None:
+            return there
+        kept: State | None = self._kept.get(client)
+        if kept is None:
+            path = self._spilled.pop(client)
+            kept = torch.load(path, weights_only=True)
+            path.unlink()
+        elif self._on_device is None:
             return kept
-        path = self._spilled.pop(client)
-        state: State = tree_map(lambda value: value.to(self._device), torch.load(path, weights_only=True))
-        path.unlink()
+        state = moved(kept, self._device)
         self._keep(client, state)
         return state
 
@@ -78,10 +89,20 @@ class ClientStore(ClientStates):
         for path in self._spilled.values():
             path.unlink()
         self._kept.clear()
+        if self._on_device is not None:
+            self._on_device.clear()
         self._spilled.clear()
         self._versions.clear()
 
     def _keep(self, client: ClientIndex, state: State) -> None:
+        if self._on_device is None:
+            self._keep_in_memory(client, state)
+            return
+        self._kept.remove(client)
+        for oldest, other in self._on_device.put(client, state, nbytes(state)):
+            self._keep_in_memory(oldest, moved(other, torch.device("cpu")))
+
+    def _keep_in_memory(self, client: ClientIndex, state: State) -> None:
         for oldest, other in self._kept.put(client, state, nbytes(state)):
             self._spilled[oldest] = self._spill(oldest, other)
 
@@ -91,3 +112,9 @@ class ClientStore(ClientStates):
         path = Path(self._folder.name) / f"{client}.pt"
         path.write_bytes(serialised(state))
         return path
+
+
+def moved(state: State, device: torch.device) -> State:
+    """Return a state on `device`."""
+    there: State = tree_map(lambda tensor: tensor.to(device), state)
+    return there

@@ -9,6 +9,7 @@ from rayfed.core.rng import choose_deterministic
 
 CONTEXT_BYTES = 2**29
 """The GPU memory that CUDA takes in every process, beside the tensors."""
+_STATES_SHARE = 0.125  # the share of a GPU's memory for the states of clients
 
 
 def device_for(gpus: float) -> torch.device:
@@ -30,6 +31,12 @@ def device_for(gpus: float) -> torch.device:
     limit = max(gpus - context, gpus / 2) if gpus < 1 else 1.0  # the last one ends the limit of a trial before
     torch.cuda.set_per_process_memory_fraction(limit, device)
     return device
+
+
+def room_for_states(device: torch.device | str, share: float) -> float | None:
+    """Return how many bytes of a GPU the states of clients may take, with a share of its memory; None on a CPU."""
+    device = torch.device(device)
+    return torch.cuda.mem_get_info(device)[1] * share * _STATES_SHARE if device.type == "cuda" else None
 
 
 def set_kernels(*, deterministic: bool, tf32: bool) -> None:

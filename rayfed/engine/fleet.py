@@ -12,6 +12,7 @@ from rayfed.core.records import Event
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates, ClientStore
+from rayfed.engine.device import room_for_states
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
 from rayfed.engine.metric_collection import Gradients
@@ -75,7 +76,8 @@ class LocalFleet:
 
     Args:
         gpus: The GPUs that the process reserved; a share below 1 limits the memory that the host's data may take.
-        state_memory: The bytes that the clients' states may take in memory; the rest is on disk.
+        state_memory: The bytes that the clients' states may take in memory, beside those on the GPU; the rest is on
+            disk.
     """
 
     def __init__(
@@ -87,8 +89,9 @@ class LocalFleet:
         gpus: float = 0.0,
         state_memory: float = math.inf,
     ):
-        self.host = Host(blueprint, population, device, share=min(gpus, 1.0) or 1.0)
-        self.states = ClientStore(state_memory, device)
+        share = min(gpus, 1.0) or 1.0
+        self.host = Host(blueprint, population, device, share=share)
+        self.states = ClientStore(state_memory, device, device_memory=room_for_states(device, share))
         self.events: list[Event] = []
         self._unweighted: dict[ClientIndex, State] = {}
         self._at_once = max(1, CLIENTS_AT_ONCE // blueprint.vmap_clients) * blueprint.vmap_clients

@@ -150,6 +150,18 @@ def spread(config: Config, nodes: Sequence[Bundle]) -> list[Bundle]:
     return needed
 
 
+def at_once(config: Config) -> int:
+    """Return how many hosts of a trial compute at full speed: all, or one on each GPU that hosts share."""
+    place = config.placement
+    hosts, nodes = max(1, place.least_hosts), known_nodes()
+    if not place.hosts or not 0 < place.gpus < 1:
+        return hosts
+    places = None if nodes is None else _places(needed := spread(config, nodes), nodes)
+    if places is None:  # a cluster that is not joined yet
+        return math.ceil(hosts * place.gpus - 1e-6)
+    return len({(node, *gpus) for node, gpus in places[1 : len(needed)]})
+
+
 def gpu_picture(config: Config, nodes: Sequence[Bundle]) -> str:
     """Return which process of a trial computes on which GPU of one idle node; "" where that is not known or trivial."""
     place, needed = config.placement, spread(config, nodes)

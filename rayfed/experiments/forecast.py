@@ -16,6 +16,7 @@ from rayfed.data.clients import SPLITS
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
 from rayfed.engine.training import steps_of
+from rayfed.experiments.capacity import at_once
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.small_population import small_population
 from rayfed.metrics.base import OfGradients, OfRepresentations
@@ -68,18 +69,20 @@ def probe(plan: Plan, device: str | torch.device = "cpu") -> Probe:
     population = small_population(plan.population, _CLIENTS, [_BATCHES * plan.blueprint.batch_size], _SCORED)
     number, local = len(population.clients), plan.blueprint.local
     local = local._replace(epochs=1 if local.steps is None else None, steps=local.steps and min(local.steps, _BATCHES))
-    at_once = min(plan.blueprint.vmap_clients, number)
-    blueprint = replace(plan.blueprint, cohort=number, rounds=2, local=local, vmap_clients=at_once)
+    together = min(plan.blueprint.vmap_clients, number)
+    blueprint = replace(plan.blueprint, cohort=number, rounds=2, local=local, vmap_clients=together)
     metrics = {name: metric for name, metric in plan.evaluation.metrics.items() if name not in unmeasured(plan)}
     evaluation = replace(plan.evaluation, every=1, initial=False, stop_rule=None, metrics=metrics)
     small = replace(plan, blueprint=blueprint, population=population, evaluation=evaluation)
+    cold = torch.device(device).type == "cuda"  # the first round loads kernels, which takes seconds
     began = time.monotonic()
     with torch_state_kept():
         fleet = LocalFleet(blueprint, population, device)
         try:
             for record in Server(blueprint, population, fleet, evaluation, device).run():
                 seconds = record.seconds
-                if record.round == 2 or (record.stage == "round" and time.monotonic() - began > _PATIENCE):
+                late = not cold and time.monotonic() - began > _PATIENCE
+                if record.round == 2 or (record.stage == "round" and late):
                     break
         finally:
             fleet.close()
@@ -90,7 +93,7 @@ def probe(plan: Plan, device: str | torch.device = "cpu") -> Probe:
 def estimate(plan: Plan, measured: Probe, *, done: int = 0) -> Estimate:
     """Return the expected seconds of the trial of `plan`, from the probe of a plan with the same model and method.
 
-    Hosts are taken to share the work evenly.
+    Hosts are taken to share the work evenly, and hosts on one GPU to be as fast as one.
 
     Args:
         plan: The trial.
@@ -98,7 +101,7 @@ def estimate(plan: Plan, measured: Probe, *, done: int = 0) -> Estimate:
         done: The rounds that are done already; with any, the setup is, too.
     """
     blueprint, evaluation = plan.blueprint, plan.evaluation
-    hosts = max(1, plan.config.placement.least_hosts)
+    hosts = at_once(plan.config)
     everyone, cohort = len(plan.population.participants), blueprint.cohort
     shares: dict[Stage, int] = {"setup": everyone, "round": cohort, "final": everyone}
     seconds = {

@@ -131,15 +131,15 @@ def _private(module: nn.Module, optimizer: SGD, sigma: float, clip: float, *, ba
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    class DrawsOnCpu(DPOptimizer):
+    class DrawsOnCpu(DPOptimizer):  # type: ignore[misc]
         """Adds the noise that a CPU draws, so that it does not depend on where the server is."""
 
         def add_noise(self) -> None:
-            multiplier, self.noise_multiplier = self.noise_multiplier, 0.0
+            self.noise_multiplier = 0.0
             super().add_noise()  # moves the clipped gradients to their place
-            self.noise_multiplier = multiplier
+            self.noise_multiplier = sigma
             for p in self.params:
-                noise = torch.normal(0.0, multiplier * self.max_grad_norm, p.grad.shape, dtype=p.grad.dtype)
+                noise = torch.normal(0.0, sigma * clip, p.grad.shape, dtype=p.grad.dtype)
                 p.grad += noise.to(p.grad.device)
 
     private: Any = GradSampleModule(module, loss_reduction="sum")

@@ -79,3 +79,22 @@ def test_clearing_removes_the_files():
         store[client] = state(client)
     store.clear()
     assert not list(Path(store._folder.name).iterdir())
+
+
+def test_a_device_keeps_what_was_used_last_then_memory_then_the_disk():
+    size = 408  # bytes of one state
+    store = ClientStore(memory=2 * size, device_memory=size)
+    for client in range(4):
+        store[client] = state(client)
+    folder = Path(store._folder.name)
+    assert (list(store._on_device._entries), list(store._kept._entries)) == ([3], [1, 2])
+    assert [path.name for path in folder.iterdir()] == ["0.pt"]
+    assert same(store[1], state(1))  # comes back from memory, and 3 goes there
+    assert same(store[0], state(0))  # comes back from the disk, to which 2 goes
+    assert (list(store._on_device._entries), list(store._kept._entries)) == ([0], [3, 1])
+    store[3] = state(7)  # no older state stays in memory
+    assert same(store[3], state(7))
+    assert [same(store[client], state(client)) for client in (1, 2, 0)] == [True] * 3
+    assert same(store[3], state(7))
+    store.clear()
+    assert list(folder.iterdir()) == []

@@ -7,6 +7,7 @@ import torch
 
 import rayfed
 from helpers.commands import command
+from rayfed.experiments.capacity import at_once
 from rayfed.experiments.config import Config
 from rayfed.experiments.forecast import Probe, estimate, probe, unmeasured
 from rayfed.experiments.plan import make_plan
@@ -45,6 +46,13 @@ class TestEstimate:
     def test_hosts_share_the_work(self):
         one, two = (estimate(plan(**{"placement.hosts": hosts}), self.measured) for hosts in (1, 2))
         assert two.total == pytest.approx(one.total / 2)
+
+    def test_hosts_on_one_gpu_are_one(self, monkeypatch):
+        monkeypatch.setattr("rayfed.experiments.capacity.known_nodes", lambda: [{"CPU": 8.0, "GPU": 2.0}])
+        shared = [plan(**{"placement.hosts": hosts, "placement.gpus": 0.25}) for hosts in (1, 2, 6)]
+        assert [at_once(one.config) for one in shared] == [1, 2, 2]
+        alone, on_two, crowded = (estimate(one, self.measured) for one in shared)
+        assert on_two.scores == crowded.scores == pytest.approx(alone.scores / 2)
 
     def test_a_cohort_trains_and_everyone_is_scored(self):
         found = estimate(plan(cohort=1), self.measured)
