@@ -122,9 +122,18 @@ def _gpus() -> Iterator[Check]:
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(number)
-            yield Check("GPU", f"{number}: {properties.name}, {properties.total_memory / _GIB:.0f} GiB")
+            gpu = f"{number}: {properties.name}, {properties.total_memory / _GIB:.0f} GiB"
+            try:
+                ones = torch.ones(64, 64, device=f"cuda:{number}")
+                computes = float((ones @ ones).sum()) == 64**3
+            except RuntimeError as error:
+                words = " ".join(str(error).split())[:160]
+                yield Check("GPU", f"{gpu}: a test kernel fails ({words})", "see nvidia-smi for who uses it, or reboot")
+                continue
+            yield Check("GPU", gpu if computes else f"{gpu}: computes wrongly", "" if computes else "do not use it")
+        yield from _sharing()
         return
-    present = _nvidia_smi()
+    present = _nvidia_smi("name")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not present:
         yield Check("GPU", "none; clients train on CPUs")
@@ -144,11 +153,29 @@ def _gpus() -> Iterator[Check]:
         )
 
 
-def _nvidia_smi() -> str:
-    """Return the names of the GPUs that the driver knows, "" without any."""
+def _sharing() -> Iterator[Check]:
+    """Yield whether several processes may compute on a GPU, as placement.gpus below 1 needs, and do so at once."""
+    modes = set(_nvidia_smi("compute_mode").split(", ")) - {"", "Default"}
+    if modes - {"Exclusive_Process"}:
+        yield Check("GPU", f"compute mode {', '.join(sorted(modes))}: no process computes", "nvidia-smi -c DEFAULT")
+        return
+    mps = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
+    if modes and not mps:
+        yield Check(
+            "GPU",
+            "compute mode Exclusive_Process: only one process computes on a GPU",
+            "nvidia-smi -c DEFAULT, or nvidia-cuda-mps-control -d; or keep placement.gpus at 1",
+        )
+    else:
+        how = "at once, by MPS" if mps else "in turns; with nvidia-cuda-mps-control -d, they would at once"
+        yield Check("GPU", f"processes that share one compute {how}")
+
+
+def _nvidia_smi(field: str) -> str:
+    """Return a field of each GPU that the driver knows, "" without any."""
     try:
         done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"],
             capture_output=True,
             text=True,
             timeout=20,
@@ -250,6 +277,7 @@ def _nodes(joined: bool) -> Iterator[Check]:
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         calls[node["NodeManagerAddress"]] = task.options(num_cpus=0, scheduling_strategy=there).remote(data)
+    gpus: dict[str, str] = {}
     for address, call in calls.items():
         try:
             found = ray.get(call, timeout=120)
@@ -257,6 +285,7 @@ def _nodes(joined: bool) -> Iterator[Check]:
             words = " ".join(str(error).split())[:160]
             yield Check("node", f"{address}: no process can start ({words})", "install rayfed in the same way on it")
             continue
+        gpus[address] = found.pop("gpus")
         different = {name: version for name, version in found.items() if name != "data" and version != here[name]}
         if different:
             names = ", ".join(f"{name} {version} (here {here[name]})" for name, version in different.items())
@@ -265,11 +294,14 @@ def _nodes(joined: bool) -> Iterator[Check]:
             yield Check("node", f"{address}: RAYFED_DATA={data} is not there", "mount the folder at the same path")
         elif joined:
             yield Check("node", f"{address}: ready")
+    if len(kinds := {kind for of_node in gpus.values() for kind in of_node.split(", ") if kind}) > 1:
+        yield Check("GPUs", f"of several types ({', '.join(sorted(kinds))}): results differ by rounding between them")
 
 
 def _node(data: str) -> dict[str, str]:
-    """Return the versions that a process finds, and whether the folder `data` is there."""
+    """Return the versions and the GPUs that a process finds, and whether the folder `data` is there."""
     names = {"rayfed": "rayfed-sim", "torch": "torch", "numpy": "numpy"}
     versions = {name: _version(package) for name, package in names.items()}
     python = ".".join(map(str, sys.version_info[:2]))
-    return {"Python": python, **versions, "data": "there" if data and Path(data).is_dir() else ""}
+    there = "there" if data and Path(data).is_dir() else ""
+    return {"Python": python, **versions, "data": there, "gpus": _nvidia_smi("name")}

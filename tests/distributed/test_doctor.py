@@ -23,7 +23,7 @@ def plain(monkeypatch, tmp_path):
     monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "_cgroup_cpus", lambda: None)
-    monkeypatch.setattr(doctor, "_nvidia_smi", lambda: "")
+    monkeypatch.setattr(doctor, "_nvidia_smi", lambda field: "")
     monkeypatch.setattr(doctor, "cluster_is_running", lambda: False)
     usage = types.SimpleNamespace(total=100 * 2**30, used=10 * 2**30, free=90 * 2**30)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
@@ -97,11 +97,56 @@ class TestProblems:
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
     def test_a_gpu_that_torch_cannot_use(self, capsys, monkeypatch):
-        monkeypatch.setattr(doctor, "_nvidia_smi", lambda: "NVIDIA H100")
+        monkeypatch.setattr(doctor, "_nvidia_smi", lambda field: "NVIDIA H100")
         monkeypatch.setattr(torch.version, "cuda", None)
         self.one(capsys, "NVIDIA H100, but torch", "install torch for CUDA")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         self.one(capsys, "hidden by CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES")
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A GPU whose kernels run on the CPU; what `nvidia-smi` says of it by field."""
+    said = {"compute_mode": "Default"}
+    properties = types.SimpleNamespace(name="NVIDIA H100", total_memory=80 * 2**30)
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device: ones(*size))
+    for name, value in {"is_available": True, "device_count": 1, "get_device_properties": properties}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *given, value=value: value)
+    monkeypatch.setattr(doctor, "_nvidia_smi", lambda field: said.get(field, ""))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "mps"))
+    return said
+
+
+class TestGPUs:
+    def test_one_that_processes_can_share(self, capsys, gpu, tmp_path):
+        assert main(["--no-ray"]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "0: NVIDIA H100, 80 GiB" in out
+        assert "compute in turns; with nvidia-cuda-mps-control -d" in out
+        (tmp_path / "mps").mkdir()
+        (tmp_path / "mps" / "control").touch()
+        gpu["compute_mode"] = "Exclusive_Process"  # which MPS shares
+        assert main(["--no-ray"]) == 0
+        assert "at once, by MPS" in " ".join(capsys.readouterr().out.split())
+
+    @pytest.mark.parametrize(
+        ("mode", "remedy"), [("Exclusive_Process", "placement.gpus at 1"), ("Prohibited", "nvidia-smi -c DEFAULT")]
+    )
+    def test_one_that_they_cannot(self, capsys, gpu, mode, remedy):
+        gpu["compute_mode"] = mode
+        assert main(["--no-ray"]) == 1
+        assert remedy in " ".join(capsys.readouterr().out.split())
+
+    def test_one_that_fails(self, capsys, gpu, monkeypatch):
+        def ones(*size, device):
+            raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+
+        monkeypatch.setattr(torch, "ones", ones)
+        assert main(["--no-ray"]) == 1
+        assert "0: NVIDIA H100, 80 GiB: a test kernel fails (CUDA error: no kernel image" in " ".join(
+            capsys.readouterr().out.split()
+        )
 
 
 class TestRay:
