@@ -24,7 +24,10 @@ def device_for(gpus: float) -> torch.device:
     if not gpus:
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UsageError(f"placement.gpus={gpus:g}: torch finds no CUDA device in this process; use placement.gpus=0")
+        raise UsageError(
+            f"placement.gpus={gpus:g}: torch finds no CUDA device here; `rayfed doctor` says why, and "
+            "placement.gpus=0 does without one"
+        )
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts, if kernels are deterministic
     device = torch.device("cuda:0")
     context = CONTEXT_BYTES / torch.cuda.get_device_properties(device).total_memory
