@@ -399,8 +399,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in rows_of(name, args):
             table.setdefault(name, []).append(row)
             cells = (f"{k} {f'{v:.3g}' if isinstance(v, float) else v}" for k, v in row.values.items() if k != "output")
-            print(f"{name:<12} {row.what:<44} {', '.join(cells)}", flush=True)
-        print(f"{name:<12} {'took':<44} {time.perf_counter() - began:.0f} s", flush=True)
+            print(f"{name:<12} {row.what:<48} {', '.join(cells)}", flush=True)
+        print(f"{name:<12} {'took':<48} {time.perf_counter() - began:.0f} s", flush=True)
         content = {section: [row._asdict() for row in rows] for section, rows in table.items()}
         args.json.write_text(json.dumps(content, indent=1))  # after each section, so that a broken run leaves something
     failed = sum("failed" in row.values for rows in table.values() for row in rows)
