@@ -14,6 +14,7 @@ from rayfed.core.ids import ClientIndex
 from rayfed.core.rng import seed_torch
 from rayfed.data.population import Population
 from rayfed.engine.allocator import keep_freed_memory
+from rayfed.engine.blocks import Rows
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import set_kernels
 from rayfed.engine.device_data import Augmented
@@ -26,7 +27,7 @@ from rayfed.engine.scoring import as_score
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.streamed import room_for
 from rayfed.engine.tracing import span
-from rayfed.engine.training import Job, Rows, Trained, draw_rows, train
+from rayfed.engine.training import Job, Trained, draw_rows, train
 from rayfed.metrics.base import OfPredictions, Value
 
 _DRAWN_AHEAD = 64  # clients

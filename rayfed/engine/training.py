@@ -1,8 +1,8 @@
 """Local training of a block of clients: one after the other, or several at once with `torch.vmap`."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,14 +11,11 @@ from torch import Tensor
 from rayfed.algorithm import NO_DATA, Context, Exchange, Phase, State
 from rayfed.augment.base import Augment
 from rayfed.core.ids import ClientIndex
-from rayfed.core.network import vectorised
 from rayfed.core.rng import generator, seed_torch
 from rayfed.core.task import Batch
-from rayfed.core.trees import clone, stack, tree_map, unstack
+from rayfed.core.trees import clone, stack
+from rayfed.engine.blocks import Pool, Rows, live_clients, train_block
 from rayfed.engine.device_data import Part, batch_count, batch_rows
-
-Rows = list[np.ndarray]
-"""The row numbers of each batch."""
 
 
 class Job(NamedTuple):
@@ -56,17 +53,21 @@ def train(
     work = [clone(job.work) for job in jobs]  # private copies: steps may change them in place
     totals = [Sums() for _ in jobs]
     steps = [0] * len(jobs)
+    parts = [job.part for job in jobs]
+    together = augment is None and not exchange.prepares_batches and Pool.holds(parts)
+    pool = Pool(parts) if together and len(jobs) > 1 else None
     for number, phase in enumerate(phases):
-        rows = [_rows(job, phase, number, seed, drop_last) for job in jobs]
-        ctxs = [job.ctx.at(phase=phase.name, data=NO_DATA) for job in jobs]
+        drawn = [_drawn(job, phase, number, seed, drop_last) for job in jobs]
+        ctx = jobs[0].ctx.at(phase=phase.name, data=NO_DATA)
         takes = [_taking(exchange, job, augment, seed, number) for job in jobs]
         clients = tuple(job.client for job in jobs)
-        seed_torch(seed, "steps", jobs[0].ctx.moment, phase=number, clients=clients)
+        seed_torch(seed, "steps", ctx.moment, phase=number, clients=clients)
         if len(jobs) == 1:
-            _loop(exchange, ctxs[0], work, down, takes[0], rows[0], totals[0])
+            _loop(exchange, ctx, work, down, takes[0], _on_device(drawn[0], parts[0]), totals[0])
         else:
-            work = _vmap(exchange, ctxs[0], work, down, takes, rows, totals)
-        steps = [done + len(some) for done, some in zip(steps, rows, strict=True)]
+            ctx = ctx.at(client=-1, examples=0)  # common to all clients: a step finds what it needs of its own in work
+            _train_block(exchange, ctx, work, down, takes, drawn, pool, parts, totals)
+        steps = [done + len(some) for done, some in zip(steps, drawn, strict=True)]
     return [Trained(w, sums.means(), count) for w, sums, count in zip(work, totals, steps, strict=True)]
 
 
@@ -84,17 +85,17 @@ def steps_of(exchange: Exchange, ctx: Context, *, drop_last: bool) -> int:
     )
 
 
-class Sums(dict[str, Tensor]):
+class Sums(dict[str, Tensor | float]):
     """The sum of each metric that the steps of a client have returned, and the number of steps that did."""
 
     def __init__(self) -> None:
         super().__init__()
         self._counts = Counter[str]()
 
-    def take(self, name: str, value: Tensor) -> None:
-        """Add the value of a step."""
+    def take(self, name: str, value: Tensor | float, steps: int = 1) -> None:
+        """Add the value of a step, or the sum of those of several."""
         self[name] = self[name] + value if name in self else value
-        self._counts[name] += 1
+        self._counts[name] += steps
 
     def means(self) -> dict[str, float]:
         """Return the mean of each metric."""
@@ -120,19 +121,21 @@ def _taking(exchange: Exchange, job: Job, augment: Augment | None, seed: int, nu
     return take
 
 
-def _rows(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> list[Tensor]:
-    """Return the row numbers of each batch where the client's data are indexed."""
+def _drawn(job: Job, phase: Phase, number: int, seed: int, drop_last: bool) -> Rows:
+    """Return the row numbers of each batch."""
     if job.rows is not None:
-        batches = job.rows[number]
-    else:
-        ctx = job.ctx.at(client=job.client)
-        batches = draw_rows(ctx, len(job.part), phase, number, seed=seed, drop_last=drop_last)
+        return job.rows[number]
+    ctx = job.ctx.at(client=job.client)
+    return draw_rows(ctx, len(job.part), phase, number, seed=seed, drop_last=drop_last)
+
+
+def _on_device(batches: Rows, part: Part) -> list[Tensor]:
+    """Return the row numbers of each batch where the client's data are indexed."""
     if not batches:
         return []
-    device = job.part.rows_device
     if all(len(rows) == len(batches[0]) for rows in batches):  # one transfer for the phase
-        return list(torch.from_numpy(np.stack(batches)).to(device).unbind())
-    return [torch.from_numpy(rows).to(device) for rows in batches]
+        return list(torch.from_numpy(np.stack(batches)).to(part.rows_device).unbind())
+    return [torch.from_numpy(rows).to(part.rows_device) for rows in batches]
 
 
 def draw_rows(ctx: Context, examples: int, phase: Phase, number: int, *, seed: int, drop_last: bool) -> Rows:
@@ -166,40 +169,33 @@ def _loop(
     work[0] = state
 
 
-def _vmap(
+def _train_block(
     exchange: Exchange,
     ctx: Context,
     work: list[State],
     down: State,
-    takes: list[Take],
-    rows: list[list[Tensor]],
-    totals: list[Sums],
-) -> list[State]:
-    """Train all clients in step; those with fewer batches repeat their last one at the end, without effect."""
-    counts = [len(some) for some in rows]
-    if not max(counts):
-        return work
-    ctx = ctx.at(client=-1, examples=0)  # common to all clients: a step finds what it needs of its client in `work`
-    stacked = stack(work)
-    for step in range(max(counts)):
+    takes: Sequence[Take],
+    drawn: Sequence[Rows],
+    pool: Pool | None,
+    parts: Sequence[Part],
+    totals: Sequence[Sums],
+) -> None:
+    order = sorted(range(len(work)), key=lambda i: -len(drawn[i]))  # clients leave the block at its end
+    counts = [len(drawn[i]) for i in order]
+    if pool is None:
+        rows = [_on_device(drawn[i], parts[i]) for i in order]
+        batches = _one_by_one(ctx, [takes[i] for i in order], rows)
+    else:
+        batches = pool.batches(drawn, order)
+    ends, sums = train_block(exchange, ctx, [work[i] for i in order], down, batches, counts)
+    for i, end, metrics in zip(order, ends, sums.of_clients(), strict=True):
+        work[i] = end
+        for name, (total, count) in metrics.items():
+            totals[i].take(name, total, count)
+
+
+def _one_by_one(ctx: Context, takes: Sequence[Take], rows: Sequence[list[Tensor]]) -> Iterator[Batch]:
+    """Yield the batches of a block, each client's taken by itself."""
+    for step, live in enumerate(live_clients([len(some) for some in rows])):
         here = ctx.at(step=step)
-        batch = stack([take(here, some[min(step, len(some) - 1)]) for take, some in zip(takes, rows, strict=True)])
-        live = torch.tensor([step < count for count in counts], device=batch.y.device)
-        before = None if min(counts) > step else clone(stacked)
-
-        def one(state: State, batch: Any, here: Context = here) -> tuple[State, dict[str, Tensor]]:
-            return exchange.step(here, state, down, batch)
-
-        with vectorised():
-            stacked, metrics = torch.vmap(one, randomness="different")(stacked, batch)
-        if before is not None:
-            stacked = tree_map(lambda new, old, live=live: torch.where(_like(live, new), new, old), stacked, before)
-        for name, values in metrics.items():
-            for index, sums in enumerate(totals):
-                if step < counts[index]:
-                    sums.take(name, values[index])
-    return unstack(stacked, len(work))
-
-
-def _like(live: Tensor, value: Tensor) -> Tensor:
-    return live.view(-1, *[1] * (value.dim() - 1))
+        yield stack([take(here, some[step]) for take, some in zip(takes[:live], rows[:live], strict=True)])

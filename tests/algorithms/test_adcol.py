@@ -16,7 +16,7 @@ from rayfed.algorithms.common.mlp import mlp
 from rayfed.core.network import Network, weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.trees import clone, nbytes
-from rayfed.engine.training import Job, _rows, train
+from rayfed.engine.training import Job, _drawn, _on_device, train
 
 SIZES = (20, 26, 33, 41)
 
@@ -66,7 +66,7 @@ def test_two_steps_by_hand(model, momentum, width):
         byhand.load_state_dict(template.state_dict())
         torch_sgd = torch.optim.SGD(byhand.parameters(), lr=0.1, momentum=momentum)
         seen = []
-        for rows in _rows(job, Phase("train", steps=2), 0, 0, True):
+        for rows in _on_device(_drawn(job, Phase("train", steps=2), 0, 0, True), job.part):
             batch = job.part.take(rows)
             z = byhand.features(batch.x)
             log_d = discriminator(z.flatten(1)).log_softmax(1)

@@ -28,7 +28,7 @@ from rayfed.core.task import Batch, Output
 from rayfed.core.trees import clone
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
-from rayfed.engine.training import Job, _rows
+from rayfed.engine.training import Job, _drawn, _on_device
 
 LR = 0.05
 
@@ -105,7 +105,7 @@ def test_the_consensus_is_the_mean_by_examples_of_what_plain_training_saw():
         job = Job(i, part, {}, server.ctx.at(stage="setup", client=i))
         model, mean = net().train(), torch.zeros(8)
         sgd = torch.optim.SGD(model.parameters(), lr=LR)
-        for rows in _rows(job, server.blueprint.local, 0, 0, True):
+        for rows in _on_device(_drawn(job, server.blueprint.local, 0, 0, True), job.part):
             sgd.zero_grad()
             features = model.features(part.take(rows).x)
             mean = 0.6 * mean + 0.4 * features.mean(0).detach()
