@@ -157,12 +157,13 @@ class RayFleet:
         for chunk, (part, small), others in self._dispatch(schedule, kind, call):
             clients = chunk.clients
             result.add(unpack(part, self.device))
+            kept = {client: _kept(state) for client, state in small.items()}
             if not others:
-                new_states.update({client: _kept(state) for client, state in small.items()})
+                new_states.update(kept)
                 continue
             new_states.update(zip(clients, others, strict=False))
             self._unweighted.update(zip(clients, others[len(clients) :], strict=False))
-            new_states.update(small)
+            new_states.update(kept)
             if len(small) == len(clients):
                 self._small.add(kind)
         self._states.commit(new_states, number)
@@ -366,4 +367,7 @@ def _for_some(request: Request, clients: Sequence[ClientIndex], unicast: Mapping
 
 def _kept(state: Message) -> Any:
     """Return a state as `RayStates` keeps it."""
-    return state if state.nbytes <= SMALL_BYTES else ray.put(state)
+    if state.nbytes > SMALL_BYTES:
+        return ray.put(state)
+    # a view would keep the object that the state arrived in, and so the sum of the models of a chunk
+    return state._replace(tensors=[(data.copy(), dtype, shape) for data, dtype, shape in state.tensors])

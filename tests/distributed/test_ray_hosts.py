@@ -168,6 +168,15 @@ def test_states_of_any_size_arrive_with_their_clients():
     assert arrived == {client: (10 + client, [float(client)] * sizes[client]) for client in (3, 2, 1, 0)}
 
 
+def test_a_small_state_keeps_nothing_of_what_it_arrived_with(pool):
+    plan = blueprint(resolve("scaffold", ALGORITHMS, where="")(), SIX, rounds=2, cohort=6)
+    fleet = SharedFleet(plan, SIX, pool, 2)
+    list(Server(plan, SIX, fleet, Evaluation(points=("downloaded", "adapted"))).run())
+    kept = [data for state in fleet.states.sent(fleet.states)[0].small.values() for data, _, _ in state.tensors]
+    assert kept
+    assert all(data.flags.owndata for data in kept)  # a view would keep the sum of the models
+
+
 def unpacked(state):
     return unpack(state, torch.device("cpu"))["w"].tolist()
 
