@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
+import pyarrow as pa
 from _memory import watching
 from _rounds import results_folder
 
@@ -21,6 +22,9 @@ import rayfed
 from rayfed.data.loading import load
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
+from rayfed.records.files import replace_parquet
+from rayfed.records.schema import METRICS_SCHEMA
+from rayfed.records.storage import open_storage
 from rayfed.records.trials import merge_trials, record_trial
 
 EXAMPLES = 10  # of a client, 8 of them for training
@@ -120,6 +124,63 @@ def recording_seconds(trials: int, rounds: int) -> float:
         return time.process_time() - began
 
 
+def report_seconds(trials: int, rounds: int) -> float:
+    """CPU seconds of a report on `trials` trials of 100 rounds, each with four scores of 100 clients."""
+    return _report(trials)[0]
+
+
+def memory_of_report(trials: int, rounds: int) -> float:
+    """Memory of the process that makes the same report, MB, at its highest."""
+    return _report(trials)[1]
+
+
+def _report(trials: int) -> tuple[float, float]:
+    with results_folder() as folder:
+        for number in range(trials):
+            _write_scores(folder, number)
+        done = subprocess.run([sys.executable, "-c", _REPORT, folder], capture_output=True, text=True, check=True)
+    seconds, kilobytes = map(float, done.stdout.split()[-2:])
+    return seconds, kilobytes / 1e3
+
+
+_REPORT = """
+import pathlib, re, sys, time
+from rayfed.cli.main import main
+main(["report", sys.argv[1]])
+status = pathlib.Path("/proc/self/status").read_text()  # ru_maxrss would be that of the parent where it is higher
+print(time.process_time(), re.search("VmHWM:\\s*(\\d+)", status)[1])
+"""
+
+
+def _write_scores(folder: str, number: int, clients: int = 100, rounds: int = 100) -> None:
+    """Write the scores of a trial, two metrics on two splits, as if it had run."""
+    rng, rows = np.random.default_rng(number), rounds * 4 * clients
+    kind = np.tile(np.repeat(np.arange(4), clients), rounds)
+    name, seed, mu = f"trial-{number:05d}", number // 20, number % 20
+    table = pa.table(
+        {
+            "experiment": ["e"] * rows,
+            "trial": [name] * rows,
+            "algorithm": ["fedprox"] * rows,
+            "seed": np.full(rows, seed),
+            "round": np.repeat(np.arange(1, rounds + 1), 4 * clients),
+            "client": np.tile(np.arange(clients), 4 * rounds),
+            "domain": np.resize(["a", "b", "c", "d"], rows),
+            "split": np.array(["val", "test"])[kind // 2],
+            "point": ["global"] * rows,
+            "metric": np.array(["accuracy", "loss"])[kind % 2],
+            "value": rng.random(rows),
+            "n": rng.integers(1, 50, rows),
+            "unseen": np.zeros(rows, bool),
+            "higher_is_better": kind % 2 == 0,
+        }
+    )
+    home = open_storage(folder).child("e", "metrics")
+    replace_parquet(table.cast(METRICS_SCHEMA), home, f"{name}-0000.parquet")
+    values = {"algorithm": {"name": "fedprox", "mu": mu}, "seed": seed, "status": "done"}
+    record_trial(folder, "e", name, values)
+
+
 def make_clients(count: int) -> rayfed.Clients:
     """Return clients of 8 training and 2 test examples, drawn anew from their number whenever they are needed."""
     return rayfed.Clients({"train": np.full(count, EXAMPLES - 2), "test": np.full(count, 2)}, _make)
@@ -182,6 +243,8 @@ ROWS = {
     "scoring": Row("scoring by default, by clients", "s", scoring_seconds, (1000, 10_000, 1_000_000)),
     "memory": Row("all processes, two hosts, by clients", "MB", memory_of_hosts, (1000, 100_000, 1_000_000)),
     "recording": Row("recording of trials", "CPU s", recording_seconds, (100, 1000, 5000)),
+    "report": Row("report, by trials of 40,000 scores", "CPU s", report_seconds, (20, 60, 200)),
+    "report-memory": Row("the same", "MB", memory_of_report, (20, 60, 200)),
     "states": Row("the same with SCAFFOLD, by cohort", "MB", states_of_hosts, (10, 100, 1000)),
 }
 

@@ -20,7 +20,7 @@ from rayfed.records.recorder import Recorder
 from rayfed.records.storage import is_url
 from rayfed.reports.charts.kinds import plot as draw_plot
 from rayfed.reports.page.build import write_page
-from rayfed.reports.read import Tables, read
+from rayfed.reports.read import read, selection_metrics
 from rayfed.reports.render import render
 from rayfed.reports.view import View
 
@@ -84,12 +84,14 @@ class Result:
     def of(cls, plan: Plan, given: Given, weights_hash: str) -> "Result":
         """Read the outcome of `plan`, which has ended, from the folder of its results."""
         results, experiment = plan.config.results, plan.config.experiment
-        tables = Tables(*(_rows_of(table, plan.trial) for table in read(results, experiment)))
+        metrics, rounds, trials = (_rows_of(table, plan.trial) for table in read(results, experiment))
         return cls(
             trial=plan.trial,
             folder=_folder(results, experiment),
             weights_hash=weights_hash,
-            **tables._asdict(),
+            metrics=metrics,
+            rounds=rounds,
+            trials=trials,
             _state=_final_state(plan),
             _best=saved_state(plan, selected=True) if plan.keep_best else None,
             _plan=plan,
@@ -177,7 +179,7 @@ class Result:
 
     def _metric(self) -> str:
         """Return the metric that chooses rounds."""
-        return next(iter(Tables(self.metrics, self.rounds, self.trials).criteria.values()))
+        return next(iter(selection_metrics(self.trials, self.metrics).values()))
 
     def _score(self) -> str:
         """Return the mean over clients of the metric that chooses in the last round that was scored, in words."""
@@ -208,8 +210,8 @@ class SweepResult:
     @classmethod
     def of(cls, results: str, experiment: str, failed: int) -> "SweepResult":
         """Read the outcome of an experiment that has ended from the folder of its results."""
-        tables = read(results, experiment)._asdict()
-        return cls(experiment, _folder(results, experiment), failed, **tables, _results=results)
+        metrics, rounds, trials = read(results, experiment)
+        return cls(experiment, _folder(results, experiment), failed, metrics, rounds, trials, _results=results)
 
     def report(self, **options: Any) -> Report:
         """Return the report on the sweep; see `rayfed.report` for the options."""

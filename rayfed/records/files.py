@@ -3,6 +3,8 @@
 Every file says by which schema it was written, so that a version of rayfed with another one refuses it.
 """
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -32,6 +34,21 @@ def read_parquet(folder: Storage, name: str) -> pa.Table:
         StorageError: the file is damaged.
         UsageError: the file has another schema than this version of rayfed.
     """
+    return _checked(folder, name)[1]
+
+
+def read_compressed(folder: Storage, name: str) -> bytes:
+    """Return the content of a file for `decompressed`; what it raises is what `read_parquet` raises."""
+    return _checked(folder, name)[0]
+
+
+def decompressed(content: bytes, categories: Sequence[str] = ()) -> pa.Table:
+    """Return the rows of a file; the columns `categories` hold each distinct string once."""
+    file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True, read_dictionary=list(categories))
+    return file.read().replace_schema_metadata(None)
+
+
+def _checked(folder: Storage, name: str) -> tuple[bytes, pa.Table]:
     for attempt in range(_ATTEMPTS):
         content = folder.read(name)
         try:
@@ -46,7 +63,7 @@ def read_parquet(folder: Storage, name: str) -> pa.Table:
         else:
             number = (table.schema.metadata or {}).get(_KEY, b"none").decode()
             check_schema(number, f"{folder.location}/{name}")
-            return table.replace_schema_metadata(None)
+            return content, table.replace_schema_metadata(None)
     raise AssertionError
 
 

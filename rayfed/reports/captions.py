@@ -2,7 +2,6 @@
 
 import pandas as pd
 
-from rayfed.core.records import SERVER
 from rayfed.records.metric_names import is_fraction
 from rayfed.reports.hyperparameter_groups import LEFT_OUT
 
@@ -19,16 +18,16 @@ def unit(metric: str) -> str:
     return ", %" if is_fraction(metric) else ""
 
 
-def average_words(metrics: pd.DataFrame, trials: pd.DataFrame, split: str, metric: str) -> str:
+def average_words(counts: pd.DataFrame, trials: pd.DataFrame, split: str, metric: str) -> str:
     """Return what a mean is over: "mean over clients", or over the server's values where no client has any.
 
     Args:
-        metrics: the table `metrics`, of one experiment.
+        counts: what `count_scores` returns, of one experiment.
         trials: the table `trials`, of the same experiment.
         split: the split of the values.
         metric: their metric.
     """
-    if is_of_server(metrics, split, metric):
+    if is_of_server(counts, split, metric):
         return "mean over the server's values"
     return f"mean over {clients_scored(trials) or 'clients'}"
 
@@ -39,10 +38,10 @@ def clients_scored(trials: pd.DataFrame) -> str:
     return f"a fixed sample of {_counted(sizes, 'client')}" if sizes else ""
 
 
-def is_of_server(metrics: pd.DataFrame, split: str, metric: str) -> bool:
-    """Return whether no client has a value of `metric` on `split`; `metrics` has the rows of one experiment."""
-    clients = metrics.loc[(metrics["split"] == split) & (metrics["metric"] == metric), "client"]
-    return bool(clients.eq(SERVER).all())
+def is_of_server(counts: pd.DataFrame, split: str, metric: str) -> bool:
+    """Return whether no client has a value of `metric` on `split`; `counts` are of one experiment."""
+    clients = counts.loc[(counts["split"] == split) & (counts["metric"] == metric), "clients"]
+    return bool(clients.eq(0).all())
 
 
 def repetitions(trials: pd.DataFrame) -> str:

@@ -12,8 +12,9 @@ from rayfed.records.holdings import read_holdings
 from rayfed.records.storage import Storage
 from rayfed.reports.hyperparameter_groups import format_value
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import CLIENT, TRIAL, aggregate_clients, client_values, pick_rounds, scores_of
+from rayfed.reports.selection import CLIENT, TRIAL
 from rayfed.reports.summary import SCORE, countable_trials, seed_values
+from rayfed.reports.trial_scores import picked_values
 
 ROUND_PARTS = (*(part for part in SECONDS if part != "total"), "other")
 """The parts of a round's wall-clock time; `other` is what the measured parts leave of the total."""
@@ -66,16 +67,11 @@ def client_scores(tables: Tables, metric: str, split: str) -> pd.DataFrame:
     takes each client's own best rounds.
     """
     done = countable_trials(tables)[0]
-    metrics = tables.metrics[~tables.metrics["unseen"]].merge(done[TRIAL], on=TRIAL)
-    metrics = scores_of(metrics, metric, split, tables.criteria)
-    rows = pick_rounds(
-        pd.concat([aggregate_clients(metrics), client_values(metrics)], ignore_index=True), tables.criteria
-    )
+    rows = picked_values(tables.scores, done, metric, split, tables.criteria)
     rows = rows[rows["quantity"].str.startswith(CLIENT) & (rows["metric"] == metric) & (rows["split"] == split)]
     rows = rows.assign(client=rows["quantity"].str.removeprefix(CLIENT).astype(int))
-    domains = metrics.drop_duplicates([*TRIAL, "client"])[[*TRIAL, "client", "domain"]].fillna({"domain": ""})
     score = [*SCORE, "client", "domain"]
-    seeds = seed_values(rows.merge(domains, on=[*TRIAL, "client"]), done, score)
+    seeds = seed_values(rows, done, score)
     means = seeds.groupby(["experiment", "order", *score])["value"].agg(value="mean", seeds="count").reset_index()
     algorithms = done[["order", "algorithm"]].drop_duplicates("order")
     return means.merge(algorithms, on="order").drop(columns="quantity")

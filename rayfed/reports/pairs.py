@@ -13,9 +13,10 @@ from rayfed.reports.captions import RULE_CAPTIONS, average_words
 from rayfed.reports.comparison import Comparison, Side, compare, find_group, sides_of
 from rayfed.reports.read import Tables
 from rayfed.reports.result_table import Stars
-from rayfed.reports.selection import TRIAL, aggregate_clients, client_values, pick_rounds, scores_of
+from rayfed.reports.selection import TRIAL
 from rayfed.reports.significance import holm, p_value_text, stars
 from rayfed.reports.summary import Summary, countable_trials, seed_values, summarise
+from rayfed.reports.trial_scores import picked_values
 from rayfed.reports.view import View, filter_rows
 
 _GROUP = ["algorithm", "hyperparameters", "order"]
@@ -85,16 +86,14 @@ def paired_scores(tables: Tables, view: View, summary: Summary | None = None) ->
     # hyperparameters may be chosen at one point and not at another; what counts is the point that is shown
     shown = filter_rows(all_rows, tables, view)
     split, metric = str(shown["split"].iloc[0]), str(shown["metric"].iloc[0])
-    metrics = scores_of(tables.metrics.merge(done[TRIAL], on=TRIAL), metric, split, tables.criteria)
-    curves = pd.concat([aggregate_clients(metrics), client_values(metrics)], ignore_index=True)
-    rows = pick_rounds(curves, tables.criteria).merge(done[[*TRIAL, *_GROUP]], on=TRIAL)
+    rows = picked_values(tables.scores, done, metric, split, tables.criteria).merge(done[[*TRIAL, *_GROUP]], on=TRIAL)
     rows = filter_rows(rows, tables, replace(view, metric=metric, split=split))
     groups = pd.concat([shown, all_rows.assign(chosen=False)])[[*_GROUP, "chosen"]].drop_duplicates("order")
     trials_by_rule = rows.groupby("rule")["trial"].agg(set)
     rule = view.rule or ("selected" if trials_by_rule.get("selected") == trials_by_rule.get("final") else "final")
     rows = rows[rows["rule"] == rule]
     keys = ["metric", "higher_is_better", "quantity"]
-    average = average_words(tables.metrics, tables.trials, split, metric)
+    average = average_words(tables.counts, tables.trials, split, metric)
     return PairedScores(
         experiment=experiments[0],
         values=seed_values(rows[[*TRIAL, *keys, "value"]], done, keys),

@@ -13,7 +13,7 @@ from rayfed.reports.latex_table import latex_columns, latex_text
 from rayfed.reports.markdown_table import markdown_columns
 from rayfed.reports.pairs import Pairs
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import TRIAL, aggregate_clients
+from rayfed.reports.selection import TRIAL
 from rayfed.reports.significance import p_value_text, stars
 from rayfed.reports.summary import countable_trials
 from rayfed.reports.target import check_target, rounds_to_target, target_table
@@ -34,14 +34,14 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
         UsageError: a target that the metric cannot have, or no such values.
     """
     done, _ = countable_trials(tables)
-    curves = aggregate_clients(tables.metrics.merge(done[TRIAL], on=TRIAL))
+    curves = tables.curves
     means = curves[curves["quantity"] == "mean"].merge(done[[*TRIAL, *_GROUP]], on=TRIAL)
     means = filter_rows(means, tables, view)
     parts = []
     for experiment, rows in means.groupby("experiment"):
         of_split, metric = str(rows["split"].iloc[0]), str(rows["metric"].iloc[0])
         check_target(target, metric)
-        of_experiment = [table[table["experiment"] == experiment] for table in (tables.metrics, tables.trials)]
+        of_experiment = [table[table["experiment"] == experiment] for table in (tables.counts, tables.trials)]
         average = average_words(of_experiment[0], of_experiment[1], of_split, metric)
         side = "at least" if rows["higher_is_better"].iloc[0] else "at most"
         title = (
@@ -50,7 +50,7 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
         )
         table = target_table(rounds_to_target(rows, tables, target), done, width=width)
         parts += [textwrap.fill(title, width), table]
-    parts += [textwrap.fill(note, width) for note in scored_clients_notes(tables.metrics, means)]
+    parts += [textwrap.fill(note, width) for note in scored_clients_notes(tables.counts, means)]
     return "\n\n".join(parts)
 
 

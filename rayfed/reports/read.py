@@ -1,34 +1,57 @@
 """Reading the results of one experiment, or of all in a folder, also while trials still write."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.records.files import read_parquet
+from rayfed.records.files import read_compressed, read_parquet
 from rayfed.records.metric_names import default_metric
 from rayfed.records.owners import is_alive
-from rayfed.records.schema import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA
+from rayfed.records.schema import EVENTS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
 from rayfed.records.trials import read_trials, trials_table
 from rayfed.reports.hyperparameter_groups import group_trials
+from rayfed.reports.trial_scores import TrialScores
 
 TABLES = ("metrics", "rounds", "trials")
 
 
-class _Frames(NamedTuple):
-    metrics: pd.DataFrame
-    rounds: pd.DataFrame
-    trials: pd.DataFrame
+class Tables:
+    """The three tables as data frames: `metrics`, `rounds` and `trials`, in this order where it is unpacked.
 
+    Reports read `curves`, `counts` and `scores`, since `metrics` may be too large to be put together.
 
-class Tables(_Frames):
-    """The three tables as data frames: `metrics`, `rounds` and `trials`."""
+    Attributes:
+        scores: the rows of `metrics` by trial.
+        rounds, trials: the other two tables.
+    """
+
+    def __init__(self, scores: Sequence[TrialScores], rounds: pd.DataFrame, trials: pd.DataFrame):
+        self.scores, self.rounds, self.trials = scores, rounds, trials
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        return iter((self.metrics, self.rounds, self.trials))
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """The table `metrics`."""
+        return pa.concat_tables([scores.rows() for scores in self.scores]).to_pandas()
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """The clients of each round aggregated; see `aggregate_clients`."""
+        return pd.concat([scores.curves for scores in self.scores], ignore_index=True)
+
+    @cached_property
+    def counts(self) -> pd.DataFrame:
+        """Which scores there are; see `count_scores`."""
+        return pd.concat([scores.counts for scores in self.scores], ignore_index=True)
 
     @cached_property
     def groups(self) -> pd.DataFrame:
@@ -37,17 +60,24 @@ class Tables(_Frames):
 
     @cached_property
     def criteria(self) -> dict[str, str]:
-        """The metric of each experiment that chooses rounds and hyperparameters, and that is shown by default.
+        """The metric of each experiment that chooses rounds and hyperparameters, and that is shown by default."""
+        return selection_metrics(self.trials, self.counts)
 
-        It is the one that all trials were told; accuracy, or loss where there is none, if they differ or do not know.
-        """
-        named = self.trials.groupby("experiment")["selection_metric"].agg(lambda values: sorted(set(values.dropna())))
-        return {
-            str(experiment): metrics[0]
-            if len(metrics) == 1
-            else default_metric(self.metrics[self.metrics["experiment"] == experiment])
-            for experiment, metrics in named.items()
-        }
+
+def selection_metrics(trials: pd.DataFrame, scores: pd.DataFrame) -> dict[str, str]:
+    """Return the metric of each experiment that chooses rounds and hyperparameters, and that is shown by default.
+
+    It is the one that all trials were told; accuracy, or loss where there is none, if they differ or do not know.
+
+    Args:
+        trials: the table `trials`.
+        scores: columns experiment, split, point and metric, from the table `metrics`.
+    """
+    named = trials.groupby("experiment")["selection_metric"].agg(lambda values: sorted(set(values.dropna())))
+    return {
+        str(experiment): metrics[0] if len(metrics) == 1 else default_metric(scores[scores["experiment"] == experiment])
+        for experiment, metrics in named.items()
+    }
 
 
 def read(folder: str | Path, experiment: str | None = None, *, select: str | None = None) -> Tables:
@@ -65,22 +95,24 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
     """
     with storage_errors(str(folder)):
         homes = _homes(folder, experiment)
-        metrics = _read_all(homes, "metrics") or [METRICS_SCHEMA.empty_table().to_pandas()]
+        scores = [one for home in homes for one in _scores_of(home)] or [TrialScores([])]
         rounds = _read_all(homes, "rounds") or [ROUNDS_SCHEMA.empty_table().to_pandas()]
         trials = trials_table(row for home in homes for row in _with_lost(read_trials(home.child("trials")), home))
-    tables = Tables(pd.concat(metrics, ignore_index=True), pd.concat(rounds, ignore_index=True), trials.to_pandas())
+    tables = Tables(scores, pd.concat(rounds, ignore_index=True), trials.to_pandas())
     if select is None:
         return tables
-    known = sorted(tables.metrics.loc[tables.metrics["split"] == "val", "metric"].unique())
+    known = sorted(tables.counts.loc[tables.counts["split"] == "val", "metric"].unique())
     if select not in known:
         raise UsageError(f"select={select}: no such metric on validation data; {suggestion(select, known)}")
-    return tables._replace(trials=tables.trials.assign(selection_metric=select))
+    return Tables(scores, tables.rounds, tables.trials.assign(selection_metric=select))
 
 
 def of_experiment(tables: Tables, name: str) -> Tables:
     """Return the rows of one experiment."""
-    metrics, rounds, trials = (table[table["experiment"] == name].reset_index(drop=True) for table in tables)
-    return Tables(metrics, rounds, trials)
+    rounds, trials = (
+        table[table["experiment"] == name].reset_index(drop=True) for table in (tables.rounds, tables.trials)
+    )
+    return Tables([one for one in tables.scores if (one.counts["experiment"] == name).any()], rounds, trials)
 
 
 def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFrame:
@@ -127,6 +159,14 @@ def list_experiments(folder: str | Path) -> list[str]:
     if not names:
         raise UsageError(f"{folder}: no results in it; give the folder that runs write to, as in results={folder}")
     return names
+
+
+def _scores_of(home: Storage) -> list[TrialScores]:
+    """Return the scores of each trial that has any; its files are named `<trial>-<number>.parquet`."""
+    folder, contents = home.child("metrics"), dict[str, list[bytes]]()
+    for file in _files(home, "metrics"):
+        contents.setdefault(file.rpartition("-")[0], []).append(read_compressed(folder, file))
+    return [TrialScores(files) for files in contents.values()]
 
 
 def _read_all(homes: Iterable[Storage], name: str) -> list[pd.DataFrame]:

@@ -161,11 +161,11 @@ class _Experiment:
         what = f"out-of-domain {self.metric} (split ood)" if split == OOD else f"{split} {self.metric}"
         caption = RULE_CAPTIONS[rule].format(criterion=self._criterion)
         notes = _not_shown(self._rows, rows, shown, f"{split} {self.metric}") if split != OOD else []
-        notes += missing_values_notes(self._tables.metrics, shown)
+        notes += missing_values_notes(self._tables.counts, shown)
         if rule != "final":
-            notes += scored_clients_notes(self._tables.metrics, shown)
+            notes += scored_clients_notes(self._tables.counts, shown)
         if rule == "best5":
-            notes += few_rounds_notes(self._tables.metrics, shown)
+            notes += few_rounds_notes(self._tables.counts, shown)
         return Section(
             experiment=self.name,
             split=split,
@@ -200,8 +200,8 @@ class _Experiment:
 
     def _legend(self, table: ResultTable, shown: pd.DataFrame, split: str) -> Iterator[str]:
         headers = {column.header for column in table.columns}
-        metrics = self._tables.metrics
-        of_server = is_of_server(metrics[metrics["experiment"] == self.name], split, self.metric)
+        counts = self._tables.counts
+        of_server = is_of_server(counts[counts["experiment"] == self.name], split, self.metric)
         mean = "the server's values, one for each domain if it has several" if of_server else "clients"
         worst = "the worst of them" if of_server else "the worst client"
         tenth = "the best (worst) tenth of them" if of_server else "the best (worst) tenth of the clients"
@@ -343,7 +343,7 @@ def _stars_legend(stars: Stars | None) -> str:
 
 
 def _parquet_location(folder: str | Path, tables: Tables) -> str:
-    names = sorted(set(tables.trials["experiment"]) | set(tables.metrics["experiment"].unique()))
+    names = sorted(set(tables.trials["experiment"]) | set(tables.counts["experiment"]))
     home = join(str(folder) if is_url(folder) else Path(folder).as_posix(), names[0] if names else "EXPERIMENT")
     path = f"{home}/metrics"
     return f"Parquet: pandas.read_parquet({path!r}), and likewise rounds and trials"  # repr: a name may hold a quote

@@ -11,7 +11,7 @@ from rayfed.records.trials import STATUSES
 from rayfed.reports.common_rounds import evaluation_interval_notes
 from rayfed.reports.hyperparameter_groups import LEFT_OUT
 from rayfed.reports.read import Tables
-from rayfed.reports.selection import TRIAL, aggregate_clients, criterion_rows, pick_rounds
+from rayfed.reports.selection import TRIAL, criterion_rows, pick_rounds
 
 _MOST_REASONS = 5  # for early stops that a report gives one by one
 SCORE = ["unseen", "point", "split", "metric", "higher_is_better", "rule", "quantity"]
@@ -45,7 +45,7 @@ def summarise(tables: Tables) -> Summary:
     its own point (see `points_to_show`), in the rows of every point.
     """
     done, notes = countable_trials(tables)
-    curves = aggregate_clients(tables.metrics.merge(done[TRIAL], on=TRIAL))
+    curves = tables.curves.merge(done[TRIAL], on=TRIAL)
     rows = _over_seeds(pick_rounds(curves, tables.criteria), done, SCORE)
     chosen = (
         _chosen(rows, ["experiment", "algorithm", "point"], tables.criteria)
@@ -72,7 +72,7 @@ def points_to_show(tables: Tables) -> dict[tuple[str, int], str]:
     may differ between hyperparameters: DBE without its bias is scored as a global model.
     """
     groups = tables.groups.sort_values(["started", "trial"], kind="stable")[[*TRIAL, "order"]]
-    present = tables.metrics[~tables.metrics["unseen"]].drop_duplicates([*TRIAL, "point"]).merge(groups, on=TRIAL)
+    present = tables.counts[~tables.counts["unseen"]].drop_duplicates([*TRIAL, "point"]).merge(groups, on=TRIAL)
     points: dict[tuple[str, int], str] = {}
     for (experiment, order), group in present.groupby(["experiment", "order"]):
         points[str(experiment), int(order)] = min(group["point"], key=POINTS.index)
@@ -123,7 +123,7 @@ def countable_trials(tables: Tables) -> tuple[pd.DataFrame, list[str]]:
             if len(group) < pairs:
                 name = " ".join(filter(None, [experiment, algorithm, hyperparameters]))
                 notes.append(f"{name}: means are over {len(group)} of {pairs} pairs of seed and left-out domain.")
-    unknown = tables.metrics[TRIAL].drop_duplicates().merge(tables.trials[TRIAL], on=TRIAL, how="left", indicator=True)
+    unknown = tables.counts[TRIAL].drop_duplicates().merge(tables.trials[TRIAL], on=TRIAL, how="left", indicator=True)
     if count := int((unknown["_merge"] == "left_only").sum()):
         words = "1 trial in metrics has" if count == 1 else f"{count} trials in metrics have"
         notes.append(f"{words} no row in trials and {'does' if count == 1 else 'do'} not count.")

@@ -75,6 +75,19 @@ def test_what_was_not_measured_in_the_selected_round_has_no_selected_row(tmp_pat
     assert "at the last evaluated round" in render(tmp_path)
 
 
+def test_the_files_of_a_trial_are_aggregated_as_one(tmp_path: Path) -> None:
+    """Clients are in another file than the server's value, which they replace."""
+    rows = [row(1, SERVER, "", "test", "global", "accuracy", 0.9, 10), *of_metric("accuracy", [], [0.1, 0.2, 0.3])]
+    with TrialWriter(tmp_path, "e", "t", "fedavg", 0, segment_rows=1) as writer:
+        for one in rows:
+            write(writer, [one])
+            writer.flush(force=True)
+    tables = read(tmp_path)
+    assert len(list(tmp_path.glob("e/metrics/*.parquet"))) == 4
+    pd.testing.assert_frame_equal(tables.curves, aggregate_clients(tables.metrics))
+    assert set(tables.curves["value"]) == {0.1, 0.2, 0.3}
+
+
 def of_metric(metric: str, val: list[float], test: list[float], point: str = "global") -> list[Row]:
     return [
         row(number, 0, "a", split, point, metric, value, 10)

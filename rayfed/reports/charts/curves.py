@@ -95,6 +95,6 @@ def _curves(rows: pd.DataFrame, data: ChartData, x: alt.X) -> Chart:
     chart = alt.layer(*layers, data=inline(frame)).properties(width=WIDTH, height=300)
     words = seeds_words(rows.loc[rows["method"].isin(shown), "seeds"])
     spread = words if words.startswith("a single") else f"band: {words}"
-    average = average_words(data.tables.metrics, data.tables.trials, data.split, data.metric)
+    average = average_words(data.tables.counts, data.tables.trials, data.split, data.metric)
     caption = f"{data.experiment}: {average}, {spread}"
     return Chart(of_methods(chart, rows, shown), caption, remark)

@@ -48,7 +48,7 @@ def chart_data(
     """
     from rayfed.reports.charts.chart import ChartData
 
-    names = sorted(set(tables.trials["experiment"]) | set(tables.metrics["experiment"]))
+    names = sorted(set(tables.trials["experiment"]) | set(tables.counts["experiment"]))
     return ChartData(tables, open_storage(folder).child(names[0]), view, key, summary)
 
 

@@ -40,7 +40,7 @@ def of_each_key(data: ChartData) -> Chart:
     width = 300 if columns > 1 else WIDTH
     panels = [_panel(rows, key, data).properties(width=width, height=240) for key in keys]
     chart = alt.concat(*panels, columns=columns).resolve_scale(color="independent", strokeDash="independent")
-    average = average_words(data.tables.metrics, data.tables.trials, data.split, data.metric)
+    average = average_words(data.tables.counts, data.tables.trials, data.split, data.metric)
     more = f"; not shown: {', '.join(left_out)}" if left_out else ""
     words = f"{average}, {RULE_CAPTIONS[rule].format(criterion=data.criterion)}, {seeds_words(rows['seeds'])}"
     ring = "; ring: chosen by validation" if rows["chosen"].any() else ""
