@@ -161,7 +161,7 @@ class Placement:
     vmap_clients: int = option(
         1,
         low=1,
-        help="clients that a host trains at once with torch.vmap; speeds up GPUs, not CPUs; values above 1 change "
+        help="clients that a host trains at once with torch.vmap, which pays for small models; values above 1 change "
         "rounding",
     )
     cpus: float = option(1.0, low=0, help="CPUs to reserve per host")
