@@ -21,7 +21,7 @@ from rayfed.core.trees import clone, nbytes
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
 from rayfed.engine.device_data import Normalise, Part
-from rayfed.engine.training import Job, _rows, train
+from rayfed.engine.training import Job, _drawn, _on_device, train
 from rayfed.models.mlp import MLP
 
 PHASE = Phase("train", steps=2)
@@ -127,7 +127,7 @@ def check_by_hand(bench, *, batch_norm=True):
             theta.load_state_dict(bench.down["projector"])
             ascent = torch.optim.SGD(theta.parameters(), lr=sgd.lr, momentum=sgd.momentum, maximize=True)
         x_p = bench.down["pseudo"]
-        for rows in _rows(job, PHASE, 0, 0, True):
+        for rows in _on_device(_drawn(job, PHASE, 0, 0, True), job.part):
             batch = job.part.take(rows)
             spare = copy.deepcopy(model)  # its running statistics may move
             anchors = received.features(x_p).detach()

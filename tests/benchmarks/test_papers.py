@@ -256,7 +256,7 @@ def test_columns_are_worked_out_by_hand(papers):
     rows += [point | {"round": r, "domain": "y", "value": 0.3, "n": 10} for r in x]
     rows += [point | {"round": 7, "domain": "x", "value": 1.0, "n": 9, **other} for other in NOT_COUNTED]
     trials = pd.DataFrame([{"trial": trial, "status": "done", "default_eval_point": "global"}])
-    found = papers.measure(table, "small", space, Tables(pd.DataFrame(rows), NO_ROUNDS, trials))
+    found = papers.measure(table, "small", space, tables_of(pd.DataFrame(rows), NO_ROUNDS, trials))
     by_column = found.set_index("column")["value"]
     assert set(found["seed"]) == {3}
     assert by_column["mean"] == pytest.approx(25)
@@ -267,6 +267,15 @@ def test_columns_are_worked_out_by_hand(papers):
 
 
 NO_ROUNDS = pd.DataFrame({"trial": []})
+
+
+def tables_of(metrics, rounds, trials):
+    """Return tables with these rows of `metrics`, which no file holds."""
+    tables = Tables([], rounds, trials)
+    tables.metrics = metrics
+    return tables
+
+
 NOT_COUNTED = ({"metric": "loss"}, {"point": "trained"}, {"split": "val"}, {"trial": "another"})
 
 
@@ -292,7 +301,7 @@ def test_settings_are_measured_apart_and_only_where_the_paper_has_a_number(paper
     point = {"round": 9, "metric": "accuracy", "point": "global", "split": "test", "domain": "x", "n": 1}
     metrics = pd.DataFrame([{"trial": name, "value": i / 10} | point for i, name in enumerate(ids)])
     trials = pd.DataFrame([{"trial": name, "status": "done", "default_eval_point": "global"} for name in ids])
-    found = papers.measure(table, "small", space, Tables(metrics, NO_ROUNDS, trials))
+    found = papers.measure(table, "small", space, tables_of(metrics, NO_ROUNDS, trials))
     assert found[["row", "column", "value"]].values.tolist() == [
         ["one", "few", 0], ["one", "many", 10], ["two", "many", 20], ["ours", "few", 30], ["ours", "many", 40]
     ]  # fmt: skip
@@ -315,7 +324,7 @@ def trials_of_two_rows(papers, columns, **content):
                 rounds.append({"trial": trial, "round": number, "bytes_up": 0, "seconds_total": 900.0} | sent)
             if (row, seed) in curves:
                 trials.append({"trial": trial, "status": "done", "default_eval_point": "global"})
-    tables = Tables(pd.DataFrame(metrics), pd.DataFrame(rounds), pd.DataFrame(trials))
+    tables = tables_of(pd.DataFrame(metrics), pd.DataFrame(rounds), pd.DataFrame(trials))
     found = papers.measure(table, "small", space, tables)
     return found.set_index(["column", "row", "seed"])["value"]
 
