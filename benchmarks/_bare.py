@@ -124,10 +124,8 @@ class BareWorker:
         """Return the sum over the clients of weight · model after one epoch that starts from `state`."""
         start = {name: torch.from_numpy(value).to(self.device) for name, value in state.items()}
         sums = {name: torch.zeros_like(value) for name, value in start.items()}
-        drawn = []
-        for (
-            client
-        ) in self._clients:  # before the training, since the generator is slower while other work empties caches
+        drawn = []  # before the training, since the generator is slower while other work empties the caches
+        for client in self._clients:
             rng = generator(self._seed, "batches", Moment("round", round), phase=0, client=client.number)
             rows = batch_rows(len(client.y), self._batch_size, epochs=1, steps=None, drop_last=True, rng=rng)
             drawn.append(torch.from_numpy(np.array(rows)).to(self.device))
