@@ -19,13 +19,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.core.errors import HostLost
 from rayfed.core.records import Event, Record
-from rayfed.core.working_folder import working_folder
-from rayfed.distributed.monitoring import RecorderWithGauges
+from rayfed.core.working_folder import enter, working_folder
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, this_process
 from rayfed.engine.checkpoint import Saved
 from rayfed.records.checkpoints import Part
 from rayfed.records.holdings import Holding
-from rayfed.records.recorder import NotBegun, Progress, Sign
+from rayfed.records.recorder import NotBegun, Progress, Recorder, Sign
 from rayfed.records.storage import is_url
 from rayfed.records.tracking.feed import CLOSE_SECONDS
 
@@ -164,6 +163,22 @@ class RemoteRecorder:
                 self.settle()
 
 
+class RecorderProcess(Recorder):
+    """A recorder in a process of Ray.
+
+    Args:
+        folder, experiment, in_sweep: As for `Recorder`.
+        here: The folder in which the command was given.
+        variables: Environment variables of the command that trackers read. A process of a cluster that was there
+            before has those of the cluster's start.
+    """
+
+    def __init__(self, folder: str, experiment: str, *, in_sweep: bool, here: Path, variables: Mapping[str, str]):
+        enter(here)
+        os.environ.update(variables)
+        super().__init__(folder, experiment, in_sweep=in_sweep)
+
+
 class DriversRecorder:
     """The recorder as the command sees it that has started it.
 
@@ -192,7 +207,7 @@ class DriversRecorder:
     ):
         this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "scheduling_strategy": this_node, "max_restarts": restarts}
-        actor_class: Any = ray.remote(RecorderWithGauges)
+        actor_class: Any = ray.remote(RecorderProcess)
         self.actor = actor_class.options(**options).remote(
             folder if is_url(folder) else str(Path(folder).resolve()),
             experiment,
