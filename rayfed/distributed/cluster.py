@@ -33,6 +33,7 @@ from rayfed.experiments.capacity import (
     cluster_is_running,
     known_nodes,
     reserved,
+    servers_gpus,
     spread,
     this_machine,
 )
@@ -169,7 +170,7 @@ class _ServerProcess:
                 to a node that has room. A server without a GPU then shares whichever bundle of the trial is left.
         """
         place = self._plan.config.placement
-        gpus = reserved(self._plan.config)[0].get("GPU", 0.0)
+        gpus = servers_gpus(self._plan.config)
         shares = again and not gpus
         # without resources of its own, it shares the first host's bundle, and thus its node
         there = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=-1 if shares else 0)

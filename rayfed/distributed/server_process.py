@@ -10,7 +10,7 @@ import torch
 from rayfed.engine.checkpoint import Saved
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import Fleet
-from rayfed.experiments.capacity import reserved
+from rayfed.experiments.capacity import reserved, servers_gpus
 from rayfed.experiments.config import Config
 from rayfed.experiments.in_process import local_fleet
 from rayfed.experiments.plan import Plan
@@ -64,7 +64,7 @@ def _reserved(plan: Plan, pool: "HostPool | None") -> tuple[torch.device, Callab
 
     That is one in this process, or those of `pool`.
     """
-    place, gpus = plan.config.placement, reserved(plan.config)[0].get("GPU", 0.0)
+    place, gpus = plan.config.placement, servers_gpus(plan.config)
     device = device_for(gpus)
     if pool is None:
         return device, lambda: local_fleet(plan, device, gpus)

@@ -124,6 +124,11 @@ def reserved(config: Config) -> list[Bundle]:
     return needed
 
 
+def servers_gpus(config: Config) -> float:
+    """Return the GPUs that the server's process of a trial of `config` reserves; without hosts, it is the only one."""
+    return reserved(config)[0].get("GPU", 0.0)
+
+
 def spread(config: Config, nodes: Sequence[Bundle]) -> list[Bundle]:
     """Return what a trial of `config` reserves on idle `nodes`, with its hosts on as many GPUs as there are.
 

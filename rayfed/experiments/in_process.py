@@ -6,7 +6,7 @@ from rayfed.core.memory import memory_bytes
 from rayfed.engine.checkpoint import Saved
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import LocalFleet
-from rayfed.experiments.capacity import bundles
+from rayfed.experiments.capacity import servers_gpus
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import Sink, run_trial
 
@@ -20,6 +20,6 @@ def local_fleet(plan: Plan, device: torch.device, gpus: float) -> LocalFleet:
 
 def run_here(plan: Plan, sink: Sink, saved: Saved) -> str:
     """Run `plan`, from the checkpoints `saved` if there are any, and return a hash of the final state."""
-    gpus = bundles(plan.config.placement)[0].get("GPU", 0.0)
+    gpus = servers_gpus(plan.config)
     device = device_for(gpus)
     return run_trial(plan, sink, lambda: local_fleet(plan, device, gpus), device, saved=saved)

@@ -12,7 +12,7 @@ from helpers.ray_session import start_ray
 from rayfed.distributed import cluster
 from rayfed.distributed.server_process import make_pool
 from rayfed.distributed.sweep_trial import SweepTrial
-from rayfed.experiments.capacity import gpu_picture, known_nodes, reserved
+from rayfed.experiments.capacity import gpu_picture, known_nodes, servers_gpus
 from rayfed.experiments.config import Config
 
 pytestmark = pytest.mark.ray
@@ -60,7 +60,7 @@ def test_hosts_and_server_are_where_the_dry_run_says(monkeypatch, name, placemen
     group = cluster._reserved(config)
     try:
         pool = make_pool(config, group, keep=True)
-        probes = {"server": started(group, share)} if (share := reserved(config)[0].get("GPU")) else {}
+        probes = {"server": started(group, share)} if (share := servers_gpus(config)) else {}
         probes |= {f"host {position}": pool.actor(position) for position in range(config.placement.least_hosts)}
         gpus = dict(zip(probes, ray.get([probe.gpus.remote() for probe in probes.values()]), strict=True))
     finally:
