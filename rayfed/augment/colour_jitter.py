@@ -7,14 +7,15 @@ changes leave them as they are.
 import torch
 from torch import Tensor
 
-LUMINANCE = (0.2989, 0.587, 0.114)  # weights of red, green and blue
+RED, GREEN, BLUE = 0.2989, 0.587, 0.114  # weights in the luminance; as a tensor, they would have to be copied to a GPU
 
 
 def to_grey(x: Tensor) -> Tensor:
     """Return the luminance [batch, 1, height, width]."""
     if x.shape[1] == 1:
         return x
-    return (x * torch.tensor(LUMINANCE, device=x.device, dtype=x.dtype).view(3, 1, 1)).sum(1, keepdim=True)
+    red, green, blue = x.split(1, 1)
+    return red.mul(RED).add_(green * GREEN).add_(blue * BLUE)
 
 
 def blend(x: Tensor, other: Tensor | float, weight: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Streamed:
             self.source.read(rows, batch.numpy())
         else:
             np.take(self.source, rows, axis=0, out=batch.numpy(), mode="clip")  # "raise" would buffer the whole
-        return batch.to(self.device, non_blocking=pinned)
+        return batch.to(self.device, non_blocking=True)
 
 
 def room_for(data_on_device: bool | None, device: torch.device | str, share: float = 1.0) -> float:

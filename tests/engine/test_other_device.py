@@ -40,6 +40,7 @@ def test_what_forgets_the_device_is_caught(in_one_process):
     assert found["is careful"] == FINE
     assert found["adds a tensor of the CPU"].startswith("WrongDevice: aten::mul: a tensor of the CPU (3,)")
     assert found["reads as numpy"].startswith("RuntimeError: .numpy() is not supported")
+    assert found["copies a number"].startswith("AssertionError: training waits for the device: ['aten::_to_copy'")
 
 
 def everything_is_fine(found, least):

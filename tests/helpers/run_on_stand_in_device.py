@@ -7,7 +7,8 @@ import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -79,8 +80,9 @@ def algorithms(width: int, *, variants: bool = True, **changes: Any) -> dict[str
         points = contract.POINTS if plan.global_model(people)[0] is not None else contract.POINTS[1:]
         evaluation = Evaluation(every=2, points=points if width == 1 else ())
         server = DrawsOnCpu(plan, people, LocalFleet(plan, people, device), evaluation, device)
-        for _ in server.run():
-            unpacked(server, torch.device(device))
+        with no_step_waits():
+            for _ in server.run():
+                unpacked(server, torch.device(device))
         return contract.everything(server)
 
     return {
@@ -97,6 +99,22 @@ def unpacked(server: Any, device: torch.device) -> None:
     server.state = tree_map(lambda value: value.to(device), server.state)
     states = {client: server.fleet.states[client] for client in server.fleet.states}
     server.fleet.load((client, tree_map(lambda value: value.to(device), state)) for client, state in states.items())
+
+
+@contextmanager
+def no_step_waits() -> Iterator[None]:
+    """Let the local training of a client alone fail if a step, or taking its batch, would wait for a GPU."""
+    from rayfed.engine import training
+
+    loop = training._loop
+
+    def watched(*given: Any) -> None:
+        stand_in_device.waited.clear()
+        loop(*given)
+        assert not stand_in_device.waited, f"training waits for the device: {stand_in_device.waited}"
+
+    with mock.patch.object(training, "_loop", watched):
+        yield
 
 
 def models() -> dict[str, Callable[[Any], Any]]:
@@ -137,16 +155,23 @@ def careless() -> dict[str, Callable[[Any], Any]]:
             batch.y.numpy()
             return super().loss(ctx, weights, work, down, batch)
 
+    class Waits(FedAvg):
+        def loss(self, ctx: Any, weights: Any, work: Any, down: Any, batch: Any) -> Any:
+            value, output = super().loss(ctx, weights, work, down, batch)
+            return value * torch.tensor(1.0, device=value.device), output
+
     def run(algorithm: Any, device: Any) -> Any:
         people = blobs()
         plan = blueprint(algorithm, people)
         server = Server(plan, people, LocalFleet(plan, people, device), Evaluation(points=()), device)
-        list(server.run())
+        with no_step_waits():
+            list(server.run())
         return server.state
 
     return {
         "adds a tensor of the CPU": lambda device: run(Forgets(), device),
         "reads as numpy": lambda device: run(Counts(), device),
+        "copies a number": lambda device: run(Waits(), device),
         "is careful": lambda device: run(FedAvg(), device),
     }
 
@@ -166,7 +191,7 @@ def simulations(folder: Path) -> dict[str, Callable[[Any], Any]]:
     from rayfed.experiments import in_process
 
     def run(device: Any, *, rounds: int = 1, given: Mapping[str, Any] | None = None, **changes: Any) -> Any:
-        with mock.patch.object(in_process, "device_for", return_value=torch.device(device)) as chosen:
+        with no_step_waits(), mock.patch.object(in_process, "device_for", return_value=torch.device(device)) as chosen:
             result = rayfed.run(
                 {
                     "data.name": "mini_digits",

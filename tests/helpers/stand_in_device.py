@@ -61,7 +61,12 @@ def _is_there(device: Any) -> bool:
 drawn: list[str] = []
 """The operations that drew random numbers on the device, whose streams are not those of the CPU."""
 
+waited: list[str] = []
+"""The operations that would wait for a GPU: those that tell the processor a value, and copies that are not
+`non_blocking`. What `tolist` returns is not among them."""
+
 COPIES = ("aten::_to_copy", "aten::copy_")
+READING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "equal")
 INDEXED = ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_")
 
 
@@ -82,6 +87,8 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise WrongDevice(f"{name}: a generator of the CPU for a result on the device")
     if result_there and torch.Tag.nondeterministic_seeded in func.tags:
         drawn.append(name)
+    if _waits(name, args, kwargs, there, result_there):
+        waited.append(name)
     result = func(*map(_here, args), **plain)
     if not result_there:
         return result
@@ -123,6 +130,19 @@ def _check(func: Any, name: str, args: Any, given: list[Tensor]) -> None:
         strangers = [v for v in strangers if v.dim()]
     if strangers:
         raise WrongDevice(f"{name}: a tensor of the CPU {tuple(strangers[0].shape)} with one of the device")
+
+
+def _waits(name: str, args: Any, kwargs: dict[str, Any], there: bool, result_there: bool) -> bool:
+    tensors = list(_tensors(args))
+    if name in COPIES:
+        source = tensors[-1]
+        blocking = not (kwargs.get("non_blocking") or (name == "aten::copy_" and len(args) > 2 and args[2]))
+        return blocking and isinstance(source, There) != result_there
+    if name == "aten::where":
+        return there and not all(isinstance(value, There) for value in tensors)
+    if name in INDEXED:
+        return there and any(value.dtype == torch.bool for value in tensors[1:])
+    return there and name.removeprefix("aten::") in READING
 
 
 def _first(given: list[Tensor]) -> Tensor:
