@@ -14,8 +14,8 @@ def to_grey(x: Tensor) -> Tensor:
     """Return the luminance [batch, 1, height, width]."""
     if x.shape[1] == 1:
         return x
-    red, green, blue = x.split(1, 1)
-    return red.mul(RED).add_(green * GREEN).add_(blue * BLUE)
+    red, green, blue = x.unbind(1)
+    return red.mul(RED).add_(green * GREEN).add_(blue * BLUE).unsqueeze(1)
 
 
 def blend(x: Tensor, other: Tensor | float, weight: Tensor) -> Tensor:
