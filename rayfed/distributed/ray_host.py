@@ -73,7 +73,7 @@ class RayHost:
         """
         for name in ("host", "_sent", "_states"):
             self.__dict__.pop(name, None)  # the memory of the simulation before
-        self.device = device_for(gpus)
+        self.device = device_for(gpus, blueprint.model)
         self._sent: tuple[int, Any] = (-1, None)  # the last payload for all clients, and its number
         self._states = StateCache(room_for_states(self.device, share) or 0.0)
         self.host = Host(blueprint, population, self.device, share=share, position=position)

@@ -65,7 +65,7 @@ def _reserved(plan: Plan, pool: "HostPool | None") -> tuple[torch.device, Callab
     That is one in this process, or those of `pool`.
     """
     place, gpus = plan.config.placement, servers_gpus(plan.config)
-    device = device_for(gpus)
+    device = device_for(gpus, plan.blueprint.model)
     if pool is None:
         return device, lambda: local_fleet(plan, device, gpus)
     from rayfed.distributed.ray_fleet import RayFleet

@@ -3,23 +3,29 @@
 import os
 
 import torch
+from torch import nn
 
 from rayfed.core.errors import UsageError
 from rayfed.core.rng import choose_deterministic
 
 CONTEXT_BYTES = 2**29
 """The GPU memory that CUDA takes in every process, beside the tensors."""
+_MODELS = 3  # the weights that arrive, those that are trained, and their gradients
 _STATES_SHARE = 0.125  # the share of a GPU's memory for the states of clients
 
 
-def device_for(gpus: float) -> torch.device:
+def device_for(gpus: float, model: nn.Module | None = None) -> torch.device:
     """Return the CPU, or the first visible GPU if `gpus` is above 0.
 
     A share below 1 also limits this process to that share of the GPU's memory, CUDA's context included, so that
     processes on the same GPU cannot take it from each other.
 
+    Args:
+        gpus: The GPUs that the process reserved.
+        model: The model of the simulation, where there is one yet.
+
     Raises:
-        UsageError: torch finds no GPU.
+        UsageError: torch finds no GPU, or the share cannot hold CUDA's context and the model in training.
     """
     if not gpus:
         return torch.device("cpu")
@@ -30,10 +36,23 @@ def device_for(gpus: float) -> torch.device:
         )
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts, if kernels are deterministic
     device = torch.device("cuda:0")
-    context = CONTEXT_BYTES / torch.cuda.get_device_properties(device).total_memory
-    limit = max(gpus - context, gpus / 2) if gpus < 1 else 1.0  # the last one ends the limit of a trial before
+    memory = torch.cuda.get_device_properties(device).total_memory
+    if gpus < 1:
+        _check_share(gpus, memory, model)
+    limit = gpus - CONTEXT_BYTES / memory if gpus < 1 else 1.0  # the last one ends the limit of a trial before
     torch.cuda.set_per_process_memory_fraction(limit, device)
     return device
+
+
+def _check_share(gpus: float, memory: int, model: nn.Module | None) -> None:
+    tensors = [] if model is None else [*model.parameters(), *model.buffers()]
+    needed = CONTEXT_BYTES + _MODELS * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if gpus * memory <= needed:
+        raise UsageError(
+            f"{gpus:.3g} of this GPU is {gpus * memory / 2**30:.3g} of {memory / 2**30:.3g} GiB, but CUDA and the "
+            f"model in training need {needed / 2**30:.3g} GiB in each process; give more than {needed / memory:.3g}, "
+            "by placement.gpus, or placement.server_gpus where the server has hosts"
+        )
 
 
 def room_for_states(device: torch.device | str, share: float) -> float | None:

@@ -103,7 +103,7 @@ def _estimate(plan: Plan, probes: dict[str, Probe | str], done: int = 0) -> Esti
     key = probe_key(plan.config.tree())
     if key not in probes:
         try:
-            probes[key] = probe(plan, device_for(plan.config.placement.gpus))
+            probes[key] = probe(plan, device_for(plan.config.placement.gpus, plan.blueprint.model))
         except Exception as error:  # such as a method that cannot do with two clients
             first = (str(error).strip().splitlines() or [""])[0]
             probes[key] = f"unknown ({type(error).__name__}: {first[:60]})"

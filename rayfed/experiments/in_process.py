@@ -21,5 +21,5 @@ def local_fleet(plan: Plan, device: torch.device, gpus: float) -> LocalFleet:
 def run_here(plan: Plan, sink: Sink, saved: Saved) -> str:
     """Run `plan`, from the checkpoints `saved` if there are any, and return a hash of the final state."""
     gpus = servers_gpus(plan.config)
-    device = device_for(gpus)
+    device = device_for(gpus, plan.blueprint.model)
     return run_trial(plan, sink, lambda: local_fleet(plan, device, gpus), device, saved=saved)

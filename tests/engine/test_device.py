@@ -4,9 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
+from helpers.federations import blobs, blueprint
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.user_files import error_line
+from rayfed.distributed.ray_host import RayHost
 from rayfed.engine.device import CONTEXT_BYTES, breaks_device, device_for
 
 
@@ -22,11 +26,30 @@ def limits(monkeypatch):
 
 
 def test_shares_leave_room_for_contexts_and_end_with_the_trial(limits):
-    for gpus in (0.25, 1, 1 / 16):
+    for gpus in (0.25, 1):
         assert device_for(gpus) == torch.device("cuda:0")
-    assert limits == [0.25 - 1 / 16, 1.0, 1 / 32]
+    assert limits == [0.25 - 1 / 16, 1.0]
     assert device_for(0) == torch.device("cpu")
-    assert len(limits) == 3
+    assert len(limits) == 2
+
+
+def test_a_share_that_holds_no_context_or_no_model_is_refused(limits):
+    said = r"^0\.05 of this GPU is 0\.4 of 8 GiB, but CUDA .* need 0\.5 GiB .* more than 0\.0625, by placement\.gpus"
+    with pytest.raises(UsageError, match=said):
+        device_for(0.05)
+    model = nn.Linear(2**15, 2**12, bias=False, device="meta")  # of half a gigabyte
+    with pytest.raises(UsageError, match=r"is 2 of 8 GiB, .* need 2 GiB .* more than 0\.25"):
+        device_for(0.25, model)
+    assert limits == []
+    device_for(0.3, model)
+    device_for(1, nn.Linear(2**17, 2**17, device="meta"))  # when it does not fit, CUDA says so
+    assert len(limits) == 2
+
+
+def test_a_host_looks_at_its_share_before_it_takes_up_a_simulation(limits):
+    plan = blueprint(FedAvg(), blobs(2))
+    with pytest.raises(UsageError, match=r"^0\.02 of this GPU"):
+        RayHost().take_up(plan, blobs(2), 0.02)
 
 
 def test_without_a_gpu(monkeypatch):

@@ -126,7 +126,7 @@ class TestCommands:
     def test_a_run_on_gpus_shows_which_process_is_where(self, capsys, monkeypatch):
         for module in ("capacity", "dry_run"):
             monkeypatch.setattr(f"rayfed.experiments.{module}.known_nodes", lambda: [{"CPU": 8.0, "GPU": 2.0}])
-        monkeypatch.setattr("rayfed.experiments.dry_run.device_for", lambda gpus: torch.device("cpu"))
+        monkeypatch.setattr("rayfed.experiments.dry_run.device_for", lambda gpus, model: torch.device("cpu"))
         arguments = ["placement.hosts=2", "placement.gpus=1", "algorithm.name=adcol"]
         assert command("run")(["--dry-run", *SMALL_RUN, *arguments]) == 0
         assert "      GPUs  0: server, host 0; 1: host 1\n" in capsys.readouterr().out
