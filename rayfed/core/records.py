@@ -124,6 +124,8 @@ class Record:
         busy: the seconds that each host worked on the exchanges of the round.
         predicted: the seconds that each host was predicted to work; None where nothing was measured before.
         events: what happened to hosts.
+        gpu_bytes: the most GPU memory that tensors of one host took, from the end of its last training before the round
+            to that of its training in it; None on CPUs.
     """
 
     stage: str
@@ -142,6 +144,7 @@ class Record:
     events: list[Event] = field(default_factory=list)
     sampled: int | None = None
     simulated_seconds: float | None = None
+    gpu_bytes: int | None = None
 
     @property
     def balance(self) -> float | None:

@@ -132,7 +132,7 @@ class RayHost:
 
     def start_trace(self) -> None:
         """Begin to trace this process."""
-        self._tracer = Tracer()
+        self._tracer = Tracer(self.device)
         self._tracer.start()
 
     def stop_trace(self) -> bytes:

@@ -55,6 +55,15 @@ def _check_share(gpus: float, memory: int, model: nn.Module | None) -> None:
         )
 
 
+def peak_bytes(device: torch.device) -> int:
+    """Return the most memory of a GPU that this process's tensors took since the last call; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
+
+
 def room_for_states(device: torch.device | str, share: float) -> float | None:
     """Return how many bytes of a GPU the states of clients may take, with a share of its memory; None on a CPU."""
     device = torch.device(device)

@@ -16,7 +16,7 @@ from rayfed.data.population import Population
 from rayfed.engine.allocator import keep_freed_memory
 from rayfed.engine.blocks import Rows
 from rayfed.engine.blueprint import Blueprint
-from rayfed.engine.device import set_kernels
+from rayfed.engine.device import peak_bytes, set_kernels
 from rayfed.engine.device_data import Augmented
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host_data import HostData
@@ -89,6 +89,7 @@ class Host:
         self.ctx = blueprint.context(population, device)
         room = room_for(blueprint.data_on_device, device, share)
         self.data = HostData(self.algorithm, self.ctx.task, population, seed=self.seed, room=room)
+        peak_bytes(self.ctx.task.device)  # what another simulation of this process took is not counted
 
     def exchange(
         self,
@@ -124,6 +125,7 @@ class Host:
             result.replies.append(Reply(client, ctx.examples, {name: up[name] for name in up if name not in averaged}))
         self._synchronise()
         result.busy[self.position] = time.perf_counter() - began
+        result.gpu_bytes = peak_bytes(self.ctx.task.device)
         return done
 
     def _measure(self, request: ExchangeRequest, one: TrainedClient, next_state: State, result: ExchangeResult) -> None:

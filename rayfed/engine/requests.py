@@ -108,6 +108,7 @@ class ExchangeResult:
         busy: The seconds that each host worked, by its position.
         scoring: The part of them spent on scores and metrics.
         predicted: The seconds that each host was predicted to work; None where nothing was measured before.
+        gpu_bytes: The most GPU memory that tensors of one host took since its last exchange; 0 on CPUs.
     """
 
     total: ExactSum = field(default_factory=ExactSum)
@@ -119,6 +120,7 @@ class ExchangeResult:
     busy: dict[int, float] = field(default_factory=dict)
     scoring: dict[int, float] = field(default_factory=dict)
     predicted: Mapping[int, float] | None = None
+    gpu_bytes: int = 0
 
     def add(self, other: "ExchangeResult") -> None:
         """Add what other clients left; `other` must not be used afterwards."""
@@ -130,6 +132,7 @@ class ExchangeResult:
         add_to(self.bytes_up, other.bytes_up)
         add_to(self.busy, other.busy)
         add_to(self.scoring, other.scoring)
+        self.gpu_bytes = max(self.gpu_bytes, other.gpu_bytes)
 
 
 def add_to(sums: dict[Key, Number], terms: Mapping[Key, Number]) -> None:

@@ -17,9 +17,10 @@ def span(name: str) -> "contextlib.AbstractContextManager[Any]":
 
 
 class Tracer:
-    """Traces this process, on its processors and its GPU."""
+    """Traces this process on its processors, and on its GPU if `device` is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
         self._profiler: Any = None
 
     def start(self) -> None:
@@ -28,7 +29,7 @@ class Tracer:
         if self._profiler is None:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's tracer prints lines of its own otherwise
             activities = [torch.profiler.ProfilerActivity.CPU]
-            if torch.cuda.is_available():
+            if self._device.type == "cuda":  # without a GPU of its own, it must not start CUDA on another's
                 activities.append(torch.profiler.ProfilerActivity.CUDA)
             self._profiler = torch.profiler.profile(activities=activities)
             self._profiler.start()

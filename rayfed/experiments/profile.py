@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from rayfed.core.records import Record
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.tracing import Tracer
@@ -32,11 +34,12 @@ class Profile:
         fleet: The hosts, which are traced as well.
         save: Called with the name and the content of each file.
         rounds: The rounds that are going to run.
+        device: The device of this process.
     """
 
-    def __init__(self, fleet: Fleet, save: Callable[[str, bytes], None], rounds: int):
+    def __init__(self, fleet: Fleet, save: Callable[[str, bytes], None], rounds: int, device: torch.device | str):
         self._fleet, self._save, self._left_out = fleet, save, int(rounds > 1)
-        self._tracer = Tracer()
+        self._tracer = Tracer(device)
         self._finished = self._traced = 0
         self._is_tracing = False
         self._recording: list[dict[str, float]] = []

@@ -229,7 +229,7 @@ class TrialRun:
             self._sink.event(plan.trial, Event(event="rounds added", detail=detail, round=server.round))
         if plan.profile:
             save = partial(self._sink.save_profile, plan.trial)
-            self._profile = Profile(self._fleet, save, plan.config.rounds - server.round)
+            self._profile = Profile(self._fleet, save, plan.config.rounds - server.round, self._device)
         self.begun, self._server, self._rounds = True, server, server.run()
         self._since, self._going_back = [], None
         return server

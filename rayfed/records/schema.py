@@ -49,6 +49,7 @@ _ROUND_COLUMNS: dict[str, tuple[pa.DataType, Callable[[Record], Any]]] = {
     "busy_seconds": (pa.list_(pa.float64()), lambda record: record.busy),
     "predicted_seconds": (pa.list_(pa.float64()), lambda record: record.predicted),
     "balance": (pa.float64(), lambda record: record.balance),
+    "gpu_bytes": (pa.int64(), lambda record: record.gpu_bytes),
 }
 
 METRICS_SCHEMA = pa.schema([*_TRIAL_COLUMNS, ("round", pa.int32()), *_columns(Score)])

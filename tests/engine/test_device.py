@@ -1,6 +1,7 @@
 """What a process asks of its GPU, with a CUDA that only answers."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,11 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.user_files import error_line
 from rayfed.distributed.ray_host import RayHost
-from rayfed.engine.device import CONTEXT_BYTES, breaks_device, device_for
+from rayfed.engine.device import CONTEXT_BYTES, breaks_device, device_for, peak_bytes
+from rayfed.engine.evaluation import Evaluation
+from rayfed.engine.fleet import LocalFleet
+from rayfed.engine.server import Server
+from rayfed.engine.tracing import Tracer
 
 
 @pytest.fixture
@@ -56,6 +61,35 @@ def test_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"placement\.gpus=0\.5.*placement\.gpus=0"):
         device_for(0.5)
+
+
+def test_a_round_has_the_largest_peak_of_its_hosts(monkeypatch):
+    peaks = iter([99, 5, 7, 6, 4, 3, 2])  # what a simulation before took, and two rounds of three chunks
+    monkeypatch.setattr("rayfed.engine.host.peak_bytes", lambda device: next(peaks))
+    monkeypatch.setattr("rayfed.engine.fleet.CLIENTS_AT_ONCE", 2)
+    people = blobs(5)
+    plan = blueprint(FedAvg(), people, rounds=2)
+    records = [*Server(plan, people, LocalFleet(plan, people), Evaluation(points=())).run()]
+    assert [record.gpu_bytes for record in records] == [7, 4]
+
+
+def test_peaks_begin_anew(monkeypatch):
+    taken = [8, 3]
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: taken[0])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: taken.pop(0))
+    gpu = torch.device("cuda:0")
+    assert (peak_bytes(gpu), peak_bytes(gpu), peak_bytes(torch.device("cpu"))) == (8, 3, 0)
+
+
+def test_a_process_without_a_gpu_of_its_own_traces_none(monkeypatch):
+    traced = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities: traced.append(activities) or mock.Mock())
+    monkeypatch.setattr("rayfed.engine.tracing._active", False)
+    for device in ("cpu", "cuda:0"):
+        Tracer(device).start()
+    cpu, cuda = torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA
+    assert traced == [[cpu], [cpu, cuda]]
 
 
 def test_advice_when_the_memory_is_out():

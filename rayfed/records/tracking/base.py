@@ -79,6 +79,7 @@ def _costs(record: Record) -> dict[str, float]:
         "bytes_up": float(sum(record.bytes_up.values())),
         "epsilon": record.epsilon,
         "balance": record.balance,
+        "gpu_bytes": record.gpu_bytes,
         "simulated_seconds": record.simulated_seconds,
         **{f"seconds/{part}": seconds for part, seconds in record.seconds.items()},
     }
