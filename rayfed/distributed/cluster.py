@@ -26,6 +26,7 @@ from rayfed.distributed.session_watch import ended_by_sigterm
 from rayfed.distributed.start_clock import AUTOSCALE_SECONDS, StartClock
 from rayfed.distributed.user_modules import SentFiles, install, register_user_modules, to_send
 from rayfed.engine.checkpoint import Saved, newest_round
+from rayfed.engine.device import breaks_device
 from rayfed.experiments.capacity import (
     Bundle,
     check_fits,
@@ -206,7 +207,10 @@ class _ServerProcess:
         try:
             self.outcome = ray.get(self._call)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
+            if not breaks_device(error.cause):
+                raise error.cause from error
+            self.kill()
+            self._start_again(cause_of_death(error))
         except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError) as error:
             self._start_again(cause_of_death(error))
 

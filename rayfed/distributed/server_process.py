@@ -50,13 +50,13 @@ def make_pool(
 def run_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved) -> Outcome:
     """Run `plan` in a server actor, which holds the first of its `bundles`."""
     device, make_fleet = _reserved(plan, pool)
-    return run_trial(plan, sink, make_fleet, device, saved=saved)
+    return run_trial(plan, sink, make_fleet, device, saved=saved, replaceable=True)
 
 
 def steps_reserved(plan: Plan, sink: Sink, pool: "HostPool | None", saved: Saved = ()) -> TrialRun:
     """Return `plan` as a trial to step through, in a trial of Ray Tune, which holds the first of its `bundles`."""
     device, make_fleet = _reserved(plan, pool)
-    return TrialRun(plan, sink, make_fleet, device, saved=saved)
+    return TrialRun(plan, sink, make_fleet, device, saved=saved, replaceable=True)
 
 
 def _reserved(plan: Plan, pool: "HostPool | None") -> tuple[torch.device, Callable[[], Fleet]]:

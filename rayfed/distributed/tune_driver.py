@@ -318,6 +318,8 @@ class _TrialsCallback(tune.Callback):
         allowed = f"faults.restarts={self._faults[name].restarts} allows no other start"
         error_text = f"lost {times} times ({cause}); {allowed}" if times > 1 else f"lost ({cause}); {allowed}"
         values = trial.config["job"]["config"].tree() | {"status": "failed", "error": error_text}
+        if isinstance(error, ray.exceptions.RayTaskError):
+            values["traceback"] = str(error)
         self._recorder.end(name, values)
         self._failures.look(self._recorder.progress())
 

@@ -17,6 +17,7 @@ from rayfed.core.errors import HostLost, StatesLost, StorageError, UsageError
 from rayfed.core.records import Event, Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, Saved, newest_content, newest_round
+from rayfed.engine.device import breaks_device
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
@@ -122,6 +123,8 @@ class TrialRun:
         make_fleet: Makes the hosts. It is called once, and `close` closes the fleet.
         device: The device of the server.
         saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
+        replaceable: Whether another process goes on with the trial when the GPU of this one fails, which then is no end
+            of the trial.
 
     Attributes:
         begun: Whether the recorder knows the trial.
@@ -137,8 +140,9 @@ class TrialRun:
         device: str | torch.device,
         *,
         saved: Saved = (),
+        replaceable: bool = False,
     ):
-        self.plan, self._sink, self._device = plan, sink, device
+        self.plan, self._sink, self._device, self._replaceable = plan, sink, device, replaceable
         self._saved = usable(plan.config, saved)
         self._make_fleet = make_fleet
         self._fleet: Fleet | None = None
@@ -278,6 +282,8 @@ class TrialRun:
         plan = self.plan
         if isinstance(error, (UsageError, KeyboardInterrupt)) and not self.begun:
             return
+        if self._replaceable and breaks_device(error):
+            return
         if isinstance(error, KeyboardInterrupt):
             if not self.done:
                 self._sink.end(plan.trial, {"status": "interrupted"})
@@ -297,6 +303,7 @@ def run_trial(
     device: str | torch.device,
     *,
     saved: Saved = (),
+    replaceable: bool = False,
     report: Callable[[Record], None] = lambda record: None,
 ) -> str:
     """Run `plan` from the start or from a checkpoint, and return a hash of the final state.
@@ -304,13 +311,13 @@ def run_trial(
     The last round is saved if checkpoint.every is above 0 or `plan.keep_state` is true.
 
     Args:
-        plan, sink, make_fleet, device, saved: See `TrialRun`.
+        plan, sink, make_fleet, device, saved, replaceable: See `TrialRun`.
         report: Called after each round.
 
     Raises:
         Diverged: A value became infinite or NaN. This is recorded first, as is any other error.
     """
-    run = TrialRun(plan, sink, make_fleet, device, saved=saved)
+    run = TrialRun(plan, sink, make_fleet, device, saved=saved, replaceable=replaceable)
     try:
         while not run.done:
             if (record := run.step()) is not None:

@@ -9,6 +9,7 @@ import time
 import pytest
 import ray
 import torch
+from ray.util.placement_group import remove_placement_group
 
 from helpers import federations
 from helpers.federations import blobs, blueprint
@@ -16,12 +17,15 @@ from helpers.ray_session import start_ray
 from rayfed.algorithms.afl import AFL
 from rayfed.algorithms.scaffold import Scaffold
 from rayfed.core.errors import HostLost
+from rayfed.distributed.cluster import _reserved
 from rayfed.distributed.host_pool import HostPool
 from rayfed.distributed.ray_fleet import RayFleet
+from rayfed.distributed.ray_host import RayHost
+from rayfed.distributed.server_process import make_pool
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
-from rayfed.experiments.config import Faults, Placement
+from rayfed.experiments.config import Config, Faults, Placement
 
 pytestmark = pytest.mark.ray
 
@@ -58,7 +62,7 @@ class SlowAFL(AFL):
 
 
 class BreaksDevice(Scaffold):
-    """SCAFFOLD whose host loses its GPU as long as the file exists, as does every call after that in its process."""
+    """SCAFFOLD whose host loses its GPU in round 2 if the file exists, as does every call after that in its process."""
 
     def __init__(self, bad):
         super().__init__()
@@ -66,7 +70,7 @@ class BreaksDevice(Scaffold):
 
     def finish(self, ctx, work, client, down, data):
         if ray._private.worker.global_worker.mode == ray.WORKER_MODE:
-            if ctx.client == 3 and self.bad.exists():
+            if ctx.round == 2 and ctx.client == 3 and self.bad.exists():
                 self.bad.unlink()
                 os.environ["NO_GPU"] = "1"
             if "NO_GPU" in os.environ:
@@ -126,6 +130,49 @@ def test_a_host_without_its_gpu_is_replaced(tmp_path):
     events = disturbed(BreaksDevice(bad), 1, lambda processes: None, rounds=2)
     assert [event.event for event in events] == ["host lost", "host started"]
     assert events[0].detail == "host 0: CUDA error: an illegal memory access was encountered"
+
+
+class OnShare(RayHost):
+    """A host that reserves its share of a GPU and computes on the CPU."""
+
+    def take_up(self, blueprint, population, gpus, share=1.0, position=0):
+        self.share = gpus
+        return super().take_up(blueprint, population, 0.0, share, position)
+
+    def gpu(self):
+        return os.environ["CUDA_VISIBLE_DEVICES"], self.share
+
+
+def test_a_host_without_its_gpu_is_replaced_on_its_share(tmp_path, monkeypatch):
+    monkeypatch.setattr("rayfed.distributed.host_pool.RayHost", OnShare)
+    (bad := tmp_path / "bad").touch()
+    plan = blueprint(BreaksDevice(bad), PEOPLE, rounds=3)
+    config = Config.read({"placement": {"hosts": 2, "gpus": 0.5, "cpus": 0.5}})
+    group = _reserved(config)
+    fleet = RayFleet(
+        plan,
+        PEOPLE,
+        config.placement,
+        config.faults,
+        device=torch.device("cpu"),
+        pool=make_pool(config, group, keep=False),
+    )
+    try:
+        gpus = [ray.get([handle.actor.gpu.remote() for handle in fleet.hosts.handles])]
+        server = Server(plan, PEOPLE, fleet, Evaluation(points=("global",)))
+        events = [event for record in server.run() for event in record.events]
+        gpus.append(ray.get([handle.actor.gpu.remote() for handle in fleet.hosts.handles]))
+        digest = server.state_hash()
+    finally:
+        fleet.close()
+        remove_placement_group(group)
+    assert (events[0].event, events[0].round) == ("host lost", 2)
+    assert gpus[0] == gpus[1]
+    assert {share for _, share in gpus[0]} == {0.5}
+    assert len({gpu for gpu, _ in gpus[0]}) == 2
+    alone = Server(plan, PEOPLE, LocalFleet(plan, PEOPLE), Evaluation(points=("global",)))
+    list(alone.run())
+    assert digest == alone.state_hash()
 
 
 @pytest.mark.slow

@@ -35,18 +35,36 @@ local: {batch_size: 8, lr: 0.1}
 MINE = """
 import os
 from dataclasses import dataclass
+
+import ray
+import torch
 from rayfed import option
 from rayfed.algorithms.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class Breaking(FedAvg):
-    bad: bool = option(False, help="whether the GPU fails, for the rest of the process")
+    breaks: str = option("never", choices=("never", "once", "always"), help="when the GPU fails for the process")
 
     def finish(self, ctx, work, client, down, data):
-        if self.bad or "NO_GPU" in os.environ:
+        once = self.breaks == "once" and ctx.round == 2 and not os.path.exists("broken")
+        if once:
+            open("broken", "w").close()
+        if once or self.breaks == "always" or "NO_GPU" in os.environ:
             os.environ["NO_GPU"] = "1"
             raise RuntimeError("CUDA error: device-side assert triggered")
         return super().finish(ctx, work, client, down, data)
+
+@dataclass(frozen=True, kw_only=True)
+class BreakingServer(FedAvg):
+    def aggregate(self, ctx, server, replies):
+        if ctx.round == 2 and not os.path.exists("broken_server"):
+            open("broken_server", "w").close()
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return super().aggregate(ctx, server, replies)
+
+if ray._private.worker.global_worker.mode == ray.WORKER_MODE:  # Ray only counts the GPUs
+    import rayfed.distributed.server_process
+    rayfed.distributed.server_process.device_for = lambda gpus, model: torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Failing(FedAvg):
@@ -198,14 +216,27 @@ def test_a_sweep_whose_trials_all_fail_stops(swept, here, capsys):
 
 @pytest.mark.slow
 def test_a_trial_that_breaks_the_gpu_takes_no_other_with_it(here, capsys):
-    arms = "arms=[{algorithm: {name: 'sweep_mine:Breaking', bad: {grid: [true, false]}}}]"
+    arms = "arms=[{algorithm: {name: 'sweep_mine:Breaking', breaks: {grid: [always, once, never]}}}]"
     on_ray = "search={scheduler: asha, grace_rounds: 3, max_concurrent: 1}"
-    others = ("seeds=[0]", "faults.restarts=1", "faults.stop_early=false", "experiment=broken")
+    others = ("seeds=[0]", "faults.restarts=1", "faults.stop_early=false", "experiment=broken", "placement.gpus=0.5")
     found = ran(capsys, "space.yaml", arms, on_ray, *others, experiment="broken")
-    status = found.trials.groupby("algorithm.bad")["status"].apply(list).to_dict()
-    assert status == {True: ["failed"], False: ["done"]}
-    (error,) = found.trials["error"].dropna()
+    trials = found.trials.set_index("algorithm.breaks")
+    assert trials["status"].to_dict() == {"always": "failed", "once": "done", "never": "done"}
+    (error,) = trials["error"].dropna()
     assert error.startswith("lost 2 times (CUDA error: device-side assert triggered); faults.restarts=1")
+    assert "sweep_mine.py" in trials["traceback"]["always"]
+    assert trials["weights_hash"]["once"] == trials["weights_hash"]["never"]
+    events = rayfed.read_events(here / "results", "broken")
+    assert events["event"].value_counts().to_dict() == {"trial lost": 3, "trial restarted": 2}
+
+
+@pytest.mark.slow
+def test_a_server_that_breaks_its_gpu_is_started_again(here):
+    values = {"algorithm.name": "sweep_mine:BreakingServer", "rounds": 3, "results": "server", "placement.hosts": 1}
+    result = rayfed.run({**yaml.safe_load(COMMON), **values})
+    assert result.weights_hash == single("fedavg", 0).weights_hash
+    (lost, *_) = rayfed.read_events("server").to_dict("records")
+    assert (lost["event"], lost["detail"]) == ("server lost", "CUDA error: device-side assert triggered")
 
 
 class TestEarlyStopping:

@@ -109,3 +109,16 @@ def test_a_trial_needs_no_installed_package(tmp_path, monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert ran(tmp_path, rounds=1)
+
+
+@pytest.mark.parametrize(("replaceable", "status"), [(True, "running"), (False, "failed")])
+def test_a_gpu_that_fails_ends_no_trial_that_goes_on_elsewhere(tmp_path, monkeypatch, replaceable, status):
+    def fail(*given):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(LocalFleet, "exchange", fail)
+    plan = make_plan(Config.read(VALUES, {"results": str(tmp_path)}))
+    recorder, fleet = Recorder(str(tmp_path), "run"), LocalFleet(plan.blueprint, plan.population)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        run_trial(plan, recorder, lambda: fleet, "cpu", replaceable=replaceable)
+    assert [progress.status for progress in recorder.progress()] == [status]
