@@ -332,7 +332,7 @@ def _mark_legend(rows: pd.DataFrame, criterion: str) -> str:
         return ""
     if tuned["chosen"].any():
         return f"{CHOSEN}: the algorithm's hyperparameters with the best mean validation {criterion}."
-    return "No hyperparameters are marked as chosen, because no validation split was evaluated."
+    return f"No hyperparameters are marked as chosen, because the model scored has no validation {criterion}."
 
 
 def _stars_legend(stars: Stars | None) -> str:
