@@ -34,9 +34,9 @@ local: {batch_size: 8, lr: 0.1}
 
 MINE = """
 import os
+import sys
 from dataclasses import dataclass
 
-import ray
 import torch
 from rayfed import option
 from rayfed.algorithms.fedavg import FedAvg
@@ -62,7 +62,8 @@ class BreakingServer(FedAvg):
             raise RuntimeError("CUDA error: device-side assert triggered")
         return super().aggregate(ctx, server, replies)
 
-if ray._private.worker.global_worker.mode == ray.WORKER_MODE:  # Ray only counts the GPUs
+ray = sys.modules.get("ray")
+if ray is not None and ray._private.worker.global_worker.mode == ray.WORKER_MODE:  # Ray only counts the GPUs
     import rayfed.distributed.server_process
     rayfed.distributed.server_process.device_for = lambda gpus, model: torch.device("cpu")
 

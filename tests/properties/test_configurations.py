@@ -55,7 +55,7 @@ def check_tree(tree):
         in_one_line(error)
         return
     again = Config.read(config.tree())
-    assert again == config
+    assert again.tree() == config.tree()
     assert trial_name(again) == trial_name(config)
     for value in vars(config.local).values():
         assert not isinstance(value, float) or math.isfinite(value)

@@ -35,4 +35,7 @@ def read_pickle(path: Path, kind: str) -> Any:
         UsageError: The file is empty, truncated, damaged or contains anything else; the message names the `kind`.
     """
     with readable(path, kind), open(path, "rb") as file:
-        return _RestrictedUnpickler(file, encoding="latin1").load()
+        try:
+            return _RestrictedUnpickler(file, encoding="latin1").load()
+        except MemoryError as error:  # a damaged length asks for any amount of memory
+            raise ValueError("an object in it is larger than memory") from error
