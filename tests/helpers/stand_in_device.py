@@ -134,7 +134,7 @@ def _check(func: Any, name: str, args: Any, given: list[Tensor]) -> None:
 
 def _waits(name: str, args: Any, kwargs: dict[str, Any], there: bool, result_there: bool) -> bool:
     tensors = list(_tensors(args))
-    if name in COPIES:
+    if name in COPIES and tensors:  # a number becomes a tensor by such an operation, too
         source = tensors[-1]
         blocking = not (kwargs.get("non_blocking") or (name == "aten::copy_" and len(args) > 2 and args[2]))
         return blocking and isinstance(source, There) != result_there
