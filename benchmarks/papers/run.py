@@ -180,14 +180,18 @@ def _as_markdown(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _claims_as_markdown(verdicts: Sequence[tuple[Claim, str, str]]) -> str:
-    """Return a list with an entry per answer, in which the claims are grouped by their column."""
-    by_answer: dict[str, dict[str, list[str]]] = {}
+    """Return a list with an entry per answer, in which claims are grouped by column and by the row that exceeds."""
+    by_answer: dict[str, dict[str, dict[str, list[str]]]] = {}
     for claim, answer, gap in verdicts:
-        compared = claim.text.removeprefix(f"{claim.column}: ")
-        by_answer.setdefault(answer, {}).setdefault(claim.column, []).append(f"{compared}{f' ({gap})' * bool(gap)}")
+        less = claim.text.removeprefix(f"{claim.column}: {claim.more} > ")
+        by_row = by_answer.setdefault(answer, {}).setdefault(claim.column, {})
+        by_row.setdefault(claim.more, []).append(f"{less}{f' ({gap})' * bool(gap)}")
     entries = []
     for answer, by_column in by_answer.items():
-        sentences = [f"{column}: {'; '.join(compared)}." for column, compared in by_column.items()]
+        sentences = []
+        for column, by_row in by_column.items():
+            compared = "; ".join(f"{more} > {', '.join(less)}" for more, less in by_row.items())
+            sentences.append(f"{column}: {compared}.")
         entries.append(f"- **{answer.capitalize()}.** {' '.join(sentences)}")
     return "\n".join(entries)
 

@@ -59,22 +59,22 @@ SOURCES: dict[str, Any] = {
 NAMES = {
     "pfllib": "PFLlib",
     "flbench": "FL-bench",
-    "moon": "authors",
-    "feddyn": "authors",
-    "fedtorch": "authors",
-    "fedproto": "authors",
-    "apple": "authors",
-    "fedreg": "authors",
-    "harmofl": "authors",
-    "vhl": "authors",
+    "moon": "The methods' authors",
+    "feddyn": "The methods' authors",
+    "fedtorch": "The methods' authors",
+    "fedproto": "The methods' authors",
+    "apple": "The methods' authors",
+    "fedreg": "The methods' authors",
+    "harmofl": "The methods' authors",
+    "vhl": "The methods' authors",
     "huawei": "Gen-AFL's authors",
     "fedbr": "FedDebias's authors",
-    "fraug": "authors",
+    "fraug": "The methods' authors",
     "fair": "q-FFL's authors",
-    "dbe": "authors",
-    "fedfomo": "authors",
+    "dbe": "The methods' authors",
+    "fedfomo": "The methods' authors",
 }
-"""What the projects are called in tables."""
+"""What the projects are called in headings."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

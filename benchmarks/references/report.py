@@ -41,20 +41,25 @@ def reasons(results: Sequence[Comparison]) -> list[str]:
 
 
 def markdown(results: Sequence[Comparison], names: dict[str, str]) -> str:
-    """Return a table with a row per method, project and variant, in the order of `results`.
+    """Return a section per project with a row per method and variant, in the order of `results`.
 
     Args:
-        names: What to call each project in the table.
+        names: What to call each project; those of one name share a section.
     """
-    rows: dict[tuple[str, str, str], dict[bool, Comparison]] = {}
+    sections: dict[str, dict[tuple[str, str], dict[bool, Comparison]]] = {}
     for result in results:
         case = result.case
-        rows.setdefault((case.method, case.source, case.variant), {})[case.setting.is_partial] = result
-    lines = ["| method | code | variant | all clients | 2 of 4 | moved |", "|---|---|---|---|---|---|"]
-    for (method, source, variant), row in rows.items():
+        rows = sections.setdefault(names[case.source], {})
+        rows.setdefault((case.method, case.variant), {})[case.setting.is_partial] = result
+    return "\n\n".join(_section(name, rows) for name, rows in sections.items())
+
+
+def _section(name: str, rows: dict[tuple[str, str], dict[bool, Comparison]]) -> str:
+    lines = [f"### {name}", "", "| method | variant | all clients | 2 of 4 | moved |", "|---|---|---|---|---|"]
+    for (method, variant), row in rows.items():
         every, some = (_difference(row[key]) if key in row else "" for key in (False, True))
         moved = max(result.moved for result in row.values())
-        lines.append(f"| `{method}` | {names[source]} | {variant} | {every} | {some} | {moved:.2g} |")
+        lines.append(f"| `{method}` | {variant} | {every} | {some} | {moved:.2g} |")
     return "\n".join(lines)
 
 

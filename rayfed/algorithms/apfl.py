@@ -50,7 +50,7 @@ class APFL(FedAvg):
     alpha_updates: str = option(
         "round",
         choices=("round", "step"),
-        help="when α takes a step: on the first batch of a round, or on every batch",
+        help="α takes a step on the first batch of a round, or on every batch",
         elsewhere={"authors": "round", "PFLlib": "step"},
     )
     variant: str = option("code", choices=("code", "paper"), help="update rules of PFLlib's code, or of the paper")

@@ -69,7 +69,7 @@ class APPLE(FedAvg):
         0.1,
         low=0,
         high=1,
-        help="L, after which there is no pull, as a share of all rounds",
+        help="L, when the pull ends, as a share of all rounds",
         elsewhere={"authors": "0.1", "PFLlib": "1"},
     )
 

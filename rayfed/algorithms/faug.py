@@ -9,10 +9,10 @@ under Non-IID Private Data", section 3 (federated augmentation), with FedAvg in 
              latter through the network in one pass,  L = [n_i · CE(local) + m · CE(generated)] / (n_i + m)
     server:  FedAvg with weights n_i + m
 
-The paper's server first adds similar images from a web search to the seed examples, which is not possible here, and its
-G is that of a conditional GAN. Here G is the decoder of a conditional variational autoencoder of MLPs (Sohn, Lee and
-Yan 2015), since training one on few examples does not have to balance two networks. Results are therefore those of a
-variant, not of the paper's method. With encoder e, decoder d and noise ε ~ N(0, I), the autoencoder minimises
+This is a variant of the paper's method. Its server first adds similar images from a web search to the seed examples,
+which is not possible here, and its G is that of a conditional GAN. Here G is the decoder of a conditional variational
+autoencoder of MLPs (Sohn, Lee and Yan 2015), which is easier to train on few examples. With encoder e, decoder d and
+noise ε ~ N(0, I), the autoencoder minimises
 
     L = mean over the batch of  ½‖x − d(z, y)‖² + KL(N(m, s²) ‖ N(0, I)),   (m, log s²) = e(x, y),  z = m + s ε
 

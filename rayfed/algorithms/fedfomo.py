@@ -51,7 +51,7 @@ class FedFomo(FedAvg):
         0.2,
         above=0,
         below=1,
-        help="share of a client's training examples that rate models and are not trained on",
+        help="share of a client's training examples that only rate models",
         elsewhere={"authors": "0.2", "PFLlib": "0.2"},
     )
 

@@ -8,10 +8,10 @@
 sent, and loads the layer with probability σ(s), drawn at the start of the round. Batches alternate: one trains the
 weights, the next s, with the loss of the layer-wise mixture of the two models from the start of the round,
 
-    w = a·w_global + (1−a)·w_local,  a = 1[σ((s + logistic noise)/τ) > ½], with the gradient of σ (straight-through),
+    w = a·w_global + (1−a)·w_local,  a = 1[σ((s + logistic noise)/τ) > ½], with the gradient of σ (straight-through)
 
-which is Gumbel-softmax for two choices. There is no released code; rate, temperature and alternation are our choices.
-For scoring, a layer is loaded where s ≥ 0.
+This is Gumbel-softmax for two choices. For scoring, a layer is loaded where s ≥ 0. There is no released code; rate,
+temperature and alternation are our choices.
 """
 
 from dataclasses import dataclass

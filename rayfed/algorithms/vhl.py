@@ -45,7 +45,7 @@ class VHL(FedAvg):
         2000,
         low=2,
         high=1_000_000,
-        help="number of virtual examples, with balanced classes; 20000 for CIFAR-100",
+        help="virtual examples, with balanced classes; 20000 for CIFAR-100",
     )
     virtual_batch_size: int = option(32, low=2, help="virtual examples per step")
 

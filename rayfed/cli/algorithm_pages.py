@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,13 @@ _INTRODUCTION = """\
 `make docs` generates this page from the code. Each method has its paper and its update rules, followed by
 
 - *State*, where it differs from FedAvg (down weights (224903), averaged weights, kept nothing, scored global, one
-  exchange per round): what each of two clients with a small batch-norm network receives in the second round (*down*)
-  and has kept since the first (*kept*), by field, as a count of numbers; the fields of which the server needs only the
-  mean (*averaged*); and the model that is scored unless `evaluate.points` says otherwise (*scored*);
-- its keys, such as `algorithm.mu`, with their defaults and, in brackets, the choices and, where they were looked up,
-  the defaults of the authors' code and of PFLlib. A key that several methods share is described once.
+  exchange per round). For a small batch-norm network and two clients it counts, by field, the numbers that a client
+  receives in the second round (*down*) and those that it has kept since the first (*kept*). *Averaged* are the fields
+  of which the server needs only the mean, and *scored* is the model that is scored by default;
+- its keys (`algorithm.mu`, for example) with their defaults. In brackets are the choices and, where they were looked
+  up, the defaults of the authors' code and of PFLlib. A key that several methods share is described once.
 
-The source of a method opens with how ambiguities of the paper were settled and how other people's code differs;
-`rayfed list NAME` prints it.
+`rayfed list NAME` also prints how ambiguities of the paper were settled and how other people's code differs.
 
 The methods by family:
 """
@@ -66,9 +64,9 @@ def _section(name: str, described: dict[Any, Any]) -> str:
     module = inspect.getmodule(kind)
     first = described.setdefault(module, name)
     path = Path(inspect.getfile(kind)).relative_to(Path(rayfed.__file__).parents[1]).as_posix()
-    rules = _rules(inspect.getdoc(module) or "") if first == name else f"Described with [`{first}`](#{first})."
-    facts = f"[Source](../{path}). {_state(kind())}".strip()
-    parts = [f"### {name}", rules, facts, *_options(name, kind, described)]
+    rules = [_rules(inspect.getdoc(module) or "")] if first == name else []
+    source = f"[Source](../{path})." if first == name else f"Described with [`{first}`](#{first})."
+    parts = [f"### {name}", *rules, f"{source} {_state(kind())}".strip(), *_options(name, kind, described)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -95,34 +93,28 @@ def _state(algorithm: Algorithm) -> str:
 
 
 def _options(name: str, kind: Any, described: dict[Any, Any]) -> list[str]:
-    """Return a table of the keys, and a sentence on those that an earlier method on the page has, too."""
-    rows: list[tuple[str, str, str]] = []
+    """Return a list of the keys, and a sentence on those that an earlier method on the page has, too."""
+    items: list[str] = []
     shared: dict[str, list[str]] = {}  # by method
     for field in dataclasses.fields(kind):
         if not field.init:
             continue
-        declaration = (field.name, field.metadata.get("help"), str(field.metadata.get("elsewhere")))
-        first, usual = described.setdefault(declaration, (name, default_text(field)))
+        default, text = default_text(field), field.metadata.get("help", "")
+        declaration = (field.name, text, str(field.metadata.get("elsewhere")))
+        first, usual = described.setdefault(declaration, (name, default))
         if first == name:
-            rows.append((f"`{field.name}`", _default(field), field.metadata.get("help", "")))
+            items.append(f"- `{field.name}={default}`{_alternatives(field)}: {text}")
         else:
-            default = default_text(field)
-            shared.setdefault(first, []).append(f"`{field.name}`" + f" = {default}" * (default != usual))
+            shared.setdefault(first, []).append(f"`{field.name}`" if default == usual else f"`{field.name}={default}`")
     also = [f"{', '.join(keys)}: as in [`{method}`](#{method})" for method, keys in shared.items()]
-    return [_table(rows)] * bool(rows) + [f"{'Also ' if rows else ''}{'; '.join(also)}."] * bool(also)
+    return ["\n".join(items)] * bool(items) + [f"{'Also ' if items else ''}{'; '.join(also)}."] * bool(also)
 
 
-def _table(rows: Sequence[tuple[str, str, str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(["| key | default | meaning |", "|---|---|---|", *lines])
-
-
-def _default(field: "dataclasses.Field[Any]") -> str:
-    """Return the default of an option, then in brackets the choices and other people's defaults."""
+def _alternatives(field: "dataclasses.Field[Any]") -> str:
+    """Return the choices of an option and other people's defaults, in brackets; an empty text without any."""
     details = [", ".join(map(str, field.metadata["choices"]))] if "choices" in field.metadata else []
     details += [f"{name}: {value}" for name, value in field.metadata.get("elsewhere", {}).items()]
-    brackets = f" ({'; '.join(details)})" if details else ""
-    return default_text(field) + brackets
+    return f" ({'; '.join(details)})" if details else ""
 
 
 def _exchanges(algorithm: Algorithm) -> str:

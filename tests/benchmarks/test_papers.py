@@ -394,6 +394,13 @@ def test_a_row_that_never_comes_to_the_target_is_shown_and_judged(papers, comman
     assert "- **Holds for some seeds.** a: two > one (1/2 seeds)." in shown
 
 
+def test_claims_on_one_row_are_shown_together(papers, command):
+    found = lines([("one", 0, "a", 50.0), ("one", 1, "a", 52.0), ("two", 0, "a", 60.0), ("two", 1, "a", 64.0)])
+    table = fake_table(papers, claims=["a: two > one", "a: one > two - 20", "a: two > one + 5"])
+    shown = command.render(table, "small", found, "the command", markdown=True)
+    assert "- **Holds.** a: two > one (+11.0±1.4), one + 5 (+11.0±1.4); one > two - 20 (-11.0±1.4)." in shown
+
+
 @pytest.mark.parametrize(
     ("values", "judged"),
     [
@@ -496,7 +503,7 @@ def test_a_table_is_measured_and_printed(command, tmp_path, monkeypatch, capsys)
     out = capsys.readouterr().out
     (here,) = re.findall(r"^\| ADCOL \| ([\d.]+) \(80.20±0.50\) \|", out, re.MULTILINE)
     assert 0 <= float(here) <= 100
-    assert "ADCOL > SOLO (" in out
+    assert re.search(r"AVG: ADCOL > [^;]*SOLO \(", out)
     assert "| FedAvg | – (78.60±0.60) |" in out
-    assert re.search(r"\*\*Not measured\.\*\* AVG: .*ADCOL > FedAvg[;.]", out)
+    assert re.search(r"\*\*Not measured\.\*\* AVG: .*ADCOL > [^;]*FedAvg[,;.]", out)
     assert "    python benchmarks/papers/run.py adcol_table1 --small --rows SOLO --rows 'ADCOL*' rounds=1" in out

@@ -47,7 +47,7 @@ class DBE(Wrapper):
     prbm: bool = option(True, help="add the personal bias (PRBM)")
     mr: bool = option(True, help="add the mean regulariser (MR)")
     init_mean: str = option(
-        "running", choices=("running", "full"), help="the mean that clients send: the running mean, or that of all data"
+        "running", choices=("running", "full"), help="the mean that is sent: the running mean, or that of all data"
     )
     noise_scale: float = option(0.0, low=0, help="s, standard deviation of the noise on the mean that is sent")
     noise_mix: float = option(0.0, low=0, high=1, help="q, share of the mean that is removed before the noise is added")

@@ -42,7 +42,7 @@ class LocalDPAdcol(Adcol):
     guarantee: str = option(
         "coordinate",
         choices=("coordinate", "strict"),
-        help="what ε holds for: each coordinate of a rescaled vector, or (strict) the whole vector",
+        help="what ε protects: each coordinate of a rescaled vector, or the whole vector",
     )
     hidden: list[int] = option([512], low=1, high=65536, help="widths of the discriminator's hidden layers")
 

@@ -84,8 +84,8 @@ class FedDebias(FedAvg):
     tau_mode: str = option(
         "multiply", choices=("multiply", "divide"), help="whether τ multiplies or divides similarities"
     )
-    projector: bool = option(True, help="compare projected features; without it, features, and there is no max step")
-    max_step: bool = option(True, help="train the projector to increase the contrast; without it, θ stays as drawn")
+    projector: bool = option(True, help="compare projected features; else features, without a max step")
+    max_step: bool = option(True, help="train the projector to increase the contrast; else θ stays as drawn")
     widths: list[int] = option(
         [256, 256, 128], low=1, high=65536, help="widths of the projector's layers, the output last"
     )

@@ -63,14 +63,12 @@ class FRAug(FedAvg):
 
     # What is augmented, and how
 
-    use_generator: bool = option(True, help="use the shared generator; without it, RTNets receive noise")
-    use_rtnet: bool = option(
-        True, help="use the clients' own networks; without them, the generator's output is mixed in"
-    )
+    use_generator: bool = option(True, help="use the shared generator; else RTNets receive noise")
+    use_rtnet: bool = option(True, help="use the clients' own networks; else the generator's output is mixed in")
     embeddings: str = option(
         "both", choices=("u", "uc", "both"), help="what is augmented: the batch, the prototypes, or both"
     )
-    interpolate: bool = option(True, help="let the augmentation grow, λ = exp(γ(r−R)); without it, λ = 1")
+    interpolate: bool = option(True, help="let the augmentation grow, λ = exp(γ(r−R)); else λ = 1")
     gamma: float = option(0.01, low=0, help="γ of λ; adapt it to the number of rounds (200 in the paper)")
     latent: int = option(256, low=1, high=65536, help="width of the noise and of the RTNets' hidden layer")
     noise: str = option("normal", choices=("normal", "uniform"), help="distribution of the noise: N(0, I) or U[0, 1)")
@@ -98,7 +96,7 @@ class FRAug(FedAvg):
     # What is kept and averaged
 
     bn_mode: str = option(
-        "all", choices=("all", "stats"), help="the batch norm that stays with clients: all of it, or its statistics"
+        "all", choices=("all", "stats"), help="batch norm that stays with clients: all, or its statistics"
     )
     generator_bn: str = option("averaged", choices=("averaged", "local"), help="batch norm of the generator")
     weighting: str = weighting_option("examples", " as Alg. 1 is printed")

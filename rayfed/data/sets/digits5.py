@@ -167,7 +167,7 @@ def _first_files(domain: str) -> tuple[str, ...]:
 
 
 def _expected(domain: str) -> str:
-    return f"{' and '.join(_first_files(domain))}, or another format in docs/data.md"
+    return f"{' and '.join(_first_files(domain))}, or another format that `rayfed list digits5` names"
 
 
 def _leakage_groups(kept: dict[str, SampledRows], made_of: dict[str, str]) -> np.ndarray | None:
