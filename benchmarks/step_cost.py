@@ -6,7 +6,6 @@ CPU time, so that other programs on the machine matter little; the variants alte
 """
 
 import argparse
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -109,11 +108,13 @@ def _population(shape: tuple[int, ...], steps: int, clients: int) -> Population:
 def exchange(plan: Blueprint, population: Population, width: int, device: str | torch.device = "cpu") -> Variant:
     """Return one exchange of rayfed's host, with all costs of a client from the download to the summed reply."""
     ctx = plan.context(population, device)
-    host = Host(dataclasses.replace(plan, vmap_clients=width), population, device)
+    host = Host(plan, population, device)
     down = plan.algorithm.broadcast(ctx, plan.algorithm.init(ctx))
     clients = tuple(map(ClientIndex, range(len(population.clients))))
     weights = dict.fromkeys(clients, 1 / len(clients))
-    request = ExchangeRequest(moment=Moment("round", 1), cohort=clients, clients=clients, weights=weights)
+    request = ExchangeRequest(
+        moment=Moment("round", 1), cohort=clients, clients=clients, weights=weights, vmap_clients=width
+    )
     return lambda: host.exchange(request, down, {}, {})
 
 

@@ -84,6 +84,9 @@ def run(
         print(run_summary(plan), file=sys.stderr, flush=True)
     with claimed(config.results, config.experiment, [plan.trial]):
         digest = launch(plan, _saved_checkpoints(plan, quiet), quiet=quiet)
+    if not quiet and plan.blueprint.vmap_clients is None:
+        number = recorded_value(config.results, config.experiment, plan.trial, "vmap_clients")
+        print(f"placement.vmap_clients=auto: measured {number}", file=sys.stderr, flush=True)
     if not quiet and plan.evaluation.stop_rule is not None:
         reason = recorded_value(config.results, config.experiment, plan.trial, "stop_reason")
         print(f"stopped early: {reason}" if reason else "early stopping: all rounds ran", file=sys.stderr, flush=True)

@@ -126,6 +126,7 @@ class Record:
         events: what happened to hosts.
         gpu_bytes: the most GPU memory that tensors of one host took, from the end of its last training before the round
             to that of its training in it; None on CPUs.
+        vmap_clients: The number of clients that hosts train at once, if it was measured in this round; else None.
     """
 
     stage: str
@@ -145,6 +146,7 @@ class Record:
     sampled: int | None = None
     simulated_seconds: float | None = None
     gpu_bytes: int | None = None
+    vmap_clients: int | None = None
 
     @property
     def balance(self) -> float | None:

@@ -126,11 +126,17 @@ class RayFleet:
         self._unweighted: dict[ClientIndex, Any] = {}
         self.hosts = Hosts(blueprint, population, placement, faults, pool)
         self.events = self.hosts.events
+        self.vmap_clients = blueprint.vmap_clients
 
     @property
     def states(self) -> RayStates:
         """The states of the clients that have one."""
         return self._states
+
+    def choose_vmap_clients(self, request: Request, down: State, unicast: Mapping[ClientIndex, State]) -> None:
+        request = dataclasses.replace(request, vmap_clients=-(-request.vmap_clients // len(self.hosts.handles)))
+        call = self._clients_call("fastest_width", request, down, unicast)
+        (self.vmap_clients,) = self._results([Unit(request.clients)], "measure", call)
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> ExchangeResult:
         kind = ("exchange", request.moment.stage, request.moment.exchange, bool(request.score_splits))
@@ -138,6 +144,7 @@ class RayFleet:
         self._number += 1
         number, sent = self._number, ray.put(pack(down))
         weighing = exchange.server_side_weighting
+        request = dataclasses.replace(request, vmap_clients=self.vmap_clients or 1)
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             clients = chunk.clients
@@ -149,7 +156,7 @@ class RayFleet:
             returned = method.remote(_for_some(request, clients, unicast), number, sent, separate, states, *references)
             return list(returned) if separate else [returned]
 
-        blocks = _blocks(request.clients, self._blueprint.vmap_clients)
+        blocks = _blocks(request.clients, request.vmap_clients)
         costs = {client: self._cost(request, kind, exchange, client) for client in request.clients}
         units = [Unit(block, cost=max(costs[client] for client in block) * len(block)) for block in blocks]
         result, new_states, self._unweighted = ExchangeResult(), dict[ClientIndex, Any](), {}
@@ -185,14 +192,8 @@ class RayFleet:
         return total
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
-        self._number += 1
-        number, sent = self._number, ray.put(pack(down))
-
-        def call(actor: Any, chunk: Chunk) -> list[Any]:
-            states, references = self._states.sent(chunk.clients)
-            message = _for_some(request, chunk.clients, unicast)
-            return [actor.score_downloads.remote(message, number, sent, states, *references)]
-
+        request = dataclasses.replace(request, vmap_clients=self.vmap_clients or 1)
+        call = self._clients_call("score_downloads", request, down, unicast)
         return self._scored(request, call, ("score", request.points))
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
@@ -266,11 +267,24 @@ class RayFleet:
         def examples(client: ClientIndex) -> int:
             return of_each_client + int(sizes[client, columns].sum())
 
-        blocks = _blocks(request.clients, self._blueprint.vmap_clients if "adapted" in request.points else 1)
+        blocks = _blocks(request.clients, request.vmap_clients if "adapted" in request.points else 1)
         return [
             *(Unit(block, cost=1.0 + sum(map(examples, block))) for block in blocks),
             *(Unit(tests=(k,), cost=1.0 + of_tests[k]) for k in request.tests),
         ]
+
+    def _clients_call(
+        self, name: str, request: Request, down: State, unicast: Mapping[ClientIndex, State]
+    ) -> Callable[[Any, Chunk], list[Any]]:
+        self._number += 1
+        number, sent = self._number, ray.put(pack(down))
+
+        def call(actor: Any, chunk: Chunk) -> list[Any]:
+            states, references = self._states.sent(chunk.clients)
+            message = _for_some(request, chunk.clients, unicast)
+            return [getattr(actor, name).remote(message, number, sent, states, *references)]
+
+        return call
 
     def _model_call(self, name: str, request: ScoreRequest, model: Any) -> Callable[[Any, Chunk], list[Any]]:
         self._number += 1

@@ -119,6 +119,14 @@ class RayHost:
         before = self._unpacked_states(sent_states, states)
         return pack(self.host.score_downloads(request, self._unpacked(number, down), unicast, before))
 
+    def fastest_width(
+        self, message: Message, number: int, down: Message, sent_states: SentStates, *states: Message
+    ) -> Message:
+        """See `Host.fastest_width`; the arguments are those of `exchange`."""
+        request, unicast = unpack(message, self.device)
+        before = self._unpacked_states(sent_states, states)
+        return pack(self.host.fastest_width(request, self._unpacked(number, down), unicast, before))
+
     def score_global(self, request: ScoreRequest, number: int, model: Message) -> Message:
         return pack(self.host.score_global(request, self._unpacked(number, model)))
 

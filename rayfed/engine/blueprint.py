@@ -45,7 +45,8 @@ class Blueprint:
         local: The local training of a round.
         keep_optimizer: Whether clients keep the optimiser's state between rounds; None: as the algorithm does.
         cohort: The number of clients in a round.
-        vmap_clients: The number of clients that a host trains at once. Values above 1 change rounding.
+        vmap_clients: The number of clients that a host trains at once. Values above 1 change rounding. None: a host
+            measures which number is fast, before it first trains.
         threads: torch threads of a host on a CPU. Values above 1 change rounding.
         deterministic: Whether an operation without a deterministic kernel is an error.
         tf32: Whether GPUs may multiply in TF32.
@@ -67,7 +68,7 @@ class Blueprint:
     cohort: int
     seed: int
     keep_optimizer: bool | None = None
-    vmap_clients: int = 1
+    vmap_clients: int | None = 1
     threads: int = 1
     deterministic: bool = False
     tf32: bool = False
@@ -135,7 +136,7 @@ class Blueprint:
             few = f"fewer than two training examples, of which algorithm.name={self.algorithm.name} holds one out"
             lack = few if self.algorithm.held_out_share else "no training examples"
             raise UsageError(f"client {smallest} has {lack}; partition.* must give it some")
-        if self.vmap_clients > 1:
+        if (self.vmap_clients or 1) > 1:
             self._refuse_ragged_batches(sizes)
         ctx = self.context(population, "cpu")
         if not ctx.task.trainable:
@@ -147,6 +148,15 @@ class Blueprint:
         self._refuse_lost_clients(problem)
         self._check_sampling(ctx)
         self._refuse_single_examples(ctx, population, self._phases)
+
+    def settled(self, population: Population) -> "Blueprint":
+        """Return a checked blueprint with `vmap_clients` 1 in place of None where clients cannot train at once."""
+        if self.vmap_clients is None:
+            try:
+                replace(self, vmap_clients=2).check(population)
+            except UsageError:
+                return replace(self, vmap_clients=1)
+        return self
 
     def _refuse_ragged_batches(self, sizes: SizesById) -> None:
         """Raise UsageError if clients that train at once have batches of several sizes."""
@@ -311,7 +321,7 @@ class Blueprint:
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             optimizer=self.optimizer,
-            vmap_clients=self.vmap_clients,
+            vmap_clients=self.vmap_clients or 1,
         )
 
 

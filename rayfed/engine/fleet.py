@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -16,11 +17,14 @@ from rayfed.engine.device import room_for_states
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
 from rayfed.engine.metric_collection import Gradients
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Scored, ScoreRequest
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest
 from rayfed.engine.serialization import state_hash
 
 CLIENTS_AT_ONCE = 64
 """Clients whose states `LocalFleet` holds beside its store at any time."""
+
+
+_Request = TypeVar("_Request", bound=Request)
 
 
 class Fleet(Protocol):
@@ -31,13 +35,19 @@ class Fleet(Protocol):
 
     Attributes:
         events: What happened to hosts, such as losses; the server takes them away.
+        vmap_clients: The number of clients that a host trains at once; None until `choose_vmap_clients`.
     """
 
     events: list[Event]
+    vmap_clients: int | None
 
     @property
     def states(self) -> ClientStates:
         """The states of the clients that have one."""
+        ...
+
+    def choose_vmap_clients(self, request: Request, down: State, unicast: Mapping[ClientIndex, State]) -> None:
+        """Have a host measure `vmap_clients`, so that there is a block for each host; see `Host.fastest_width`."""
         ...
 
     def exchange(
@@ -94,12 +104,15 @@ class LocalFleet:
         self.states = ClientStore(state_memory, device, device_memory=room_for_states(device, share))
         self.events: list[Event] = []
         self._unweighted: dict[ClientIndex, State] = {}
-        self._at_once = max(1, CLIENTS_AT_ONCE // blueprint.vmap_clients) * blueprint.vmap_clients
+        self.vmap_clients = blueprint.vmap_clients
+
+    def choose_vmap_clients(self, request: Request, down: State, unicast: Mapping[ClientIndex, State]) -> None:
+        self.vmap_clients = self.host.fastest_width(request, down, unicast, self._states_of(request.clients))
 
     def exchange(self, request: ExchangeRequest, down: State, unicast: Mapping[ClientIndex, State]) -> ExchangeResult:
         result, self._unweighted = ExchangeResult(), {}
-        for clients in self._chunks(request.clients):
-            done = self.host.exchange(request.part(clients), down, unicast, self._states_of(clients))
+        for part in self._parts(request):
+            done = self.host.exchange(part, down, unicast, self._states_of(part.clients))
             for client, state in done.states.items():
                 self.states[client] = state
             self._unweighted |= done.unweighted
@@ -112,8 +125,8 @@ class LocalFleet:
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
         scored = Scored()
-        for clients in self._chunks(request.clients):
-            scored.add(self.host.score_downloads(request.part(clients), down, unicast, self._states_of(clients)))
+        for part in self._parts(request):
+            scored.add(self.host.score_downloads(part, down, unicast, self._states_of(part.clients)))
         return scored
 
     def score_global(self, request: ScoreRequest, model: Any) -> Scored:
@@ -139,8 +152,10 @@ class LocalFleet:
     def close(self) -> None:
         """Release nothing."""
 
-    def _chunks(self, clients: Sequence[ClientIndex]) -> Iterator[Sequence[ClientIndex]]:
-        return (clients[first : first + self._at_once] for first in range(0, len(clients), self._at_once))
+    def _parts(self, request: _Request) -> Iterator[_Request]:
+        width = self.vmap_clients or 1
+        request, size = replace(request, vmap_clients=width), max(1, CLIENTS_AT_ONCE // width) * width
+        return (request.part(request.clients[k : k + size]) for k in range(0, len(request.clients), size))
 
     def _states_of(self, clients: Sequence[ClientIndex]) -> dict[ClientIndex, State]:
         return {client: self.states[client] for client in clients if client in self.states}

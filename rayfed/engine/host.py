@@ -7,13 +7,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Exchange, Phase, Reply, State
 from rayfed.core.errors import Diverged
 from rayfed.core.ids import ClientIndex
-from rayfed.core.rng import seed_torch
+from rayfed.core.rng import seed_torch, torch_state_kept
+from rayfed.core.trees import nbytes
 from rayfed.data.population import Population
 from rayfed.engine.allocator import keep_freed_memory
+from rayfed.engine.block_width import fastest_width
 from rayfed.engine.blocks import Rows
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import peak_bytes, set_kernels
@@ -31,6 +34,8 @@ from rayfed.engine.training import Job, Trained, draw_rows, train
 from rayfed.metrics.base import OfPredictions, Value
 
 _DRAWN_AHEAD = 64  # clients
+_MEASURED_STEPS = 10  # of a phase, to choose the clients that train at once
+_COPIES = 4  # of the `work` of a client in a block: as it came, in the block, its gradients, as it goes
 
 
 class TrainedClient(NamedTuple):
@@ -84,10 +89,11 @@ class Host:
         set_kernels(deterministic=blueprint.deterministic, tf32=blueprint.tf32)
         keep_freed_memory()
         self.position, self.algorithm, self.seed = position, blueprint.algorithm, blueprint.seed
-        self.vmap_clients, self.drop_last = blueprint.vmap_clients, blueprint.drop_last
+        self.drop_last = blueprint.drop_last
         self.augment, self.availability = blueprint.augment, blueprint.availability
         self.ctx = blueprint.context(population, device)
         room = room_for(blueprint.data_on_device, device, share)
+        self._share = share
         self.data = HostData(self.algorithm, self.ctx.task, population, seed=self.seed, room=room)
         peak_bytes(self.ctx.task.device)  # what another simulation of this process took is not counted
 
@@ -213,6 +219,40 @@ class Host:
         ctx, model = self.ctx.at(request.moment, cohort=request.cohort), self.ctx.task.to_memory_format(model)
         return self.data.gradients(ctx, request.clients, request.tests, model, request.splits)
 
+    def fastest_width(
+        self,
+        request: Request,
+        down: State,
+        unicast: Mapping[ClientIndex, State],
+        states: Mapping[ClientIndex, State],
+    ) -> int:
+        """Return how many clients to train at once, at most `request.vmap_clients`.
+
+        This is measured on a few steps of copies of the one client of `request`, which are dropped. As random streams
+        are keyed, later draws are the same.
+        """
+        (client,), task = request.clients, self.ctx.task
+        ctx, part = self._context(client, request), self.data.parts(client)["train"]
+        fields = task.to_memory_format(down) | task.to_memory_format(unicast.get(client, {}))
+        exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
+        with torch_state_kept():
+            work = exchange.start(ctx, self._state(ctx, states), fields)
+            rows = [some[:_MEASURED_STEPS] for some in self._rows_ahead(exchange, request, 0, {})[client]]
+            job = Job(client, part, work, ctx, rows)
+            room = 2 * room_for(None, task.device, self._share)  # half of the memory, beside data and states
+            inputs = part.x.nbytes if isinstance(part.x, Tensor) else 0  # of which a block has copies
+            most = int(room / (inputs + _COPIES * nbytes(work) + 1))
+
+            def block(width: int) -> None:
+                self._train(exchange, [job] * width, fields)
+                self._synchronise()
+                if peak_bytes(task.device) > room:
+                    raise torch.OutOfMemoryError(f"{width} clients leave too little memory")
+
+            # CPU seconds, as other processes may use the CPU as well
+            clock = time.process_time if task.device.type == "cpu" else time.perf_counter
+            return fastest_width(min(request.vmap_clients, most), block, clock)
+
     def _trained(
         self,
         exchange: Exchange,
@@ -222,13 +262,13 @@ class Host:
         states: Mapping[ClientIndex, State],
         **changes: Any,
     ) -> Iterator[TrainedClient]:
-        """Train the clients of `request` in blocks of `vmap_clients`; `changes` are those of their contexts."""
+        """Train the clients of `request` in blocks of its `vmap_clients`; `changes` are those of their contexts."""
         to_memory_format = self.ctx.task.to_memory_format
         common = to_memory_format(down)
         rows: dict[ClientIndex, list[Rows]] = {}
-        for first in range(0, len(request.clients), self.vmap_clients):
+        for first in range(0, len(request.clients), request.vmap_clients):
             jobs, received, before = [], [], []
-            block = request.clients[first : first + self.vmap_clients]
+            block = request.clients[first : first + request.vmap_clients]
             if block[0] not in rows:
                 rows = self._rows_ahead(exchange, request, first, changes)
             for client in block:
@@ -240,21 +280,16 @@ class Host:
                 jobs.append(Job(client, self.data.parts(client)["train"], work, ctx, rows[client]))
                 received.append(fields)
                 before.append(state)
-            phases = exchange.phases(jobs[0].ctx)
             step = untouched(f"{type(exchange).__name__}.step", down=received[0], client=before[0])
             with span(f"train clients {', '.join(map(str, block))}"), step:
-                results = train(
-                    exchange,
-                    jobs,
-                    received[0],
-                    phases,
-                    seed=self.seed,
-                    drop_last=self.drop_last,
-                    augment=self.augment,
-                )
+                results = self._train(exchange, jobs, received[0])
             for job, state, fields, trained in zip(jobs, before, received, results, strict=True):
                 self._check_finite(job, trained)
                 yield TrainedClient(job.ctx, job.client, state, fields, trained)
+
+    def _train(self, exchange: Exchange, jobs: Sequence[Job], down: State) -> list[Trained]:
+        phases = exchange.phases(jobs[0].ctx)
+        return train(exchange, jobs, down, phases, seed=self.seed, drop_last=self.drop_last, augment=self.augment)
 
     def _local_work(self, request: Request, client: ClientIndex, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return `changes` with what a client trains in this round, unless they say what it trains."""
@@ -271,9 +306,9 @@ class Host:
         Between trainings, numpy's generator is out of the processor's cache and takes ten times as long.
         """
         rows: dict[ClientIndex, list[Rows]] = {}
-        for start in range(first, min(first + _DRAWN_AHEAD, len(request.clients)), self.vmap_clients):
+        for start in range(first, min(first + _DRAWN_AHEAD, len(request.clients)), request.vmap_clients):
             phases: Sequence[Phase] | None = None
-            for client in request.clients[start : start + self.vmap_clients]:
+            for client in request.clients[start : start + request.vmap_clients]:
                 examples = self.data.training_examples(client)
                 work = self._local_work(request, client, changes)
                 ctx = self.ctx.at(request.moment, cohort=request.cohort, client=client, examples=examples, **work)

@@ -25,12 +25,15 @@ class Request:
         cohort: All clients that take part, on any host, in ascending order.
         clients: The clients to run. The server asks for all of them, and a fleet deals them to its hosts.
         metrics: The metrics to take besides accuracy and loss.
+        vmap_clients: The number of clients that a host trains at once; fleets fill it in. At most so many where
+            it is measured.
     """
 
     moment: Moment
     cohort: Sequence[ClientIndex]
     clients: tuple[ClientIndex, ...]
     metrics: DueMetrics = NO_METRICS
+    vmap_clients: int = 1
 
     def part(self, clients: Iterable[ClientIndex]) -> Self:
         """Return the same request for `clients`."""

@@ -28,10 +28,11 @@ from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.metric_collection import NO_METRICS, DueMetrics
 from rayfed.engine.purity import untouched
-from rayfed.engine.requests import ExchangeRequest, ExchangeResult, add_to
+from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, add_to
 from rayfed.engine.scoring import as_score
 from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, outcome_hash
 from rayfed.engine.tracing import span
+from rayfed.engine.training import steps_of
 from rayfed.metrics.base import OfTraining, Value
 
 
@@ -72,6 +73,9 @@ class Server:
         rounds, final = self.blueprint.rounds, bool(self.algorithm.final_exchanges)
         if not self._is_set_up and (self.algorithm.setup_exchanges or self.evaluation.initial):
             record = self._stage("setup", 0, self.participants)
+            if self.evaluation.initial:  # its scores may be of clients that adapt, which train
+                first = self.ctx.at(Moment("round", 1), cohort=self.participants[: self.blueprint.cohort])
+                self._choose_vmap_clients(self.algorithm.round_exchanges[0], first, record)
             yield self._evaluated(record, self.participants) if self.evaluation.initial else record
         for number in range(self.round + 1, rounds + 1):
             if self.early_stopping.reason is not None:
@@ -125,6 +129,7 @@ class Server:
             "best": self.best.state(),
             "finished": self.finished,
             "rounds": self.blueprint.rounds,
+            "vmap_clients": self.fleet.vmap_clients,
             **sampling,
         }
 
@@ -135,6 +140,8 @@ class Server:
             self.early_stopping.restore(progress["early_stopping"])
         if "best" in progress:
             self.best.restore(progress["best"])
+        if "vmap_clients" in progress:
+            self.fleet.vmap_clients = progress["vmap_clients"]
         if "sampling" in progress:
             self.cohorts.restore(progress["sampling"])
 
@@ -174,7 +181,9 @@ class Server:
         cohort = tuple(clients) if exchanges else ()
         for number, exchange in enumerate(exchanges):
             last = number == len(exchanges) - 1
-            self._exchange(exchange, self.ctx.at(Moment(stage, round, number), cohort=cohort), record, last)
+            ctx = self.ctx.at(Moment(stage, round, number), cohort=cohort)
+            self._choose_vmap_clients(exchange, ctx, record)
+            self._exchange(exchange, ctx, record, last)
         ctx = self.ctx.at(Moment(stage, round), cohort=cohort)
         if (spent := self.algorithm.privacy_spent(ctx, self.state)) is not None:
             record.epsilon, record.privacy_unit = spent
@@ -190,6 +199,19 @@ class Server:
         n = int(self.examples[list(cohort)].sum())
         values = {name: self.state[name] for name in self.algorithm.logged_scalars if name in self.state}
         return [as_score(Value(name, float(value), n), split="train", point="global") for name, value in values.items()]
+
+    def _choose_vmap_clients(self, exchange: Exchange, ctx: Context, record: Record) -> None:
+        """Have the fleet measure how many clients to train at once, before the first exchange that trains."""
+        if self.fleet.vmap_clients is not None:
+            return
+        largest = max(ctx.cohort, key=lambda client: int(self.examples[client]))
+        of_largest = ctx.at(client=largest, examples=int(self.examples[largest]))
+        if steps_of(exchange, of_largest, drop_last=self.blueprint.drop_last):
+            seed_torch(self.seed, "broadcast", ctx.moment, cohort=ctx.cohort)
+            most = min(len(ctx.cohort), self.blueprint.cohort)
+            request = Request(moment=ctx.moment, cohort=ctx.cohort, clients=(largest,), vmap_clients=most)
+            self.fleet.choose_vmap_clients(request, *downloads(exchange, ctx, self.state, request.clients))
+            record.vmap_clients = self.fleet.vmap_clients
 
     def _exchange(self, exchange: Exchange, ctx: Context, record: Record, last: bool) -> None:
         """Broadcast, train, average, aggregate."""

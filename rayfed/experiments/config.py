@@ -158,11 +158,12 @@ class Placement:
         help="Ray actors that train the clients; 0: train in this process, without Ray; auto: as many as the cluster "
         "has room for, also on nodes that join later",
     )
-    vmap_clients: int = option(
+    vmap_clients: int | str = option(
         1,
         low=1,
         help="clients that a host trains at once with torch.vmap, which pays for small models; values above 1 change "
-        "rounding",
+        "rounding; auto: a number that a short measurement finds fast before the first training, 1 where clients "
+        "cannot train at once",
     )
     cpus: float = option(1.0, low=0, help="CPUs to reserve per host")
     gpus: float = option(0.0, low=0, help="GPUs to reserve per host: an integer, or 1/k for an integer k")
@@ -454,6 +455,9 @@ def _check_together(settings: Any) -> None:
             raise UsageError(f"tracking.{key}={value!r}: give a name, or null")
     if isinstance(settings.placement.hosts, str) and not settings.placement.grows:
         raise UsageError(f"placement.hosts={settings.placement.hosts}: give a number of hosts, or auto")
+    if isinstance(settings.placement.vmap_clients, str) and settings.placement.vmap_clients != "auto":
+        given = settings.placement.vmap_clients
+        raise UsageError(f"placement.vmap_clients={given}: give a number of clients, or auto")
     if settings.placement.grows and not (settings.placement.cpus or settings.placement.gpus):
         raise UsageError("placement.hosts=auto: give placement.cpus or placement.gpus, which say how many fit")
     for key in ("gpus", "server_gpus"):

@@ -69,7 +69,7 @@ def probe(plan: Plan, device: str | torch.device = "cpu") -> Probe:
     population = small_population(plan.population, _CLIENTS, [_BATCHES * plan.blueprint.batch_size], _SCORED)
     number, local = len(population.clients), plan.blueprint.local
     local = local._replace(epochs=1 if local.steps is None else None, steps=local.steps and min(local.steps, _BATCHES))
-    together = min(plan.blueprint.vmap_clients, number)
+    together = min(plan.blueprint.vmap_clients or 1, number)
     blueprint = replace(plan.blueprint, cohort=number, rounds=2, local=local, vmap_clients=together)
     metrics = {name: metric for name, metric in plan.evaluation.metrics.items() if name not in unmeasured(plan)}
     evaluation = replace(plan.evaluation, every=1, initial=False, stop_rule=None, metrics=metrics)

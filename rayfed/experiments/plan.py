@@ -234,6 +234,7 @@ def make_plan(
         own_augment=_own("augment", config.augment),
     )
     blueprint.check(population)
+    blueprint = blueprint.settled(population)
     evaluation = _evaluation(config, blueprint, population)
     model_label = None if model is None else display_name(model, model_hash(model, blueprint.model))
     loss_label = None if loss is None else display_name(loss, object_hash(loss))
@@ -375,7 +376,7 @@ def _blueprint(
         cohort=_cohort_size(config, len(population.participants)),
         seed=config.seed,
         keep_optimizer=config.local.keep_optimizer,
-        vmap_clients=config.placement.vmap_clients,
+        vmap_clients=None if isinstance(width := config.placement.vmap_clients, str) else width,
         threads=config.placement.threads,
         deterministic=config.placement.deterministic,
         tf32=config.placement.tf32,

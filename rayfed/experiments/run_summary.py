@@ -51,7 +51,7 @@ def run_summary(plan: Plan) -> str:
         f"scored: {', '.join(plan.evaluation.points)}",
         "training": f"{counted(blueprint.rounds, 'round')}, {counted(blueprint.cohort, 'client')} per round, "
         f"{local} with batches of {blueprint.batch_size}, {_optimizer(config)}{loss}",
-        "placement": f"{config.placement.description}, vmap_clients {config.placement.vmap_clients}",
+        "placement": f"{config.placement.description}, vmap_clients {_vmap_clients(plan)}",
         "results": f"{config.results}/{config.experiment}, trial {plan.trial}",
     }
     unreliable = _availability(config.availability)
@@ -115,6 +115,13 @@ def _short_batches(plan: Plan) -> Sequence[str]:
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: "1 client", "2 clients"."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+def _vmap_clients(plan: Plan) -> str:
+    given, number = plan.config.placement.vmap_clients, plan.blueprint.vmap_clients
+    if given != "auto":
+        return str(given)
+    return "auto (measured before the first training)" if number is None else "auto (1: clients cannot train at once)"
 
 
 def _shortened(names: Sequence[str]) -> str:

@@ -223,7 +223,9 @@ class TrialRun:
         elif self.begun:
             self._fleet.load([])
         keep_through_round = server.round if self._saved else None
-        self._sink.begin(plan.trial, plan.values(), plan.config.rounds, keep_through_round, plan.holdings())
+        number = self._fleet.vmap_clients
+        values = plan.values() | ({} if number is None else {"vmap_clients": number})
+        self._sink.begin(plan.trial, values, plan.config.rounds, keep_through_round, plan.holdings())
         if self._going_back is not None:
             detail = f"{self._going_back.detail}; continues after round {server.round}"
             self._sink.event(plan.trial, replace(self._going_back, detail=detail))

@@ -246,6 +246,8 @@ class Recorder:
         with storage_errors(self._home.location):
             writer.add(record)
             writer.flush()
+            if record.vmap_clients is not None:
+                record_trial(self.folder, self.experiment, trial, {"vmap_clients": record.vmap_clients})
             for map in record.maps:
                 write_map(self._home.child("maps"), trial, record.round, map)
         self._feed.record(trial, record)

@@ -60,6 +60,7 @@ FIXED: dict[str, pa.DataType] = {
     "partition_hash": pa.string(),
     "partition_seed": pa.int64(),
     "clients_scored": pa.int64(),
+    "vmap_clients": pa.int64(),
     "code_hash": pa.string(),
     "parameters": pa.int64(),
     "macs": pa.int64(),
@@ -77,7 +78,8 @@ that records the trial; see `rayfed.records.owners`.
 chooses rounds and hyperparameters, and `selection_mode` says whether its best value is the `max` or the `min`.
 `partition_hash` identifies which client holds which rows of the dataset, or the contents of a user's own clients;
 `partition_seed` is the seed with which the partition drew, null where there was none. `clients_scored` is the size of
-the fixed sample of clients that was scored, null without one. `code_hash` covers the user's own classes that the
+the fixed sample of clients that was scored, null without one. `vmap_clients` is the number of clients that hosts train
+at once, also where it was measured; null until then. `code_hash` covers the user's own classes that the
 configuration names; null without any. `parameters` and `macs` (multiply-accumulates of one example's forward pass) are
 the model's."""
 _NOT_CONFIGURATION = ("results", "experiment", "resume")

@@ -21,7 +21,7 @@ import torch
 import rayfed
 from helpers import algorithm_cases, federations
 from helpers.algorithm_cases import SIX, everything, sampled_plan
-from helpers.federations import Net, blobs, blueprint
+from helpers.federations import Busy, Net, blobs, blueprint
 from helpers.final_weights import assert_as_recorded
 from helpers.ray_session import start_ray
 from rayfed.algorithms import ALGORITHMS
@@ -125,6 +125,15 @@ def test_any_number_of_hosts_computes_the_same(name, hosts, dealt, pool):
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_final_weights_of_sampled_clients_are_those_recorded(name):
     assert_as_recorded("sampled", name, outcome_in_process(name).state)
+
+
+def test_a_measured_number_of_clients_at_once_is_the_same_on_all_hosts(pool):
+    """Steps are slow for any number, so the cohort of six is cut in two blocks, one for each host."""
+    plan = blueprint(Busy(), SIX, vmap_clients=None)
+    fleet = SharedFleet(plan, SIX, pool, 2)
+    measured, given = outcome(plan, SIX, fleet), dataclasses.replace(plan, vmap_clients=3)
+    assert fleet.vmap_clients == 3
+    assert measured[1:] == outcome(given, SIX, LocalFleet(given, SIX))[1:]
 
 
 @pytest.mark.parametrize("policy", ["local", "local_statistics", "frozen"])

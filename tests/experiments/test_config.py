@@ -370,6 +370,7 @@ class TestTrialNames:
             "seed=1",
             "local.lr=0.1",
             "placement.vmap_clients=2",
+            "placement.vmap_clients=auto",
             "placement.threads=2",
             "placement.deterministic=true",
             "placement.tf32=true",

@@ -1,7 +1,8 @@
 """Small federations for tests: quadratics with known solutions, and blobs with a small network."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import Algorithm, Phase
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.optim import SGD, Optimizer
 from rayfed.core.records import Record
 from rayfed.data.clients import Client, Examples
@@ -57,6 +59,17 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Busy(FedAvg):
+    """FedAvg whose step takes 2 ms of the CPU for any number of clients."""
+
+    def step(self, ctx, work, down, batch):
+        end = time.process_time() + 0.002
+        while time.process_time() < end:
+            pass
+        return super().step(ctx, work, down, batch)
 
 
 class Point(nn.Module):
