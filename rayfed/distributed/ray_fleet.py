@@ -154,9 +154,11 @@ class RayFleet:
         units = [Unit(block, cost=max(costs[client] for client in block) * len(block)) for block in blocks]
         result, new_states, self._unweighted = ExchangeResult(), dict[ClientIndex, Any](), {}
         schedule = self._schedule(units, kind)
-        for chunk, (part, small), others in self._dispatch(schedule, kind, call):
+        for chunk, (part, total, small), others in self._dispatch(schedule, kind, call):
             clients = chunk.clients
             result.add(unpack(part, self.device))
+            is_first = result.total.value is None  # to which the others are added
+            result.total.merge(unpack(total, self.device, shared=not is_first))
             kept = {client: _kept(state) for client, state in small.items()}
             if not others:
                 new_states.update(kept)

@@ -108,7 +108,7 @@ class LocalFleet:
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
         unweighted, self._unweighted = self._unweighted, {}
-        return self.host.weigh(weights, unweighted)
+        return self.host.weigh((averaged, weights[client]) for client, averaged in unweighted.items())
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
         scored = Scored()
