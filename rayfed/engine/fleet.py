@@ -60,6 +60,10 @@ class Fleet(Protocol):
         """Replace all states."""
         ...
 
+    def take_traffic(self) -> tuple[int, int]:
+        """Return the bytes of tensors that went to processes of hosts, and that came back, since the last call."""
+        ...
+
     def start_traces(self) -> None:
         """Begin to trace the processes of the hosts."""
         ...
@@ -129,6 +133,9 @@ class LocalFleet:
         self.states.clear()
         for client, state in states:
             self.states[client] = self.host.ctx.task.to_memory_format(state)
+
+    def take_traffic(self) -> tuple[int, int]:
+        return 0, 0
 
     def start_traces(self) -> None:
         """Trace nothing: the host computes in the server's process, which is traced."""
