@@ -21,7 +21,9 @@ from _rounds import results_folder
 import rayfed
 from rayfed.data.loading import load
 from rayfed.experiments.config import Config
+from rayfed.experiments.dry_run import sweep_text
 from rayfed.experiments.plan import make_plan
+from rayfed.experiments.space import configurations, read_space
 from rayfed.records.files import replace_parquet
 from rayfed.records.schema import METRICS_SCHEMA
 from rayfed.records.storage import open_storage
@@ -146,6 +148,17 @@ def recording_seconds(trials: int, rounds: int) -> float:
         return time.process_time() - began
 
 
+def dry_run_seconds(trials: int, rounds: int) -> float:
+    """CPU seconds of `rayfed sweep --dry-run` on `trials` trials with four seeds."""
+    rates = [0.1 + 0.9 * number / trials for number in range(max(1, trials // 4))]
+    with results_folder() as folder:
+        values = _values(results=folder, rounds=rounds, seeds=[0, 1, 2, 3]) | {"local.lr": {"grid": rates}}
+        began = time.process_time()
+        space = read_space(values)
+        sweep_text(space, configurations(space))
+        return time.process_time() - began
+
+
 def report_seconds(trials: int, rounds: int) -> float:
     """CPU seconds of a report on `trials` trials of 100 rounds, each with four scores of 100 clients."""
     return _report(trials)[0]
@@ -266,6 +279,7 @@ ROWS = {
     "parameters": Row("server, two hosts, by parameters", "models", copies_in_server, MODELS, CONSTANT),
     "parameters-host": Row("the same of a host", "models", copies_in_host, MODELS, CONSTANT),
     "recording": Row("recording of trials", "CPU s", recording_seconds, (100, 1000, 5000)),
+    "dry-run": Row("dry run of trials", "CPU s", dry_run_seconds, (100, 1000, 10_000)),
     "report": Row("report, by trials of 40,000 scores", "CPU s", report_seconds, (20, 60, 200)),
     "report-memory": Row("the same", "MB", memory_of_report, (20, 60, 200)),
     "states": Row("the same with SCAFFOLD, by cohort", "MB", states_of_hosts, (10, 100, 1000)),
