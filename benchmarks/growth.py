@@ -32,7 +32,7 @@ from rayfed.records.trials import merge_trials, record_trial
 EXAMPLES = 10  # of a client, 8 of them for training
 FEATURES = 64
 LAYERS = 10  # of the large models, each a tenth of the parameters
-MODELS = (5_000_000, 10_000_000, 20_000_000)  # parameters; 100,000,000 (`--size`) takes 24 GB
+MODELS = (5_000_000, 10_000_000, 20_000_000)  # parameters; 100,000,000 (`--size`) takes about 10 GB
 PROPORTIONAL, CONSTANT = 1.2, 0.2
 
 
