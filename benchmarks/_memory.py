@@ -7,6 +7,9 @@ from pathlib import Path
 
 import psutil
 
+ROLES = {"RayHost": "host", "_ServerActor": "server", "Recorder": "recorder"}
+"""What a process of rayfed does, by how Ray calls it."""
+
 
 @contextlib.contextmanager
 def watching(sample: Callable[[Sequence[psutil.Process]], object], every: float = 0.5) -> Iterator[None]:
@@ -34,3 +37,26 @@ def sizes(process: psutil.Process) -> dict[str, int]:
     except OSError:
         return {}
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+
+
+def role(process: psutil.Process) -> str | None:
+    """Return the role of a Ray actor's process, one of the values of `ROLES`; None for other processes."""
+    try:
+        title = " ".join(process.cmdline())
+    except psutil.Error:
+        return None
+    return next((role for kind, role in ROLES.items() if title.startswith(f"ray::{kind}")), None)
+
+
+def most_private(run: Callable[[], object]) -> dict[str, int]:
+    """Return the anonymous memory of the process with the most of it in each role, in bytes, while `run` runs."""
+    most: dict[str, int] = {}
+
+    def sample(processes: Sequence[psutil.Process]) -> None:
+        for process in processes:
+            if (kind := role(process)) is not None:
+                most[kind] = max(most.get(kind, 0), sizes(process).get("RssAnon", 0))
+
+    with watching(sample, every=0.02):
+        run()
+    return most

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 import pyarrow as pa
-from _memory import watching
+from _memory import most_private, watching
 from _rounds import results_folder
 
 import rayfed
 from rayfed.data.loading import load
 from rayfed.experiments.config import Config
+from rayfed.experiments.dry_run import sweep_text
 from rayfed.experiments.plan import make_plan
+from rayfed.experiments.space import configurations, read_space
 from rayfed.records.files import replace_parquet
 from rayfed.records.schema import METRICS_SCHEMA
 from rayfed.records.storage import open_storage
@@ -29,6 +31,8 @@ from rayfed.records.trials import merge_trials, record_trial
 
 EXAMPLES = 10  # of a client, 8 of them for training
 FEATURES = 64
+LAYERS = 10  # of the large models, each a tenth of the parameters
+MODELS = (5_000_000, 10_000_000, 20_000_000)  # parameters; 100,000,000 (`--size`) takes about 10 GB
 PROPORTIONAL, CONSTANT = 1.2, 0.2
 
 
@@ -109,7 +113,27 @@ def memory_of_hosts(clients: int, rounds: int) -> float:
 
 def states_of_hosts(cohort: int, rounds: int) -> float:
     """The same with SCAFFOLD, by the clients that take part in a round, of 100,000."""
-    return _highest(lambda: _run(100_000, cohort, rounds, hosts=2, algorithm="scaffold"))
+    return _highest(lambda: _run(100_000, cohort, rounds, hosts=2, **{"algorithm.name": "scaffold"}))
+
+
+def copies_in_server(parameters: int, rounds: int) -> float:
+    """Private memory of the server of a run on two hosts, in copies of its model, above that with a small model."""
+    return _copies(parameters, rounds, "server")
+
+
+def copies_in_host(parameters: int, rounds: int) -> float:
+    """The same of the host that has most."""
+    return _copies(parameters, rounds, "host")
+
+
+def _copies(parameters: int, rounds: int, role: str) -> float:
+    def private(width: int) -> int:
+        model = {"name": "mlp", "hidden": [width] * (LAYERS + 1)}
+        return most_private(lambda: _run(10, 10, rounds, hosts=2, model=model))[role]
+
+    width = round(math.sqrt(parameters / LAYERS))
+    idle = private(1)  # first, since its processes may not have ended when the next ones start
+    return (private(width) - idle) / (4 * LAYERS * width**2)
 
 
 def recording_seconds(trials: int, rounds: int) -> float:
@@ -121,6 +145,17 @@ def recording_seconds(trials: int, rounds: int) -> float:
             for status in ("running", "done"):
                 record_trial(folder, "e", f"trial-{number}", values | {"status": status})
         merge_trials(folder, "e")
+        return time.process_time() - began
+
+
+def dry_run_seconds(trials: int, rounds: int) -> float:
+    """CPU seconds of `rayfed sweep --dry-run` on `trials` trials with four seeds."""
+    rates = [0.1 + 0.9 * number / trials for number in range(max(1, trials // 4))]
+    with results_folder() as folder:
+        values = _values(results=folder, rounds=rounds, seeds=[0, 1, 2, 3]) | {"local.lr": {"grid": rates}}
+        began = time.process_time()
+        space = read_space(values)
+        sweep_text(space, configurations(space))
         return time.process_time() - began
 
 
@@ -194,13 +229,12 @@ def _make(number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def _values(**others: Any) -> dict[str, Any]:
-    return {"algorithm.name": "fedavg", "model.name": "mlp", "local.batch_size": 8} | others
+    return {"algorithm.name": "fedavg", "model": {"name": "mlp"}, "local.batch_size": 8} | others
 
 
-def _run(clients: int, cohort: int, rounds: int, *, hosts: int = 0, algorithm: str = "fedavg") -> rayfed.Result:
+def _run(clients: int, cohort: int, rounds: int, *, hosts: int = 0, **others: Any) -> rayfed.Result:
     with results_folder() as folder:
-        values = _values(cohort=cohort, rounds=rounds, results=folder)
-        values |= {"placement.hosts": hosts, "algorithm.name": algorithm}
+        values = _values(cohort=cohort, rounds=rounds, results=folder) | {"placement.hosts": hosts} | others
         return rayfed.run(values, clients=make_clients(clients), num_classes=10, quiet=True, keep_state=False)
 
 
@@ -242,7 +276,10 @@ ROWS = {
     "cohort": Row("round of 100,000 clients, by cohort", "s", cohort_seconds, (10, 100, 1000)),
     "scoring": Row("scoring by default, by clients", "s", scoring_seconds, (1000, 10_000, 1_000_000)),
     "memory": Row("all processes, two hosts, by clients", "MB", memory_of_hosts, (1000, 100_000, 1_000_000)),
+    "parameters": Row("server, two hosts, by parameters", "models", copies_in_server, MODELS, CONSTANT),
+    "parameters-host": Row("the same of a host", "models", copies_in_host, MODELS, CONSTANT),
     "recording": Row("recording of trials", "CPU s", recording_seconds, (100, 1000, 5000)),
+    "dry-run": Row("dry run of trials", "CPU s", dry_run_seconds, (100, 1000, 10_000)),
     "report": Row("report, by trials of 40,000 scores", "CPU s", report_seconds, (20, 60, 200)),
     "report-memory": Row("the same", "MB", memory_of_report, (20, 60, 200)),
     "states": Row("the same with SCAFFOLD, by cohort", "MB", states_of_hosts, (10, 100, 1000)),

@@ -16,13 +16,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import psutil
-from _memory import sizes, watching
+from _memory import role, sizes, watching
 from _rounds import results_folder
 
 import rayfed
 from rayfed.data.clients import Client, Examples
-
-NAMES = {"RayHost": "host", "_ServerActor": "server", "Recorder": "recorder"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -76,13 +74,8 @@ class Samples:
     def take(self, processes: Sequence[psutil.Process]) -> None:
         self._add("driver", processes[0])
         for process in processes[1:]:
-            try:
-                title = " ".join(process.cmdline())
-            except psutil.Error:
-                continue
-            for kind, name in NAMES.items():
-                if title.startswith(f"ray::{kind}"):
-                    self._add(f"{name} {process.pid}" if name == "host" else name, process)
+            if (name := role(process)) is not None:
+                self._add(f"{name} {process.pid}" if name == "host" else name, process)
 
     def _add(self, name: str, process: psutil.Process) -> None:
         if found := sizes(process):

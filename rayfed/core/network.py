@@ -85,6 +85,8 @@ class Network:
         """Draw new initial weights from the CPU's generator, parameters first. The template is not modified."""
         devices = {name: value.device for _, _, name, value in self._slots}
         module = copy.deepcopy(self.module).cpu()
+        for value in module.parameters():
+            value.data = value.data.contiguous()  # numbers are drawn in the order of memory
         for layer in module.modules():
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()  # type: ignore[operator]

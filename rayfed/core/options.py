@@ -9,13 +9,14 @@ names the key, the value and what is allowed.
 import dataclasses
 import datetime
 import difflib
+import functools
 import math
 import operator
 import os
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rayfed.core.errors import UsageError
@@ -96,7 +97,7 @@ def checked_options(
     """
     _check_decorated(cls, where)
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)
     for name in values:
         if name not in fields:
             raise UsageError(f"{where}.{name}: no such key; {suggestion(name, [*fields, *also], prefix=f'{where}.')}")
@@ -109,6 +110,10 @@ def checked_options(
         elif is_required(field):
             raise UsageError(f"{where}.{name}: required ({field.metadata.get('help', 'no default')})")
     return arguments
+
+
+type_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""The types of a class's fields by name, evaluated once."""
 
 
 def is_required(field: "dataclasses.Field[Any]") -> bool:

@@ -116,6 +116,8 @@ class Record:
         simulated_seconds: the duration of a round on the simulated clock; None without one.
         seconds: wall-clock seconds by part of the round, see `SECONDS`.
         bytes_down, bytes_up: bytes on the wire by field of the payload, over all clients of the round.
+        bytes_to_hosts, bytes_from_hosts: bytes of tensors that the processes of server and hosts exchanged, also to
+            score models; 0 where all clients run in the server's process.
         bytes_formula: bytes both ways by the formula of the method's paper; None where it has none.
         epsilon: the differential privacy spent so far; None without privacy.
         privacy_unit: what `epsilon` protects: `client`, all data of one client; `representation`, one vector;
@@ -136,6 +138,8 @@ class Record:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECONDS, 0.0))
     bytes_down: dict[str, int] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
+    bytes_to_hosts: int = 0
+    bytes_from_hosts: int = 0
     bytes_formula: float | None = None
     epsilon: float | None = None
     privacy_unit: str | None = None

@@ -30,14 +30,13 @@ def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
     module_name, attribute = target.split(":", 1)
     if not module_name or not attribute:
         raise UsageError(f"{where}={name}: write a class of your own as module:Name")
-    folder = str(working_folder())
-    if folder not in sys.path:
+    if target == name and (folder := str(working_folder())) not in sys.path:
         sys.path.insert(0, folder)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            missing = f"no module {module_name!r} in {folder} or the installed packages"
+            missing = f"no module {module_name!r} in {working_folder()} or the installed packages"
             raise UsageError(f"{where}={name}: {missing}") from error
         if target != name:
             raise  # a module of rayfed's: a bug here, not a mistake of the user's

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.core.batch_norm import batch_norm_names, batch_norm_statistics
-from rayfed.core.network import Network, gradients, weights_of
+from rayfed.core.network import Network, gradients
 from rayfed.core.outputs import Outputs
 from rayfed.core.trees import Weights, only
 
@@ -69,8 +69,8 @@ class Task:
     """The network as a template without weights, the loss, and the numbers of clients and classes.
 
     Args:
-        model: A module with `features` and `head` whose forward pass is their composition. It is copied, and its
-            weights are the initial weights.
+        model: A module with `features` and `head` whose forward pass is their composition. Its weights are the initial
+            weights; they are shared where they lie as the task needs them, and nobody may change them.
         loss: Function (logits [batch, classes], y [batch]) -> mean over the batch, a scalar.
         num_clients: Number of clients that take part in training.
         num_classes: Number of classes.
@@ -115,14 +115,15 @@ class Task:
         self.batch_norm, self.inputs, self.outputs = batch_norm, inputs, outputs
         self.modules: dict[str, Network] = {}
         self.loss_terms: tuple[LossTerm, ...] = ()
-        # Copy the module: two templates that share one would switch each other's training mode.
         self.added_names: frozenset[str] = frozenset()
-        self._set_model(copy.deepcopy(model).to(self.device))
+        self._set_model(model)
 
     def _set_model(self, model: nn.Module) -> None:
+        model = self._here(model)
         self.model = Network(model, frozen_batch_norm=self.batch_norm == "frozen")
         self.feature_shape = tuple(getattr(model, "feature_shape", ()))
-        self._initial = self.to_memory_format(weights_of(model))
+        named = [*model.named_parameters(), *model.named_buffers()]
+        self._initial = {name: value.detach() for name, value in named}
         layers, statistics = batch_norm_names(model), batch_norm_statistics(model)
         self.batch_norm_names = layers
         local = {"local": layers, "local_statistics": statistics}
@@ -131,6 +132,20 @@ class Task:
         trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
         self.trainable = tuple(name for name in trained if name not in frozen)
         self.head_names = _head_names(model, self.feature_shape)
+
+    def _here(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the modules of `model`, with tensors that are copied only if they lie elsewhere.
+
+        Two templates that share a module would switch each other's training mode.
+        """
+
+        def moved(tensor: Tensor) -> Tensor:
+            here: Tensor = self.to_memory_format(tensor.detach().to(self.device))
+            return here
+
+        copied: dict[int, Any] = {id(p): nn.Parameter(moved(p), p.requires_grad) for p in model.parameters()}
+        copied |= {id(buffer): moved(buffer) for buffer in model.buffers()}
+        return copy.deepcopy(model, copied)
 
     def with_modules(self, modules: Mapping[str, nn.Module]) -> "Task":
         """Return a copy of the task with additional networks of the algorithm in `task.modules`."""
@@ -145,7 +160,7 @@ class Task:
         present task.
         """
         task = copy.copy(self)
-        task._set_model(copy.deepcopy(model).to(self.device))
+        task._set_model(model)
         task.added_names = self.added_names | frozenset(personal_names)
         task.personal_names |= self.personal_names | task.added_names
         return task

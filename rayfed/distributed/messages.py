@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ from ray.cloudpickle import CloudPickler
 from torch import Tensor
 
 from rayfed.engine.serialization import tensor_bytes
+
+_ALIGNMENT = 64  # bytes, that of torch's own tensors: with another one, kernels may be slow or round differently
 
 
 class Message(NamedTuple):
@@ -38,9 +41,13 @@ def pack(value: Any) -> Message:
     return Message(file.getvalue(), pickler.tensors)
 
 
-def unpack(message: Message, device: torch.device) -> Any:
-    """Return the value of `message` with its tensors on `device`, in memory of their own."""
-    return _Unpickler(message, device).load()
+def unpack(message: Message, device: torch.device, *, shared: bool = False) -> Any:
+    """Return the value of `message` with its tensors on `device`, in memory of their own.
+
+    With `shared`, large tensors on a CPU may be those of the message, which lie in the object store: nobody may modify
+    them, and while one of them lives, so does the whole object.
+    """
+    return _Unpickler(message, device, shared=shared).load()
 
 
 class _Pickler(CloudPickler):
@@ -54,13 +61,18 @@ class _Pickler(CloudPickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, message: Message, device: torch.device):
+    def __init__(self, message: Message, device: torch.device, *, shared: bool):
         super().__init__(io.BytesIO(message.pickle))
         self._tensors, self._device = message.tensors, device
+        self._shared = shared or device.type != "cpu"  # the device has memory of its own
 
     def persistent_load(self, number: int) -> Tensor:
         data, dtype, shape = self._tensors[number]
         if not data.size:
             return torch.empty(shape, dtype=dtype, device=self._device)
-        raw = torch.from_numpy(data.copy())  # the object store's pages are read-only
+        if not self._shared or data.ctypes.data % _ALIGNMENT:
+            data = data.copy()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to it
+            raw = torch.from_numpy(data)
         return raw.view(dtype).reshape(shape).to(self._device)

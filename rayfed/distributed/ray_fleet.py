@@ -124,6 +124,7 @@ class RayFleet:
         self._small: set[Hashable] = set()  # kinds of work after which all states were small
         self._number = 0  # that of the last call to all hosts
         self._unweighted: dict[ClientIndex, Any] = {}
+        self._bytes_to_hosts = self._bytes_from_hosts = 0
         self.hosts = Hosts(blueprint, population, placement, faults, pool)
         self.events = self.hosts.events
         self.vmap_clients = blueprint.vmap_clients
@@ -142,18 +143,20 @@ class RayFleet:
         kind = ("exchange", request.moment.stage, request.moment.exchange, bool(request.score_splits))
         exchange = self._blueprint.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         self._number += 1
-        number, sent = self._number, ray.put(pack(down))
+        number, sent = self._number, ray.put(self._pack(down))
         weighing = exchange.server_side_weighting
         request = dataclasses.replace(request, vmap_clients=self.vmap_clients or 1)
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             clients = chunk.clients
-            states, references = self._states.sent(clients)
+            states, references = self._sent_states(clients)
             separate = weighing or kind not in self._small
             method = actor.exchange
             if separate:
                 method = method.options(num_returns=1 + len(clients) * (2 if weighing else 1))
-            returned = method.remote(_for_some(request, clients, unicast), number, sent, separate, states, *references)
+            returned = method.remote(
+                self._for_some(request, clients, unicast), number, sent, separate, states, *references
+            )
             return list(returned) if separate else [returned]
 
         blocks = _blocks(request.clients, request.vmap_clients)
@@ -161,9 +164,12 @@ class RayFleet:
         units = [Unit(block, cost=max(costs[client] for client in block) * len(block)) for block in blocks]
         result, new_states, self._unweighted = ExchangeResult(), dict[ClientIndex, Any](), {}
         schedule = self._schedule(units, kind)
-        for chunk, (part, small), others in self._dispatch(schedule, kind, call):
+        for chunk, (part, total, small), others in self._dispatch(schedule, kind, call):
             clients = chunk.clients
-            result.add(unpack(part, self.device))
+            result.add(self._unpack(part))
+            is_first = result.total.value is None  # to which the others are added
+            result.total.merge(self._unpack(total, shared=not is_first))
+            self._bytes_from_hosts += sum(state.nbytes for state in small.values())
             kept = {client: _kept(state) for client, state in small.items()}
             if not others:
                 new_states.update(kept)
@@ -205,7 +211,7 @@ class RayFleet:
 
     def hashes(self) -> dict[ClientIndex, str]:
         def call(actor: Any, chunk: Chunk) -> list[Any]:
-            states, references = self._states.sent(chunk.clients)
+            states, references = self._sent_states(chunk.clients)
             return [actor.hashes.remote(states, *references)]
 
         hashes: dict[ClientIndex, str] = {}
@@ -218,6 +224,11 @@ class RayFleet:
         self._number += 1
         for client, state in states:
             self._states.commit({client: _kept(pack(state))}, self._number)
+
+    def take_traffic(self) -> tuple[int, int]:
+        taken = self._bytes_to_hosts, self._bytes_from_hosts
+        self._bytes_to_hosts = self._bytes_from_hosts = 0
+        return taken
 
     def start_traces(self) -> None:
         calls = [handle.actor.start_trace.remote() for handle in self.hosts.live]
@@ -235,6 +246,29 @@ class RayFleet:
     def close(self) -> None:
         self.hosts.close()
 
+    # Messages, whose bytes are counted
+
+    def _pack(self, value: Any) -> Message:
+        message = pack(value)
+        self._bytes_to_hosts += message.nbytes
+        return message
+
+    def _unpack(self, message: Message, *, shared: bool = False) -> Any:
+        self._bytes_from_hosts += message.nbytes
+        return unpack(message, self.device, shared=shared)
+
+    def _for_some(
+        self, request: Request, clients: Sequence[ClientIndex], unicast: Mapping[ClientIndex, State]
+    ) -> Message:
+        """Return the part of a request that is for `clients`, and what single ones of them receive."""
+        return self._pack((request.part(clients), {client: unicast[client] for client in clients if client in unicast}))
+
+    def _sent_states(self, clients: Iterable[ClientIndex]) -> tuple[SentStates, list[Any]]:
+        """Return the states of `clients`; see `RayStates.sent`. The large ones do not come from this process."""
+        states, references = self._states.sent(clients)
+        self._bytes_to_hosts += sum(state.nbytes for state in states.small.values())
+        return states, references
+
     # Dealing work to hosts
 
     def _scored(self, request: ScoreRequest, call: Callable[[Any, Chunk], list[Any]], kind: Hashable) -> Scored:
@@ -246,7 +280,7 @@ class RayFleet:
     def _results(self, units: Sequence[Unit], kind: Hashable, call: Callable[[Any, Chunk], list[Any]]) -> Iterator[Any]:
         """Have `units` done, and yield the results."""
         for _, message, _ in self._dispatch(self._schedule(units, kind), kind, call):
-            yield unpack(message, self.device)
+            yield self._unpack(message)
 
     def _cost(self, request: ExchangeRequest, kind: Hashable, exchange: Exchange, client: ClientIndex) -> float:
         """Return the predicted cost of a client in an exchange: its steps, and one for the rest."""
@@ -277,18 +311,18 @@ class RayFleet:
         self, name: str, request: Request, down: State, unicast: Mapping[ClientIndex, State]
     ) -> Callable[[Any, Chunk], list[Any]]:
         self._number += 1
-        number, sent = self._number, ray.put(pack(down))
+        number, sent = self._number, ray.put(self._pack(down))
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
-            states, references = self._states.sent(chunk.clients)
-            message = _for_some(request, chunk.clients, unicast)
+            states, references = self._sent_states(chunk.clients)
+            message = self._for_some(request, chunk.clients, unicast)
             return [getattr(actor, name).remote(message, number, sent, states, *references)]
 
         return call
 
     def _model_call(self, name: str, request: ScoreRequest, model: Any) -> Callable[[Any, Chunk], list[Any]]:
         self._number += 1
-        number, sent = self._number, ray.put(pack(model))
+        number, sent = self._number, ray.put(self._pack(model))
 
         def call(actor: Any, chunk: Chunk) -> list[Any]:
             part = dataclasses.replace(request.part(chunk.clients), tests=tuple(chunk.tests))
@@ -372,11 +406,6 @@ def _raise_unless_lost(error: ray.exceptions.RayError) -> None:
 def _blocks(clients: tuple[ClientIndex, ...], size: int) -> list[tuple[ClientIndex, ...]]:
     """Return the clients in blocks that are trained at once, the same blocks for any number of hosts."""
     return [clients[first : first + size] for first in range(0, len(clients), size)]
-
-
-def _for_some(request: Request, clients: Sequence[ClientIndex], unicast: Mapping[ClientIndex, State]) -> Message:
-    """Return the part of a request that is for `clients`, and what single ones of them receive."""
-    return pack((request.part(clients), {client: unicast[client] for client in clients if client in unicast}))
 
 
 def _kept(state: Message) -> Any:

@@ -15,6 +15,7 @@ from rayfed.distributed.processes import Process, this_process
 from rayfed.distributed.user_modules import SentFiles, install
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for, room_for_states
+from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ScoreRequest
 from rayfed.engine.serialization import state_hash
@@ -93,29 +94,30 @@ class RayHost:
             sent_states: The clients' states, those that are not small in `states`.
 
         Returns:
-            The result, and the states of clients by client.
+            The result without its sum, the sum, and the states of clients by client.
         """
-        request, unicast = unpack(message, self.device)
+        request, unicast = unpack(message, self.device, shared=True)
         before = self._unpacked_states(sent_states, states)
         done = self.host.exchange(request, self._unpacked(number, down), unicast, before)
         for client, state in done.states.items():
             self._states.put(client, number, state)
+        total, done.result.total = pack(done.result.total), ExactSum()
         result, after = pack(done.result), {client: pack(state) for client, state in done.states.items()}
         if not separate:
-            return result, after
+            return result, total, after
         small = {client: state for client, state in after.items() if state.nbytes <= SMALL_BYTES}
-        return (result, small), *after.values(), *map(pack, done.unweighted.values())
+        return (result, total, small), *after.values(), *map(pack, done.unweighted.values())
 
     def weigh(self, weights: Mapping[ClientIndex, float], *unweighted: Message) -> Message:
         """Return the weighted sum of what the clients of `weights` have sent, which is given in their order."""
-        sent = {client: unpack(one, self.device) for client, one in zip(weights, unweighted, strict=True)}
-        return pack(self.host.weigh(weights, sent))
+        averaged = (unpack(one, self.device, shared=True) for one in unweighted)
+        return pack(self.host.weigh(zip(averaged, weights.values(), strict=True)))
 
     def score_downloads(
         self, message: Message, number: int, down: Message, sent_states: SentStates, *states: Message
     ) -> Message:
         """See `Host.score_downloads`; the arguments are those of `exchange`."""
-        request, unicast = unpack(message, self.device)
+        request, unicast = unpack(message, self.device, shared=True)
         before = self._unpacked_states(sent_states, states)
         return pack(self.host.score_downloads(request, self._unpacked(number, down), unicast, before))
 
@@ -123,7 +125,7 @@ class RayHost:
         self, message: Message, number: int, down: Message, sent_states: SentStates, *states: Message
     ) -> Message:
         """See `Host.fastest_width`; the arguments are those of `exchange`."""
-        request, unicast = unpack(message, self.device)
+        request, unicast = unpack(message, self.device, shared=True)
         before = self._unpacked_states(sent_states, states)
         return pack(self.host.fastest_width(request, self._unpacked(number, down), unicast, before))
 
@@ -151,7 +153,8 @@ class RayHost:
     def _unpacked(self, number: int, sent: Message) -> Any:
         """Return a payload that several calls share, unpacked once."""
         if self._sent[0] != number:
-            self._sent = number, unpack(sent, self.device)
+            self._sent = -1, None  # the memory of the payload before
+            self._sent = number, unpack(sent, self.device, shared=True)
         return self._sent[1]
 
     def _unpacked_states(self, sent_states: SentStates, states: Sequence[Message]) -> dict[ClientIndex, State]:
@@ -159,7 +162,7 @@ class RayHost:
         for client, version, state in sent_states.packed(states):
             here = self._states.get(client, version)
             if here is None:
-                here = self.host.ctx.task.to_memory_format(unpack(state, self.device))
+                here = self.host.ctx.task.to_memory_format(unpack(state, self.device, shared=True))
             unpacked[client] = here
         return unpacked
 

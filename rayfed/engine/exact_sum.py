@@ -7,15 +7,17 @@ ten-thousandth of the rounding of a float32 weight of size 0.1. Larger sums are 
 order. Infinities and NaN pass through. A model of 582,026 parameters takes 0.4 ms per client.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.core.trees import named_tensors, tree_map
+from rayfed.core.trees import tree_map
 
 _GRID = 2.0**-40
 _SHIFT = 1.5 * 2.0**52 * _GRID  # adding this moves the last bit of a float64 to the grid
+_AT_ONCE = 2**20  # numbers that are rounded together, on a GPU in one launch; more would only cost memory
 
 
 class ExactSum:
@@ -26,13 +28,19 @@ class ExactSum:
 
     def add(self, tree: Any, weight: float) -> None:
         """Add `weight` times `tree`."""
-        terms = tree_map(_copied, tree)
-        if floating := [leaf for _, leaf in named_tensors(terms) if leaf.is_floating_point()]:
-            # one call for all tensors, which on a GPU is one launch
-            torch._foreach_mul_(floating, weight)
-            torch._foreach_add_(floating, _SHIFT)
-            torch._foreach_sub_(floating, _SHIFT)
-        self.merge(ExactSum(terms, tree_map(lambda leaf: leaf.dtype, tree)))
+        if self.value is None:
+            self.value, self.dtypes = tree_map(_zero, tree), tree_map(lambda leaf: leaf.dtype, tree)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        tree_map(lambda total, leaf: pairs.append((total, leaf)), self.value, tree)
+        for total, leaf in pairs:
+            if not total.is_floating_point():
+                torch.maximum(total, leaf, out=total)
+        for group in _groups([pair for pair in pairs if pair[0].is_floating_point()]):
+            terms = [leaf.to(torch.float64, copy=True) for _, leaf in group]
+            torch._foreach_mul_(terms, weight)
+            torch._foreach_add_(terms, _SHIFT)
+            torch._foreach_sub_(terms, _SHIFT)
+            torch._foreach_add_([total for total, _ in group], terms)
 
     def merge(self, other: "ExactSum") -> None:
         """Add another sum, which must not be used afterwards."""
@@ -46,8 +54,22 @@ class ExactSum:
         return tree_map(lambda total, dtype: total.to(dtype), self.value, self.dtypes)
 
 
-def _copied(leaf: Tensor) -> Tensor:
-    return leaf.to(torch.float64, copy=True) if leaf.is_floating_point() else leaf.clone()
+def _zero(leaf: Tensor) -> Tensor:
+    """Return the sum of no terms like `leaf`."""
+    return torch.zeros_like(leaf, dtype=torch.float64) if leaf.is_floating_point() else leaf.clone()
+
+
+def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Cut `pairs` into groups of about `_AT_ONCE` numbers."""
+    group, size = [], 0
+    for pair in pairs:
+        group.append(pair)
+        size += pair[0].numel()
+        if size >= _AT_ONCE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _join(total: Tensor, term: Tensor) -> Tensor:

@@ -70,6 +70,10 @@ class Fleet(Protocol):
         """Replace all states."""
         ...
 
+    def take_traffic(self) -> tuple[int, int]:
+        """Return the bytes of tensors that went to processes of hosts, and that came back, since the last call."""
+        ...
+
     def start_traces(self) -> None:
         """Begin to trace the processes of the hosts."""
         ...
@@ -121,7 +125,7 @@ class LocalFleet:
 
     def weigh(self, weights: Mapping[ClientIndex, float]) -> ExactSum:
         unweighted, self._unweighted = self._unweighted, {}
-        return self.host.weigh(weights, unweighted)
+        return self.host.weigh((averaged, weights[client]) for client, averaged in unweighted.items())
 
     def score_downloads(self, request: ScoreRequest, down: State, unicast: Mapping[ClientIndex, State]) -> Scored:
         scored = Scored()
@@ -142,6 +146,9 @@ class LocalFleet:
         self.states.clear()
         for client, state in states:
             self.states[client] = self.host.ctx.task.to_memory_format(state)
+
+    def take_traffic(self) -> tuple[int, int]:
+        return 0, 0
 
     def start_traces(self) -> None:
         """Trace nothing: the host computes in the server's process, which is traced."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -116,23 +116,29 @@ class Host:
         result = ExchangeResult(models_before=dict(request.models_before), scoring={self.position: 0.0})
         done = Exchanged(result, {}, {})
         for one in self._trained(exchange, request, down, unicast, states):
-            ctx, client, state, received, trained = one
-            seed_torch(self.seed, "finish", request.moment, client=client)
-            with span("finish"), untouched(f"{type(exchange).__name__}.finish", client=state, down=received):
-                next_state, up = exchange.finish(ctx, trained.work, state, received, ctx.data)
-            done.states[client] = self.ctx.task.to_memory_format(next_state)
-            self._measure(request, one, done.states[client], result)
-            add_to(result.bytes_up, bytes_by_field(up))
-            averaged = {name: up[name] for name in exchange.averaged if name in up}
-            if exchange.server_side_weighting:
-                done.unweighted[client] = averaged
-            else:
-                result.total.add(averaged, request.weights[client])
-            result.replies.append(Reply(client, ctx.examples, {name: up[name] for name in up if name not in averaged}))
+            self._finish(exchange, request, one, done)
+            del one  # its weights would stay in memory while the next client trains
         self._synchronise()
         result.busy[self.position] = time.perf_counter() - began
         result.gpu_bytes = peak_bytes(self.ctx.task.device)
         return done
+
+    def _finish(self, exchange: Exchange, request: ExchangeRequest, one: TrainedClient, done: Exchanged) -> None:
+        """Add what a trained client keeps and sends to `done`."""
+        ctx, client, state, received, trained = one
+        seed_torch(self.seed, "finish", request.moment, client=client)
+        with span("finish"), untouched(f"{type(exchange).__name__}.finish", client=state, down=received):
+            next_state, up = exchange.finish(ctx, trained.work, state, received, ctx.data)
+        done.states[client] = self.ctx.task.to_memory_format(next_state)
+        self._measure(request, one, done.states[client], done.result)
+        add_to(done.result.bytes_up, bytes_by_field(up))
+        averaged = {name: up[name] for name in exchange.averaged if name in up}
+        if exchange.server_side_weighting:
+            done.unweighted[client] = averaged
+        else:
+            done.result.total.add(averaged, request.weights[client])
+        others = {name: up[name] for name in up if name not in averaged}
+        done.result.replies.append(Reply(client, ctx.examples, others))
 
     def _measure(self, request: ExchangeRequest, one: TrainedClient, next_state: State, result: ExchangeResult) -> None:
         """Add to `result` the scores of a client's trained model and of its training."""
@@ -153,11 +159,11 @@ class Host:
         place = self.data.parts(client)["train"].place
         result.training += [as_score(value, point="trained", **place) for value in values]
 
-    def weigh(self, weights: Mapping[ClientIndex, float], unweighted: Mapping[ClientIndex, State]) -> ExactSum:
-        """Return the sum of the averaged fields of an exchange, with weights that the server computed."""
+    def weigh(self, unweighted: Iterable[tuple[State, float]]) -> ExactSum:
+        """Return the sum of clients' averaged fields, each with a weight that the server computed."""
         total = ExactSum()
-        for client, averaged in unweighted.items():
-            total.add(averaged, weights[client])
+        for averaged, weight in unweighted:
+            total.add(averaged, weight)
         return total
 
     def score_downloads(
@@ -283,9 +289,9 @@ class Host:
             step = untouched(f"{type(exchange).__name__}.step", down=received[0], client=before[0])
             with span(f"train clients {', '.join(map(str, block))}"), step:
                 results = self._train(exchange, jobs, received[0])
-            for job, state, fields, trained in zip(jobs, before, received, results, strict=True):
-                self._check_finite(job, trained)
-                yield TrainedClient(job.ctx, job.client, state, fields, trained)
+            for job, state, fields in zip(jobs, before, received, strict=True):
+                self._check_finite(job, results[0])
+                yield TrainedClient(job.ctx, job.client, state, fields, results.pop(0))
 
     def _train(self, exchange: Exchange, jobs: Sequence[Job], down: State) -> list[Trained]:
         phases = exchange.phases(jobs[0].ctx)

@@ -70,6 +70,11 @@ class Server:
 
     def run(self) -> Iterator[Record]:
         """Run what is left of the setup (round 0), rounds 1 to `rounds`, and the final stage (`rounds` + 1)."""
+        for record in self._records():
+            record.bytes_to_hosts, record.bytes_from_hosts = self.fleet.take_traffic()
+            yield record
+
+    def _records(self) -> Iterator[Record]:
         rounds, final = self.blueprint.rounds, bool(self.algorithm.final_exchanges)
         if not self._is_set_up and (self.algorithm.setup_exchanges or self.evaluation.initial):
             record = self._stage("setup", 0, self.participants)

@@ -11,7 +11,6 @@ pieces.
 import dataclasses
 import math
 import os
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.core.errors import UsageError
 from rayfed.core.file_names import check_name
-from rayfed.core.options import build, checked, option, suggestion
+from rayfed.core.options import build, checked, option, suggestion, type_hints
 from rayfed.core.policies import BATCH_NORM_POLICIES
 from rayfed.core.records import POINTS
 from rayfed.experiments.components import Component, choose, choose_partition
@@ -369,7 +368,7 @@ class Config:
         for group in ("data", "partition") if has_clients else ():
             for key in tree.get(group, {}):
                 raise UsageError(f"{group}.{key}: {NO_OTHER_DATA.format(group)}")
-        hints = typing.get_type_hints(cls)
+        hints = type_hints(cls)
         given = {name: f for name, f in scalars.items() if name in tree}
         values = {name: checked(tree[name], hints[name], f.metadata, where=name) for name, f in given.items()}
         groups: dict[str, Any] = {name: build(kind, tree.get(name, {}), where=name) for name, kind in GROUPS.items()}
@@ -385,7 +384,7 @@ class Config:
     def tree(self) -> dict[str, Any]:
         """Return every value as a nested dict, defaults included: one column each in the trials table."""
         algorithm = {"name": self.algorithm_name} | algorithm_values(self.algorithm)
-        groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
+        groups = {name: dict(vars(getattr(self, name))) for name in GROUPS}
         scalars = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata}
         components = {name: {"name": getattr(self, name).name} | getattr(self, name).options for name in COMPONENTS}
         metrics = {name: dataclasses.asdict(metric) for name, metric in self.metrics.items()}

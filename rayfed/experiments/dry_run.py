@@ -64,7 +64,8 @@ def sweep_text(space: Space, configs: Sequence[Config]) -> str:
     rows, seconds, unknown, left_out = [], [], 0, dict[str, None]()
     for position, tree in enumerate(trees):
         config = configs[position]
-        trials = sum(trial_name(other) in jobs for other in configs[position::number])
+        same = configs[position::number]
+        trials = len(same) if len(jobs) == len(configs) else sum(trial_name(other) in jobs for other in same)
         if (kind := plan_kind(config)) not in estimates:
             planned = populations.plan(config, Given())
             estimates[kind] = _estimate(planned, probes)

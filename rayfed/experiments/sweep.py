@@ -206,11 +206,11 @@ def _check_plans(
     for first in range(0, len(configs), number):
         populations = Populations(keep_all=True)  # those of one seed at a time, since each holds the data
         for config in configs[first : first + number]:
-            kind = "" if given else plan_kind(config)
-            if not given and (kind in checked or (first and data_key(config) in known)):
-                identities.append({})
-                continue
-            checked.add(kind)
+            if not given:
+                if (first and data_key(config) in known) or (kind := plan_kind(config)) in checked:
+                    identities.append({})
+                    continue
+                checked.add(kind)
             plan = _planned_first(config, given, populations, names_seed=bool(first))
             identities.append(_identity(plan) if given else {})
             if first:

@@ -40,6 +40,8 @@ _ROUND_COLUMNS: dict[str, tuple[pa.DataType, Callable[[Record], Any]]] = {
     "bytes_up": (pa.int64(), lambda record: sum(record.bytes_up.values())),
     "bytes_down_by_field": (_BYTES_BY_FIELD, lambda record: list(record.bytes_down.items())),
     "bytes_up_by_field": (_BYTES_BY_FIELD, lambda record: list(record.bytes_up.items())),
+    "bytes_to_hosts": (pa.int64(), lambda record: record.bytes_to_hosts),
+    "bytes_from_hosts": (pa.int64(), lambda record: record.bytes_from_hosts),
     "bytes_formula": (pa.float64(), lambda record: record.bytes_formula),
     "cohort": (pa.int32(), lambda record: record.cohort),
     "sampled": (pa.int32(), lambda record: record.cohort if record.sampled is None else record.sampled),

@@ -51,3 +51,24 @@ def test_a_message_is_plain_bytes_and_what_arrives_is_our_own():
     back.add_(1)
     assert weights.tolist() == [1, 1, 1]
     assert not back.requires_grad
+
+
+def test_large_tensors_may_stay_where_they_arrived():
+    room = np.zeros(4 * 2000 + 128, np.uint8)
+    aligned = -room.ctypes.data % 64
+    for offset, stays in ((aligned, True), (aligned + 4, False)):  # on which kernels could compute other bits
+        data = room[offset : offset + 4 * 2000]
+        data[:] = np.arange(2000, dtype=np.float32).view(np.uint8)
+        message = pack({"w": torch.zeros(2000)})
+        message.tensors[0] = (data, torch.float32, (2000,))
+        back = unpack(message, torch.device("cpu"), shared=True)["w"]
+        assert back.tolist() == list(range(2000))
+        assert (back.data_ptr() == data.ctypes.data) == stays
+        assert unpack(message, torch.device("cpu"))["w"].data_ptr() != data.ctypes.data
+
+
+def test_read_only_tensors_arrive_without_a_warning(recwarn):
+    message = pack({"w": torch.zeros(2000)})
+    message.tensors[0][0].setflags(write=False)
+    unpack(message, torch.device("cpu"), shared=True)
+    assert not recwarn.list

@@ -25,6 +25,7 @@ from helpers.federations import Busy, Net, blobs, blueprint
 from helpers.final_weights import assert_as_recorded
 from helpers.ray_session import start_ray
 from rayfed.algorithms import ALGORITHMS
+from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import Diverged, HostLost, UsageError
 from rayfed.core.registry import resolve
 from rayfed.distributed.host_pool import HostPool
@@ -188,6 +189,42 @@ def test_a_small_state_keeps_nothing_of_what_it_arrived_with(pool):
 
 def unpacked(state):
     return unpack(state, torch.device("cpu"))["w"].tolist()
+
+
+def test_the_bytes_that_cross_processes_are_counted(pool):
+    population = blobs(2)  # a client for each host
+    plan = blueprint(resolve("fedavg", ALGORITHMS, where="")(), population, model=Net(False), rounds=2)
+    parameters = (6 + 1) * 12 + (12 + 1) * 8 + (8 + 1) * 3
+    server = Server(plan, population, SharedFleet(plan, population, pool, 2), Evaluation(every=2, points=("global",)))
+    trained, scored = server.run()
+    assert trained.bytes_to_hosts == 4 * parameters  # once for both
+    assert scored.bytes_to_hosts == 4 * parameters + 4 * parameters  # the model that is scored, too
+    assert trained.bytes_from_hosts == scored.bytes_from_hosts == 2 * 8 * parameters  # a sum of each host
+    assert sum(trained.bytes_down.values()) == sum(trained.bytes_up.values()) == 2 * 4 * parameters
+    for record in Server(plan, population, LocalFleet(plan, population), Evaluation(points=("global",))).run():
+        assert record.bytes_to_hosts == record.bytes_from_hosts == 0
+
+
+def test_small_states_and_fields_of_single_clients_count_as_bytes_to_hosts(pool):
+    population = blobs(2)
+    plan = blueprint(Greeting(), population, model=Net(False), rounds=2)
+    server = Server(plan, population, SharedFleet(plan, population, pool, 2), Evaluation(every=3, points=("global",)))
+    sent = 4 * ((6 + 1) * 12 + (12 + 1) * 8 + (8 + 1) * 3)
+    first, second = server.run()
+    assert first.bytes_to_hosts == sent + 2 * 8 * 5  # without states
+    assert second.bytes_to_hosts == 2 * sent + 2 * 8 * 5 + 2 * 4 * 7  # with states; scored as the last round
+    assert first.bytes_from_hosts == second.bytes_from_hosts == 2 * 2 * sent + 2 * 4 * 7
+
+
+class Greeting(FedAvg):
+    """FedAvg that sends five numbers of 64 bits to each client, which keeps seven of 32 bits."""
+
+    def unicast(self, ctx, server):
+        return {"greeting": torch.zeros(5, dtype=torch.float64)}
+
+    def finish(self, ctx, work, client, down, data):
+        state, up = super().finish(ctx, work, client, down, data)
+        return state | {"kept": torch.zeros(7)}, up
 
 
 def test_unseen_clients_are_the_same_wherever_they_live(pool):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayfed.engine import exact_sum
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.serialization import state_hash
 
@@ -44,6 +45,14 @@ def test_order_and_grouping_do_not_change_a_bit():
         for part in [parts[k] for k in rng.permutation(groups)]:
             merged.merge(part)
         assert state_hash(merged.value) == state_hash(whole)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 8])
+def test_rounding_in_parts_gives_the_same_bits(at_once, monkeypatch):
+    terms = many_terms()
+    whole = state_hash(total(terms).value)
+    monkeypatch.setattr(exact_sum, "_AT_ONCE", at_once)
+    assert state_hash(total(terms).value) == whole
 
 
 def test_naive_sums_do_depend_on_it():

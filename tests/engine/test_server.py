@@ -1,6 +1,7 @@
 """The server: who is sampled, in which order hooks run, how replies are averaged, what is scored and what is random."""
 
 import dataclasses
+import weakref
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
@@ -181,6 +182,29 @@ class TestExchanges:
             scored = Counter(s.client for s in record.scores if s.split == "test")
             due = server.sample(2) if (record.stage, record.round) == ("round", 2) else ()
             assert scored == dict.fromkeys(due, 2)  # accuracy and loss, once each
+
+
+class Watching(FedAvg):
+    """FedAvg that counts, when a client begins, the weights of earlier clients that are still in memory."""
+
+    def __init__(self):
+        vars(self).update(finished=[], alive=[])
+
+    def start(self, ctx, client, down):
+        self.alive.append(sum(weights() is not None for weights in self.finished))
+        return super().start(ctx, client, down)
+
+    def finish(self, ctx, work, client, down, data):
+        self.finished.append(weakref.ref(work["weights"]["fc.weight"]))
+        return super().finish(ctx, work, client, down, data)
+
+
+def test_the_weights_of_a_trained_client_are_freed_before_the_next_one_trains():
+    population = blobs(5)
+    watching = Watching()
+    simulate(blueprint(watching, population, rounds=1), population)
+    assert watching.alive == [0] * 5
+    assert len(watching.finished) == 5
 
 
 @dataclass(frozen=True, kw_only=True)

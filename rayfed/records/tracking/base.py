@@ -77,6 +77,8 @@ def _costs(record: Record) -> dict[str, float]:
         "clients_per_second": record.clients_per_second,
         "bytes_down": float(sum(record.bytes_down.values())),
         "bytes_up": float(sum(record.bytes_up.values())),
+        "bytes_to_hosts": record.bytes_to_hosts,
+        "bytes_from_hosts": record.bytes_from_hosts,
         "epsilon": record.epsilon,
         "balance": record.balance,
         "gpu_bytes": record.gpu_bytes,
