@@ -6,6 +6,7 @@ The columns of the tables `metrics` and `rounds` are derived from these types; s
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -126,6 +127,7 @@ class Record:
         events: what happened to hosts.
         gpu_bytes: the most GPU memory that tensors of one host took, from the end of its last training before the round
             to that of its training in it; None on CPUs.
+        graphs: the local steps on GPUs, by whether a CUDA graph replayed them, or why none did.
     """
 
     stage: str
@@ -145,6 +147,7 @@ class Record:
     sampled: int | None = None
     simulated_seconds: float | None = None
     gpu_bytes: int | None = None
+    graphs: Counter[str] = field(default_factory=Counter)
 
     @property
     def balance(self) -> float | None:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import peak_bytes, set_kernels
 from rayfed.engine.device_data import Augmented
 from rayfed.engine.exact_sum import ExactSum
+from rayfed.engine.graphs import CudaCapture, StepGraphs
 from rayfed.engine.host_data import HostData
 from rayfed.engine.metric_collection import Gradients
 from rayfed.engine.purity import untouched
@@ -69,6 +71,7 @@ class Host:
 
     Attributes:
         ctx: The context common to all hooks; its task lies on this host's device.
+        graphs: The CUDA graphs of its steps; None on a CPU, and where there are to be none.
     """
 
     def __init__(
@@ -89,6 +92,8 @@ class Host:
         self.ctx = blueprint.context(population, device)
         room = room_for(blueprint.data_on_device, device, share)
         self.data = HostData(self.algorithm, self.ctx.task, population, seed=self.seed, room=room)
+        on_gpu = self.ctx.task.device.type == "cuda"
+        self.graphs = StepGraphs(CudaCapture()) if on_gpu and blueprint.graphs else None
         peak_bytes(self.ctx.task.device)  # what another simulation of this process took is not counted
 
     def exchange(
@@ -126,6 +131,8 @@ class Host:
         self._synchronise()
         result.busy[self.position] = time.perf_counter() - began
         result.gpu_bytes = peak_bytes(self.ctx.task.device)
+        if self.graphs is not None:
+            result.graphs, self.graphs.counts = self.graphs.counts, Counter()
         return done
 
     def _measure(self, request: ExchangeRequest, one: TrainedClient, next_state: State, result: ExchangeResult) -> None:
@@ -251,6 +258,7 @@ class Host:
                     seed=self.seed,
                     drop_last=self.drop_last,
                     augment=self.augment,
+                    graphs=self.graphs,
                 )
             for job, state, fields, trained in zip(jobs, before, received, results, strict=True):
                 self._check_finite(job, trained)
