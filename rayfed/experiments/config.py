@@ -189,7 +189,7 @@ class Placement:
     )
     graphs: str | bool = option(
         "auto",
-        choices=("auto", False),
+        choices=("auto", "off", False),  # YAML reads off as False
         help="auto: on a GPU, replay local steps from CUDA graphs where that gives the same numbers; off: never do",
     )
     autoscale: bool = option(False, help="wait for an autoscaling cluster to start missing nodes")
