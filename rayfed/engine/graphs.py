@@ -26,9 +26,9 @@ Capture = Callable[[Callable[[], Any]], tuple[Callable[[], object], Any]]
 """Takes a function, and returns one that repeats its kernels, and its result, which each repetition overwrites."""
 
 ENOUGH_STEPS = 20
-"""Like steps that a host takes before it captures one, which takes as long as some of them."""
+"""Steps of a kind that a host takes before it captures one, which takes as long as several of them."""
 REPLAYED = "replayed"
-_MOST_KINDS = 8
+_MOST_KINDS = 8  # of steps, whose graphs a host keeps
 _LASTING = (
     *("task", "optimizer", "batch_size", "rounds", "keep_optimizer", "stage", "exchange", "phase"),
     *("schedule", "lr_factor", "configured_lr"),
@@ -40,6 +40,7 @@ class StepGraphs:
 
     Attributes:
         counts: The steps by what became of them: `REPLAYED`, or why not. Whoever reads it may empty it.
+        failure: Why nothing is captured any more; empty as long as no capture has failed.
     """
 
     def __init__(self, capture: Capture):
@@ -103,9 +104,7 @@ class GraphedStep:
                     kind.graph = graph
                 else:
                     kind.reason = "a graph of the step gives other numbers"
-            except (
-                RuntimeError
-            ) as error:  # after which a capture need not work, and torch's allocator may be in disorder
+            except RuntimeError as error:  # torch's allocator may be in disorder now, so nothing is captured any more
                 kind.reason = self._graphs.failure = f"a capture failed with {error_line(error)}"
         if kind.reason:
             _log_once(kind.reason)

@@ -17,14 +17,14 @@ from torch import nn
 import rayfed
 from helpers import taped_graphs
 from helpers.algorithm_cases import CASES, algorithm_of, everything, people_of, plan_of
-from helpers.federations import blobs, blueprint
-from rayfed.algorithm import Phase
+from helpers.federations import blobs, blueprint, net
+from rayfed.algorithm import Delegate, Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.algorithms.fedprox import FedProx
 from rayfed.core.errors import UsageError
 from rayfed.core.lr_schedule import Exponential
 from rayfed.core.optim import SGD, Adam
-from rayfed.core.trees import tree_map
+from rayfed.core.trees import clone, tree_map
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
 from rayfed.engine import graphs
@@ -52,20 +52,21 @@ def pictures(extra=0):
     return Population("noise", clients, 10, SHAPE, (0.5,), (0.5,))
 
 
-def finished(plan, people, capture=None):
-    """Run to the end and return all states, and what became of the steps; with `capture`, steps are replayed."""
-    server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=()))
+def finished(plan, people, capture=None, points=()):
+    """Run to the end; return all states and scores, and what became of the steps, which `capture` replays."""
+    server = Server(plan, people, LocalFleet(plan, people), Evaluation(points=points))
     assert server.fleet.host.graphs is None  # on a CPU
     if capture is not None:
         server.fleet.host.graphs = StepGraphs(capture)
-    counts = sum((record.graphs for record in server.run()), Counter())
-    return facts(everything(server)), counts
+    records = list(server.run())
+    counts = sum((record.graphs for record in records), Counter())
+    return (facts(everything(server)), [record.scores for record in records]), counts
 
 
-def replayed(plan, people, capture=taped_graphs.capture):
-    """Return what became of the steps of a run with graphs, whose states are those of a run without."""
-    found, counts = finished(plan, people, capture)
-    wanted, none = finished(plan, people)
+def replayed(plan, people, capture=taped_graphs.capture, points=()):
+    """Return what became of the steps of a run with graphs, whose states and scores are those of a run without."""
+    found, counts = finished(plan, people, capture, points)
+    wanted, none = finished(plan, people, points=points)
     assert found == wanted
     assert not none
     return dict(counts)
@@ -116,6 +117,33 @@ def test_a_rate_that_falls_has_a_graph_in_each_round(soon):
     plan = blueprint(FedAvg(), people, schedule=Exponential(decay=0.5), rounds=3)
     steps = 4 + 5 + 6 + 8  # batches of 5 of 20, 26, 33 and 41 examples
     assert replayed(plan, people) == {"fewer than 2 steps alike": 3 * 2, REPLAYED: 3 * (steps - 2)}
+
+
+class Halved(Delegate):
+    """The same training with half of the rate."""
+
+    def step(self, ctx, work, down, batch):
+        before = clone(work["weights"])
+        work, metrics = super().step(ctx, work, down, batch)
+        return work | {"weights": {k: (v + before[k]) / 2 for k, v in work["weights"].items()}}, metrics
+
+    def phases(self, ctx):
+        return (ctx.local,)
+
+
+class Closes(FedAvg):
+    """Trains in another way after the last round, as its clients do not for a score before."""
+
+    @property
+    def final_exchanges(self):
+        return (Halved(self),)
+
+
+def test_each_exchange_has_a_graph(soon):
+    people = blobs()
+    plan = blueprint(Closes(), people, model=net(batch_norm=False))
+    evaluation = replayed(plan, people, points=("adapted",))
+    assert evaluation["fewer than 2 steps alike"] == 3 * 2  # of the rounds, of the scores, and after the last round
 
 
 @pytest.mark.parametrize("width", [1, 4])
@@ -176,7 +204,12 @@ class Waits(FedAvg):
 
 def test_a_step_that_waits(soon, caplog):
     caplog.set_level(logging.INFO)
-    (reason,) = reasons(Waits())
+    graphs._log_once.cache_clear()
+    captures = mock.Mock(side_effect=taped_graphs.capture)
+    (reason,) = reasons(
+        Waits(), captures, model=net(batch_norm=False), drop_last=False
+    )  # whose short batches are not tried after that
+    captures.assert_called_once()
     assert reason.startswith("a capture failed with RuntimeError: operation not permitted when stream is capturing")
     assert [record.getMessage() for record in caplog.records] == [f"steps run without a CUDA graph: {reason}"]
 
@@ -270,17 +303,12 @@ def test_a_graph_with_other_numbers_is_not_used(soon):
 
 
 def test_a_host_keeps_few_graphs(soon):
-    people, captured = pictures(extra=1), []
-
-    def counted(run):
-        captured.append(run)
-        return taped_graphs.capture(run)
-
+    people, captures = pictures(extra=1), mock.Mock(side_effect=taped_graphs.capture)
     model = build_model("mlp", {"hidden": [8]}, SHAPE, 10)
     plan = blueprint(FedAvg(), people, model=model, batch_size=BATCH, drop_last=False, rounds=3)
     with mock.patch.object(graphs, "_MOST_KINDS", 1):  # each short batch drives out the graph of the others
-        replayed(plan, people, counted)
-    assert len(captured) == 3 * len(STEPS)
+        replayed(plan, people, captures)
+    assert captures.call_count == 3 * len(STEPS)
 
 
 # CUDA
