@@ -35,7 +35,7 @@ NETWORKS: dict[str, tuple[str, dict, tuple[int, ...]]] = {
     "batch norm": ("digits_cnn", {"width": 0.125}, (3, 28, 28)),
 }
 NCHW, CHANNELS_LAST = "plain, NCHW", "plain, channels last"
-Variant = Callable[[], object]
+Variant = Callable[[], Any]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

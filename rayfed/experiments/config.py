@@ -187,6 +187,11 @@ class Placement:
     tf32: bool = option(
         False, help="let GPUs round the factors of products and convolutions to 10 bits, which is faster"
     )
+    graphs: str | bool = option(
+        "auto",
+        choices=("auto", "off", False),  # YAML reads off as False
+        help="auto: on a GPU, replay local steps from CUDA graphs where that gives the same numbers; off: never do",
+    )
     autoscale: bool = option(False, help="wait for an autoscaling cluster to start missing nodes")
 
     @property

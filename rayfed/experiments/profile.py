@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from rayfed.core.records import Record
 from rayfed.engine.fleet import Fleet
+from rayfed.engine.graphs import REPLAYED
 from rayfed.engine.tracing import Tracer
 from rayfed.records.storage import Storage
 
@@ -42,7 +44,7 @@ class Profile:
         self._tracer = Tracer(device)
         self._finished = self._traced = 0
         self._is_tracing = False
-        self._recording: list[dict[str, float]] = []
+        self._recording: list[dict[str, Any]] = []
 
     def before_round(self) -> None:
         """Begin to trace if it is time."""
@@ -61,7 +63,8 @@ class Profile:
             self._end_traces()
         began = time.perf_counter()
         yield
-        self._recording.append({"round": record.round, "seconds": time.perf_counter() - began})
+        seconds = time.perf_counter() - began
+        self._recording.append({"round": record.round, "seconds": seconds, "graphs": record.graphs})
 
     def finish(self) -> None:
         """Save what is not saved yet."""
@@ -86,9 +89,10 @@ def profile_text(home: Storage, trial: str, rounds: Sequence[Mapping[str, Any]])
     """
     folder = home.child("profile", trial)
     try:
-        recording = {entry["round"]: entry["seconds"] for entry in json.loads(folder.read(SECONDS_FILE))}
+        recorded = json.loads(folder.read(SECONDS_FILE))
     except FileNotFoundError:
         return "no profile: no round was run"
+    recording = {entry["round"]: entry["seconds"] for entry in recorded}
     rows = [row for row in rounds if row["stage"] == "round" and row["round"] in recording]
     if not rows:
         return "no profile: no round was run"
@@ -99,7 +103,15 @@ def profile_text(home: Storage, trial: str, rounds: Sequence[Mapping[str, Any]])
     lines = [f"  {name:<11} {means[name]:9.4f} s {means[name] / total:6.1%}  {_PARTS[name]}" for name in _PARTS]
     traces = sorted(name for name in folder.files() if name.endswith(".json.gz"))
     shown = f"traces: {folder.location}: {', '.join(traces)}; open them in chrome://tracing or ui.perfetto.dev"
-    return "\n".join([title, *lines, shown])
+    replayed = _graphs_text(sum((Counter(entry["graphs"]) for entry in recorded), Counter()))
+    return "\n".join([title, *lines, *replayed, shown])
+
+
+def _graphs_text(steps: Counter[str]) -> list[str]:
+    """Return a line on CUDA graphs, or none where no step was taken on a GPU."""
+    others = "; ".join(f"{count:,} not: {reason}" for reason, count in steps.most_common() if reason != REPLAYED)
+    replayed = f"CUDA graphs: {steps[REPLAYED]:,} local steps replayed"
+    return [f"{replayed}; {others}" if others else replayed] if steps else []
 
 
 def round_parts(row: Mapping[str, Any], recording: float) -> dict[str, float]:

@@ -52,11 +52,15 @@ class TestParts:
     def test_text(self, tmp_path):
         home = open_storage(tmp_path)
         assert profile_text(home, "t", [ROW]) == "no profile: no round was run"
-        recording = [{"round": 0, "seconds": 9.0}, {"round": 1, "seconds": 0.5}, {"round": 2, "seconds": 1.5}]
+        seconds, steps = {0: 9.0, 1: 0.5, 2: 1.5}, {"replayed": 1500, "the step draws random numbers": 20}
+        recording = [{"round": number, "seconds": took, "graphs": steps} for number, took in seconds.items()]
         home.child("profile", "t").write("recording.json", json.dumps(recording).encode())
         text = profile_text(home, "t", [ROW, ROW | {"round": 2}, ROW | {"round": 3}])
         assert text.startswith("a round took 7 s (mean of 2 rounds):")
         assert "recording      1.0000 s  14.3%" in text
+        assert text.splitlines()[-2] == (
+            "CUDA graphs: 4,500 local steps replayed; 60 not: the step draws random numbers"
+        )
 
 
 class TestWithoutHosts:
@@ -84,6 +88,7 @@ class TestWithoutHosts:
         assert "profiler" not in err  # which torch's tracer prints of itself
         assert "a round took " in out
         assert ": server.json.gz; open them in chrome://tracing" in out
+        assert "graphs" not in out  # on a CPU
         assert spans(next(tmp_path.glob("results/run/profile/*/server.json.gz")))["aggregate"] == 1
 
 
