@@ -146,7 +146,7 @@ def test_each_exchange_has_a_graph(soon):
     assert evaluation["fewer than 2 steps alike"] == 3 * 2  # of the rounds, of the scores, and after the last round
 
 
-@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("width", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
 def test_every_method_has_the_same_state(case, width, soon):
     plan, people = plan_of(case, vmap_clients=width, rounds=3), people_of(algorithm_of(case))
