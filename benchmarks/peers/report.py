@@ -132,7 +132,7 @@ def show(job: Job, runs: Runs) -> bool:
     if job.watched:
         print(f"memory: of all processes at its highest, shared pages counted once; a model is {model / 1e6:.3g} MB")
     problems = differences(job, runs, accuracies)
-    same = "as many steps on clients of its own" if job.cohort else "the same work"
+    same = "as many steps, each on clients that it drew" if job.cohort else "the same work"
     print(f"all engines did {same}" if not problems else "THE WORK DIFFERS: " + "; ".join(problems))
     for goal in GOALS.get(job.name, []):
         if goal.engine in runs and goal.other in runs:
