@@ -30,6 +30,14 @@ def watching(sample: Callable[[Sequence[psutil.Process]], object], every: float 
         thread.join()
 
 
+def shared_fairly(process: psutil.Process) -> int:
+    """Return the proportional set size of a process in bytes, in which a page that n processes share counts 1/n."""
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:  # it has ended
+        return 0
+
+
 def sizes(process: psutil.Process) -> dict[str, int]:
     """Return the bytes in /proc/PID/status by name, such as RssAnon and VmRSS; none once the process has ended."""
     try:

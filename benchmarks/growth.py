@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 import pyarrow as pa
-from _memory import most_private, watching
+from _memory import most_private, shared_fairly, watching
 from _rounds import results_folder
+from _users import EXAMPLES, make_user
 
 import rayfed
 from rayfed.data.loading import load
@@ -29,8 +29,6 @@ from rayfed.records.schema import METRICS_SCHEMA
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import merge_trials, record_trial
 
-EXAMPLES = 10  # of a client, 8 of them for training
-FEATURES = 64
 LAYERS = 10  # of the large models, each a tenth of the parameters
 MODELS = (5_000_000, 10_000_000, 20_000_000)  # parameters; 100,000,000 (`--size`) takes about 10 GB
 PROPORTIONAL, CONSTANT = 1.2, 0.2
@@ -218,14 +216,7 @@ def _write_scores(folder: str, number: int, clients: int = 100, rounds: int = 10
 
 def make_clients(count: int) -> rayfed.Clients:
     """Return clients of 8 training and 2 test examples, drawn anew from their number whenever they are needed."""
-    return rayfed.Clients({"train": np.full(count, EXAMPLES - 2), "test": np.full(count, 2)}, _make)
-
-
-def _make(number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng(number)
-    y = rng.integers(0, 10, EXAMPLES)
-    x = (rng.normal(size=(EXAMPLES, FEATURES)) + y[:, None]).astype(np.float32)
-    return {"train": (x[:-2], y[:-2]), "test": (x[-2:], y[-2:])}
+    return rayfed.Clients({"train": np.full(count, EXAMPLES - 2), "test": np.full(count, 2)}, make_user)
 
 
 def _values(**others: Any) -> dict[str, Any]:
@@ -247,16 +238,9 @@ def _rounds(clients: int, cohort: int, rounds: int) -> dict[str, float]:
 def _highest(run: Callable[[], object]) -> float:
     """Return the memory of this process and of all below it at its highest, MB; shared pages count once."""
     samples = [0]
-    with watching(lambda processes: samples.append(sum(map(_shared_fairly, processes)))):
+    with watching(lambda processes: samples.append(sum(map(shared_fairly, processes)))):
         run()
     return max(samples) / 1e6
-
-
-def _shared_fairly(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.Error:  # it has ended
-        return 0
 
 
 class Row(NamedTuple):

@@ -1,6 +1,8 @@
 """Time a FedAvg round on rayfed, a bare PyTorch loop, pfl-research and Flower's simulation engine.
 
-The jobs are those of `round_seconds.py` (mnist-cnn, which needs RAYFED_DATA) and `many_clients.py` (many-clients).
+The jobs are those of `round_seconds.py` (mnist-cnn, which needs RAYFED_DATA) and `many_clients.py` (many-clients), and
+two that also measure start-up and memory: users that are made on demand, of whom each engine draws 100 per round by
+itself (many-users, without the bare loop), and a large MLP on ten clients (large-model).
 Every engine has two processes of one thread each, takes the same steps on the same batches, and evaluates nothing. The
 engines run in turn, each time in a new process. Times are from the end of one round to the end of the next, without
 start-up. The environments of pfl-research and Flower are installed on demand.
@@ -38,22 +40,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     results, same = {}, True  # same: whether every job ran, with the same work on all engines
     for name in args.jobs:
         try:
-            job = _job(name, args)
+            made = _jobs(name, args)
         except UsageError as error:
             print(f"{name}: {error}", flush=True)
             same = False
             continue
-        if job is None:
-            continue
-        path = folder / f"{name}.npz"
-        job.save(path)
-        runs = _run(path, pythons, folder, args)
-        if not runs:
-            print(f"{name}: no engine could run it", flush=True)
-            same = False
-        else:
+        for job in made:
+            runs = _run(job, pythons, folder, args)
+            if not runs:
+                print(f"{job.name}: no engine could run it", flush=True)
+                same = False
+                continue
             same = show(job, runs) and same
-            results[name] = {engine: [_summary(run) for run in outcomes] for engine, outcomes in runs.items()}
+            results[job.name] = {engine: [_summary(run) for run in outcomes] for engine, outcomes in runs.items()}
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0 if same else 1
@@ -63,8 +62,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = (jobs.MNIST_CNN, jobs.MANY_CLIENTS)
-    parser.add_argument("--jobs", nargs="+", choices=names, default=names, help="default: both")
+    names = (jobs.MNIST_CNN, jobs.MANY_CLIENTS, jobs.MANY_USERS, jobs.LARGE_MODEL)
+    parser.add_argument("--jobs", nargs="+", choices=names, default=names[:2], help="default: the first two")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="default: all")
     parser.add_argument("--repeats", type=_positive, default=3, help="times that every engine runs (default: 3)")
     parser.add_argument(
@@ -73,6 +72,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--share", type=_share, default=1.0, help="mnist-cnn: share of each client's images to keep")
     parser.add_argument("--clients", type=_positive, default=500, help="many-clients: number of clients")
     parser.add_argument("--images", type=_positive, default=100, help="many-clients: training images per client")
+    parser.add_argument(
+        "--users", nargs="+", type=_positive, default=[1000, 1_000_000], help="many-users: numbers of users"
+    )
+    parser.add_argument("--parameters", type=_positive, default=20_000_000, help="large-model: about how many")
     parser.add_argument(
         "--layout",
         choices=("channels_last", "contiguous"),
@@ -105,41 +108,47 @@ def _share(text: str) -> float:
     return value
 
 
-def _job(name: str, args: argparse.Namespace) -> Job | None:
-    """Return the job, or None after saying that its data are not there."""
+def _jobs(name: str, args: argparse.Namespace) -> list[Job]:
+    """Return the jobs of that name, or none after saying that their data are not there."""
     rounds = args.rounds + 1
     if name == jobs.MANY_CLIENTS:
-        return jobs.many_clients(rounds, clients=args.clients, images=args.images)
+        return [jobs.many_clients(rounds, clients=args.clients, images=args.images)]
+    if name == jobs.MANY_USERS:
+        return [jobs.many_users(rounds, users=users) for users in args.users]
+    if name == jobs.LARGE_MODEL:
+        return [jobs.large_model(rounds, parameters=args.parameters)]
     if not (root := data_folder()):
-        return None
-    return jobs.mnist_cnn(Path(root), rounds, share=args.share, channels_last=args.layout == "channels_last")
+        return []
+    return [jobs.mnist_cnn(Path(root), rounds, share=args.share, channels_last=args.layout == "channels_last")]
 
 
-def _run(job: Path, pythons: dict[str, Path], folder: Path, args: argparse.Namespace) -> dict[str, list[Outcome]]:
+def _run(job: Job, pythons: dict[str, Path], folder: Path, args: argparse.Namespace) -> dict[str, list[Outcome]]:
     """Run the job `args.repeats` times on every engine; engines that fail once are left out from then on.
 
     The engines take turns, and each repetition begins with another one, so that a slow minute of the machine, or the
     heat of the run before, does not always meet the same engine.
     """
-    runs: dict[str, list[Outcome]] = {name: [] for name in pythons}
+    path = folder / f"{job.name}.npz"
+    job.save(path)
+    runs: dict[str, list[Outcome]] = {name: [] for name in pythons if name != "bare" or not job.cohort}
     for repeat in range(args.repeats):
         order = list(runs)
         shift = repeat % max(len(order), 1)
         for name in order[shift:] + order[:shift]:
             try:
-                outcome = ENGINES[name].run(pythons[name], job, folder, args.timeout)
+                outcome = ENGINES[name].run(pythons[name], path, folder, args.timeout, watched=job.watched)
             except Unavailable as error:
                 print(error, flush=True)
                 del runs[name]
                 continue
             runs[name].append(outcome)
             took = ", ".join(f"{value:.2f}" for value in outcome.seconds)
-            print(f"{job.stem}, run {repeat + 1} of {args.repeats}, {name}: {took} s", flush=True)
+            print(f"{job.name}, run {repeat + 1} of {args.repeats}, {name}: {took} s", flush=True)
     return runs
 
 
 def _summary(run: Outcome) -> dict[str, object]:
-    return {"version": run.version, "seconds": run.seconds, "steps": run.steps}
+    return {name: getattr(run, name) for name in ("version", "start_up", "seconds", "steps", "memory")}
 
 
 if __name__ == "__main__":

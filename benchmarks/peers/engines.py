@@ -1,12 +1,16 @@
 """The engines, and how to run a job on one in a process of its own."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from _memory import shared_fairly, watching
 
 from peers.environments import Unavailable, environment, last_error
 from peers.job import PROCESSES, Outcome
@@ -39,8 +43,10 @@ class Engine:
         """
         return environment(self.name, cache) if self.installed else Path(sys.executable)
 
-    def run(self, python: Path, job: Path, folder: Path, timeout: float) -> Outcome:
+    def run(self, python: Path, job: Path, folder: Path, timeout: float, *, watched: bool = False) -> Outcome:
         """Run `job` in a new process, whose output goes to a log in `folder`, and wait for it.
+
+        With `watched`, its memory and that of its children is sampled.
 
         Raises:
             Unavailable: The process failed, or took longer than `timeout` seconds.
@@ -49,7 +55,9 @@ class Engine:
         outcome.unlink(missing_ok=True)
         module = f"peers.{self.name}_engine"
         command = [str(python), *self.launcher, "-m", module, str(job), str(outcome)]
-        with log.open("w") as file:
+        samples: list[tuple[float, list[int]]] = []
+        with log.open("w") as file, _sampling(samples) if watched else contextlib.nullcontext():
+            began = time.perf_counter()
             process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=variables(), cwd=folder, start_new_session=True
             )
@@ -62,7 +70,8 @@ class Engine:
                     _end(process)
         if status or not outcome.exists():
             raise Unavailable(f"{self.name}: failed on {job.stem}: {last_error(log)} (see {log})")
-        return Outcome.load(outcome)
+        done = Outcome.load(outcome)
+        return replace(done, began=began, memory=_highest(samples, done.stamps[-1]))
 
 
 ENGINES = {
@@ -74,6 +83,19 @@ ENGINES = {
         Engine("flower", "Flower", installed=True),
     )
 }
+
+
+def _sampling(samples: list[tuple[float, list[int]]]) -> contextlib.AbstractContextManager[None]:
+    """Append to `samples` the time and the memory of each process below this one, again and again."""
+    return watching(
+        lambda processes: samples.append((time.perf_counter(), [shared_fairly(process) for process in processes[1:]]))
+    )
+
+
+def _highest(samples: Sequence[tuple[float, list[int]]], end: float) -> tuple[int, int]:
+    """Return the largest sum of a sample and the largest process in any, until the time `end`."""
+    kept = [sizes for at, sizes in samples if at <= end]
+    return max(map(sum, kept), default=0), max((size for sizes in kept for size in sizes), default=0)
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -23,7 +23,10 @@ def load(path: str) -> Job:
 
 @cache
 def model_of(path: str):
-    return load(path).model().train()
+    job = load(path)
+    model = job.model().train()
+    job.initial.clear()  # memory that the engine does not need
+    return model
 
 
 @cache

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from peers.flower_client import app
-from peers.job import PROCESSES, Job, Outcome, arguments, between, parameters_of
+from peers.job import PROCESSES, Job, Outcome, arguments, parameters_of
 
 
 def total_steps(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
@@ -35,10 +35,11 @@ def main() -> None:
     @server.main()
     def serve(grid: Grid, context: Context) -> None:
         model = job.model()
+        job.initial.clear()  # memory that the engine does not need
         strategy = FedAvg(
-            fraction_train=1.0,
+            fraction_train=job.participants / clients,
             fraction_evaluate=0.0,
-            min_train_nodes=clients,
+            min_train_nodes=job.participants,
             min_available_nodes=clients,
             train_metrics_aggr_fn=total_steps,
         )
@@ -52,7 +53,7 @@ def main() -> None:
         model.load_state_dict(result.arrays.to_torch_state_dict())
         steps = sum(int(metrics["steps"]) for metrics in result.train_metrics_clientapp.values())
         version = flwr.__version__
-        outcomes.append(Outcome(version=version, seconds=between(stamps), steps=steps, parameters=parameters_of(model)))
+        outcomes.append(Outcome(version=version, stamps=stamps, steps=steps, parameters=parameters_of(model)))
 
     run_simulation(
         server_app=server,

@@ -8,6 +8,7 @@ with the same weights up to rounding.
 import argparse
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from _users import make_user
 from torch import Tensor, nn
 
 from rayfed.core.moment import Moment
@@ -27,12 +29,12 @@ PROCESSES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """FedAvg with full participation, one local epoch of plain SGD on full batches, and no evaluation.
+    """FedAvg with one local epoch of plain SGD on full batches, and no evaluation.
 
     Attributes:
         name: The name of the job.
         network: The name of the network in `network`, which is also rayfed's.
-        x, y: The training images of all clients, uint8 [n, 1, 28, 28], and their labels, int64 [n].
+        x, y: The training images of all clients, uint8 [n, 1, 28, 28], and their labels, int64 [n]; none with `cohort`.
         sizes: The number of training images of each client, int64 [clients]; images of a client are adjacent.
         test_x, test_y: The images and labels on which the final models are compared.
         initial: The initial parameters, in the order of `network(...).parameters()`.
@@ -42,6 +44,10 @@ class Job:
         rounds: The number of rounds, with the first, which warms up.
         seed: The seed of the order of the batches.
         channels_last: Whether to use the memory format channels-last instead of PyTorch's default; rayfed always does.
+        width: The number of units in each hidden layer of the MLP.
+        cohort: How many clients each engine draws for a round, of users that are made from their number and whose
+            examples are one batch; 0: all clients take part.
+        watched: Whether memory is sampled, which slows rounds down a little.
     """
 
     name: str
@@ -59,11 +65,19 @@ class Job:
     rounds: int
     seed: int = 0
     channels_last: bool = True
+    width: int = 200
+    cohort: int = 0
+    watched: bool = False
+
+    @property
+    def participants(self) -> int:
+        """The number of clients of a round."""
+        return self.cohort or len(self.sizes)
 
     @property
     def steps(self) -> int:
         """The number of gradient steps of all clients in one round."""
-        return int((self.sizes // self.batch_size).sum())
+        return self.cohort or int((self.sizes // self.batch_size).sum())
 
     @cached_property
     def ends(self) -> np.ndarray:
@@ -75,6 +89,9 @@ class Job:
 
     def data(self, client: int) -> tuple[Tensor, Tensor]:
         """Return the normalised training images of a client, float32 [n, 1, 28, 28], and their labels [n]."""
+        if self.cohort:
+            x, y = make_user(client)["train"]
+            return torch.from_numpy(x), torch.from_numpy(y)
         rows = self.rows(client)
         return self.normalised(self.x[rows]), torch.from_numpy(self.y[rows])
 
@@ -90,6 +107,8 @@ class Job:
 
     def batches(self, client: int, round: int) -> Tensor:
         """Return the example numbers of every batch of a client in a round, counted from 1: int64 [steps, B]."""
+        if self.cohort:  # the only batch has all examples, whose order does not matter
+            return torch.arange(self.batch_size)[None]
         return self._batches[round - 1][client]
 
     @cached_property
@@ -111,7 +130,7 @@ class Job:
 
     def model(self) -> nn.Sequential:
         """Return the network with the initial parameters."""
-        model = network(self.network)
+        model = network(self.network, math.prod(self.test_x.shape[1:]), self.width)
         set_parameters(model, self.initial)
         return model.to(memory_format=self.memory_format)  # type: ignore[call-overload]
 
@@ -136,14 +155,14 @@ class Job:
         return cls(initial=_unnumbered(arrays), **json.loads(str(arrays.pop("rest"))), **arrays)
 
 
-def network(name: str) -> nn.Sequential:
+def network(name: str, inputs: int, width: int) -> nn.Sequential:
     """Return a network as one would write it by hand; its parameters are in the order of rayfed's network `name`."""
     if name == "cnn":
         features = [nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
         return nn.Sequential(*features, nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10))
     if name == "mlp":
-        hidden = [nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU()]
-        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(200, 10))
+        hidden = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, 10))
     raise ValueError(f"network={name!r}: expected cnn or mlp")
 
 
@@ -177,15 +196,30 @@ class Outcome:
 
     Attributes:
         version: The engine's version.
-        seconds: Wall-clock seconds of every round but the first: the time from the end of the round before.
+        stamps: When each round was over, by `time.perf_counter`, which all processes of a machine share.
         steps: The number of gradient steps of all rounds.
         parameters: The final model, in the order of `network(...).parameters()`.
+        began: When the engine was started.
+        memory: The memory in bytes, at its highest before the last round was over, of all processes of the engine, in
+            which shared pages count once, and of the largest one; 0 unless the job is watched.
     """
 
     version: str
-    seconds: list[float]
+    stamps: list[float]
     steps: int
     parameters: list[np.ndarray]
+    began: float = 0.0
+    memory: tuple[int, int] = (0, 0)
+
+    @property
+    def seconds(self) -> list[float]:
+        """The seconds of every round but the first: the time from the end of the round before."""
+        return [end - start for start, end in itertools.pairwise(self.stamps)]
+
+    @property
+    def start_up(self) -> float:
+        """The seconds from the start of the engine to the end of its first round."""
+        return self.stamps[0] - self.began
 
     def save(self, path: str | Path) -> None:
         rest = asdict(self)
@@ -196,11 +230,6 @@ class Outcome:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
         return cls(parameters=_unnumbered(arrays), **json.loads(str(arrays["rest"])))
-
-
-def between(stamps: Sequence[float]) -> list[float]:
-    """Return the seconds between the ends of successive rounds, one fewer than there are `stamps`."""
-    return [end - start for start, end in itertools.pairwise(stamps)]
 
 
 def arguments(description: str) -> argparse.Namespace:

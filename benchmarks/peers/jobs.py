@@ -1,8 +1,12 @@
-"""Makes the two jobs of docs/performance.md, and runs rayfed's plan for a job. This needs rayfed's own environment."""
+"""Makes the jobs of docs/performance.md, and runs rayfed's plan for a job. This needs rayfed's own environment."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from _users import EXAMPLES, FEATURES, make_user
+from growth import make_clients
 from many_clients import draw_images
 
 from peers.job import Job
@@ -15,6 +19,8 @@ from rayfed.experiments.plan import Plan, make_plan
 TEST_IMAGES = 10_000
 MNIST_CNN = "mnist-cnn"
 MANY_CLIENTS = "many-clients"
+MANY_USERS = "many-users"
+LARGE_MODEL = "large-model"
 
 
 def mnist_cnn(root: Path, rounds: int, *, share: float = 1.0, channels_last: bool = True) -> Job:
@@ -50,12 +56,12 @@ def mnist_cnn(root: Path, rounds: int, *, share: float = 1.0, channels_last: boo
     )
 
 
-def many_clients(rounds: int, *, clients: int = 500, images: int = 100) -> Job:
+def many_clients(rounds: int, *, clients: int = 500, images: int = 100, name: str = MANY_CLIENTS, **others) -> Job:
     """Return the job of `many_clients.py`: `clients` clients of `images` images each, with an MLP."""
     total = clients * images
     x, y = draw_images(total + TEST_IMAGES)
     return _with_initial_weights(
-        name=MANY_CLIENTS,
+        name=name,
         network="mlp",
         x=x[:total],
         y=y[:total],
@@ -66,29 +72,63 @@ def many_clients(rounds: int, *, clients: int = 500, images: int = 100) -> Job:
         std=1.0,
         rounds=rounds,
         channels_last=False,
+        **others,
+    )
+
+
+def large_model(rounds: int, *, parameters: int) -> Job:
+    """Return a job of 10 clients of 50 images each, with an MLP of about `parameters` parameters."""
+    inputs, classes = 784, 10  # with two hidden layers of w units, w² + (inputs + classes + 2) w parameters and a few
+    half = (inputs + classes + 2) / 2
+    width = max(1, round(math.sqrt(half**2 + parameters) - half))
+    return many_clients(rounds, clients=10, images=50, name=LARGE_MODEL, width=width, watched=True)
+
+
+def many_users(rounds: int, *, users: int, cohort: int = 100) -> Job:
+    """Return a job of `users` users of 10 examples, 8 of them for training, as in `growth.py`, with an MLP."""
+    tests = [make_user(users + number)["test"] for number in range(1000)]
+    return _with_initial_weights(
+        name=f"{MANY_USERS}-{users}",
+        network="mlp",
+        x=np.empty((0, FEATURES), np.float32),
+        y=np.empty(0, np.int64),
+        sizes=np.full(users, EXAMPLES - 2),
+        test_x=np.concatenate([x for x, _ in tests]),
+        test_y=np.concatenate([y for _, y in tests]),
+        mean=0.0,
+        std=1 / 255,  # leaves inputs as they are
+        batch_size=EXAMPLES - 2,
+        rounds=rounds,
+        channels_last=False,
+        cohort=min(users, cohort),
+        watched=True,
     )
 
 
 def _with_initial_weights(**values) -> Job:
     """Return the job with the initial weights that rayfed draws from its seed."""
-    job = Job(**values, lr=0.005, batch_size=10, initial=[])
+    job = Job(**{"lr": 0.005, "batch_size": 10, "initial": []} | values)
     model = plan_of(job, hosts=0, results="results").blueprint.model
-    return Job(**values, lr=0.005, batch_size=10, initial=[p.detach().numpy() for p in model.parameters()])
+    return replace(job, initial=[p.detach().numpy() for p in model.parameters()])
 
 
 def plan_of(job: Job, *, hosts: int, results: str) -> Plan:
     """Return rayfed's plan for `job` on `hosts` Ray actors, with the tables in the folder `results`."""
     config = Config.read(
         {
-            "model.name": job.network,
+            "model": {"name": job.network} | ({"hidden": [job.width] * 2} if job.network == "mlp" else {}),
             "local": {"batch_size": job.batch_size, "epochs": 1, "lr": job.lr},
             "rounds": job.rounds,
+            "cohort": job.cohort or None,
             "evaluate.every": job.rounds,
+            "evaluate.splits": ["val"],  # which no job has
             "seed": job.seed,
             "placement.hosts": hosts,
             "results": results,
         }
     )
+    if job.cohort:
+        return make_plan(config, clients=make_clients(len(job.sizes)), num_classes=10)
     return make_plan(config, population=population_of(job))
 
 

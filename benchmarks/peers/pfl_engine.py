@@ -21,7 +21,7 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 
-from peers.job import Job, Outcome, arguments, between, parameters_of
+from peers.job import Job, Outcome, arguments, parameters_of
 
 
 class Net(nn.Module):
@@ -77,6 +77,7 @@ def main() -> None:
     job = Job.load(args.job)
     clients = range(len(job.sizes))
     net, clock = Net(job.model()), Clock()
+    job.initial.clear()  # memory that the engine does not need
     data = {}
 
     def make_client(client: int) -> Client:
@@ -85,9 +86,10 @@ def main() -> None:
         return Client(data[client], job.batches(client, clock.round), client)
 
     # "minimize_reuse" takes the clients one after the other, so a cohort of all clients has each of them once. The
-    # sizes let pfl balance the two processes.
-    sizes = {client: int(job.sizes[client]) for client in clients}
-    dataset = FederatedDataset(make_client, get_user_sampler("minimize_reuse", list(clients)), user_id_to_weight=sizes)
+    # sizes let pfl balance the two processes; users that are drawn have one size.
+    sampler = get_user_sampler("random" if job.cohort else "minimize_reuse", clients)
+    sizes = None if job.cohort else {client: int(job.sizes[client]) for client in clients}
+    dataset = FederatedDataset(make_client, sampler, user_id_to_weight=sizes)
     model = PyTorchModel(
         model=net,
         local_optimizer_create=torch.optim.SGD,
@@ -97,7 +99,7 @@ def main() -> None:
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=job.rounds,
             evaluation_frequency=job.rounds + 1,  # only in the first round, which warms up
-            train_cohort_size=len(clients),
+            train_cohort_size=job.participants,
             val_cohort_size=0,
         ),
         backend=SimulatedBackend(training_data=dataset, val_data=dataset, postprocessors=[WeightByDatapoints()]),
@@ -111,9 +113,10 @@ def main() -> None:
     steps = torch.tensor(net.steps)
     torch.distributed.all_reduce(steps)
     if torch.distributed.get_rank() == 0:
-        Outcome(
-            version=version("pfl"), seconds=between(clock.stamps), steps=int(steps), parameters=parameters_of(net)
-        ).save(args.outcome)
+        Outcome(version=version("pfl"), stamps=clock.stamps, steps=int(steps), parameters=parameters_of(net)).save(
+            args.outcome
+        )
+    torch.distributed.destroy_process_group()  # or a thread that still runs may abort the process at its exit
 
 
 if __name__ == "__main__":

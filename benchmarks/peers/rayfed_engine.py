@@ -7,7 +7,7 @@ import ray
 from ray.util.placement_group import placement_group
 
 import rayfed
-from peers.job import PROCESSES, Job, Outcome, arguments, between
+from peers.job import PROCESSES, Job, Outcome, arguments
 from peers.jobs import plan_of
 from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
 from rayfed.distributed.server_process import make_pool, steps_reserved
@@ -18,6 +18,7 @@ from rayfed.reports.read import read
 def main() -> None:
     args = arguments(__doc__)
     job = Job.load(args.job)
+    job.initial.clear()  # memory that the engine does not need
     with tempfile.TemporaryDirectory(prefix="rayfed-peers-") as folder:
         plan = plan_of(job, hosts=PROCESSES, results=folder)
         config = plan.config
@@ -38,8 +39,7 @@ def main() -> None:
     parameters = [weights[name].contiguous().numpy() for name, _ in plan.blueprint.model.named_parameters()]
     losses = metrics[(metrics.metric == "loss") & (metrics.split == "train")]  # one row per client and round
     steps = int((losses.n // job.batch_size).sum())
-    seconds = between(stamps)
-    Outcome(version=rayfed.__version__, seconds=seconds, steps=steps, parameters=parameters).save(args.outcome)
+    Outcome(version=rayfed.__version__, stamps=stamps, steps=steps, parameters=parameters).save(args.outcome)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,8 @@ def differences(job: Job, runs: Runs, accuracies: Mapping[str, float]) -> list[s
     for name, outcomes in runs.items():
         if steps := {run.steps for run in outcomes} - {expected}:
             lines.append(f"{name}: {', '.join(map(str, sorted(steps)))} steps instead of {expected}")
+        if job.cohort:  # every engine draws other clients
+            continue
         most = max(difference(run, runs[first][0]) for run in outcomes)
         if not most <= SAME_WEIGHTS:  # also where it is NaN
             lines.append(f"{name}: weights differ from those of {first} by {most:.2g}")
@@ -93,13 +95,23 @@ def differences(job: Job, runs: Runs, accuracies: Mapping[str, float]) -> list[s
     return lines
 
 
+def _start_up_and_memory(outcomes: Sequence[Outcome], unit: float) -> list[str]:
+    """Return the medians of the seconds until the first round is over, and of both memories in `unit` bytes."""
+    memories = (statistics.median(sizes) / unit for sizes in zip(*(run.memory for run in outcomes), strict=True))
+    return [f"{statistics.median(run.start_up for run in outcomes):.1f} s", *(f"{memory:.3g}" for memory in memories)]
+
+
 def show(job: Job, runs: Runs) -> bool:
     """Print the comparison of the engines in `runs`, and return whether all did the same work."""
     first, repeats = next(iter(runs)), len(next(iter(runs.values())))
     accuracies = {name: job.accuracy(outcomes[0].parameters) for name, outcomes in runs.items()}
     rounds = f"{repeats} × {job.rounds - 1} timed rounds, each time after one that warms up"
-    print(f"\n{job.name}: {len(job.sizes)} clients, {job.steps:,} steps per round; {rounds}")
+    print(f"\n{job.name}: {len(job.sizes):,} clients, {job.steps:,} steps per round; {rounds}")
     head = ["engine", "seconds per round (range)", f"ratio to {ENGINES[first].title} (range)", "steps", "accuracy", "Δ"]
+    model = sum(value.nbytes for value in job.initial)
+    unit, size = ("GB", 1e9) if job.cohort else ("models", model)
+    if job.watched:
+        head += ["first round over after", f"memory, {unit}", "largest process"]
     rows = [head]
     for name, outcomes in runs.items():
         rows.append(
@@ -110,14 +122,18 @@ def show(job: Job, runs: Runs) -> bool:
                 f"{outcomes[0].steps:,}",
                 f"{accuracies[name]:.4f}",
                 f"{max(difference(run, runs[first][0]) for run in outcomes):.0e}",
+                *(_start_up_and_memory(outcomes, size) if job.watched else []),
             ]
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     print(f"Δ: largest difference of a final weight from {ENGINES[first].title}'s")
+    if job.watched:
+        print(f"memory: of all processes at its highest, shared pages counted once; a model is {model / 1e6:.3g} MB")
     problems = differences(job, runs, accuracies)
-    print("all engines did the same work" if not problems else "THE WORK DIFFERS: " + "; ".join(problems))
+    same = "as many steps, each on clients that it drew" if job.cohort else "the same work"
+    print(f"all engines did {same}" if not problems else "THE WORK DIFFERS: " + "; ".join(problems))
     for goal in GOALS.get(job.name, []):
         if goal.engine in runs and goal.other in runs:
             value = ratio(runs, goal.engine, goal.other)

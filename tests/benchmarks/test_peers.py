@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -44,8 +45,9 @@ def small_job(network="mlp", rounds=2):
     )
 
 
-def outcome(*seconds, steps=12, parameters=()):
-    return module("job").Outcome(version="1", seconds=list(seconds), steps=steps, parameters=list(parameters))
+def outcome(*seconds, steps=12, parameters=(), **others):
+    stamps = list(itertools.accumulate(seconds, initial=5.0))
+    return module("job").Outcome(version="1", stamps=stamps, steps=steps, parameters=list(parameters), **others)
 
 
 @pytest.mark.parametrize("network", ["cnn", "mlp"])
@@ -134,13 +136,59 @@ def test_other_work_is_pointed_out(change, line, capsys):
     ]
 
 
+def test_users_are_made_on_demand_and_drawn_by_the_engine():
+    job = module("jobs").many_users(3, users=200_000)
+    assert (len(job.x), len(job.sizes), job.participants, job.steps) == (0, 200_000, 100, 100)
+    x, y = job.data(123_456)
+    rows = job.batches(123_456, 2)
+    plan = module("jobs").plan_of(job, hosts=0, results="results")
+    examples = plan.population.clients[123_456].train
+    assert np.array_equal(x, examples.x)
+    assert np.array_equal(y, examples.y)
+    assert rows.tolist() == [list(range(8))]
+    assert plan.config.cohort == 100
+    assert torch.allclose(job.model()(x), plan.blueprint.model(x), atol=1e-6)
+    assert np.allclose(job.normalised(job.test_x), job.test_x)
+
+
+def test_a_large_model_has_about_as_many_parameters_as_asked_for():
+    job = module("jobs").large_model(2, parameters=1_000_000)
+    assert sum(value.size for value in job.initial) == pytest.approx(1_000_000, rel=0.01)
+    model = module("jobs").plan_of(job, hosts=0, results="results").blueprint.model
+    assert [value.shape for value in job.initial] == [tuple(value.shape) for value in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"), [(12, "all engines did as many steps, each on clients that it drew"), (11, None)]
+)
+def test_start_up_and_memory_are_shown_and_drawn_clients_may_end_with_other_weights(steps, said, capsys):
+    job = dataclasses.replace(small_job(rounds=2), name="many-users-3", cohort=6, watched=True)
+    moved = [value + 1 for value in job.initial]
+    memory = {"began": 2.0, "memory": (4_000_000_000, 1_500_000_000)}
+    runs = {
+        "rayfed": [outcome(1.0, parameters=job.initial, **memory)],
+        "pfl": [outcome(1.0, parameters=moved, steps=steps, **memory)],
+    }
+    assert module("report").show(job, runs) == (said is not None)
+    lines = capsys.readouterr().out.splitlines()
+    assert "memory, GB" in lines[2]
+    assert lines[3].split()[-4:] == ["3.0", "s", "4", "1.5"]
+    assert lines[-1] == (said or "THE WORK DIFFERS: pfl: 11 steps instead of 12")
+
+
+def test_memory_counts_until_the_last_round_is_over():
+    samples = [(1.0, []), (2.0, [3, 4]), (3.0, [5, 1]), (9.0, [50, 50])]
+    assert module("engines")._highest(samples, 3.5) == (7, 5)
+    assert module("engines")._highest([], 3.5) == (0, 0)
+
+
 class FakeEngine:
     """Writes down when it runs, and fails in the run `fails`."""
 
     def __init__(self, name, calls, fails=None):
         self.name, self.calls, self.fails = name, calls, fails
 
-    def run(self, python, job, folder, timeout):
+    def run(self, python, job, folder, timeout, *, watched):
         self.calls.append(self.name)
         if self.calls.count(self.name) == self.fails:
             raise module("environments").Unavailable(f"{self.name}: failed")
@@ -153,7 +201,7 @@ def test_engines_take_turns_and_one_that_fails_is_left_out(monkeypatch, capsys, 
     engines = {name: FakeEngine(name, calls, fails=2 if name == "pfl" else None) for name in ("bare", "rayfed", "pfl")}
     monkeypatch.setattr(main, "ENGINES", engines)
     args = main._arguments(["--repeats", "3", "--engines", *engines])
-    runs = main._run(tmp_path / "job.npz", dict.fromkeys(engines, Path(sys.executable)), tmp_path, args)
+    runs = main._run(small_job(), dict.fromkeys(engines, Path(sys.executable)), tmp_path, args)
     assert calls == ["bare", "rayfed", "pfl", "rayfed", "pfl", "bare", "bare", "rayfed"]
     assert {name: len(outcomes) for name, outcomes in runs.items()} == {"bare": 3, "rayfed": 3}
     assert "pfl: failed" in capsys.readouterr().out.splitlines()
