@@ -29,9 +29,7 @@ class AdaptiveServer(ServerOptimizer):
 
     server_lr: float = option(0.01, above=0, help="η_s, server learning rate")
     beta1: float = option(0.9, low=0, below=1, help="β₁, decay of the mean update")
-    tau: float = option(
-        1e-3, above=0, help="τ, degree of adaptivity; small values adapt, large ones give momentum only"
-    )
+    tau: float = option(1e-3, above=0, help="τ; small values adapt, large ones give momentum only")
 
     def second_moment(self, second: Weights, squares: Weights) -> Weights:
         """Return the next v for v and Δ²."""

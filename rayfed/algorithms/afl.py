@@ -2,7 +2,7 @@
 in Federated Learning with Data Augmentation", Alg. 1 and Prop. 1.
 
     min over θ, max over λ in Δ(λ_min) of Σ λ_i f_i(θ),   Δ(λ_min) = {Σ λ_i = 1, λ_i ≥ λ_min};  AFL: λ_min = 0
-    client:  sends f_i(θ_t) over its training set, augmented as in training, and θ^(i) after training from θ_t
+    client:  sends f_i(θ_t) over its augmented training set, and θ^(i) after training from θ_t
     server:  λ ← n_i/N in the first round, then λ ← Π(λ + η_λ f(θ_t));  θ_{t+1} = Σ λ_i θ^(i)
 
 The papers update λ after aggregation, with the losses of the new model, which takes a second exchange. Here clients
@@ -36,7 +36,7 @@ class AFL(FedAvg):
     reference: ClassVar[str] = "Mohri et al. 2019; de Luca et al. 2022, Alg. 1 with lambda_min = 0"
 
     lambda_lr: float = option(0.1, low=0, help="η_λ, step size of the clients' weights along their losses")
-    lambda_min: float = option(0.0, help="smallest weight of a client, at most 1/clients; negative values extrapolate")
+    lambda_min: float = option(0.0, help="smallest weight of a client, at most 1/clients")
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_sampling(problem, self.name, NEEDS_ALL_LOSSES)

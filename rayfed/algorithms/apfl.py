@@ -50,10 +50,10 @@ class APFL(FedAvg):
     alpha_updates: str = option(
         "round",
         choices=("round", "step"),
-        help="α takes a step on the first batch of a round, or on every batch",
+        help="α takes a step once per round, on its first batch, or on every batch",
         elsewhere={"authors": "round", "PFLlib": "step"},
     )
-    variant: str = option("code", choices=("code", "paper"), help="update rules of PFLlib's code, or of the paper")
+    variant: str = option("code", choices=("code", "paper"), help="rules of PFLlib's code, or of the paper")
 
     def join(self, ctx: Context) -> State:
         alpha = torch.tensor(self.alpha, device=ctx.task.device)

@@ -44,19 +44,19 @@ class APPLE(FedAvg):
     relation_lr: float = option(
         1e-3,
         low=0,
-        help="η₂, step size of the relations p_ij; 0 keeps their initial values",
+        help="η₂, step size of the relations p_ij; 0: constant",
         elsewhere={"authors": "0.001", "PFLlib": "0"},
     )
     initial: str = option(
         "shares",
         choices=("shares", "uniform"),
-        help="initial relations: the clients' shares of all examples, or 1/clients",
+        help="initial p_ij: shares of examples, or 1/clients",
         elsewhere={"authors": "shares", "PFLlib": "uniform"},
     )
     mu: float = option(
         0.1,
         low=0,
-        help="μ, pull of the relations towards the clients' shares of all examples",
+        help="μ, pull of p_ij towards the shares of examples",
         elsewhere={"authors": "0.1", "PFLlib": "0"},
     )
     pull_schedule: str = option(
@@ -69,7 +69,7 @@ class APPLE(FedAvg):
         0.1,
         low=0,
         high=1,
-        help="L, when the pull ends, as a share of all rounds",
+        help="L, end of the pull, as a share of all rounds",
         elsewhere={"authors": "0.1", "PFLlib": "1"},
     )
 

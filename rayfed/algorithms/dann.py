@@ -1,8 +1,7 @@
-"""DANN: Ganin et al. 2016, "Domain-Adversarial Training of Neural Networks", Eq. 8 to 10, between clients, as in Guo,
-Tang and Lin 2022 (FedDebias), appendix A.
+"""DANN: Ganin et al. 2016, "Domain-Adversarial Training of Neural Networks", Eq. 8 to 10, between clients, as in
+FedDebias, appendix A.
 
-A discriminator D predicts from features φ(x) which client they belong to; clients learn features that D cannot tell
-apart.
+A discriminator D predicts from features φ(x) whose they are; clients learn features that D cannot tell apart.
 
     client, each step:  D ← D − η ∇CE(D(φ(x)), i),  then
                         (φ, ω) ← (φ, ω) − η ∇[CE(ω(φ(x)), y) − a CE(D(φ(x)), i)]
@@ -37,7 +36,7 @@ class DANN(FedAvg):
     averaged: ClassVar[tuple[str, ...]] = ("weights", "discriminator")
     refuses_unseen_clients: ClassVar[str] = "has a discriminator with no output for a client that did not train"
 
-    weight_adversary: float = option(0.1, low=0, help="a, weight of the discriminator's loss; 0 trains as FedAvg")
+    weight_adversary: float = option(0.1, low=0, help="a, weight of the discriminator's loss; 0: FedAvg")
     hidden: list[int] = option([256, 256], low=1, high=65536, help="widths of the discriminator's hidden layers")
 
     def modules(self, task: Task) -> dict[str, nn.Module]:

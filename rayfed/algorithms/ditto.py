@@ -42,13 +42,13 @@ class Ditto(FedAvg):
     mu: float = option(
         1.0,
         low=0,
-        help="μ (λ in the paper), pull of the personal model towards the weights received",
+        help="μ (λ in the paper), pull of the personal model towards w_t",
         elsewhere={"authors": "1 in their scripts (0 without)", "PFLlib": "0"},
     )
     personal_epochs: int = option(
         1,
         low=1,
-        help="epochs of the personal model in a round",
+        help="epochs of the personal model per round",
         elsewhere={"authors": "as many steps as of the common model", "PFLlib": "1"},
     )
 

@@ -2,7 +2,7 @@
 
     client:  Δ = w_i − w_t of everything but batch norm, clipped to an L1 norm of C
              sends w_t + Δ + Lap(2C/ε_round) on each coordinate
-    server:  FedBN with equal weights; with weighting=examples weights by examples, whose numbers are then sent in clear
+    server:  FedBN, with equal weights unless weighting=examples
 
 Two clipped updates are at most 2C apart in L1, so a round spends ε_round for a client's whole update. The budget ε is
 split over the rounds in which a client can take part. These are all rounds with full participation, else one in

@@ -1,7 +1,7 @@
 """FADA: Peng et al. 2020, "Federated Adversarial Domain Adaptation", Alg. 1, without its feature disentangler.
 
-One client, the `target`, has no labels (those in its data are not used); all others are sources. The score of a run is
-that of the target; a table over all clients is a sweep over `target`.
+One client, the `target`, has no labels (its own are not used) and is scored; all others are sources. A table over all
+clients is a sweep over `target`.
 
     source s:  w_s ← w_s − η ∇[CE(x, y) + a·CE(D_s(z), "target")],   z = G(x) the features, D_s frozen
     target:    w_t ← w_t − η ∇[a · mean over s of CE(D_s(z), "source")]
@@ -55,13 +55,13 @@ class FADA(FedAvg):
     trains_server: ClassVar[bool] = True
     refuses_unseen_clients: ClassVar[str] = "has one target and its sources, and an unseen client is neither"
 
-    target: int = option(0, low=0, help="index of the client without labels, which the model is for")
-    weight_adversary: float = option(0.1, low=0, help="a, weight of the loss that confuses the discriminators")
+    target: int = option(0, low=0, help="index of the client without labels")
+    weight_adversary: float = option(0.1, low=0, help="a, weight of the adversarial loss")
     hidden: list[int] = option([512, 512], low=1, high=65536, help="widths of the discriminators' hidden layers")
-    server_epochs: int = option(1, low=1, help="epochs of discriminator training per round")
-    server_lr: float = option(0.01, above=0, help="η_D, learning rate of the discriminators' SGD")
-    server_momentum: float = option(0.9, low=0, below=1, help="momentum of the discriminators' SGD")
-    server_batch_size: int = option(64, low=1, help="batch size of discriminator training")
+    server_epochs: int = option(1, low=1, help="the discriminators' epochs per round")
+    server_lr: float = option(0.01, above=0, help="η_D, the discriminators' learning rate")
+    server_momentum: float = option(0.9, low=0, below=1, help="the discriminators' momentum")
+    server_batch_size: int = option(64, low=1, help="the discriminator's batch size")
 
     # Before a run
 

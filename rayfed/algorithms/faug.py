@@ -1,20 +1,19 @@
 """FAug: Jeong et al. 2018, "Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation
-under Non-IID Private Data", section 3 (federated augmentation), with FedAvg in place of distillation.
+under Non-IID Private Data", section 3 (federated augmentation), with FedAvg in place of distillation, an autoencoder
+in place of the GAN, and no web search.
 
-    setup:   every client sends a few of its examples of each class, the seed examples: raw data, and nothing else
-             the server trains a conditional generator G on all of them and sends G and the list of their classes
-             client i generates m examples with G, one by one, each of the class in that list of which it then has
-             fewest, and keeps them
+    setup:   every client sends a few raw examples of each class, the seed examples
+             the server trains a conditional generator G on them and sends G and their classes
+             client i generates m examples with G, each of the class of which it then has fewest, and keeps them
     client:  SGD on its n_i examples and the m generated ones: each step takes a batch of the former and a few of the
-             latter through the network in one pass,  L = [n_i · CE(local) + m · CE(generated)] / (n_i + m)
+             latter,  L = [n_i · CE(local) + m · CE(generated)] / (n_i + m)
     server:  FedAvg with weights n_i + m
 
 This is a variant of the paper's method. Its server first adds similar images from a web search to the seed examples,
 which is not possible here, and its G is that of a conditional GAN. Here G is the decoder of a conditional variational
 autoencoder of MLPs (Sohn, Lee and Yan 2015), which is easier to train on few examples. With encoder e, decoder d and
-noise ε ~ N(0, I), the autoencoder minimises
-
-    L = mean over the batch of  ½‖x − d(z, y)‖² + KL(N(m, s²) ‖ N(0, I)),   (m, log s²) = e(x, y),  z = m + s ε
+noise ε ~ N(0, I), the autoencoder minimises the mean of ½‖x − d(z, y)‖² + KL(N(m, s²) ‖ N(0, I)) over the batch, where
+(m, log s²) = e(x, y) and z = m + s ε.
 
 Epochs are counted in the client's own examples.
 """
@@ -45,16 +44,14 @@ class FAug(FedAvg):
     requires_classes: ClassVar[bool] = True
     trains_server: ClassVar[bool] = True  # in the setup
 
-    seed_examples: int = option(5, low=1, help="examples of each class that a client sends to the server")
-    generated_examples: int = option(
-        200, low=1, high=1_000_000, help="m, generated examples that a client adds to its own"
-    )
+    seed_examples: int = option(5, low=1, help="examples of each class that a client sends")
+    generated_examples: int = option(200, low=1, high=1_000_000, help="m, generated examples per client")
     generated_batch_size: int = option(10, low=1, high=65536, help="generated examples added to each local batch")
     noise: int = option(16, low=1, high=65536, help="width of the generator's noise")
-    hidden: int = option(256, low=1, high=65536, help="width of the hidden layers of the generator and its encoder")
-    server_lr: float = option(1e-3, above=0, help="learning rate of the Adam that trains the generator")
-    server_steps: int = option(500, low=1, help="training steps of the generator, all in the setup")
-    server_batch_size: int = option(64, low=1, high=65536, help="seed examples per training step of the generator")
+    hidden: int = option(256, low=1, high=65536, help="width of the generator's and its encoder's hidden layers")
+    server_lr: float = option(1e-3, above=0, help="the generator's learning rate (Adam)")
+    server_steps: int = option(500, low=1, help="the generator's training steps, all in the setup")
+    server_batch_size: int = option(64, low=1, high=65536, help="seed examples per training step")
 
     def check(self, problem: ProblemSpec) -> None:
         check_real_inputs(problem, self.name)

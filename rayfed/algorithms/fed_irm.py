@@ -1,5 +1,5 @@
 """Fed-IRM: the penalty IRMv1 of Arjovsky et al. 2019, "Invariant Risk Minimization", in the clients' losses, as in de
-Luca et al. 2022, "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", Alg. 3.
+Luca et al. 2022 (Gen-AFL), Alg. 3.
 
     client:  min over θ of [f_i(θ) + β g_i²] / max(β, 1),  g_i = ∂ f_i(w · logits)/∂w at w = 1
     server:  FedAvg
@@ -30,7 +30,7 @@ class FedIRM(FedAvg):
     name: ClassVar[str] = "fed_irm"
     reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1; de Luca et al. 2022, Alg. 3"
 
-    beta: float = option(100.0, low=0, help="β, weight of the penalty after the first updates; 0 is FedAvg then")
+    beta: float = option(100.0, low=0, help="β, weight of the penalty after `anneal` updates; 0 is FedAvg then")
     beta_start: float = option(1.0, low=0, help="β in the first updates")
     anneal: int = option(500, low=0, help="updates of a client before β changes")
     penalty: str = penalty_option()

@@ -1,8 +1,8 @@
 """FedBABU: Oh, Kim and Yun 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification", Alg. 1.
 
-    client:  SGD on f_i over the body alone; the head keeps its initial weights, which are the same for all clients
-    server:  FedAvg of the bodies; the head is never sent, since no client changes it
-    at the end:  all clients receive the last body and train body and head for some epochs; nothing is sent back
+    client:  SGD on f_i over the body alone; the head keeps the initial weights that all clients share
+    server:  FedAvg of the bodies
+    at the end:  all clients receive the last body and train body and head for some epochs
 
 The fine-tuning is the final exchange (round R + 1) and starts from the last aggregate, not from the client's last local
 state. Before it, `downloaded` scores the body received with the common head, which is also the global model. `adapted`
@@ -33,7 +33,7 @@ class FedBABU(FedAvg):
     finetune_epochs: int = option(
         5,
         low=1,
-        help="epochs of every client's whole model after the last round",
+        help="epochs of the whole model after the last round",
         elsewhere={"authors": "5", "PFLlib": "10"},
     )
 

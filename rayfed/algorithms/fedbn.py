@@ -25,7 +25,7 @@ class FedBN(FedAvg):
     reference: ClassVar[str] = "Li et al. 2021 (FedBN), Alg. 1"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    weighting: str = weighting_option("examples", " as Alg. 1 is printed")
+    weighting: str = weighting_option("examples", ", as Alg. 1 is printed")
 
     bytes_formula = FedAvg.bytes_formula
 

@@ -33,7 +33,7 @@ class FedDyn(FedAvg):
     scored: str = option(
         "mean",
         choices=("mean", "cloud"),
-        help="global model: the mean of clients' models, or the w_t that is sent",
+        help="global model: mean of clients' models, or the w_t sent",
         elsewhere={"authors": "mean", "PFLlib": "cloud"},
     )
 

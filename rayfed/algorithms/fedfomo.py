@@ -44,14 +44,14 @@ class FedFomo(FedAvg):
     models: int = option(
         5,
         low=1,
-        help="M, models that a client receives in a round",
+        help="M, models sent to a client per round",
         elsewhere={"authors": "5 or 10, the client's own among them", "PFLlib": "5"},
     )
     rating_share: float = option(
         0.2,
         above=0,
         below=1,
-        help="share of a client's training examples that only rate models",
+        help="share of training examples that only rate models",
         elsewhere={"authors": "0.2", "PFLlib": "0.2"},
     )
 

@@ -58,13 +58,13 @@ class FedGen(FedAvg):
     server_lr: float = option(
         0.005,
         above=0,
-        help="lr_G, learning rate of the generator's Adam",
+        help="lr_G, the generator's learning rate (Adam)",
         elsewhere={"authors": "0.0001 or 0.0003, by dataset", "PFLlib": "0.005"},
     )
     server_steps: int = option(
         1000,
         low=1,
-        help="steps per round that train the generator, on batches of local.batch_size",
+        help="the generator's steps per round, on batches of local.batch_size",
         elsewhere={"PFLlib": "1000"},
     )
 

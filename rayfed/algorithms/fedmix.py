@@ -4,7 +4,7 @@ Clients share means (x̄, ȳ) of small groups of their examples. The loss approx
 in λ, with u = (1−λ) x:
 
     L = (1−λ) CE(f(u), y) + λ CE(f(u), ȳ) + λ ⟨∂CE(f(u), y)/∂u, x̄⟩     for each example, averaged over the batch
-    setup:   every client sends the means of its training data, of M examples each; the server sends all of them to all
+    setup:   every client sends means of M training examples each; the server sends all to all
     rounds:  FedAvg with L
 
 In a step each example is mixed with one mean; every round uses the means in a new random order.
@@ -35,7 +35,7 @@ class FedMix(FedAvg):
     lam: float = option(0.1, low=0, high=1, help="λ, share of the mean in the mixture; 0: FedAvg")
     mean_examples: int = option(10, low=1, help="M, examples per mean")
     means_per_step: int | None = option(
-        None, low=1, help="means per step, each for an equal share of the batch; null: batch size"
+        None, low=1, help="means per step, for equal shares of the batch; null: batch size"
     )
 
     def check(self, problem: ProblemSpec) -> None:

@@ -1,7 +1,7 @@
 """FedPer: Arivazhagan et al. 2019, "Federated Learning with Personalization Layers", Alg. 1 and 2.
 
     client:  w_i = (base received, head of client i); SGD on f_i over both at once, for all local epochs
-    server:  FedAvg of the bases; heads are never sent
+    server:  FedAvg of the bases
 
 The base is the model's body, the part before its split; the personalisation layers are its head, the part after it.
 """

@@ -41,7 +41,7 @@ class FedProto(FedAvg):
     lam: float = option(
         1.0,
         low=0,
-        help="λ, weight of the distance to the prototypes",
+        help="λ, weight of the prototypes",
         elsewhere={"authors": "1", "PFLlib": "1"},
     )
     share_model: bool = option(False, help="also average the models, as FedAvg does")

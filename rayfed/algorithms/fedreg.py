@@ -1,7 +1,7 @@
 """FedReg: Xu et al. 2022, "Acceleration of Federated Learning with Alleviated Forgetting in Local Training", as in its
-public code. It is a baseline of FRAug (table 7).
+public code.
 
-Two sets of pseudo-data are computed from a batch (x, y) and the received model θ_t, each by ten steps up the loss:
+Two sets of pseudo-data come from a batch (x, y) and the received model θ_t, each by ten steps up the loss:
 
     x ← x + η_s·sign ∇_x ℓ(θ_t; x, y)   x_s, with labels softmax(θ_t(x_s));  with η_s/100: x_p, with labels y
 
@@ -40,9 +40,7 @@ class FedReg(FedAvg):
     requires_classes: ClassVar[bool] = True
 
     eta_s: float = option(0.1, above=0, help="η_s, step size of the pseudo-data, in units of normalised inputs")
-    gamma: float = option(
-        0.5, low=0, high=1, help="γ, share of the current weights in those at which the gradient is computed"
-    )
+    gamma: float = option(0.5, low=0, high=1, help="γ, share of the current weights")
     weighting: str = weighting_option("equal")
 
     def check(self, problem: ProblemSpec) -> None:

@@ -1,7 +1,7 @@
 """FedRep: Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning", Alg. 1.
 
     client:  keeps its head; trains the head for some epochs with the body fixed, then the body with that head fixed
-    server:  FedAvg of the bodies; heads are never sent
+    server:  FedAvg of the bodies
 
 In the authors' code a round has five epochs, of which the last one is of the body; `head_epochs` counts those before.
 
@@ -44,12 +44,10 @@ class FedRep(FedAvg):
     body_epochs: int | None = option(
         None,
         low=1,
-        help="epochs of the body after that; by default as in local.*",
+        help="epochs of the body after that; null: as local.*",
         elsewhere={"authors": "1", "PFLlib": "as local training, 1"},
     )
-    adapted: str = option(
-        "head", choices=("head", "both"), help="what adaptation trains: the head, or both parts as in a round"
-    )
+    adapted: str = option("head", choices=("head", "both"), help="adaptation trains the head, or both as in a round")
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_without(problem, self.name)

@@ -2,10 +2,10 @@
 to 7, Alg. 1, with linear personal heads.
 
     client:  generic:   θ = (body f, head h) with the balanced loss  ℓ(h(z) + γ log n_i, y),  z = f(x);
-                        n_i are the client's numbers of training examples by class
-             personal:  head g_i with  ℓ(sg(h(z)) + g_i(sg(z)), y),  where sg stops the gradient
-             both steps are taken at once, from the same batch and the same z
-    server:  FedAvg of θ; the g_i are never sent. The client predicts with h(z) + g_i(z), the server with h(z).
+                        n_i: the client's training examples by class
+             personal:  head g_i with  ℓ(sg(h(z)) + g_i(sg(z)), y),  sg stops the gradient
+             both at once, from the same batch and z
+    server:  FedAvg of θ. The client predicts with h(z) + g_i(z), the server with h(z).
 
 g_i has the architecture of the head h and starts as a copy of it. What a wrapper adds before the head is part of z, so
 under DBE the bias z^p follows the generic loss. A class without examples counts as 10⁻⁹ examples, so that a loss over
@@ -52,7 +52,7 @@ class FedRoD(FedAvg):
     requires_classes: ClassVar[bool] = True
     default_eval_point: ClassVar[str] = "downloaded"
 
-    gamma: float = option(1.0, low=0, help="γ, power of the class counts in the balanced loss; 0 is the plain loss")
+    gamma: float = option(1.0, low=0, help="γ, power of the class counts; 0 is the plain loss")
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_without(problem, self.name, ["head"])

@@ -1,5 +1,5 @@
-"""DP-FedBN with a trusted server: Li, He and Song 2023 (ADCOL), appendix on privacy, after McMahan et al. 2018,
-"Learning Differentially Private Recurrent Language Models".
+"""DP-FedBN with a trusted server: Li, He and Song 2023, appendix on privacy, after McMahan et al.
+2018, "Learning Differentially Private Recurrent Language Models".
 
     client:  Δ_i = w_i − w_t of everything but batch norm, clipped to an L2 norm of C;  sends w_t + Δ_i
     server:  w_{t+1} = w_t + 1/m · Σ_i s_i Δ_i + N(0, (σ · 2C/m)²) on each coordinate, over the m clients of a round
@@ -43,9 +43,7 @@ class GaussianDPFedBN(FedBN):
     delta: float = option(0.01, above=0, high=0.01, help="δ of all rounds together")
     clip: float = option(1.0, above=0, help="C, bound of the L2 norm of an update")
     weighting: str = weighting_option("equal", "; of examples, at most max_examples count")
-    max_examples: int | None = option(
-        None, low=1, help="B, public bound of a client's training examples; needed with weighting=examples"
-    )
+    max_examples: int | None = option(None, low=1, help="B; needed with weighting=examples")
 
     def check(self, problem: ProblemSpec) -> None:
         super().check(problem)

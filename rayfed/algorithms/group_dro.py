@@ -1,5 +1,5 @@
 """GroupDRO between clients: Sagawa et al. 2020, "Distributionally Robust Neural Networks for Group Shifts", Alg. 1, as
-in Guo, Tang and Lin 2022 (FedDebias), appendix A.
+in FedDebias, appendix A.
 
     client:  sends f_i(w_t), the mean loss of the received model over its training data, and w_i after local training
     server:  q_i ← q_i exp(η f_i),  w_{t+1} = Σ (q_i / Σ_j q_j) w_i,  q_i = 1 before the first round
@@ -27,7 +27,7 @@ class GroupDRO(FedAvg):
     name: ClassVar[str] = "group_dro"
     reference: ClassVar[str] = "Sagawa et al. 2020, Alg. 1; Guo, Tang and Lin 2022, appendix A"
 
-    q_lr: float = option(0.01, low=0, help="η, step size of log q along the losses; 0 is the plain mean of the clients")
+    q_lr: float = option(0.01, low=0, help="η, step size of log q along the losses; 0: clients' plain mean")
 
     def init(self, ctx: Context) -> State:
         equal = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.task.device)

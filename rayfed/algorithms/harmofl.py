@@ -38,8 +38,8 @@ class HarmoFL(FedAvg):
     name: ClassVar[str] = "harmofl"
     reference: ClassVar[str] = "Jiang, Wang and Dou 2022, Alg. 1"
 
-    alpha: float = option(0.05, low=0, help="α, distance from θ at which the gradient is computed; 0: plain SGD")
-    amplitude_momentum: float = option(0.1, above=0, high=1, help="m, momentum of a client's running mean amplitude")
+    alpha: float = option(0.05, low=0, help="α, distance from θ; 0: plain SGD")
+    amplitude_momentum: float = option(0.1, above=0, high=1, help="m, momentum of the running mean amplitude")
     weighting: str = weighting_option("equal")
 
     def check(self, problem: ProblemSpec) -> None:

@@ -53,7 +53,7 @@ class Moon(FedAvg):
         None,
         low=1,
         high=65536,
-        help="layer widths of the projection head, output last; null: as features, then 256; []: no head",
+        help="widths of the projection head; null: as features, then 256; []: no head",
         elsewhere={"authors": "that of the features, then 256", "PFLlib": "[]"},
     )
 

@@ -37,7 +37,7 @@ class PartialFed(FedAvg):
     reference: ClassVar[str] = "Sun et al. 2021 (PartialFed)"
     default_eval_point: ClassVar[str] = "downloaded"
 
-    variant: str = option("fix", choices=("fix", "adaptive"), help="layers to load: a fixed part, or a learnt choice")
+    variant: str = option("fix", choices=("fix", "adaptive"), help="loads fixed layers, or learns which")
     policy_lr: float = option(0.1, above=0, help="adaptive: learning rate of the logits")
     temperature: float = option(1.0, above=0, help="adaptive: τ of the Gumbel-softmax")
 

@@ -39,16 +39,16 @@ class PerFedAvg(FedAvg):
     supports_loss_terms: ClassVar[bool] = False
     default_eval_point: ClassVar[str] = "adapted"
 
-    alpha: float | None = option(None, above=0, help="α, step size of the adaptation; by default local.lr")
+    alpha: float | None = option(None, above=0, help="α, step size of the adaptation; null: local.lr")
     beta: float | None = option(
         None,
         above=0,
-        help="β, step size of the meta-model; by default local.lr",
+        help="β, step size of the meta-model; null: local.lr",
         elsewhere={"PFLlib": "local.lr, whatever its option beta says"},
     )
-    variant: str = option("fo", choices=("fo", "hf"), help="first-order steps, or Hessian-free second-order steps")
+    variant: str = option("fo", choices=("fo", "hf"), help="first-order or Hessian-free steps")
     delta: float = option(1e-3, above=0, help="hf: δ of the finite differences")
-    finetune_steps: int | None = option(None, low=1, help="steps of adaptation; by default evaluate.adapt_epochs")
+    finetune_steps: int | None = option(None, low=1, help="steps of adaptation; null: evaluate.adapt_epochs")
 
     @property
     def parts(self) -> int:

@@ -36,27 +36,23 @@ class PFedMe(FedAvg):
     lam: float = option(
         15.0,
         low=0,
-        help="λ, pull of the personal model towards the local one",
+        help="λ, pull of v_i towards w_i",
         elsewhere={"authors": "15", "PFLlib": "1"},
     )
-    inner_steps: int = option(
-        5, low=1, help="K, steps of the personal model on each batch", elsewhere={"authors": "5", "PFLlib": "5"}
-    )
+    inner_steps: int = option(5, low=1, help="K, steps of v_i per batch", elsewhere={"authors": "5", "PFLlib": "5"})
     personal_lr: float = option(
         0.09,
         above=0,
-        help="η_p, step size of the personal model",
+        help="η_p, step size of v_i",
         elsewhere={"authors": "0.09 (0.1 and 0.01 for their convex models)", "PFLlib": "0.01"},
     )
     beta: float = option(
         1.0,
         above=0,
-        help="β, step size of the server towards the mean; 1 is the mean itself",
+        help="β, the server's step towards the mean",
         elsewhere={"authors": "1", "PFLlib": "0"},
     )
-    decay: float = option(
-        0.001, low=0, help="weight decay of the personal model", elsewhere={"authors": "0.001", "PFLlib": "0.001"}
-    )
+    decay: float = option(0.001, low=0, help="weight decay of v_i", elsewhere={"authors": "0.001", "PFLlib": "0.001"})
 
     def join(self, ctx: Context) -> State:
         return super().join(ctx) | {"model": ctx.task.initial_weights()}

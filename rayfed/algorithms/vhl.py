@@ -1,8 +1,8 @@
 """VHL: Tang et al. 2022, "Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated Learning",
-Eq. 5, with the alignment loss of its code (`proxy_align_loss`, features detached, contrast among virtual data).
+Eq. 5, with the alignment loss of its code (`proxy_align_loss`).
 
-All clients train on the same labelled virtual data (v, y_v), generated from noise. z are features scaled to unit
-length, and sg stops the gradient.
+All clients train on the same virtual data (v, y_v), generated from noise. z are features of unit length; sg stops the
+gradient.
 
     client:  L = CE(x, y) + α CE(v, y_v) + S({z(x), sg z(v)}) + 0.1 S({z(v)})
     S:       supervised contrastive loss: mean over anchors a of −mean over b of a's class, b ≠ a, of
@@ -39,13 +39,13 @@ class VHL(FedAvg):
     requires_hard_labels: ClassVar[bool] = True
 
     alpha: float = option(1.0, low=0, help="α, weight of the virtual data's cross-entropy")
-    align: float = option(1.0, low=0, help="weight of the contrastive terms; 0: virtual data without alignment")
+    align: float = option(1.0, low=0, help="weight of the contrastive terms")
     temperature: float = option(0.07, above=0, help="τ of the contrastive loss")
     virtual_examples: int = option(
         2000,
         low=2,
         high=1_000_000,
-        help="virtual examples, with balanced classes; 20000 for CIFAR-100",
+        help="virtual examples, balanced; 20000 for CIFAR-100",
     )
     virtual_batch_size: int = option(32, low=2, help="virtual examples per step")
 

@@ -1,8 +1,8 @@
-"""VM, variance minimisation: de Luca et al. 2022, "Mitigating Data Heterogeneity in Federated Learning with Data
-Augmentation", Eq. 22 to 24 (V-REx of Krueger et al. 2021 in federated form).
+"""VM, variance minimisation: de Luca et al. 2022 (Gen-AFL), Eq. 22 to 24 (V-REx of Krueger et al. 2021 in federated
+form).
 
     min over θ of Σ p_i f_i(θ) + β Var_p(f),  p_i = n_i/N
-    client:  trains from θ_t to θ^(i); sends θ^(i) and f_i(θ^(i)) over its training set, augmented as in training
+    client:  trains from θ_t to θ^(i); sends θ^(i) and f_i(θ^(i)) over its augmented training set
     server:  θ_{t+1} = Σ w_i θ^(i),  w_i = p_i (1 + 2β (f_i − f̄)),  f̄ = Σ p_i f_i
 
 This is Eq. 24 with p_i in place of 1/n: since Σ p_i (f_i − f̄) = 0, the step θ_t − Δ is a weighted mean of models.
@@ -39,10 +39,8 @@ class VM(FedAvg):
     name: ClassVar[str] = "vm"
     reference: ClassVar[str] = "de Luca et al. 2022, Eq. 22 to 24 and Alg. 2"
 
-    beta: float = option(
-        10.0, low=0, help="β, weight of the variance of the losses; the paper uses 10 on Rotated MNIST, 0.5 on PACS"
-    )
-    variant: str = option("paper", choices=("paper", "code"), help="weights by Eq. 24 or as in the authors' code")
+    beta: float = option(10.0, low=0, help="β, weight of the losses' variance; paper: 10 on Rotated MNIST, 0.5 on PACS")
+    variant: str = option("paper", choices=("paper", "code"), help="weights by Eq. 24, or by the authors' code")
 
     def check(self, problem: ProblemSpec) -> None:
         refuse_sampling(problem, self.name, NEEDS_ALL_LOSSES)

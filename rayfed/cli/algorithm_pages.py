@@ -27,15 +27,13 @@ _INTRODUCTION = """\
 `make docs` generates this page from the code. Each method has its paper and its update rules, followed by
 
 - *State*, where it differs from FedAvg (down weights (224903), averaged weights, kept nothing, scored global, one
-  exchange per round). For a small batch-norm network and two clients it counts, by field, the numbers that a client
-  receives in the second round (*down*) and those that it has kept since the first (*kept*). *Averaged* are the fields
-  of which the server needs only the mean, and *scored* is the model that is scored by default;
-- its keys (`algorithm.mu`, for example) with their defaults. In brackets are the choices and, where they were looked
-  up, the defaults of the authors' code and of PFLlib. A key that several methods share is described once.
+  exchange per round). With two clients and a small batch-norm network it counts, by field, the numbers that a client
+  receives in round 2 (*down*) and has kept since round 1 (*kept*). *Averaged* are the fields of which the server needs
+  only the mean, and *scored* is the model scored by default;
+- its keys (`algorithm.mu`, for example) with their defaults and, in brackets, the choices and, where looked up, the
+  defaults of the authors' code and of PFLlib.
 
 `rayfed list NAME` also prints how ambiguities of the paper were settled and how other people's code differs.
-
-The methods by family:
 """
 _USUAL = {"down": "weights (224903)", "averaged": "weights", "kept": "nothing", "scored": "global"}
 _EXAMPLE = {
@@ -96,9 +94,9 @@ def _options(name: str, kind: Any, described: dict[Any, Any]) -> list[str]:
     """Return a list of the keys, and a sentence on those that an earlier method on the page has, too."""
     items: list[str] = []
     shared: dict[str, list[str]] = {}  # by method
-    for field in dataclasses.fields(kind):
-        if not field.init:
-            continue
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    described["number of keys", name] = len(fields)
+    for field in fields:
         default, text = default_text(field), field.metadata.get("help", "")
         declaration = (field.name, text, str(field.metadata.get("elsewhere")))
         first, usual = described.setdefault(declaration, (name, default))
@@ -106,7 +104,13 @@ def _options(name: str, kind: Any, described: dict[Any, Any]) -> list[str]:
             items.append(f"- `{field.name}={default}`{_alternatives(field)}: {text}")
         else:
             shared.setdefault(first, []).append(f"`{field.name}`" if default == usual else f"`{field.name}={default}`")
-    also = [f"{', '.join(keys)}: as in [`{method}`](#{method})" for method, keys in shared.items()]
+    also = []
+    for method, keys in shared.items():
+        if 3 < len(keys) == described["number of keys", method]:
+            changed = [key for key in keys if "=" in key]
+            also.append(f"all keys of [`{method}`](#{method}){', with ' * bool(changed)}{', '.join(changed)}")
+        else:
+            also.append(f"{', '.join(keys)}: as in [`{method}`](#{method})")
     return ["\n".join(items)] * bool(items) + [f"{'Also ' if items else ''}{'; '.join(also)}."] * bool(also)
 
 

@@ -1,7 +1,7 @@
 """ADCOL: Li, He and Song 2023, "Adversarial Collaborative Learning on Non-IID Features", Eq. 2 and Alg. 1.
 
-No model is averaged: each client (the paper's party) keeps its own model F_i = predictor ∘ G_i, batch norm included.
-Clients share a discriminator D, which predicts from a representation z = G_i(x) which client computed it.
+No model is averaged: each client (the paper's party) keeps its own model F_i = predictor ∘ G_i, batch norm included. A
+shared discriminator D predicts which client computed a representation z = G_i(x).
 
     client:  F_i ← F_i − η ∇[CE(F_i(x), y) + μ KL(1/N ‖ D(z))],  KL = −log N − (1/N) Σ_j log D_j(z);  D is frozen
              sends z of its training examples: after local training, in evaluation mode, without augmentation
@@ -56,24 +56,22 @@ class Adcol(FedAvg):
     logged_scalars: ClassVar[tuple[str, ...]] = ("discriminator_loss", "discriminator_accuracy")
     trains_server: ClassVar[bool] = True
 
-    mu: float = option(1.0, low=0, help="μ, weight of the divergence; 0 is local training alone, a control")
-    sampling: float = option(1.0, above=0, high=1, help="share of its representations that a client sends each round")
-    cache: bool = option(False, help="also train the discriminator on the last representations of absent clients")
-    fixed_size: bool = option(False, help="train a new discriminator each round, with one output per sampled client")
-    share_predictor: bool = option(False, help="average the head as FedAvg does; the rest of the model stays local")
-    discriminators: int = option(
-        1, low=1, high=1000, help="N_d, number of most recent discriminators over which the divergence is averaged"
-    )
+    mu: float = option(1.0, low=0, help="μ, weight of the divergence; 0: local training alone")
+    sampling: float = option(1.0, above=0, high=1, help="share of representations that a client sends")
+    cache: bool = option(False, help="also train on absent clients' last representations")
+    fixed_size: bool = option(False, help="a new discriminator each round, with an output per sampled client")
+    share_predictor: bool = option(False, help="average the head as FedAvg does")
+    discriminators: int = option(1, low=1, high=1000, help="N_d, latest discriminators in the divergence's mean")
     network: str = option("mlp", choices=("mlp", "resnet18", "resnet50"), help="architecture of the discriminator")
     hidden: list[int] = option([512, 512], low=1, high=65536, help="widths of the discriminator's hidden layers")
-    linear: bool = option(False, help="use a discriminator without ReLU (appendix B.15)")
+    linear: bool = option(False, help="no ReLU in the discriminator (appendix B.15)")
     server_epochs: int | None = option(
-        None, low=1, help="epochs of discriminator training per round; null: 1, or 10 with fixed_size"
+        None, low=1, help="the discriminator's epochs per round; null: 1, or 10 with fixed_size"
     )
     server_lr: float = option(0.01, above=0, help="η_D, the discriminator's learning rate")
     server_momentum: float = option(0.9, low=0, below=1, help="the discriminator's momentum")
     server_weight_decay: float = option(1e-5, low=0, help="the discriminator's weight decay")
-    server_batch_size: int = option(64, low=1, help="batch size of discriminator training")
+    server_batch_size: int = option(64, low=1, help="the discriminator's batch size")
 
     # Before a run
 

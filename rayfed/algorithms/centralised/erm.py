@@ -1,8 +1,8 @@
-"""ERM: centralised training on all domains at once, as in DomainBed (Gulrajani and Lopez-Paz 2021), the counterpart of
-federated methods in de Luca et al. 2022, section 4.1.
+"""ERM: centralised training on all domains at once, as in DomainBed (Gulrajani and Lopez-Paz 2021) and in de Luca et
+al. 2022, section 4.1.
 
     each step:  a batch of every domain;  θ ← one optimiser step along Σ v_i ∇f_i(θ),  f_i the loss of domain i's batch
-                v_i = 1/n for ERM; the other centralised methods have rules of their own
+                v_i = 1/n for ERM
 
 A client holds a domain, and a round is one step of central training: clients send f_i and ∇f_i of one batch at θ_t, and
 the server, which holds the optimiser (local.optimizer, local.lr, …), takes the step. Without batch norm this is exactly

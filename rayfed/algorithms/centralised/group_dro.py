@@ -1,4 +1,4 @@
-"""GroupDRO, centralised: Sagawa et al. 2020, "Distributionally Robust Neural Networks for Group Shifts", Alg. 1.
+"""GroupDRO, centralised: Sagawa et al. 2020, Alg. 1.
 
     each step:  q_i ← q_i exp(η f_i), normalised;  θ ← one optimiser step along Σ q_i ∇f_i(θ), with q held constant
 

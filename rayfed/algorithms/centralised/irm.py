@@ -1,4 +1,4 @@
-"""IRM, centralised: Arjovsky et al. 2019, "Invariant Risk Minimization", Eq. IRMv1.
+"""IRM, centralised: Arjovsky et al. 2019, Eq. IRMv1.
 
     each step:  θ ← one optimiser step along the mean over domains of ∇[f_i + β g_i²] / max(β, 1),
                 g_i = ∂ f_i(w · logits)/∂w at w = 1
@@ -28,9 +28,9 @@ class IRM(ERM):
     name: ClassVar[str] = "irm"
     reference: ClassVar[str] = "Arjovsky et al. 2019, IRMv1"
 
-    beta: float = option(100.0, low=0, help="β, weight of the penalty after the first steps; 0 is ERM from then on")
+    beta: float = option(100.0, low=0, help="β, weight of the penalty after `anneal` steps; 0 is ERM then")
     beta_start: float = option(1.0, low=0, help="β in the first steps")
-    anneal: int = option(500, low=0, help="steps before β changes and the optimiser starts anew")
+    anneal: int = option(500, low=0, help="steps until β changes and the optimiser starts anew")
     penalty: str = penalty_option()
 
     def check(self, problem: ProblemSpec) -> None:

@@ -28,9 +28,7 @@ class MMREx(ERM):
     name: ClassVar[str] = "mm_rex"
     reference: ClassVar[str] = "Krueger et al. 2021, Eq. 7"
 
-    lambda_min: float = option(
-        -1.0, help="λ_min, weight of all domains but the worst, at most 1/domains; 1/domains is ERM"
-    )
+    lambda_min: float = option(-1.0, help="λ_min, weight of all domains but the worst; at most 1/domains, which is ERM")
 
     @property
     def allows_negative_weights(self) -> bool:
@@ -51,9 +49,9 @@ class VREx(ERM):
     name: ClassVar[str] = "v_rex"
     reference: ClassVar[str] = "Krueger et al. 2021, Eq. 8"
 
-    beta: float = option(10.0, low=0, help="β after the first steps; 0 is ERM from then on")
+    beta: float = option(10.0, low=0, help="β after `anneal` steps; 0 is ERM then")
     beta_start: float = option(1.0, low=0, help="β in the first steps")
-    anneal: int = option(500, low=0, help="steps before β changes and the optimiser starts anew")
+    anneal: int = option(500, low=0, help="steps until β changes and the optimiser starts anew")
 
     @property
     def allows_negative_weights(self) -> bool:

@@ -7,5 +7,5 @@ from rayfed.core.options import option
 
 def weighting_option(default: str, note: str = "") -> Any:
     """Declare `weighting`; `note` says what is peculiar to the method."""
-    help = f"weights of clients in means: by their training examples, or equal{note}"
+    help = f"weigh clients by their training examples, or equally{note}"
     return option(default, choices=("examples", "equal"), help=help)

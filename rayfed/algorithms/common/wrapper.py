@@ -28,7 +28,7 @@ class Wrapper(Delegate, Algorithm):
     rounds of a base with one exchange. The wrapper's own hooks are those of `wrapped(base)`.
     """
 
-    base: Algorithm = option(FedAvg(), help="the wrapped algorithm: a name, or a mapping with its name and keys")
+    base: Algorithm = option(FedAvg(), help="wrapped algorithm: a name, or a mapping with its name and keys")
 
     supports_loss_terms = derived(lambda self: self.base.supports_loss_terms)
     requires_hard_labels = derived(lambda self: self.base.requires_hard_labels)

@@ -1,12 +1,12 @@
 """DBE: Zhang et al. 2023, "Eliminating Domain Bias for Federated Learning in Representation Space", Eq. 6 to 9, Alg. 1.
 
-DBE wraps FedAvg or one of its relatives. The client adds a bias of its own, z^p, to the features (personalized
-representation bias memory, PRBM), and a regulariser holds the mean of its features near a consensus that all clients
-agreed upon before the first round (mean regularization, MR):
+DBE wraps FedAvg or a relative. The client adds its own bias z^p to the features (personalized representation bias
+memory, PRBM), and a regulariser holds their mean near a consensus from before the first round (mean regularization,
+MR):
 
     L_i = ℓ(h(f(x) + z^p_i), y) + κ/2 · mean_k (m_ik − z̄^g_k)²,   m_i ← (1−μ)·sg(m_i) + μ·(batch mean of f(x))
     setup:  every client trains once from θ⁰ without z^p and without MR and sends m_i; z̄^g = Σ_i n_i m_i / Σ_i n_i
-            is sent to every client, which keeps it; nothing else of this training is kept
+            is sent to every client; nothing else of this training is kept
     round:  that of the base; z^p is never sent and takes plain SGD steps of the same length as θ; m_i starts from 0
 
 κ and μ depend on the architecture: 50 and 1 for a small CNN. Batch norm needs a small μ; 1 and 0.1 for ResNet-18 are
@@ -43,14 +43,14 @@ class DBE(Wrapper):
     reference: ClassVar[str] = "Zhang et al. 2023, Alg. 1"
 
     kappa: float = option(50.0, low=0, help="κ, weight of the mean regulariser; 0 leaves PRBM alone")
-    mu: float = option(1.0, low=0, high=1, help="μ, momentum of the running mean; 1 uses the mean of each batch")
+    mu: float = option(1.0, low=0, high=1, help="μ, momentum of the running mean; 1: each batch's mean")
     prbm: bool = option(True, help="add the personal bias (PRBM)")
     mr: bool = option(True, help="add the mean regulariser (MR)")
     init_mean: str = option(
-        "running", choices=("running", "full"), help="the mean that is sent: the running mean, or that of all data"
+        "running", choices=("running", "full"), help="which mean is sent: the running one, or that of all data"
     )
-    noise_scale: float = option(0.0, low=0, help="s, standard deviation of the noise on the mean that is sent")
-    noise_mix: float = option(0.0, low=0, high=1, help="q, share of the mean that is removed before the noise is added")
+    noise_scale: float = option(0.0, low=0, help="s, standard deviation of noise on the mean sent")
+    noise_mix: float = option(0.0, low=0, high=1, help="q, share of the mean removed before noise is added")
 
     default_eval_point = derived(
         lambda self: (

@@ -1,10 +1,10 @@
 """ADCOL with private uploads, for an honest but curious server: Li, He and Song 2023, section on privacy, table 17.
 
-    client:  sends z' + Lap(1/ε) on each coordinate, z' being z rescaled to [0, 1] (the text prints "Gau" and defines
-             "Lap"); its divergence sees z' without noise
+    client:  sends z' + Lap(1/ε) on each coordinate, z' being z rescaled to [0, 1]; its divergence sees z'
     server:  ADCOL
 
-With guarantee=strict, z' is then scaled to an L1 norm of 1/2, so that ε holds for the vector as a whole.
+The paper's text prints "Gau" and defines "Lap". With guarantee=strict, z' is then scaled to an L1 norm of 1/2, so that
+ε holds for the vector as a whole.
 
 In each round a client sends a share of its representations (`sampling`). It draws records without replacement across
 rounds and starts again when all were sent once: to spend ε only once, as the paper does, `sampling` must be at most one
@@ -42,7 +42,7 @@ class LocalDPAdcol(Adcol):
     guarantee: str = option(
         "coordinate",
         choices=("coordinate", "strict"),
-        help="what ε protects: each coordinate of a rescaled vector, or the whole vector",
+        help="ε protects each coordinate of a rescaled vector, or the whole vector",
     )
     hidden: list[int] = option([512], low=1, high=65536, help="widths of the discriminator's hidden layers")
 

@@ -1,8 +1,8 @@
 """FedDebias: Guo, Tang and Lin 2022, "FedDebias: Reducing the Local Learning Bias Improves Federated Learning on
 Heterogeneous Data", Eq. 2, 3, 5, Alg. 1 and 2.
 
-All clients train on the same pseudo-data D_p besides their own data. φ is the feature extractor, ω the classifier, θ
-the weights of a projector P that only the contrast uses, and φ_g the extractor as received.
+All clients also train on the same pseudo-data D_p. φ is the feature extractor, ω the classifier, θ the weights of a
+projector P that only the contrast uses, and φ_g the extractor as received.
 
     s⁺ = cos(Pφ(x_p), Pφ_g(x_p)),  s⁻ = cos(Pφ(x_p), Pφ(x)),  L_con = softplus(τ2 s⁻ − τ1 s⁺)
     client, each step:  max step  θ ← θ + η ∇L_con
@@ -61,39 +61,33 @@ class FedDebias(FedAvg):
 
     # Pseudo-data
 
-    pseudo: str = option(
-        "rsm", choices=("rsm", "mixture"), help="source: means of clients' images, or of a proxy dataset"
-    )
+    pseudo: str = option("rsm", choices=("rsm", "mixture"), help="means of clients' images, or of a proxy dataset")
     pseudo_samples: int | None = option(None, low=1, high=65536, help="|D_p|; null: the batch size")
     rsm_images: int = option(10, low=1, high=10_000, help="images per mean")
     transfer: str = option("each_round", choices=("each_round", "once"), help="how often clients receive pseudo-data")
-    proxy: str = option(
-        "photographs", help="proxy dataset of mixture: photographs (scikit-learn's two), noise, or a name for data.name"
-    )
-    k_mix: int = option(1, low=0, high=1000, help="K, local examples per pseudo-example of mixture")
+    proxy: str = option("photographs", help="proxy of mixture: photographs (scikit-learn's two), noise, or a data.name")
+    k_mix: int = option(1, low=0, high=1000, help="mixture: K, local examples per pseudo-example")
 
     # Component 1: uniform labels on pseudo-data
 
-    lam: float = option(1.0, low=0, help="λ, weight of the uniform labels on pseudo-data; 0: component 2 alone")
+    lam: float = option(1.0, low=0, help="λ, weight of the uniform labels; 0: component 2 alone")
 
     # Component 2: the contrast
 
-    mu: float = option(0.5, low=0, help="μ, weight of the contrast; 0: component 1 alone, without a projector")
+    mu: float = option(0.5, low=0, help="μ, weight of the contrast; 0: component 1 alone")
     tau1: float = option(2.0, low=0, help="τ1, temperature of local with global features of pseudo-data")
     tau2: float = option(2.0, low=0, help="τ2, temperature of pseudo-data with local data")
     tau_mode: str = option(
         "multiply", choices=("multiply", "divide"), help="whether τ multiplies or divides similarities"
     )
-    projector: bool = option(True, help="compare projected features; else features, without a max step")
-    max_step: bool = option(True, help="train the projector to increase the contrast; else θ stays as drawn")
-    widths: list[int] = option(
-        [256, 256, 128], low=1, high=65536, help="widths of the projector's layers, the output last"
-    )
+    projector: bool = option(True, help="contrast projected features; else features, without a max step")
+    max_step: bool = option(True, help="train the projector; else θ stays as drawn")
+    widths: list[int] = option([256, 256, 128], low=1, high=65536, help="widths of the projector's layers")
     projector_in_extractor: bool = option(
         False, help="append an MLP of `widths` to the extractor, without a max step (Fig. 5a)"
     )
 
-    weighting: str = weighting_option("examples", " as Alg. 1 is printed")
+    weighting: str = weighting_option("examples", ", as Alg. 1 is printed")
 
     def __post_init__(self) -> None:
         if not self.widths and (self.projects or self.projector_in_extractor):

@@ -1,8 +1,8 @@
 """FRAug: Chen et al. 2023, "FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation",
 Alg. 1 and Eq. 1 to 6, with the scaling of the authors' code.
 
-All clients share a generator g (ω), which makes embeddings. Each client has a network m (φ) of its own, which turns
-them into residuals that are added to real embeddings. Client, in each step, on a batch (X, y):
+A shared generator g (ω) makes embeddings. Each client's own network m (φ), the RTNet, turns them into residuals that
+are added to real embeddings. Client, in each step, on a batch (X, y):
 
     1. θ:  u = f(X), prototypes ū_c follow u;  û = u + λ·m(g(z, y), y),  û_c = ū_{y_c} + λ·m(g(z', y_c), y_c)
            L = (1−κ)·CE(h(u), y) + κ·½[CE(h(sg û), y) + CE(h(sg û_c), y_c)],  κ = min(½, λ),  λ = exp(γ(r−R))
@@ -64,19 +64,17 @@ class FRAug(FedAvg):
     # What is augmented, and how
 
     use_generator: bool = option(True, help="use the shared generator; else RTNets receive noise")
-    use_rtnet: bool = option(True, help="use the clients' own networks; else the generator's output is mixed in")
-    embeddings: str = option(
-        "both", choices=("u", "uc", "both"), help="what is augmented: the batch, the prototypes, or both"
-    )
-    interpolate: bool = option(True, help="let the augmentation grow, λ = exp(γ(r−R)); else λ = 1")
-    gamma: float = option(0.01, low=0, help="γ of λ; adapt it to the number of rounds (200 in the paper)")
-    latent: int = option(256, low=1, high=65536, help="width of the noise and of the RTNets' hidden layer")
-    noise: str = option("normal", choices=("normal", "uniform"), help="distribution of the noise: N(0, I) or U[0, 1)")
+    use_rtnet: bool = option(True, help="use the clients' RTNets; else mix in the generator's output")
+    embeddings: str = option("both", choices=("u", "uc", "both"), help="augments the batch, the prototypes, or both")
+    interpolate: bool = option(True, help="λ = exp(γ(r−R)) grows; else λ = 1")
+    gamma: float = option(0.01, low=0, help="γ of λ, for the paper's 200 rounds; adapt it to others")
+    latent: int = option(256, low=1, high=65536, help="width of noise and of the RTNets' hidden layer")
+    noise: str = option("normal", choices=("normal", "uniform"), help="noise z ~ N(0, I) or U[0, 1)")
     conditional: bool = option(True, help="give the class to the generator and the RTNets")
     augmenter: str = option(
         "fraug",
         choices=("fraug", "uniform", "laplace", "gaussian"),
-        help="what makes û: the networks, or plain noise added to u",
+        help="makes û: the networks, or plain noise",
     )
     noise_scale: float = option(
         0.1, above=0, help="γ of plain noise: U(−γ, γ), Lap(0, γ) or N(0, γ²) on each value of u"
@@ -85,21 +83,19 @@ class FRAug(FedAvg):
     # Local training
 
     lambda_c: float = option(0.3, above=0, high=1, help="λ_c, rate at which prototypes follow the batches")
-    alpha: float = option(1.0, low=0, help="α, weight of the distance that the generator maximises")
-    beta: float = option(1.0, low=0, help="β, weight of the distance that the RTNets minimise")
+    alpha: float = option(1.0, low=0, help="α, weight of the generator's distance")
+    beta: float = option(1.0, low=0, help="β, weight of the RTNets' distance")
     distance_g: str = option("mmd", choices=("mmd", "prototype_mse"), help="D of the generator's loss")
     distance_rt: str = option("mmd", choices=("mmd", "mse"), help="D of the RTNets' loss")
     lr_g: float = option(0.05, above=0, help="learning rate of the generator's SGD")
     lr_m: float = option(0.05, above=0, help="learning rate of the RTNets' SGD")
-    momentum: float = option(0.5, low=0, below=1, help="momentum of the generator's and the RTNets' SGD")
+    momentum: float = option(0.5, low=0, below=1, help="momentum of the generator's and RTNets' SGD")
 
     # What is kept and averaged
 
-    bn_mode: str = option(
-        "all", choices=("all", "stats"), help="batch norm that stays with clients: all, or its statistics"
-    )
+    bn_mode: str = option("all", choices=("all", "stats"), help="kept by clients: all of batch norm, or its statistics")
     generator_bn: str = option("averaged", choices=("averaged", "local"), help="batch norm of the generator")
-    weighting: str = weighting_option("examples", " as Alg. 1 is printed")
+    weighting: str = weighting_option("examples", ", as Alg. 1 is printed")
 
     @property
     def generates(self) -> bool:
