@@ -13,7 +13,7 @@ from rayfed.core.options import suggestion
 from rayfed.core.status_line import is_watched
 from rayfed.data.clients import Client
 from rayfed.data.user_clients import Clients
-from rayfed.engine.checkpoint import Saved, verified
+from rayfed.engine.checkpoint import verified
 from rayfed.experiments.capacity import check_run, check_sweep
 from rayfed.experiments.config import Config
 from rayfed.experiments.contract import Finding, findings
@@ -26,6 +26,7 @@ from rayfed.experiments.sweep import plan_sweep
 from rayfed.experiments.trial import check_rounds, resume_message, usable
 from rayfed.launch import launch, launch_sweep
 from rayfed.losses.base import Loss
+from rayfed.records.checkpoints import Saved
 from rayfed.records.folder import make_experiment_folder
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import open_storage

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 from rayfed.core.errors import RayNotStarted
-from rayfed.engine.checkpoint import Saved
 from rayfed.experiments.in_process import run_here
 from rayfed.experiments.local_sweep import run_one_by_one
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.progress import note, one_trial, watch_trials, watched
 from rayfed.experiments.sweep import SweepPlan
+from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Progress, Recorder
 
 

@@ -25,7 +25,7 @@ from rayfed.distributed.server_process import Outcome, make_pool, run_reserved
 from rayfed.distributed.session_watch import ended_by_sigterm
 from rayfed.distributed.start_clock import AUTOSCALE_SECONDS, StartClock
 from rayfed.distributed.user_modules import SentFiles, install, register_user_modules, to_send
-from rayfed.engine.checkpoint import Saved, newest_round
+from rayfed.engine.checkpoint import newest_round
 from rayfed.engine.device import breaks_device
 from rayfed.experiments.capacity import (
     Bundle,
@@ -41,6 +41,7 @@ from rayfed.experiments.capacity import (
 from rayfed.experiments.config import Config, Faults, Placement
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import interrupted
+from rayfed.records.checkpoints import Saved
 from rayfed.records.recorder import Progress, Recorder
 from rayfed.records.trials import mark_interrupted
 

@@ -21,8 +21,7 @@ from rayfed.core.errors import HostLost
 from rayfed.core.records import Event, Record
 from rayfed.core.working_folder import enter, working_folder
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, this_process
-from rayfed.engine.checkpoint import Saved
-from rayfed.records.checkpoints import Part
+from rayfed.records.checkpoints import Part, Saved
 from rayfed.records.holdings import Holding
 from rayfed.records.recorder import NotBegun, Progress, Recorder, Sign
 from rayfed.records.storage import is_url

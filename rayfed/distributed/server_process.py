@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rayfed.engine.checkpoint import Saved
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import Fleet
 from rayfed.experiments.capacity import reserved, servers_gpus
@@ -15,6 +14,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.in_process import local_fleet
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import Sink, TrialRun, run_trial
+from rayfed.records.checkpoints import Saved
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

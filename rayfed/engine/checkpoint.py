@@ -23,13 +23,10 @@ from rayfed.core.trees import tree_map
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.serialization import serialised
 from rayfed.engine.server import Server
-from rayfed.records.checkpoints import BLOCK_BYTES, Part, checksum
+from rayfed.records.checkpoints import BLOCK_BYTES, Part, Saved, checksum
 from rayfed.records.storage import one_line
 
 _Item = TypeVar("_Item")
-
-Saved = Sequence[Mapping[str, Any]]
-"""The checkpoints of a trial, newest first, as `CheckpointFiles.saved` returns them; empty without any."""
 
 
 class CheckpointFiles(Protocol):

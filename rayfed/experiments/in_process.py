@@ -3,12 +3,12 @@
 import torch
 
 from rayfed.core.memory import memory_bytes
-from rayfed.engine.checkpoint import Saved
 from rayfed.engine.device import device_for
 from rayfed.engine.fleet import LocalFleet
 from rayfed.experiments.capacity import servers_gpus
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.trial import Sink, run_trial
+from rayfed.records.checkpoints import Saved
 
 
 def local_fleet(plan: Plan, device: torch.device, gpus: float) -> LocalFleet:

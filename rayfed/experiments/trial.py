@@ -16,7 +16,7 @@ from rayfed.core import errors
 from rayfed.core.errors import HostLost, StatesLost, StorageError, UsageError
 from rayfed.core.records import Event, Record
 from rayfed.core.rng import torch_state_kept
-from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, Saved, newest_content, newest_round
+from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, newest_content, newest_round
 from rayfed.engine.device import breaks_device
 from rayfed.engine.fleet import Fleet
 from rayfed.engine.server import Server
@@ -24,6 +24,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.failures import failure
 from rayfed.experiments.plan import Plan
 from rayfed.experiments.profile import Profile
+from rayfed.records.checkpoints import Saved
 from rayfed.records.holdings import Holding
 from rayfed.records.recorder import traceback_file
 from rayfed.records.storage import open_storage, storage_errors

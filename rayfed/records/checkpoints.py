@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +21,8 @@ from rayfed.records.storage import Storage, one_line
 
 BLOCK_BYTES = 32 * 2**20
 """The bytes of several states that are sent or read at a time."""
+Saved = Sequence[Mapping[str, Any]]
+"""The checkpoints of a trial, newest first, as `CheckpointStore.saved` returns them; empty without any."""
 _THREADS = 16  # a disk, and even more an object store, takes several files at a time
 _FILE = re.compile(r"(manifest|server|\d+)-(\d{6,})\.(?:json|pt)")
 _Item = TypeVar("_Item")
