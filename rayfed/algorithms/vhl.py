@@ -39,7 +39,7 @@ class VHL(FedAvg):
     requires_hard_labels: ClassVar[bool] = True
 
     alpha: float = option(1.0, low=0, help="α, weight of the virtual data's cross-entropy")
-    align: float = option(1.0, low=0, help="weight of the contrastive terms")
+    align: float = option(1.0, low=0, help="weight of the contrastive terms; 0: no alignment")
     temperature: float = option(0.07, above=0, help="τ of the contrastive loss")
     virtual_examples: int = option(
         2000,
