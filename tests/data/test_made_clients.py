@@ -59,8 +59,11 @@ def test_clients_are_made_when_they_are_asked_for():
 )
 def test_a_run_is_that_of_a_list(tmp_path, options):
     results = [
-        rayfed.run(**SHORT, **options, clients=clients, results=str(tmp_path / name))
-        for name, clients in (("list", listed()), ("made", rayfed.Clients(SIZES, make)))
+        rayfed.run(**SHORT, **(options | hosts), clients=clients, results=str(tmp_path / name))
+        for name, clients, hosts in (
+            ("list", listed(), {"placement.hosts": 0}),
+            ("made", rayfed.Clients(SIZES, make), {}),
+        )
     ]
     assert results[0].weights_hash == results[1].weights_hash
     columns = ["round", "client", "split", "metric", "value"]

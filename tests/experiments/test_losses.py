@@ -134,6 +134,7 @@ def test_a_loss_of_ones_own_runs_resumes_sweeps_and_is_loaded_without_giving_it_
         "experiment": "swept",
         "model": {"name": "mlp", "hidden": [5]},
         "rounds": 1,
+        "search.max_concurrent": 1,
         "arms": [{"loss.name": "own_losses:focal", "loss.gamma": {"grid": [1, 2]}}, {"loss.name": "cross_entropy"}],
     }
     swept = rayfed.sweep(space, clients=clients(), quiet=True)

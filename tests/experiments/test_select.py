@@ -112,7 +112,11 @@ class TestChoice:
     def test_hyperparameters_go_by_it(self, tmp_path):
         swept = rayfed.sweep(
             {**QUICK, "results": str(tmp_path), "experiment": "s", "seeds": [0], "select.metric": "ece"}
-            | {"rounds": 3, "arms": [{"algorithm.name": "fedavg", "local.lr": {"grid": [0.01, 0.3, 1.0]}}]}
+            | {
+                "search.max_concurrent": 1,
+                "rounds": 3,
+                "arms": [{"algorithm.name": "fedavg", "local.lr": {"grid": [0.01, 0.3, 1.0]}}],
+            }
         )
         values = swept.metrics.query("metric == 'ece' and split == 'val' and client >= 0")
         best = values.groupby(["trial", "round"])["value"].mean().groupby("trial").min().idxmin()
