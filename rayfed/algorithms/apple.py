@@ -115,7 +115,7 @@ class APPLE(FedAvg):
 
     def pull(self, ctx: Context) -> float:
         """Return λ(r)."""
-        r, last = ctx.round - 1, self.pull_rounds * ctx.rounds
+        r, last = max(ctx.round - 1, 0), self.pull_rounds * ctx.rounds  # clients may adapt before round 1
         if r >= last:
             return 0.0
         return 0.001 ** (r / last) if self.pull_schedule == "exponential" else (1 + math.cos(math.pi * r / last)) / 2

@@ -190,7 +190,7 @@ class Server:
             self._choose_vmap_clients(exchange, ctx, record)
             self._exchange(exchange, ctx, record, last)
         ctx = self.ctx.at(Moment(stage, round), cohort=cohort)
-        if (spent := self.algorithm.privacy_spent(ctx, self.state)) is not None:
+        if exchanges and (spent := self.algorithm.privacy_spent(ctx, self.state)) is not None:
             record.epsilon, record.privacy_unit = spent
         if stage == "round":
             record.bytes_formula = bytes_by_formula(self.algorithm, ctx, self.examples[list(cohort)].tolist())
