@@ -230,6 +230,7 @@ def dying_at(number):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.slow
 def test_killed_before_any_operation_on_the_disk(tmp_path):
     """In a child process, in rounds 1 to 3 of 4; what the kill leaves is resumed to the same end."""
     plan = blueprint(Scaffold(), PEOPLE, rounds=4, cohort=2)

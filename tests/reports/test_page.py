@@ -141,6 +141,7 @@ class TestContent:
         assert f"ValueError: {html.escape(HOSTILE)}" in page
         assert "<pre>at x</pre>" in page
 
+    @pytest.mark.slow
     def test_what_is_too_large_is_left_to_the_command(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("rayfed.reports.page.content._MOST_CHARACTERS", 10)
         text = page_html(folder, "e")
