@@ -94,9 +94,7 @@ def _options(name: str, kind: Any, described: dict[Any, Any]) -> list[str]:
     """Return a list of the keys, and a sentence on those that an earlier method on the page has, too."""
     items: list[str] = []
     shared: dict[str, list[str]] = {}  # by method
-    fields = [field for field in dataclasses.fields(kind) if field.init]
-    described["number of keys", name] = len(fields)
-    for field in fields:
+    for field in _keys(kind):
         default, text = default_text(field), field.metadata.get("help", "")
         declaration = (field.name, text, str(field.metadata.get("elsewhere")))
         first, usual = described.setdefault(declaration, (name, default))
@@ -106,12 +104,16 @@ def _options(name: str, kind: Any, described: dict[Any, Any]) -> list[str]:
             shared.setdefault(first, []).append(f"`{field.name}`" if default == usual else f"`{field.name}={default}`")
     also = []
     for method, keys in shared.items():
-        if 3 < len(keys) == described["number of keys", method]:
+        if 3 < len(keys) == len(_keys(resolve(method, ALGORITHMS, where="algorithm.name"))):
             changed = [key for key in keys if "=" in key]
             also.append(f"all keys of [`{method}`](#{method}){', with ' * bool(changed)}{', '.join(changed)}")
         else:
             also.append(f"{', '.join(keys)}: as in [`{method}`](#{method})")
     return ["\n".join(items)] * bool(items) + [f"{'Also ' if items else ''}{'; '.join(also)}."] * bool(also)
+
+
+def _keys(kind: Any) -> "list[dataclasses.Field[Any]]":
+    return [field for field in dataclasses.fields(kind) if field.init]
 
 
 def _alternatives(field: "dataclasses.Field[Any]") -> str:

@@ -1,6 +1,6 @@
 """A host as a Ray actor: unpacks what arrives, packs what leaves."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -96,9 +96,7 @@ class RayHost:
         Returns:
             The result without its sum, the sum, and the states of clients by client.
         """
-        request, unicast = unpack(message, self.device, shared=True)
-        before = self._unpacked_states(sent_states, states)
-        done = self.host.exchange(request, self._unpacked(number, down), unicast, before)
+        done = self._of_clients(self.host.exchange, message, number, down, sent_states, states)
         for client, state in done.states.items():
             self._states.put(client, number, state)
         total, done.result.total = pack(done.result.total), ExactSum()
@@ -117,17 +115,13 @@ class RayHost:
         self, message: Message, number: int, down: Message, sent_states: SentStates, *states: Message
     ) -> Message:
         """See `Host.score_downloads`; the arguments are those of `exchange`."""
-        request, unicast = unpack(message, self.device, shared=True)
-        before = self._unpacked_states(sent_states, states)
-        return pack(self.host.score_downloads(request, self._unpacked(number, down), unicast, before))
+        return pack(self._of_clients(self.host.score_downloads, message, number, down, sent_states, states))
 
     def fastest_width(
         self, message: Message, number: int, down: Message, sent_states: SentStates, *states: Message
     ) -> Message:
         """See `Host.fastest_width`; the arguments are those of `exchange`."""
-        request, unicast = unpack(message, self.device, shared=True)
-        before = self._unpacked_states(sent_states, states)
-        return pack(self.host.fastest_width(request, self._unpacked(number, down), unicast, before))
+        return pack(self._of_clients(self.host.fastest_width, message, number, down, sent_states, states))
 
     def score_global(self, request: ScoreRequest, number: int, model: Message) -> Message:
         return pack(self.host.score_global(request, self._unpacked(number, model)))
@@ -149,6 +143,20 @@ class RayHost:
         """End the trace and return it; b"" if this process took another's place meanwhile."""
         tracer = self.__dict__.pop("_tracer", None)
         return b"" if tracer is None else tracer.stop()
+
+    def _of_clients(
+        self,
+        method: Callable[..., Any],
+        message: Message,
+        number: int,
+        down: Message,
+        sent_states: SentStates,
+        states: Sequence[Message],
+    ) -> Any:
+        """Call a method of the host on clients; the other arguments are those of `exchange`."""
+        request, unicast = unpack(message, self.device, shared=True)
+        before = self._unpacked_states(sent_states, states)
+        return method(request, self._unpacked(number, down), unicast, before)
 
     def _unpacked(self, number: int, sent: Message) -> Any:
         """Return a payload that several calls share, unpacked once."""
