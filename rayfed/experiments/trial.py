@@ -290,8 +290,7 @@ class TrialRun:
         if isinstance(error, KeyboardInterrupt):
             if not self.done:
                 self._sink.end(plan.trial, {"status": "interrupted"})
-            saved = None if self._checkpointer is None else self._checkpointer.round
-            raise interrupted(self.round, saved) from None
+            raise interrupted(self.round, newest_round(self._sink.saved(plan.trial))) from None
         with contextlib.suppress(StorageError):  # on a full disk, what filled it is what is raised
             self._sink.end(plan.trial, {**plan.values(), **failure(error)})
         if type(error).__module__ != errors.__name__:

@@ -15,6 +15,7 @@ import torch
 
 from helpers.algorithm_cases import (
     CASES,
+    MAIN_CASES,
     PEOPLE,
     algorithm_of,
     default_run,
@@ -43,15 +44,11 @@ from rayfed.metrics.frechet import Frechet
 from rayfed.metrics.gradient_norm import GradientNorm
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-MAIN = pytest.mark.parametrize(  # for what depends little on a variant
-    "case",
-    [pytest.param(case, id=name, marks=() if name in ALGORITHMS else pytest.mark.slow) for name, case in CASES.items()],
-)
 NAMES = {case: name for name, case in CASES.items()}
 ENTRIES = pytest.mark.parametrize("entry", ALGORITHMS)
 
 
-@MAIN
+@MAIN_CASES
 @pytest.mark.usefixtures("few_orders")
 def test_rayfed_check_finds_nothing(case, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -158,7 +155,7 @@ def test_logged_scalars_are_recorded_after_each_round(case):
         assert all(s.value == scalars[s.metric] for s in scores)
 
 
-@EVERY
+@MAIN_CASES
 @pytest.mark.parametrize("width", [1, 3])
 def test_bytes_counted_are_bytes_sent(case, width):
     up: dict[str, int] = {}
@@ -196,7 +193,7 @@ def test_bytes_counted_are_bytes_sent(case, width):
 # Metrics
 
 
-@MAIN
+@MAIN_CASES
 def test_every_kind_of_metric_can_be_taken_and_changes_nothing(case):
     """Of predictions and representations at every point, of training, and of gradients at global weights."""
     points = scored_points(case)

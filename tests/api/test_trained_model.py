@@ -241,7 +241,7 @@ class TestSelectedRound:
         folder, experiment = result.folder.parent, result.folder.name
         self.check(rayfed.load(folder, experiment, clients=own(), model=Own), has_global=name in ("fedavg", "scaffold"))
 
-    @pytest.mark.parametrize("options", [{}, {"checkpoint.every": 3}])
+    @pytest.mark.parametrize("options", [{}, pytest.param({"checkpoint.every": 3}, marks=pytest.mark.slow)])
     def test_survives_kill_9(self, run, tmp_path, options):
         whole = run("ditto", **self.MANY)
         script = (
@@ -301,6 +301,7 @@ class TestSelectedRound:
             result.model(round="best")
 
     @pytest.mark.ray
+    @pytest.mark.slow
     def test_with_hosts_on_ray(self, run):
         start_ray()
         here, there = (run("fedbn", **self.MANY, **{"placement.hosts": hosts}) for hosts in (0, 2))

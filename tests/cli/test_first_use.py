@@ -27,6 +27,7 @@ from rayfed.data.user_clients import user_population
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_arguments, from_file
 from rayfed.metrics.base import OfPredictions, Value
+from rayfed.records.recorder import Recorder
 
 main = command("run")
 report = command("report")
@@ -593,6 +594,16 @@ class TestInterrupts:
         assert "; the same command with resume=true continues" in last
         (row,) = pd.read_parquet(here / "results/run/trials").to_dict("records")
         assert (row["status"], pd.isna(row["error"])) == ("interrupted", True)
+
+    def test_a_run_that_has_just_saved(self, here, monkeypatch, capsys):
+        def interrupted(*given):
+            commit(*given)
+            raise KeyboardInterrupt
+
+        commit = Recorder.commit_checkpoint
+        monkeypatch.setattr(Recorder, "commit_checkpoint", interrupted)
+        assert main([*QUICK, "checkpoint.every=1"]) == 130
+        assert "after round 1; the same command with resume=true continues\n" in capsys.readouterr().err
 
     @pytest.mark.ray
     @pytest.mark.parametrize(

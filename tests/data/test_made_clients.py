@@ -54,7 +54,9 @@ def test_clients_are_made_when_they_are_asked_for():
         pytest.param({"algorithm.name": "scaffold"}, id="states"),
         pytest.param({"unseen_clients": 1, "cohort": 2, "evaluate.splits": ["test"]}, id="unseen clients"),
         pytest.param({"algorithm.name": "ditto", "metrics.f1": {}}, id="metrics"),
-        pytest.param({"placement.hosts": 2, "algorithm.name": "scaffold"}, id="hosts", marks=pytest.mark.ray),
+        pytest.param(
+            {"placement.hosts": 2, "algorithm.name": "scaffold"}, id="hosts", marks=(pytest.mark.ray, pytest.mark.slow)
+        ),
     ],
 )
 def test_a_run_is_that_of_a_list(tmp_path, options):

@@ -143,6 +143,7 @@ class OnShare(RayHost):
         return os.environ["CUDA_VISIBLE_DEVICES"], self.share
 
 
+@pytest.mark.slow
 def test_a_host_without_its_gpu_is_replaced_on_its_share(tmp_path, monkeypatch):
     monkeypatch.setattr("rayfed.distributed.host_pool.RayHost", OnShare)
     (bad := tmp_path / "bad").touch()

@@ -122,7 +122,11 @@ def users_alone():
 
 @pytest.mark.parametrize(
     ("way", "number"),
-    [("run with hosts", 0), ("sweep with hosts", 1), pytest.param("sweep", 0, marks=pytest.mark.slow)],
+    [
+        ("run with hosts", 0),
+        pytest.param("sweep with hosts", 1, marks=pytest.mark.slow),
+        pytest.param("sweep", 0, marks=pytest.mark.slow),
+    ],
 )
 def test_the_users_code_and_files(users_alone, way, number):
     """Each of the two arms once; a sweep without hosts has fewer kinds of processes than the one with hosts."""

@@ -103,6 +103,13 @@ def outcome(plan, people, fleet):
     return Outcome(everything(server), server.state_hash(), rounds, [sorted(r.scores) for r in records])
 
 
+HOSTED = {
+    *("adcol", "feddebias", "gen_afl", "fed_irm", "vm", "fraug", "dbe"),
+    *("fedavg", "scaffold", "fedbn", "ditto", "apple", "fedproto", "moon", "fedgen", "dp_fedbn"),
+}
+"""The methods of the papers, and others that send or keep something of their own."""
+
+
 @functools.cache
 def outcome_in_process(name):
     plan, people = sampled_plan(name)
@@ -112,7 +119,10 @@ def outcome_in_process(name):
 @pytest.mark.parametrize(
     ("hosts", "dealt"), [(3, "at random"), *(pytest.param(n, "as planned", marks=pytest.mark.slow) for n in (1, 2, 4))]
 )
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in HOSTED else pytest.mark.slow) for name in sorted(ALGORITHMS)],
+)
 def test_any_number_of_hosts_computes_the_same(name, hosts, dealt, pool):
     plan, people = sampled_plan(name)
     expected = outcome_in_process(name)

@@ -27,6 +27,7 @@ def faults(how):
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
 def test_batches_cost_page_faults_once():
     kept, given_back = faults("kept"), faults("default")

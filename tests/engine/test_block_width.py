@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers.algorithm_cases import CASES, people_of, plan_of
+from helpers.algorithm_cases import CASES, MAIN_CASES, people_of, plan_of
 from helpers.commands import command
 from helpers.federations import Busy, blobs, blueprint
 from rayfed.engine import host
@@ -90,7 +90,7 @@ def outcome(plan, **evaluation):
     return server.state_hash(), [sorted(record.scores) for record in records], fleet.vmap_clients
 
 
-@pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
+@MAIN_CASES
 def test_the_same_number_given_ends_with_the_same_bits(case, monkeypatch):
     monkeypatch.setattr(host, "fastest_width", measured(3))
     """With scores before the first round, which every method has."""

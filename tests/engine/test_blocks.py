@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.algorithm_cases import CASES, finished, plan_of
+from helpers.algorithm_cases import MAIN_CASES, finished, plan_of
 from helpers.federations import blueprint
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.network import vectorised
@@ -76,7 +76,7 @@ def test_a_step_takes_as_many_operations_for_any_number_of_clients(network, opti
         assert operations_of_a_step(plan, people, clients) == alone
 
 
-@pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
+@MAIN_CASES
 def test_no_step_of_any_method_waits_for_the_device(case, monkeypatch):
     seen, current = defaultdict(list), []
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import rayfed
 from helpers import taped_graphs
-from helpers.algorithm_cases import CASES, algorithm_of, everything, people_of, plan_of
+from helpers.algorithm_cases import MAIN_CASES, algorithm_of, everything, people_of, plan_of
 from helpers.federations import blobs, blueprint, net
 from rayfed.algorithm import Delegate, Phase
 from rayfed.algorithms.fedavg import FedAvg
@@ -147,7 +147,7 @@ def test_each_exchange_has_a_graph(soon):
 
 
 @pytest.mark.parametrize("width", [1, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
+@MAIN_CASES
 def test_every_method_has_the_same_state(case, width, soon):
     plan, people = plan_of(case, vmap_clients=width, rounds=3), people_of(algorithm_of(case))
     assert sum(replayed(plan, people).values()) > 0

@@ -77,6 +77,7 @@ class TestCommand:
         assert "1 already done" in capsys.readouterr().err
         assert trials()["status"].tolist() == ["done", "done"]
 
+    @pytest.mark.slow
     def test_one_that_is_doomed_stops_and_can_be_resumed(self, here, capsys):
         mine = here / "doomed_metric.py"
         mine.write_text(BROKEN)

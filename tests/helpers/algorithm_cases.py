@@ -5,6 +5,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -198,6 +199,12 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
     "apple, local": Case({"name": "apple", "relation_lr": 0.01}, {"batch_norm": "local"}, sampled=False),
     "feddyn, local": Case({"name": "feddyn", "alpha": 0.1}, {"batch_norm": "local"}),
 }
+
+
+MAIN_CASES = pytest.mark.parametrize(  # for what depends little on a variant
+    "case",
+    [pytest.param(case, id=name, marks=() if name in ALGORITHMS else pytest.mark.slow) for name, case in CASES.items()],
+)
 
 
 def algorithm_of(case: Case) -> Algorithm:

@@ -105,6 +105,7 @@ def test_what_a_head_is_fitted_to_need_not_be_scored(tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_values_do_not_depend_on_hosts(tmp_path):
     start_ray()
     points = {"evaluate.points": ["global", "downloaded", "trained"]}

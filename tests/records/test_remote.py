@@ -101,7 +101,7 @@ def gs_endpoint():
         process.wait()
 
 
-@pytest.fixture(params=["file", "memory", "s3", "gs"])
+@pytest.fixture(params=["file", "s3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("memory", "gs"))])
 def results(request, tmp_path):
     """A location for results, empty."""
     if request.param == "file":

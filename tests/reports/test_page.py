@@ -109,6 +109,7 @@ class TestContent:
         (view, *_) = re.findall('<section class="view"(.*?)>', page)
         assert 'data-metric="accuracy" data-split="test"' in view
 
+    @pytest.mark.slow
     def test_every_metric_and_split_has_a_view(self, folder: Path, page: str) -> None:
         views = re.findall('<section class="view" data-metric="(.*?)" data-split="(.*?)"', page)
         assert views == [
