@@ -13,7 +13,7 @@ from rayfed.records.storage import Storage
 from rayfed.reports.hyperparameter_groups import format_value
 from rayfed.reports.read import Tables
 from rayfed.reports.selection import CLIENT, TRIAL
-from rayfed.reports.summary import SCORE, countable_trials, seed_values
+from rayfed.reports.summary import SCORE, seed_values
 from rayfed.reports.trial_scores import picked_values
 
 ROUND_PARTS = (*(part for part in SECONDS if part != "total"), "other")
@@ -66,7 +66,7 @@ def client_scores(tables: Tables, metric: str, split: str) -> pd.DataFrame:
     there is a row for each of them. A rule picks the round of a trial as in the tables of results, except that `best5`
     takes each client's own best rounds.
     """
-    done = countable_trials(tables)[0]
+    done = tables.done
     rows = picked_values(tables.scores, done, metric, split, tables.criteria)
     rows = rows[rows["quantity"].str.startswith(CLIENT) & (rows["metric"] == metric) & (rows["split"] == split)]
     rows = rows.assign(client=rows["quantity"].str.removeprefix(CLIENT).astype(int))
@@ -79,7 +79,7 @@ def client_scores(tables: Tables, metric: str, split: str) -> pd.DataFrame:
 
 def most_partitions(tables: Tables) -> int:
     """Return the largest number of partitions over which a method's values are means; 0 if nothing is done."""
-    done = countable_trials(tables)[0]
+    done = tables.done
     if done.empty or "partition_hash" not in tables.trials:
         return 0
     hashes = done.merge(tables.trials[[*TRIAL, "partition_hash"]], on=TRIAL)

@@ -15,7 +15,7 @@ from rayfed.reports.read import Tables
 from rayfed.reports.result_table import Stars
 from rayfed.reports.selection import TRIAL
 from rayfed.reports.significance import holm, p_value_text, stars
-from rayfed.reports.summary import Summary, countable_trials, seed_values, summarise
+from rayfed.reports.summary import Summary, seed_values, summarise
 from rayfed.reports.trial_scores import picked_values
 from rayfed.reports.view import View, filter_rows
 
@@ -81,7 +81,7 @@ def paired_scores(tables: Tables, view: View, summary: Summary | None = None) ->
     """
     if len(experiments := sorted(set(tables.trials["experiment"]))) > 1:
         raise UsageError(f"compare: takes one experiment; choose with --experiment: {', '.join(experiments)}")
-    done, _ = countable_trials(tables)
+    done = tables.done
     all_rows = (summary or summarise(tables)).rows
     # hyperparameters may be chosen at one point and not at another; what counts is the point that is shown
     shown = filter_rows(all_rows, tables, view)

@@ -15,7 +15,6 @@ from rayfed.reports.pairs import Pairs
 from rayfed.reports.read import Tables
 from rayfed.reports.selection import TRIAL
 from rayfed.reports.significance import p_value_text, stars
-from rayfed.reports.summary import countable_trials
 from rayfed.reports.target import check_target, rounds_to_target, target_table
 from rayfed.reports.view import View, filter_rows
 
@@ -33,7 +32,7 @@ def target_text(tables: Tables, target: float, view: View, *, width: int) -> str
     Raises:
         UsageError: a target that the metric cannot have, or no such values.
     """
-    done, _ = countable_trials(tables)
+    done = tables.done
     curves = tables.curves
     means = curves[curves["quantity"] == "mean"].merge(done[[*TRIAL, *_GROUP]], on=TRIAL)
     means = filter_rows(means, tables, view)

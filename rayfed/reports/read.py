@@ -10,13 +10,16 @@ import pyarrow as pa
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
+from rayfed.core.records import POINTS
 from rayfed.records.files import read_compressed, read_parquet
 from rayfed.records.metric_names import default_metric
 from rayfed.records.owners import is_alive
 from rayfed.records.schema import EVENTS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
 from rayfed.records.trials import read_trials, trials_table
+from rayfed.reports.countable import countable_trials
 from rayfed.reports.hyperparameter_groups import group_trials
+from rayfed.reports.selection import TRIAL
 from rayfed.reports.trial_scores import TrialScores
 
 TABLES = ("metrics", "rounds", "trials")
@@ -62,6 +65,39 @@ class Tables:
     def criteria(self) -> dict[str, str]:
         """The metric of each experiment that chooses rounds and hyperparameters, and that is shown by default."""
         return selection_metrics(self.trials, self.counts)
+
+    @property
+    def done(self) -> pd.DataFrame:
+        """The trials that count; see `countable_trials`."""
+        return self._countable[0]
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on the trials that do not count."""
+        return self._countable[1]
+
+    @cached_property
+    def _countable(self) -> tuple[pd.DataFrame, list[str]]:
+        return countable_trials(self.trials, self.groups, self.counts, self.criteria)
+
+    @cached_property
+    def points_to_show(self) -> dict[tuple[str, int], str]:
+        """The point to show by (experiment, order).
+
+        It is the one at which the algorithm's paper evaluates (`default_eval_point` in `trials`), otherwise the first.
+        It may differ between hyperparameters: DBE without its bias is scored as a global model.
+        """
+        groups = self.groups.sort_values(["started", "trial"], kind="stable")[[*TRIAL, "order"]]
+        present = self.counts[~self.counts["unseen"]].drop_duplicates([*TRIAL, "point"]).merge(groups, on=TRIAL)
+        points: dict[tuple[str, int], str] = {}
+        for (experiment, order), group in present.groupby(["experiment", "order"]):
+            points[str(experiment), int(order)] = min(group["point"], key=POINTS.index)
+        declared = groups.merge(self.trials[[*TRIAL, "default_eval_point"]], on=TRIAL).dropna()
+        for experiment, order, point in zip(
+            declared["experiment"], declared["order"], declared["default_eval_point"], strict=True
+        ):
+            points[experiment, order] = point
+        return points
 
 
 def selection_metrics(trials: pd.DataFrame, scores: pd.DataFrame) -> dict[str, str]:

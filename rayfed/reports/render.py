@@ -20,7 +20,7 @@ from rayfed.reports.markdown_table import markdown_table
 from rayfed.reports.read import Tables, read
 from rayfed.reports.result_table import CHOSEN, ResultTable, Stars, make_table
 from rayfed.reports.selection import RULES, TRIAL
-from rayfed.reports.summary import Summary, at_default_points, countable_trials, out_of_domain_points, summarise
+from rayfed.reports.summary import Summary, at_default_points, out_of_domain_points, summarise
 from rayfed.reports.text_table import text_table
 from rayfed.reports.view import DEFAULT_VIEW, View, filter_rows
 
@@ -147,7 +147,7 @@ class _Experiment:
         self._rows = summary.rows[summary.rows["experiment"] == name]
         self._shown = self._rows[self._rows["metric"] == metric]
         self._criterion = tables.criteria[name]
-        done = countable_trials(tables)[0]
+        done = tables.done
         done = done[done["experiment"] == name]
         self._done = done[[*TRIAL, "order", "seed", "leave_out"]].merge(
             tables.trials.reindex(columns=[*TRIAL, "partition_hash", "clients_scored"]), on=TRIAL

@@ -53,7 +53,7 @@ def target_table(reached: pd.DataFrame, trials: pd.DataFrame, *, width: int) -> 
 
     Args:
         reached: the result of `rounds_to_target`.
-        trials: the trials that count, from `countable_trials`.
+        trials: the trials that count, as in `Tables.done`.
     """
     rows = reached.merge(trials[[*TRIAL, "order", "algorithm", "hyperparameters"]], on=TRIAL).sort_values("order")
     columns: dict[str, list[str]] = {"algorithm": [], "hyperparameters": [], "rounds": [], "GB": [], "reached": []}

@@ -7,7 +7,7 @@ import pandas as pd
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.reports.read import Tables
-from rayfed.reports.summary import out_of_domain_points, points_to_show
+from rayfed.reports.summary import out_of_domain_points
 
 DEFAULT_SPLITS = ("test", "ood", "val", "train")
 """The order in which splits are looked for; some data have no test split."""
@@ -51,7 +51,7 @@ def filter_rows(rows: pd.DataFrame, tables: Tables, view: View) -> pd.DataFrame:
     """
     rows = rows[~rows["unseen"]]
     metric, point, split = view.metric, view.point, view.split
-    points, of_ood, criteria = points_to_show(tables), out_of_domain_points(rows), tables.criteria
+    points, of_ood, criteria = tables.points_to_show, out_of_domain_points(rows), tables.criteria
     for name, value in (("metric", metric), ("split", split)):
         if value is not None and value not in set(rows[name]):
             raise UsageError(f"{name}={value}: {suggestion(value, sorted(set(rows[name])))}")

@@ -56,9 +56,9 @@ def test_what_ends_a_run_anyway_is_raised(each):
 
 def test_steps_that_cost_the_same_for_any_number_train_the_whole_cohort_at_once():
     people = blobs(6)
-    fleet = LocalFleet(plan := blueprint(Busy(), people, vmap_clients=None, rounds=2, cohort=5), people)
+    fleet = LocalFleet(plan := blueprint(Busy(), people, vmap_clients=None, rounds=2, cohort=4), people)
     first, second = Server(plan, people, fleet, Evaluation()).run()
-    assert (fleet.vmap_clients, first.vmap_clients, second.vmap_clients) == (5, 5, None)
+    assert (fleet.vmap_clients, first.vmap_clients, second.vmap_clients) == (4, 4, None)
 
 
 def test_a_block_has_room_in_half_of_the_memory(monkeypatch):

@@ -13,7 +13,7 @@ from rayfed.records.metric_names import is_fraction
 from rayfed.records.storage import Storage
 from rayfed.reports.read import Tables
 from rayfed.reports.render import rows_of_rule
-from rayfed.reports.summary import Summary, countable_trials, summarise
+from rayfed.reports.summary import Summary, summarise
 from rayfed.reports.view import DEFAULT_VIEW, View, filter_rows
 
 
@@ -83,12 +83,12 @@ class ChartData:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """The trials that count; see `countable_trials`.
+        """The trials that count; see `Tables.done`.
 
         Raises:
             UsageError: no trial is done.
         """
-        done = countable_trials(self.tables)[0]
+        done = self.tables.done
         if done.empty:
             raise UsageError("nothing to plot, because no trial is done yet")
         return done

@@ -20,7 +20,6 @@ from rayfed.reports.queries import pairs_columns, pairs_notes
 from rayfed.reports.read import Tables, list_experiments, of_experiment, read
 from rayfed.reports.render import Section, sections
 from rayfed.reports.result_table import Stars
-from rayfed.reports.summary import countable_trials
 from rayfed.reports.view import DEFAULT_SPLITS, View, filter_rows
 
 _VERSIONS = tuple(name for name in FIXED if name.startswith("version_"))
@@ -150,7 +149,7 @@ def configuration(trial: pd.Series) -> dict[str, Any]:
 
 def configurations(tables: Tables) -> Iterator[dict[str, str]]:
     """Yield for each method its label and its configuration as YAML, with the seeds that were run."""
-    done = countable_trials(tables)[0]
+    done = tables.done
     for _, group in done.groupby("order"):
         group = group.sort_values("seed")
         trial = tables.trials[tables.trials["trial"] == group["trial"].iloc[0]].iloc[0]
