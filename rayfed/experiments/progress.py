@@ -4,7 +4,7 @@ import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rayfed.core.status_line import Bar, StatusLine
 from rayfed.records.metric_names import is_fraction
@@ -133,9 +133,14 @@ Bars = Callable[[list[Progress]], Sequence[Bar]]
 
 @contextmanager
 def watched(progress: Callable[[], list[Progress]], bars: Bars, *, quiet: bool) -> Iterator[None]:
-    """Within, show `bars(progress())` from a thread of its own, unless `quiet`."""
+    """Within, show `bars(progress())` from a thread of its own, unless `quiet`, for as long as `progress` answers."""
     ended = threading.Event()
-    watcher = threading.Thread(target=watch_trials, args=(progress, ended.wait, bars), daemon=True)
+
+    def show() -> None:
+        with suppress(Exception):  # what ends the recorder ends this command, too, and is said there
+            watch_trials(progress, ended.wait, bars)
+
+    watcher = threading.Thread(target=show, daemon=True)
     if not quiet:
         watcher.start()
     try:

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 import types
 
 import pytest
@@ -11,7 +12,7 @@ from rayfed.core import status_line
 from rayfed.core.pace import Pace
 from rayfed.core.records import Record
 from rayfed.core.status_line import Bar, StatusLine
-from rayfed.experiments.progress import many_trials, one_trial, seconds_left
+from rayfed.experiments.progress import many_trials, one_trial, seconds_left, watched
 from rayfed.records.recorder import Progress, Recorder
 
 
@@ -155,3 +156,15 @@ def test_what_a_trial_does_after_a_round_is_known_until_the_round_is_recorded(tm
     recorder.record("t", Record(stage="round", round=1, cohort=1))
     assert recorder.progress()[0].doing is None
     recorder.close()
+
+
+def test_what_ends_the_recorder_is_no_traceback_of_the_progress(monkeypatch):
+    def progress():
+        asked.set()
+        raise ConnectionError("Ray has ended")
+
+    asked, raised = threading.Event(), []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    with watched(progress, lambda trials: [], quiet=False):
+        assert asked.wait(10)
+    assert raised == []
