@@ -147,8 +147,7 @@ class _Experiment:
         self._rows = summary.rows[summary.rows["experiment"] == name]
         self._shown = self._rows[self._rows["metric"] == metric]
         self._criterion = tables.criteria[name]
-        done = tables.done
-        done = done[done["experiment"] == name]
+        done = tables.done[tables.done["experiment"] == name]
         self._done = done[[*TRIAL, "order", "seed", "leave_out"]].merge(
             tables.trials.reindex(columns=[*TRIAL, "partition_hash", "clients_scored"]), on=TRIAL
         )

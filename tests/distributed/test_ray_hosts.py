@@ -24,6 +24,7 @@ from helpers.algorithm_cases import SIX, everything, sampled_plan
 from helpers.federations import Busy, Net, blobs, blueprint
 from helpers.final_weights import assert_as_recorded
 from helpers.ray_session import start_ray
+from helpers.slow import slow_but
 from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import Diverged, HostLost, UsageError
@@ -119,10 +120,7 @@ def outcome_in_process(name):
 @pytest.mark.parametrize(
     ("hosts", "dealt"), [(3, "at random"), *(pytest.param(n, "as planned", marks=pytest.mark.slow) for n in (1, 2, 4))]
 )
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in HOSTED else pytest.mark.slow) for name in sorted(ALGORITHMS)],
-)
+@pytest.mark.parametrize("name", slow_but(HOSTED, {name: name for name in sorted(ALGORITHMS)}))
 def test_any_number_of_hosts_computes_the_same(name, hosts, dealt, pool):
     plan, people = sampled_plan(name)
     expected = outcome_in_process(name)

@@ -7,6 +7,7 @@ import torch
 
 import rayfed
 from helpers.commands import command
+from helpers.slow import slow_but
 
 run = command("run")
 
@@ -59,25 +60,18 @@ def the_same(*, left=()):
 
 ARMS = {
     "a server's and clients' states": ("algorithm.name=scaffold", "cohort=2"),
-    "a setup before the first": ("algorithm={name: dbe, base: fedprox}", "evaluate.initial=true"),
-    "early stopping": ("early_stopping.patience=6", "algorithm.name=fedprox"),
-}
-MORE_ARMS = {
     "a stage after the last round": ("algorithm.name=fedbabu",),
+    "a setup before the first": ("algorithm={name: dbe, base: fedprox}", "evaluate.initial=true"),
     "a sampler that remembers": ("sampling.name=power_of_choice", "cohort=2"),
     "clients that are late": ("availability={dropout: 0.3, step_seconds: 1, speed_spread: 1}",),
     "a schedule that looks back only": ("lr_schedule={name: step, decay: 0.5, every: 3}",),
     "unseen clients without a setup": ("unseen_clients=1",),
+    "early stopping": ("early_stopping.patience=6", "algorithm.name=fedprox"),
 }
+FAST = ("a server's and clients' states", "a setup before the first", "early stopping")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(pytest.param(arguments, id=name) for name, arguments in ARMS.items()),
-        *(pytest.param(arguments, id=name, marks=pytest.mark.slow) for name, arguments in MORE_ARMS.items()),
-    ],
-)
+@pytest.mark.parametrize("arguments", slow_but(FAST, ARMS))
 def test_it_ends_as_if_it_had_all_rounds_from_the_start(arguments, capsys):
     shorter("checkpoint.every=2", "evaluate.every=2", *arguments)
     longer("checkpoint.every=2", "evaluate.every=2", *arguments)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from helpers.federations import blobs, blueprint, net, on_pictures, reshaped
+from helpers.slow import slow_but
 from rayfed.algorithm import Algorithm, ClientData, Context, Phase, Replies, State
 from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.common.wrapper import innermost
@@ -201,10 +202,7 @@ CASES = {name: Case({"name": name}) for name in ALGORITHMS} | {
 }
 
 
-MAIN_CASES = pytest.mark.parametrize(  # for what depends little on a variant
-    "case",
-    [pytest.param(case, id=name, marks=() if name in ALGORITHMS else pytest.mark.slow) for name, case in CASES.items()],
-)
+MAIN_CASES = pytest.mark.parametrize("case", slow_but(ALGORITHMS, CASES))  # for what depends little on a variant
 
 
 def algorithm_of(case: Case) -> Algorithm:
