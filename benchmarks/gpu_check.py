@@ -9,11 +9,9 @@ The cases of the contract are those of the tests, so this needs a checkout.
 
 import argparse
 import contextlib
-import dataclasses
 import importlib.util
 import itertools
 import json
-import math
 import os
 import signal
 import statistics
@@ -22,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -41,12 +38,11 @@ from rayfed.core.optim import SGD, Adam
 from rayfed.core.trees import named_tensors
 from rayfed.core.user_files import error_line
 from rayfed.data.population import Population
-from rayfed.engine import fleet, graphs
+from rayfed.engine import fleet
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import breaks_device, device_for, set_kernels
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
-from rayfed.engine.tracing import survive_graphs
 from rayfed.experiments import in_process
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -159,20 +155,12 @@ def _describe(device: torch.device) -> Values:
 
 
 def correctness(check: Check) -> Iterator[Row]:
-    """Every case of the contract, with states moved to the device between rounds, against the CPU, and steps replayed
-    from CUDA graphs against the steps themselves.
+    """Every case of the contract, with states moved to the device between rounds, against the CPU.
 
     A method that draws random numbers on the device, as FRAug does in training, differs from the CPU by them.
     """
     for width, share in ((1, 0.5), (3, 0.6)):
         yield from _of_cases(check.part(share), f"{width} at once", partial(_against_cpu, check.device), width)
-    networks = ["mlp"] if check.tiny else list(NETWORKS)
-    for network, (name, optimizer), width in itertools.product(networks, OPTIMIZERS.items(), (1, 4)):
-        changes = {"optimizer": optimizer, "vmap_clients": width, "rounds": 3, "deterministic": True}
-        plan, people = job(network, check.steps, 4, **changes)
-        title = f"graphs, {network}, {name}, K={width}"
-        yield check.row(title, partial(_graphs_against_steps, check.device, plan, people))
-    yield from _of_cases(check, "graphs", partial(_with_and_without_graphs, check.device))
 
 
 def determinism(check: Check) -> Iterator[Row]:
@@ -209,34 +197,6 @@ def _of_cases(
 
 def _against_cpu(device: torch.device, case: Callable[[Any], Any]) -> Values:
     return _compared(case(device), case("cpu"))
-
-
-def _graphs_against_steps(device: torch.device, plan: Blueprint, population: Population) -> Values:
-    """Compare every bit, and say whether there were graphs."""
-    states, counts = [], Counter[str]()
-    for with_graphs in (True, False):
-        run = dataclasses.replace(plan, graphs=with_graphs)
-        server = Server(run, population, LocalFleet(run, population, device), Evaluation(points=()), device)
-        for record in server.run():
-            counts += record.graphs
-        states.append(server.state)
-    return _compared(*states, tolerance=0) | _graph_use(counts)
-
-
-def _graph_use(counts: Counter[str]) -> Values:
-    """Return the share of steps that were replayed, and why the others were not."""
-    if not counts:
-        return {"not_used": "no CUDA device"}
-    reasons = "; ".join(sorted({*counts} - {graphs.REPLAYED}))
-    return {"replayed": counts[graphs.REPLAYED] / counts.total()} | ({"not_used": reasons} if reasons else {})
-
-
-def _with_and_without_graphs(device: torch.device, case: Callable[[Any], Any]) -> Values:
-    states = []
-    for steps in (2, math.inf):  # before a step is captured
-        with mock.patch.object(graphs, "ENOUGH_STEPS", steps):
-            states.append(case(device))
-    return _compared(*states)
 
 
 def _twice(device: torch.device, deterministic: bool, case: Callable[[Any], Any]) -> Values:
@@ -296,10 +256,10 @@ def steps(check: Check) -> Iterator[Row]:
         if not (last and network == "mlp"):  # without convolutions there is one format
             title = f"{network}, SGD, bare loop{', channels last' * last}{', TF32' * tf32}"
             yield check.row(title, partial(_bare_cost, check, network, channels_last=last, tf32=tf32))
-    kinds = [("SGD", ""), ("SGD", "graphs"), ("Adam", ""), ("Adam", "graphs"), ("SGD", "TF32")]
+    kinds = [("SGD", ""), ("Adam", ""), ("SGD", "TF32")]
     for (optimizer, extra), width, network in itertools.product(kinds, widths, networks):
         title = ", ".join(filter(None, (network, optimizer, f"K={width}", extra)))
-        changes = {"optimizer": OPTIMIZERS[optimizer], "graphs": extra == "graphs", "tf32": extra == "TF32"}
+        changes = {"optimizer": OPTIMIZERS[optimizer], "tf32": extra == "TF32"}
         yield check.row(title, partial(_our_cost, check, network, width, **changes))
 
 
@@ -312,8 +272,7 @@ def _bare_cost(check: Check, network: str, *, channels_last: bool, tf32: bool) -
 def _our_cost(check: Check, network: str, width: int, **changes: Any) -> Values:
     plan, people = job(network, check.steps, width, **changes)
     work = exchange(plan, people, width, check.device)
-    values = _cost(check, work, check.steps, clients=width)
-    return values | _graph_use(work().result.graphs) if plan.graphs else values
+    return _cost(check, work, check.steps, clients=width)
 
 
 def _cost(check: Check, work: Callable[[], object], steps: int, clients: int = 1) -> Values:
@@ -328,7 +287,6 @@ def _cost(check: Check, work: Callable[[], object], steps: int, clients: int = 1
     if check.device.type != "cuda":
         return values
     peak = torch.cuda.max_memory_allocated()
-    survive_graphs()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         check.seconds(work)
     kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]

@@ -6,7 +6,6 @@ The columns of the tables `metrics` and `rounds` are derived from these types; s
 import itertools
 import math
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -130,7 +129,6 @@ class Record:
         gpu_bytes: the most GPU memory that tensors of one host took, from the end of its last training before the round
             to that of its training in it; None on CPUs.
         vmap_clients: The number of clients that hosts train at once, if it was measured in this round; else None.
-        graphs: the local steps on GPUs, by whether a CUDA graph replayed them, or why none did.
     """
 
     stage: str
@@ -153,7 +151,6 @@ class Record:
     simulated_seconds: float | None = None
     gpu_bytes: int | None = None
     vmap_clients: int | None = None
-    graphs: Counter[str] = field(default_factory=Counter)
 
     @property
     def balance(self) -> float | None:

@@ -15,10 +15,10 @@ from rayfed.core.network import vectorised
 from rayfed.core.task import Batch
 from rayfed.core.trees import clone, stack, tree_map, unstack
 from rayfed.engine.device_data import Part
-from rayfed.engine.graphs import GraphedStep, Result, Step, StepGraphs
 
 Rows = list[np.ndarray]
 """The row numbers of each batch."""
+_Result = tuple[State, dict[str, Tensor]]
 
 
 class Pool:
@@ -94,7 +94,6 @@ def train_block(
     down: State,
     batches: Iterable[Batch],
     counts: Sequence[int],
-    graphs: StepGraphs | None = None,
 ) -> tuple[list[State], BlockSums]:
     """Train clients in step and return each client's `work`, and the sums of their metrics.
 
@@ -103,36 +102,30 @@ def train_block(
         work: What each client starts from; it is not modified.
         batches: The batch [live clients, batch, ...] of each step.
         counts: The number of steps of each client; none is larger than the one before.
-        graphs: Where there are some, steps are replayed from them.
     """
     live, sums = sum(count > 0 for count in counts), BlockSums(len(work))
     ended = [clone(state) for state in work[live:]]
     if not live:
         return ended, sums
-    block, take_step = stack(list(work[:live])), _vectorised_step(exchange)
-    if graphs is not None:
-        take_step = GraphedStep(graphs, exchange, take_step)
+    block = stack(list(work[:live]))
     for step, (batch, still) in enumerate(zip(batches, live_clients(counts), strict=True)):
         if still < live:  # views: those that go on keep their tensors, and a step may change these in place
             ended = unstack(_slice(block, still, live), live - still) + ended
             block, live = _slice(block, 0, still), still
-        block, metrics = take_step(ctx.at(step=step), block, down, batch)
+        block, metrics = _step(exchange, ctx.at(step=step), block, down, batch)
         sums.take(metrics)
     return unstack(block, live) + ended, sums
 
 
-def _vectorised_step(exchange: Exchange) -> Step:
-    """Return the step of a block of clients."""
+def _step(exchange: Exchange, ctx: Context, work: State, down: State, batch: Batch) -> _Result:
+    """Take the step of a block of clients."""
 
-    def step(ctx: Context, work: State, down: State, batch: Batch) -> Result:
-        def one(state: State, batch: Any) -> Result:
-            return exchange.step(ctx, state, down, batch)
+    def one(state: State, batch: Any) -> _Result:
+        return exchange.step(ctx, state, down, batch)
 
-        with vectorised():
-            result: Result = torch.vmap(one, randomness="different")(work, batch)
-        return result
-
-    return step
+    with vectorised():
+        result: _Result = torch.vmap(one, randomness="different")(work, batch)
+    return result
 
 
 def _slice(block: State, start: int, stop: int) -> State:

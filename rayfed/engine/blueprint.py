@@ -50,7 +50,6 @@ class Blueprint:
         threads: torch threads of a host on a CPU. Values above 1 change rounding.
         deterministic: Whether an operation without a deterministic kernel is an error.
         tf32: Whether GPUs may multiply in TF32.
-        graphs: Whether GPUs may replay steps from CUDA graphs.
         augment: The augmentation of training batches.
         data_on_device: Whether the clients' inputs are kept on their host's device; by default if they fit. It changes
             no result.
@@ -73,7 +72,6 @@ class Blueprint:
     threads: int = 1
     deterministic: bool = False
     tf32: bool = False
-    graphs: bool = True
     augment: Augment | None = None
     data_on_device: bool | None = None
     training_loss: Callable[[Tensor, Tensor], Tensor] | None = None

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +22,6 @@ from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import peak_bytes, set_kernels
 from rayfed.engine.device_data import Augmented
 from rayfed.engine.exact_sum import ExactSum
-from rayfed.engine.graphs import CudaCapture, StepGraphs
 from rayfed.engine.host_data import HostData
 from rayfed.engine.metric_collection import Gradients
 from rayfed.engine.purity import untouched
@@ -76,7 +74,6 @@ class Host:
 
     Attributes:
         ctx: The context common to all hooks; its task lies on this host's device.
-        graphs: The CUDA graphs of its steps; None on a CPU, and where there are to be none.
     """
 
     def __init__(
@@ -98,8 +95,6 @@ class Host:
         room = room_for(blueprint.data_on_device, device, share)
         self._share = share
         self.data = HostData(self.algorithm, self.ctx.task, population, seed=self.seed, room=room)
-        on_gpu = self.ctx.task.device.type == "cuda"
-        self.graphs = StepGraphs(CudaCapture()) if on_gpu and blueprint.graphs else None
         peak_bytes(self.ctx.task.device)  # what another simulation of this process took is not counted
 
     def exchange(
@@ -126,8 +121,6 @@ class Host:
         self._synchronise()
         result.busy[self.position] = time.perf_counter() - began
         result.gpu_bytes = peak_bytes(self.ctx.task.device)
-        if self.graphs is not None:
-            result.graphs, self.graphs.counts = self.graphs.counts, Counter()
         return done
 
     def _finish(self, exchange: Exchange, request: ExchangeRequest, one: TrainedClient, done: Exchanged) -> None:
@@ -302,16 +295,7 @@ class Host:
 
     def _train(self, exchange: Exchange, jobs: Sequence[Job], down: State) -> list[Trained]:
         phases = exchange.phases(jobs[0].ctx)
-        return train(
-            exchange,
-            jobs,
-            down,
-            phases,
-            seed=self.seed,
-            drop_last=self.drop_last,
-            augment=self.augment,
-            graphs=self.graphs,
-        )
+        return train(exchange, jobs, down, phases, seed=self.seed, drop_last=self.drop_last, augment=self.augment)
 
     def _local_work(self, request: Request, client: ClientIndex, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return `changes` with what a client trains in this round, unless they say what it trains."""

@@ -1,6 +1,5 @@
 """What the server asks of hosts, and what they return."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
@@ -113,7 +112,6 @@ class ExchangeResult:
         scoring: The part of them spent on scores and metrics.
         predicted: The seconds that each host was predicted to work; None where nothing was measured before.
         gpu_bytes: The most GPU memory that tensors of one host took since its last exchange; 0 on CPUs.
-        graphs: The steps since then by what became of them, see `StepGraphs`; empty on CPUs.
     """
 
     total: ExactSum = field(default_factory=ExactSum)
@@ -126,7 +124,6 @@ class ExchangeResult:
     scoring: dict[int, float] = field(default_factory=dict)
     predicted: Mapping[int, float] | None = None
     gpu_bytes: int = 0
-    graphs: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "ExchangeResult") -> None:
         """Add what other clients left; `other` must not be used afterwards."""
@@ -139,7 +136,6 @@ class ExchangeResult:
         add_to(self.busy, other.busy)
         add_to(self.scoring, other.scoring)
         self.gpu_bytes = max(self.gpu_bytes, other.gpu_bytes)
-        self.graphs += other.graphs
 
 
 def add_to(sums: dict[Key, Number], terms: Mapping[Key, Number]) -> None:

@@ -309,7 +309,6 @@ class Server:
         """Add the seconds and bytes of an exchange to `record`."""
         record.add_work(result.busy, result.predicted)
         record.gpu_bytes = max(record.gpu_bytes or 0, result.gpu_bytes) or None
-        record.graphs += result.graphs
         on_hosts = max(result.busy.values(), default=0.0)
         train = max((seconds - result.scoring.get(host, 0.0) for host, seconds in result.busy.items()), default=0.0)
         broadcast, exchange, aggregate = (end - start for start, end in itertools.pairwise(times))

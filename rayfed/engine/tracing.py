@@ -16,11 +16,6 @@ def span(name: str) -> "contextlib.AbstractContextManager[Any]":
     return torch.profiler.record_function(name) if _active else contextlib.nullcontext()
 
 
-def survive_graphs() -> None:
-    """Keep CUPTI, by which torch traces GPUs, from crashing beside CUDA graphs, as torch does for its own graphs."""
-    os.environ.update({"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"})
-
-
 class Tracer:
     """Traces this process on its processors, and on its GPU if `device` is one."""
 
@@ -36,7 +31,6 @@ class Tracer:
             activities = [torch.profiler.ProfilerActivity.CPU]
             if self._device.type == "cuda":  # without a GPU of its own, it must not start CUDA on another's
                 activities.append(torch.profiler.ProfilerActivity.CUDA)
-                survive_graphs()
             self._profiler = torch.profiler.profile(activities=activities)
             self._profiler.start()
             _active = True

@@ -16,7 +16,6 @@ from rayfed.core.task import Batch
 from rayfed.core.trees import clone, stack
 from rayfed.engine.blocks import Pool, Rows, live_clients, train_block
 from rayfed.engine.device_data import Part, batch_count, batch_rows
-from rayfed.engine.graphs import GraphedStep, StepGraphs
 
 
 class Job(NamedTuple):
@@ -49,9 +48,8 @@ def train(
     seed: int,
     drop_last: bool,
     augment: Augment | None = None,
-    graphs: StepGraphs | None = None,
 ) -> list[Trained]:
-    """Run all phases for all jobs, with `torch.vmap` if there is more than one job, and from `graphs` if there are."""
+    """Run all phases for all jobs, with `torch.vmap` if there is more than one job."""
     work = [clone(job.work) for job in jobs]  # private copies: steps may change them in place
     totals = [Sums() for _ in jobs]
     steps = [0] * len(jobs)
@@ -65,10 +63,10 @@ def train(
         clients = tuple(job.client for job in jobs)
         seed_torch(seed, "steps", ctx.moment, phase=number, clients=clients)
         if len(jobs) == 1:
-            _loop(exchange, ctx, work, down, takes[0], _on_device(drawn[0], parts[0]), totals[0], graphs)
+            _loop(exchange, ctx, work, down, takes[0], _on_device(drawn[0], parts[0]), totals[0])
         else:
             ctx = ctx.at(client=-1, examples=0)  # common to all clients: a step finds what it needs of its own in work
-            _train_block(exchange, ctx, work, down, takes, drawn, pool, parts, totals, graphs)
+            _train_block(exchange, ctx, work, down, takes, drawn, pool, parts, totals)
         steps = [done + len(some) for done, some in zip(steps, drawn, strict=True)]
     return [Trained(w, sums.means(), count) for w, sums, count in zip(work, totals, steps, strict=True)]
 
@@ -161,16 +159,12 @@ def _loop(
     take: Take,
     rows: list[Tensor],
     totals: Sums,
-    graphs: StepGraphs | None,
 ) -> None:
-    graphed = None if graphs is None else GraphedStep(graphs, exchange, exchange.step)
-    take_step, state = graphed or exchange.step, work[0]
     for step, some in enumerate(rows):
         ctx.step = step
-        state, metrics = take_step(ctx, state, down, take(ctx, some))
+        work[0], metrics = exchange.step(ctx, work[0], down, take(ctx, some))
         for name, value in metrics.items():
             totals.take(name, value)
-    work[0] = clone(state) if graphed is not None and graphed.replays else state
 
 
 def _train_block(
@@ -183,7 +177,6 @@ def _train_block(
     pool: Pool | None,
     parts: Sequence[Part],
     totals: Sequence[Sums],
-    graphs: StepGraphs | None,
 ) -> None:
     order = sorted(range(len(work)), key=lambda i: -len(drawn[i]))  # clients leave the block at its end
     counts = [len(drawn[i]) for i in order]
@@ -192,7 +185,7 @@ def _train_block(
         batches = _one_by_one(ctx, [takes[i] for i in order], rows)
     else:
         batches = pool.batches(drawn, order)
-    ends, sums = train_block(exchange, ctx, [work[i] for i in order], down, batches, counts, graphs)
+    ends, sums = train_block(exchange, ctx, [work[i] for i in order], down, batches, counts)
     for i, end, metrics in zip(order, ends, sums.of_clients(), strict=True):
         work[i] = end
         for name, (total, count) in metrics.items():

@@ -187,11 +187,6 @@ class Placement:
     tf32: bool = option(
         False, help="let GPUs round the factors of products and convolutions to 10 bits, which is faster"
     )
-    graphs: str | bool = option(
-        "auto",
-        choices=("auto", "off", False),  # YAML reads off as False
-        help="auto: on a GPU, replay local steps from CUDA graphs where that gives the same numbers; off: never do",
-    )
     autoscale: bool = option(False, help="wait for an autoscaling cluster to start missing nodes")
 
     @property
@@ -418,10 +413,14 @@ COMPONENTS: dict[str, str | None] = {
     "lr_schedule": "constant",
 }
 """The keys beside `algorithm` under which a component is chosen by name, with the default name."""
+REMOVED = {
+    "placement.graphs": "rayfed uses no CUDA graphs; leave it out",
+}
+"""The keys of earlier versions that are gone, with what to do instead."""
 
 
 def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
-    """Raise UsageError for a key that is none of `keys`, or a group that is no mapping."""
+    """Raise UsageError for a key that is none of `keys` or is gone, or a group that is no mapping."""
     for key in tree:
         if key not in keys:
             if key in SPACE_KEYS:
@@ -434,6 +433,10 @@ def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
             if key in GROUPS:
                 hint = f"it has keys such as {key}.{dataclasses.fields(GROUPS[key])[0].name}"
             raise UsageError(f"{key}={tree[key]!r}: expected a mapping; {hint}")
+    for key, instead in REMOVED.items():
+        group, _, name = key.partition(".")
+        if name in tree.get(group, {}):
+            raise UsageError(f"{key}: this key is gone; {instead}")
 
 
 def _check_together(settings: Any) -> None:

@@ -380,7 +380,6 @@ def _blueprint(
         threads=config.placement.threads,
         deterministic=config.placement.deterministic,
         tf32=config.placement.tf32,
-        graphs=config.placement.graphs == "auto",
         data_on_device=config.placement.data_on_device,
         augment=None if isinstance(augment, NoAugment) else augment,
         training_loss=_training_loss(config, loss),

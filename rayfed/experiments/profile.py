@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 
 from rayfed.core.records import Record
 from rayfed.engine.fleet import Fleet
-from rayfed.engine.graphs import REPLAYED
 from rayfed.engine.tracing import Tracer
 from rayfed.records.storage import Storage
 
@@ -64,7 +62,7 @@ class Profile:
         began = time.perf_counter()
         yield
         seconds = time.perf_counter() - began
-        self._recording.append({"round": record.round, "seconds": seconds, "graphs": record.graphs})
+        self._recording.append({"round": record.round, "seconds": seconds})
 
     def finish(self) -> None:
         """Save what is not saved yet."""
@@ -103,15 +101,7 @@ def profile_text(home: Storage, trial: str, rounds: Sequence[Mapping[str, Any]])
     lines = [f"  {name:<11} {means[name]:9.4f} s {means[name] / total:6.1%}  {_PARTS[name]}" for name in _PARTS]
     traces = sorted(name for name in folder.files() if name.endswith(".json.gz"))
     shown = f"traces: {folder.location}: {', '.join(traces)}; open them in chrome://tracing or ui.perfetto.dev"
-    replayed = _graphs_text(sum((Counter(entry["graphs"]) for entry in recorded), Counter()))
-    return "\n".join([title, *lines, *replayed, shown])
-
-
-def _graphs_text(steps: Counter[str]) -> list[str]:
-    """Return a line on CUDA graphs, or none where no step was taken on a GPU."""
-    others = "; ".join(f"{count:,} not: {reason}" for reason, count in steps.most_common() if reason != REPLAYED)
-    replayed = f"CUDA graphs: {steps[REPLAYED]:,} local steps replayed"
-    return [f"{replayed}; {others}" if others else replayed] if steps else []
+    return "\n".join([title, *lines, shown])
 
 
 def round_parts(row: Mapping[str, Any], recording: float) -> dict[str, float]:
