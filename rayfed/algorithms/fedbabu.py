@@ -1,8 +1,8 @@
 """FedBABU: Oh, Kim and Yun 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification", Alg. 1.
 
-    client:  SGD on f_i over the body alone; the head keeps the initial weights that all clients share
-    server:  FedAvg of the bodies
-    at the end:  all clients receive the last body and train body and head for some epochs
+    client:  φ_i ← SGD on f_i(φ_t, h_0) over the body alone;  h_0: the initial head, which all clients share
+    server:  φ_{t+1} = Σ_i p_i φ_i
+    at the end:  all clients receive φ_R, and (φ_i, h_i) ← SGD on f_i from (φ_R, h_0) for some epochs
 
 The fine-tuning is the final exchange (round R + 1) and starts from the last aggregate, not from the client's last local
 state. Before it, `downloaded` scores the body received with the common head, which is also the global model. `adapted`

@@ -1,7 +1,7 @@
 """FedBN: Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", Alg. 1.
 
-    client:  trains the whole network; keeps its batch-norm layers (affine parameters and running statistics)
-    server:  FedAvg of everything else
+    client:  (w_i, b_i) ← (w_t, b_i), then SGD on f_i(w_i, b_i);  b_i: its batch norm, running statistics included
+    server:  w_{t+1} = Σ_i p_i w_i
 
 Batch-norm layers are recognised by their type and all of them stay with the client, so `batch_norm=aggregate` and
 `batch_norm=local_statistics` have no effect. The paper's Alg. 1 and code average with equal weights, over clients of

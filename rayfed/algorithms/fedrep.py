@@ -1,7 +1,7 @@
 """FedRep: Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning", Alg. 1.
 
-    client:  keeps its head; trains the head for some epochs with the body fixed, then the body with that head fixed
-    server:  FedAvg of the bodies
+    client:  h_i ← SGD on f_i(φ_t, h_i) over the head for some epochs;  φ_i ← SGD on f_i(φ_t, h_i) over the body
+    server:  φ_{t+1} = Σ_i p_i φ_i;  clients keep their heads
 
 In the authors' code a round has five epochs, of which the last one is of the body; `head_epochs` counts those before.
 

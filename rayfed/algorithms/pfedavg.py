@@ -1,7 +1,7 @@
 """pFedAvg, a baseline of FRAug: Chen et al. 2023, table 2, which names it without a definition.
 
-    client:  as in FedAvg; its model is scored after local training and before aggregation
-    server:  as in FedAvg
+    client:  w_i ← w_t, then SGD on f_i as in FedAvg;  w_i is scored, before aggregation
+    server:  w_{t+1} = Σ_i p_i w_i
 
 Only the score differs: this is FedAvg with `evaluate.points=[trained]`, under its own name for tables. Clients outside
 the cohort of a round have no such score in that round.

@@ -221,11 +221,16 @@ def description(kind: str, name: str) -> str:
     import ast
 
     module, _, attribute = KINDS[kind][name].partition(":")
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    found: dict[str, Any] = {}
+    while attribute not in found:
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        found = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        if attribute not in found:  # a package imports it from the module that defines it
+            imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+            module = next(node.module or "" for node in imports if attribute in {alias.name for alias in node.names})
     texts = [ast.get_docstring(tree)] if kind == "algorithm" else []
-    texts += [ast.get_docstring(classes[attribute])] if attribute in classes else []
+    texts.append(ast.get_docstring(found[attribute]))
     return "\n\n".join(text for text in texts if text)

@@ -1,6 +1,7 @@
 """`rayfed run` and `rayfed list`: help, a file with overrides, what is printed, and exit codes."""
 
 import dataclasses
+import inspect
 import re
 import subprocess
 import sys
@@ -103,6 +104,16 @@ class TestList:
         assert re.search(rf"^ +{re.escape(key)}( |$)", with_keys, re.MULTILINE)
         assert key not in out
         assert "rayfed list KIND" in out.splitlines()[-1]
+
+    @pytest.mark.parametrize("name", ALGORITHMS)
+    def test_every_method_has_its_equations(self, capsys, name):
+        assert list_names([name]) == 0
+        text = capsys.readouterr().out.partition("\n  source: ")[0]
+        module = inspect.getmodule(resolve(name, ALGORITHMS, where="algorithm.name"))
+        equations = [line for line in module.__doc__.splitlines() if line.startswith("    ")]
+        assert re.search("[=←+]", "".join(equations))
+        assert set(text.splitlines()) >= {f"  {line}" for line in equations}
+        assert not re.search(r"see `\S+`", text.splitlines()[2])
 
 
 class TestRun:
