@@ -158,6 +158,12 @@ class Record:
         return sum(self.busy) / len(self.busy) / max(self.busy) if any(self.busy) else None
 
     @property
+    def busy_share(self) -> float | None:
+        """The mean over hosts of the seconds that they worked, as a share of the round's; None without work."""
+        total = self.seconds["total"]
+        return sum(self.busy) / len(self.busy) / total if any(self.busy) and total > 0 else None
+
+    @property
     def clients_per_second(self) -> float | None:
         """The clients of the round by its seconds; None where it took none."""
         total = self.seconds["total"]

@@ -133,8 +133,12 @@ def _started_in_time(seconds: float, *, joins: str | None = None) -> Iterator[No
 class _ServerActor:
     """The server of one trial outside a sweep."""
 
-    def __init__(self, files: SentFiles) -> None:
+    def __init__(self, files: SentFiles, trial: str) -> None:
         install(files)
+        self._trial = trial
+
+    def __repr__(self) -> str:  # for Ray's dashboard
+        return self._trial
 
     def run(self, plan: Plan, actor: Any, pool: HostPool | None, saved: Saved) -> Outcome:
         sink = RemoteRecorder(actor)
@@ -156,6 +160,7 @@ class _ServerProcess:
         self._files = to_send(plan.sources)
         self._pool = make_pool(plan.config, group, keep=True, files=self._files)
         if self._pool is not None:
+            self._pool.name = plan.trial
             for position in range(plan.config.placement.least_hosts):
                 self._pool.actor(position)  # starts while the server does
         self._restarts, self._watchdog = plan.config.faults.restarts, Watchdog(recorder)
@@ -179,7 +184,7 @@ class _ServerProcess:
         cpus = 0.0 if shares else place.server_cpus
         options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": there}
         actor_class: Any = ray.remote(_ServerActor)
-        self._actor = actor_class.options(**options).remote(self._files)
+        self._actor = actor_class.options(**options).remote(self._files, self._plan.trial)
         self._call = self._actor.run.remote(self._plan, self._recorder.actor, self._pool, saved)
         self._clock = StartClock(self._plan.config.faults.start_seconds, self._group if place.autoscale else None)
         self._saved = saved

@@ -21,6 +21,9 @@ class HostPool:
             whatever the cluster has.
         keep: Whether the processes stay when a trial ends. Whoever made the pool then calls `close`.
         files: What the processes are told about the user's files.
+
+    Attributes:
+        name: What Ray's dashboard calls the processes, with their positions.
     """
 
     def __init__(
@@ -35,7 +38,7 @@ class HostPool:
         keep: bool = False,
         files: SentFiles | None = None,
     ):
-        self._files = files
+        self._files, self.name = files, ""
         self.cpus, self.group, self._keep = cpus, group, keep
         self._gpus, self._server_gpus = gpus, server_gpus
         self._first_bundle, self._grouped = first_bundle, grouped
@@ -55,7 +58,7 @@ class HostPool:
                     self.group, placement_group_bundle_index=bundle
                 )
             made: Any = ray.remote(RayHost)
-            self._actors[position] = made.options(**options).remote(self._files)
+            self._actors[position] = made.options(**options).remote(self._files, f"{self.name} host {position}")
         return self._actors[position]
 
     def drop(self, position: int) -> None:

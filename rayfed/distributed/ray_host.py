@@ -54,8 +54,12 @@ class RayHost:
 
     host: Host
 
-    def __init__(self, files: SentFiles | None = None) -> None:
+    def __init__(self, files: SentFiles | None = None, name: str = "") -> None:
         install(files)
+        self._name = name
+
+    def __repr__(self) -> str:  # for Ray's dashboard
+        return self._name
 
     def take_up(
         self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0, position: int = 0

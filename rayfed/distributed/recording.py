@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayfed.core.errors import HostLost
 from rayfed.core.records import Event, Record
 from rayfed.core.working_folder import enter, working_folder
+from rayfed.distributed.gauges import Gauges
 from rayfed.distributed.processes import Process, cause_of_death, kill_process, this_process
 from rayfed.records.checkpoints import Part, Saved
 from rayfed.records.holdings import Holding
@@ -176,6 +177,16 @@ class RecorderProcess(Recorder):
         enter(here)
         os.environ.update(variables)
         super().__init__(folder, experiment, in_sweep=in_sweep)
+        self._gauges = Gauges()
+
+    def __repr__(self) -> str:  # for Ray's dashboard
+        return self.experiment
+
+    def record(self, trial: str, record: Record) -> int | None:
+        written = super().record(trial, record)
+        if (progress := self._trials[trial].progress) is not None:
+            self._gauges.show(progress, record)
+        return written
 
 
 class DriversRecorder:

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,6 +82,7 @@ class SweepTrial(tune.Trainable):
         self._last: dict[str, Any] = {"round": 0}
         self._context = contextlib.ExitStack()
         self._job: Job = config["job"]
+        self._first = str(self._job["trial"])
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
         """Leave the trial before, and keep the next for the first step."""
@@ -106,6 +108,9 @@ class SweepTrial(tune.Trainable):
             self._leave()
         return {**self._last, "done": ended, ENDED: ended}
 
+    def __repr__(self) -> str:  # for Ray's dashboard, which asks once
+        return self._first
+
     def cleanup(self) -> None:
         self._leave()
         if self._pool is not None:
@@ -118,6 +123,7 @@ class SweepTrial(tune.Trainable):
             config = self._job["config"]
             if lost > config.faults.restarts:
                 return True  # recorded as failed where the loss was noticed
+            print(self._job["trial"], file=sys.stderr, flush=True)  # in the log of this process
             self._context.enter_context(self._sink.signs_of_life(self._job["trial"]))
             self._plan = planned(self._job, self._given, self._populations, keep_state=self._keep_state)
             register_user_modules()  # the hosts are sent the plan from here
@@ -146,6 +152,7 @@ class SweepTrial(tune.Trainable):
             self._pool[1].close()
             self._pool = None
         if self._pool is None and (made := make_pool(config, group, keep=True, files=self._files)) is not None:
+            made.name = repr(self)
             self._pool = key, made
         return None if self._pool is None else self._pool[1]
 

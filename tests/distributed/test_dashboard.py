@@ -1,0 +1,99 @@
+"""What Ray's dashboard and its metrics show of trials: the names of processes, and gauges."""
+
+import urllib.request
+from collections import defaultdict
+
+import pytest
+import ray
+from ray._private.state import state
+from ray.core.generated.gcs_pb2 import ActorTableData
+
+from helpers.ray_processes import wait_until
+from helpers.ray_session import start_ray
+from rayfed.core.records import Record, Score
+from rayfed.distributed.host_pool import HostPool
+from rayfed.distributed.recording import DriversRecorder, RecorderProcess
+
+VALUES = {"algorithm": {"name": "fedavg"}, "seed": 0, "default_eval_point": "global", "selection_metric": "loss"}
+
+
+def record(round, **scores):
+    return Record(
+        stage="round",
+        round=round,
+        cohort=2,
+        seconds=defaultdict(float, total=4.0),
+        busy=[1.0, 3.0],
+        scores=[
+            Score(split=split, point="global", metric="loss", value=value, n=1, higher_is_better=False)
+            for split, value in scores.items()
+        ],
+    )
+
+
+def test_gauges_show_the_last_round_of_each_trial(monkeypatch, tmp_path):
+    shown = {}
+
+    class Shown:
+        def __init__(self, name, description, tag_keys):
+            self.name, self.keys = name, set(tag_keys)
+
+        def set(self, value, tags):
+            assert set(tags) == self.keys
+            shown[self.name, *tags.values()] = value
+
+    monkeypatch.setattr("rayfed.distributed.gauges.Gauge", Shown)
+    recorder = RecorderProcess(str(tmp_path), "run", in_sweep=False, here=tmp_path, variables={})
+    for trial in ("a", "b"):
+        recorder.begin(trial, VALUES, 3, None)
+    recorder.record("a", record(1, val=0.75, test=0.5))
+    recorder.record("a", record(2))
+    recorder.record("b", record(1, test=0.25))
+    assert shown == {
+        ("rayfed_round", "a"): 2,
+        ("rayfed_round", "b"): 1,
+        ("rayfed_busy", "a"): 0.5,
+        ("rayfed_busy", "b"): 0.5,
+        ("rayfed_score", "a", "loss", "val"): 0.75,
+        ("rayfed_score", "b", "loss", "test"): 0.25,
+    }
+
+
+@pytest.mark.ray
+def test_the_processes_of_hosts_are_named_after_their_trial():
+    start_ray()
+    pool = HostPool(cpus=0.1, gpus=0, group=None)
+    pool.name = "fedavg-seed0"
+    try:
+        actors = [pool.actor(position) for position in range(2)]
+        ray.get([actor.__ray_ready__.remote() for actor in actors])
+        known = [state._connect_and_get_accessor().get_actor_info(actor._actor_id) for actor in actors]
+        names = [ActorTableData.FromString(info).repr_name for info in known]
+        assert names == ["fedavg-seed0 host 0", "fedavg-seed0 host 1"]
+    finally:
+        pool.close()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_gauges_are_among_the_metrics_of_the_node(tmp_path):
+    start_ray()
+    recorder = DriversRecorder(str(tmp_path), "run", restarts=0, patience=60, say=print)
+    try:
+        ray.get(recorder.actor.begin.remote("a", VALUES, 3, None))
+        ray.get(recorder.actor.record.remote("a", record(2, val=0.75)))
+        (port,) = {node["MetricsExportPort"] for node in ray.nodes()}
+
+        def lines():
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+                return [line for line in page.read().decode().splitlines() if line.startswith("ray_rayfed_")]
+
+        wait_until(lambda: len(lines()) == 3, 60)
+        assert {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines()} == {
+            "ray_rayfed_round": 2,
+            "ray_rayfed_score": 0.75,
+            "ray_rayfed_busy": 0.5,
+        }
+        assert all('trial="a"' in line for line in lines())
+    finally:
+        recorder.close()
