@@ -45,7 +45,6 @@ def run(
     num_classes: int | None = None,
     quiet: bool | None = None,
     keep_state: bool = True,
-    profile: bool = False,
     **overrides: Any,
 ) -> Result:
     """Run one simulation to its end and return its tables and final state.
@@ -61,8 +60,6 @@ def run(
         keep_state: Write the final state to a checkpoint, from which `Result.server`, `Result.clients` and
             `Result.model` read, and where there are validation data, that of the round with the best score so far (see
             checkpoint.best). With checkpoint.every above 0 the final state is written in any case.
-        profile: Trace two rounds in every process, to `<results>/<experiment>/profile/<trial>`, as JSON for Chrome's
-            chrome://tracing and for Perfetto. The outcome is the same.
         overrides: Top-level keys of the configuration, such as rounds=5.
 
     Raises:
@@ -76,11 +73,9 @@ def run(
     config = _config_of(config, overrides, has_clients=clients is not None)
     check_run(config.placement)
     check_trackers(vars(config.tracking), config.results)
-    plan = replace(make_plan(config, **vars(given)), keep_state=keep_state, profile=profile)
+    plan = replace(make_plan(config, **vars(given)), keep_state=keep_state)
     make_experiment_folder(config.results, config.experiment)
     check_rounds({plan.trial: config})
-    if profile:
-        open_storage(config.results).child(config.experiment, "profile", plan.trial).delete_all()
     if not quiet:
         print(run_summary(plan), file=sys.stderr, flush=True)
     with claimed(config.results, config.experiment, [plan.trial]):

@@ -96,10 +96,12 @@ def _refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
     """Raise UsageError if `unknown` holds arguments that `parser` does not have."""
     if not unknown:
         return
-    from rayfed.core.options import suggestion
+    from rayfed.core.options import REMOVED, suggestion
 
     first = unknown[0]
     key = first.lstrip("-")
+    if key in REMOVED:
+        raise UsageError(f"{first}: was removed; {REMOVED[key]}")
     if key in COMMANDS:
         raise UsageError(f"{first}: a command is written without dashes: rayfed {key}")
     if not first.startswith("-"):

@@ -19,15 +19,12 @@ A summary of the plan and the progress are printed to stderr.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = f"{parser.prog} [--dry-run] [--profile] [FILE.yaml ...] [KEY=VALUE ...]"
+    parser.usage = f"{parser.prog} [--dry-run] [FILE.yaml ...] [KEY=VALUE ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = _DESCRIPTION
     add_values(parser, "FILE.yaml", "YAML files and single values of the configuration")
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would run, what it needs and how long it takes"
-    )
-    parser.add_argument(
-        "--profile", action="store_true", help="also trace two rounds, and print where the time of a round went"
     )
 
 
@@ -52,7 +49,7 @@ def execute(options: argparse.Namespace) -> int:
     from rayfed.reports.render import render
 
     try:
-        result = run(config, quiet=False, keep_state=False, profile=options.profile)
+        result = run(config, quiet=False, keep_state=False)
     except Exception as error:
         if not (notes := getattr(error, "__notes__", [])):
             raise
@@ -63,16 +60,4 @@ def execute(options: argparse.Namespace) -> int:
     except UsageError as error:  # the run is done, but nothing was scored that a table could show
         print(f"no table: {error}")
     print(f"weights {result.weights_hash}")
-    if options.profile:
-        print(_profile(config, result.trial))
     return 0
-
-
-def _profile(config: Config, trial: str) -> str:
-    from rayfed.experiments.profile import profile_text
-    from rayfed.records.storage import open_storage
-    from rayfed.reports.read import read
-
-    rounds = read(config.results, config.experiment).rounds
-    home = open_storage(config.results).child(config.experiment)
-    return profile_text(home, trial, rounds[rounds["trial"] == trial].to_dict("records"))

@@ -32,6 +32,12 @@ _BOUNDS = (
 )
 """For each bound: its name, the comparison with a value that violates it, and the wording of the error."""
 
+REMOVED = {
+    "placement.graphs": "rayfed uses no CUDA graphs; leave it out",
+    "profile": "`rayfed docs running` shows how to use other profilers",
+}
+"""The keys and options of earlier versions, with what to do without them."""
+
 _LARGEST_INTEGER = 2**63 - 1
 _SMALLEST_FLOAT, _LARGEST_FLOAT = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127  # normal numbers of single precision
 
@@ -100,7 +106,7 @@ def checked_options(
     hints = type_hints(cls)
     for name in values:
         if name not in fields:
-            raise UsageError(f"{where}.{name}: no such key; {suggestion(name, [*fields, *also], prefix=f'{where}.')}")
+            raise no_such_key(name, [*fields, *also], prefix=f"{where}.")
     arguments = {}
     for name, field in fields.items():
         if name in values and name in apart:
@@ -278,6 +284,13 @@ def _describe(value: Any, kinds: Sequence[Any]) -> str:
         if near := difflib.get_close_matches(key, SPACE_KINDS, n=1):
             return f"{{{key}: …}}; did you mean {{{near[0]}: …}}?"
     return "null" if value is None else type(value).__name__
+
+
+def no_such_key(name: str, known: Iterable[str], *, prefix: str = "") -> UsageError:
+    """Return the error for a key that is none of the `known` ones; it says what replaces a key that was removed."""
+    if removed := REMOVED.get(f"{prefix}{name}"):
+        return UsageError(f"{prefix}{name}: was removed; {removed}")
+    return UsageError(f"{prefix}{name}: no such key; {suggestion(name, known, prefix=prefix)}")
 
 
 def suggestion(wrong: Any, known: Iterable[Any], *, prefix: str = "") -> str:

@@ -5,7 +5,6 @@ there, which the server's process owns. So a host that dies takes nothing with i
 hosts do again, with the same result.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import time
@@ -35,7 +34,6 @@ from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
 from rayfed.engine.training import steps_of
 from rayfed.experiments.config import Faults, Placement
 
-_TRACE_SECONDS = 120.0  # for the start of a trace, and for sending one
 _MOST_SMALL = 1024  # clients of a chunk, if their states are small
 
 _LOST_HOST = (
@@ -229,19 +227,6 @@ class RayFleet:
         taken = self._bytes_to_hosts, self._bytes_from_hosts
         self._bytes_to_hosts = self._bytes_from_hosts = 0
         return taken
-
-    def start_traces(self) -> None:
-        calls = [handle.actor.start_trace.remote() for handle in self.hosts.live]
-        ray.wait(calls, num_returns=len(calls), timeout=_TRACE_SECONDS)
-
-    def stop_traces(self) -> dict[str, bytes]:
-        calls = {handle.position: handle.actor.stop_trace.remote() for handle in self.hosts.live}
-        traces = {}
-        for position, call in calls.items():
-            with contextlib.suppress(ray.exceptions.RayError):  # a host that is lost takes its trace with it
-                if trace := ray.get(call, timeout=_TRACE_SECONDS):
-                    traces[f"host{position}"] = trace
-        return traces
 
     def close(self) -> None:
         self.hosts.close()

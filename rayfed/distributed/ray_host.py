@@ -19,7 +19,6 @@ from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ScoreRequest
 from rayfed.engine.serialization import state_hash
-from rayfed.engine.tracing import Tracer
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
@@ -137,16 +136,6 @@ class RayHost:
         """Return the hash of each client's state."""
         cpu = torch.device("cpu")
         return pack({client: state_hash(unpack(state, cpu)) for client, _, state in sent_states.packed(states)})
-
-    def start_trace(self) -> None:
-        """Begin to trace this process."""
-        self._tracer = Tracer(self.device)
-        self._tracer.start()
-
-    def stop_trace(self) -> bytes:
-        """End the trace and return it; b"" if this process took another's place meanwhile."""
-        tracer = self.__dict__.pop("_tracer", None)
-        return b"" if tracer is None else tracer.stop()
 
     def _of_clients(
         self,

@@ -101,9 +101,6 @@ class RemoteRecorder:
         contents: Mapping[str, bytes] = self._call("saved_states", trial, parts)
         return contents
 
-    def save_profile(self, trial: str, name: str, content: bytes) -> None:
-        self._call("save_profile", trial, name, content)
-
     def end(self, trial: str, values: Mapping[str, Any]) -> None:
         self.settle()
         self._call("end", trial, values, begun=self._begun is not None and self._begun[0] == trial)

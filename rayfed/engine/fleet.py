@@ -74,14 +74,6 @@ class Fleet(Protocol):
         """Return the bytes of tensors that went to processes of hosts, and that came back, since the last call."""
         ...
 
-    def start_traces(self) -> None:
-        """Begin to trace the processes of the hosts."""
-        ...
-
-    def stop_traces(self) -> dict[str, bytes]:
-        """End the traces and return them by the name of the host; see `rayfed.engine.tracing`."""
-        ...
-
     def close(self) -> None: ...
 
 
@@ -149,12 +141,6 @@ class LocalFleet:
 
     def take_traffic(self) -> tuple[int, int]:
         return 0, 0
-
-    def start_traces(self) -> None:
-        """Trace nothing: the host computes in the server's process, which is traced."""
-
-    def stop_traces(self) -> dict[str, bytes]:
-        return {}
 
     def close(self) -> None:
         """Release nothing."""

@@ -29,7 +29,6 @@ from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Sco
 from rayfed.engine.scoring import as_score
 from rayfed.engine.serialization import bytes_by_field
 from rayfed.engine.streamed import room_for
-from rayfed.engine.tracing import span
 from rayfed.engine.training import Job, Trained, draw_rows, train
 from rayfed.metrics.base import OfPredictions, Value
 
@@ -127,7 +126,7 @@ class Host:
         """Add what a trained client keeps and sends to `done`."""
         ctx, client, state, received, trained = one
         seed_torch(self.seed, "finish", request.moment, client=client)
-        with span("finish"), untouched(f"{type(exchange).__name__}.finish", client=state, down=received):
+        with untouched(f"{type(exchange).__name__}.finish", client=state, down=received):
             next_state, up = exchange.finish(ctx, trained.work, state, received, ctx.data)
         done.states[client] = self.ctx.task.to_memory_format(next_state)
         self._measure(request, one, done.states[client], done.result)
@@ -150,8 +149,7 @@ class Host:
             self._synchronise()
             began = time.perf_counter()
             model = self.algorithm.trained_model(ctx, trained.work, next_state, received)
-            with span("score a trained model"):
-                result.scored.add(self.data.score_client(ctx, client, model, "trained", request.score_splits, due))
+            result.scored.add(self.data.score_client(ctx, client, model, "trained", request.score_splits, due))
             if due.training:
                 values = due.training_values(ctx, result.models_before.pop(client), model)
             result.scoring[self.position] += time.perf_counter() - began
@@ -286,8 +284,7 @@ class Host:
                 jobs.append(Job(client, self.data.parts(client)["train"], work, ctx, rows[client]))
                 received.append(fields)
                 before.append(state)
-            step = untouched(f"{type(exchange).__name__}.step", down=received[0], client=before[0])
-            with span(f"train clients {', '.join(map(str, block))}"), step:
+            with untouched(f"{type(exchange).__name__}.step", down=received[0], client=before[0]):
                 results = self._train(exchange, jobs, received[0])
             for job, state, fields in zip(jobs, before, received, strict=True):
                 self._check_finite(job, results[0])

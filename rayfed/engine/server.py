@@ -31,7 +31,6 @@ from rayfed.engine.purity import untouched
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, add_to
 from rayfed.engine.scoring import as_score
 from rayfed.engine.serialization import bytes_by_field, bytes_by_formula, outcome_hash
-from rayfed.engine.tracing import span
 from rayfed.engine.training import steps_of
 from rayfed.metrics.base import OfTraining, Value
 
@@ -168,8 +167,7 @@ class Server:
     def _losses_of(
         self, round: int, clients: Sequence[ClientIndex]
     ) -> tuple[Mapping[ClientIndex, float], Mapping[str, int]]:
-        with span("ask for losses"):
-            return self.evaluator.training_losses(self.state, round, tuple(clients))
+        return self.evaluator.training_losses(self.state, round, tuple(clients))
 
     def state_hash(self) -> str:
         """Return a hash of the server's state and of every client's, equal for bit-identical outcomes.
@@ -221,7 +219,7 @@ class Server:
     def _exchange(self, exchange: Exchange, ctx: Context, record: Record, last: bool) -> None:
         """Broadcast, train, average, aggregate."""
         times = [time.perf_counter()]
-        with span("broadcast"), untouched(f"{type(exchange).__name__}.broadcast", server=self.state):
+        with untouched(f"{type(exchange).__name__}.broadcast", server=self.state):
             seed_torch(self.seed, "broadcast", ctx.moment, cohort=ctx.cohort)
             down, unicast = downloads(exchange, ctx, self.state)
         times.append(time.perf_counter())
@@ -236,8 +234,7 @@ class Server:
             metrics=self._due_metrics(ctx, last, due),
             models_before=self._models_before,
         )
-        with span("exchange with the hosts"):
-            result = self.fleet.exchange(request, down, unicast)
+        result = self.fleet.exchange(request, down, unicast)
         self._models_before = result.models_before
         times.append(time.perf_counter())
 
@@ -245,7 +242,7 @@ class Server:
         if exchange.server_side_weighting:
             values = exchange.weights(ctx, self.state, replies)
             total = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, values, strict=True)})
-        with span("aggregate"), untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
+        with untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
             seed_torch(self.seed, "aggregate", ctx.moment, cohort=ctx.cohort)
             self.state = self._aggregated(exchange, ctx, Replies(self._mean(ctx, total, down, weights), replies))
         self._check_finite(ctx)
@@ -325,8 +322,7 @@ class Server:
     def _evaluated(self, record: Record, cohort: Sequence[ClientIndex], *, with_unseen_clients: bool = False) -> Record:
         """Add the scores of the present state to `record`."""
         began = time.perf_counter()
-        with span("evaluate"):
-            scores, maps = self.evaluator.evaluated(self.state, record.round, cohort)
+        scores, maps = self.evaluator.evaluated(self.state, record.round, cohort)
         record.scores += scores
         record.maps += maps
         if with_unseen_clients:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.core.errors import UsageError
 from rayfed.core.file_names import check_name
-from rayfed.core.options import build, checked, option, suggestion, type_hints
+from rayfed.core.options import build, checked, no_such_key, option, type_hints
 from rayfed.core.policies import BATCH_NORM_POLICIES
 from rayfed.core.records import POINTS
 from rayfed.experiments.components import Component, choose, choose_partition
@@ -413,30 +413,22 @@ COMPONENTS: dict[str, str | None] = {
     "lr_schedule": "constant",
 }
 """The keys beside `algorithm` under which a component is chosen by name, with the default name."""
-REMOVED = {
-    "placement.graphs": "rayfed uses no CUDA graphs; leave it out",
-}
-"""The keys of earlier versions that are gone, with what to do instead."""
 
 
 def _check_keys(tree: Mapping[str, Any], keys: Sequence[str]) -> None:
-    """Raise UsageError for a key that is none of `keys` or is gone, or a group that is no mapping."""
+    """Raise UsageError for a key that is none of `keys`, or a group that is no mapping."""
     for key in tree:
         if key not in keys:
             if key in SPACE_KEYS:
                 more = "; a single run takes seed=N" if key == "seeds" else ""
                 raise UsageError(f"{key}: a key of search spaces, which rayfed sweep runs{more}")
-            raise UsageError(f"{key}: no such key; {suggestion(key, keys)}")
+            raise no_such_key(key, keys)
     for key in (*GROUPS, "algorithm", *COMPONENTS):
         if not isinstance(tree.get(key, {}), Mapping):
             hint = f"did you mean {key}.name={tree[key]}?"
             if key in GROUPS:
                 hint = f"it has keys such as {key}.{dataclasses.fields(GROUPS[key])[0].name}"
             raise UsageError(f"{key}={tree[key]!r}: expected a mapping; {hint}")
-    for key, instead in REMOVED.items():
-        group, _, name = key.partition(".")
-        if name in tree.get(group, {}):
-            raise UsageError(f"{key}: this key is gone; {instead}")
 
 
 def _check_together(settings: Any) -> None:

@@ -144,7 +144,6 @@ class _Trial:
             population=self.population,
             blueprint=blueprint,
             evaluation=evaluation,
-            profile=False,
         )
 
     def server(self, blueprint: Blueprint, points: Sequence[str] = (), population: Population | None = None) -> Server:

@@ -91,7 +91,6 @@ class Plan:
         code_hash: A hash of the user's own code in this trial, None without any; see `rayfed.experiments.user_code`.
         sources: The user's modules in which that code is, for machines without their files.
         keep_state: Whether a checkpoint of the final state is written also with checkpoint.every=0.
-        profile: Whether some rounds are traced; see `rayfed.experiments.profile`.
     """
 
     config: Config
@@ -107,7 +106,6 @@ class Plan:
     code_hash: str | None = None
     sources: tuple[ModuleSource, ...] = ()
     keep_state: bool = False
-    profile: bool = False
 
     @property
     def keep_best(self) -> bool:

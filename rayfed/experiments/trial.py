@@ -23,7 +23,6 @@ from rayfed.engine.server import Server
 from rayfed.experiments.config import Config
 from rayfed.experiments.failures import failure
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.profile import Profile
 from rayfed.records.checkpoints import Saved
 from rayfed.records.holdings import Holding
 from rayfed.records.recorder import traceback_file
@@ -46,7 +45,6 @@ class Sink(CheckpointFiles, Protocol):
     def event(self, trial: str, event: Event) -> None: ...
     def doing(self, trial: str, what: str) -> None: ...
     def end(self, trial: str, values: Mapping[str, Any]) -> None: ...
-    def save_profile(self, trial: str, name: str, content: bytes) -> None: ...
 
 
 def resume_message(config: Config, saved: Saved) -> str:
@@ -150,7 +148,6 @@ class TrialRun:
         self._server: Server | None = None
         self._checkpointer: Checkpointer | None = None
         self._rounds: Iterator[Record] = iter(())
-        self._profile: Profile | None = None
         self.begun, self._restarts = False, plan.config.faults.restarts
         self._since: list[Record] = []  # of the rounds that a restart would repeat
         self._going_back: Event | None = None
@@ -197,12 +194,9 @@ class TrialRun:
         while not self.done:
             try:
                 server = self._server or self._started()
-                if self._profile is not None:
-                    self._profile.before_round()
                 record = next(self._rounds, None)
                 if record is not None:
-                    with contextlib.nullcontext() if self._profile is None else self._profile.recorded(record):
-                        self._recorded(server, record)
+                    self._recorded(server, record)
                 if record is None or server.finished:
                     self._finish(server)
                 break
@@ -234,9 +228,6 @@ class TrialRun:
         if before < plan.config.rounds and not self.begun:
             detail = f"goes on with rounds={plan.config.rounds}, after rounds={before}"
             self._sink.event(plan.trial, Event(event="rounds added", detail=detail, round=server.round))
-        if plan.profile:
-            save = partial(self._sink.save_profile, plan.trial)
-            self._profile = Profile(self._fleet, save, plan.config.rounds - server.round, self._device)
         self.begun, self._server, self._rounds = True, server, server.run()
         self._since, self._going_back = [], None
         return server
@@ -252,8 +243,6 @@ class TrialRun:
     def _finish(self, server: Server) -> None:
         if self.plan.keep_state and self._checkpointer is not None and self._checkpointer.round != server.round:
             self._save()
-        if self._profile is not None:
-            self._profile.finish()
         self.outcome = server.state_hash()
         values = {"status": "done", "weights_hash": self.outcome, "stop_reason": server.stop_reason}
         self._sink.end(self.plan.trial, values)

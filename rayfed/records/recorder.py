@@ -304,11 +304,6 @@ class Recorder:
         with storage_errors(self._home.location):
             return self._checkpoints_of(trial).read(parts)
 
-    def save_profile(self, trial: str, name: str, content: bytes) -> None:
-        """Write a file of the profile of a trial to the folder `profile`."""
-        with storage_errors(self._home.location):
-            self._home.child("profile", trial).write(name, content)
-
     def end(self, trial: str, values: Mapping[str, Any], *, begun: bool = False) -> None:
         """End a trial; `values` has its status and other columns of `trials`.
 

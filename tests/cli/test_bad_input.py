@@ -79,7 +79,7 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["data.domain=[plain]"], "data.domain: no such key; did you mean data.domains?"),
         (["partition.name=dirichle"], "partition.name=dirichle: did you mean dirichlet?"),
         (["partition={name: dirichlet, alhpa: 1}"], "partition.alhpa: no such key; did you mean partition.alpha?"),
-        (["placement.graphs=auto"], "placement.graphs: this key is gone; rayfed uses no CUDA graphs; leave it out"),
+        (["placement.graphs=auto"], "placement.graphs: was removed; rayfed uses no CUDA graphs; leave it out"),
         # types and ranges
         ([f"rounds={10**23}"], f"rounds={10**23}: must be at most 1000000000"),
         ([f"seed={2**63}"], f"seed={2**63}: must be at most 9223372036854775807, the largest integer of 64 bits"),

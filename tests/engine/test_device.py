@@ -1,7 +1,6 @@
 """What a process asks of its GPU, with a CUDA that only answers."""
 
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from rayfed.engine.device import CONTEXT_BYTES, breaks_device, device_for, peak_
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Server
-from rayfed.engine.tracing import Tracer
 
 
 @pytest.fixture
@@ -79,17 +77,6 @@ def test_peaks_begin_anew(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: taken.pop(0))
     gpu = torch.device("cuda:0")
     assert (peak_bytes(gpu), peak_bytes(gpu), peak_bytes(torch.device("cpu"))) == (8, 3, 0)
-
-
-def test_a_process_without_a_gpu_of_its_own_traces_none(monkeypatch):
-    traced = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.profiler, "profile", lambda activities: traced.append(activities) or mock.Mock())
-    monkeypatch.setattr("rayfed.engine.tracing._active", False)
-    for device in ("cpu", "cuda:0"):
-        Tracer(device).start()
-    cpu, cuda = torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA
-    assert traced == [[cpu], [cpu, cuda]]
 
 
 def test_advice_when_the_memory_is_out():
