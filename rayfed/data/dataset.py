@@ -7,7 +7,15 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.data.lazy_rows import LazyRows
-from rayfed.data.population import TestSet, check_channels_first, check_class_count, count_classes, native
+from rayfed.data.population import (
+    TestSet,
+    as_array,
+    check_channels_first,
+    check_class_count,
+    class_labels,
+    count_classes,
+    model_inputs,
+)
 
 
 class ClientRows(NamedTuple):
@@ -123,7 +131,7 @@ class Dataset:
 
         Args:
             name: Name of the dataset.
-            images: Inputs [N, ...], an array or a tensor.
+            images: Inputs [N, ...], an array or a tensor; floats become float32.
             labels: Class indices [N], likewise.
             is_test: Test examples, bool [N]; None: none.
             num_classes: Number of classes; None: the highest label plus 1.
@@ -132,12 +140,12 @@ class Dataset:
         Raises:
             UsageError: Labels are no classes, or attributes do not fit together.
         """
-        images = images if isinstance(images, LazyRows) else native(np.asanyarray(images))
-        labels, size = np.asarray(labels), len(labels)
+        if not isinstance(images, (LazyRows, np.memmap)):
+            images = model_inputs(f"dataset {name}: images", images)
+        labels, size = as_array(f"dataset {name}: labels", labels), len(labels)
         if labels.ndim != 1 or labels.dtype.kind not in "biuf":
             raise UsageError(f"dataset {name}: labels are {labels.dtype} {list(labels.shape)}; expected integers [N]")
-        if labels.dtype.kind == "f" and len(invalid := labels[labels != np.floor(labels)]):  # also NaN
-            raise UsageError(f"dataset {name}: label {invalid[0]:g}; expected integers from 0")
+        labels = class_labels(f"dataset {name}", labels)
         defaults = {
             "is_test": np.zeros(size, bool) if is_test is None else _as_booleans(np.asarray(is_test)),
             "domain": np.zeros(size, np.int16),
@@ -147,7 +155,7 @@ class Dataset:
             "index": np.arange(size),
             "num_classes": num_classes or count_classes(f"dataset {name}", [labels], "num_classes"),
         }
-        return cls(name=name, images=images, labels=labels.astype(np.int64), **{**defaults, **others})
+        return cls(name=name, images=images, labels=labels, **{**defaults, **others})
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -19,7 +19,7 @@ from rayfed.data.partitions import PARTITIONS
 from rayfed.data.partitions.base import Partition
 from rayfed.data.partitions.natural import Natural
 from rayfed.data.partitions.table import client_domain, partition_hash
-from rayfed.data.population import Population, TestSet, check_inputs
+from rayfed.data.population import Population, TestSet, as_array, check_inputs, model_inputs
 from rayfed.data.sets import DATASETS
 
 
@@ -234,8 +234,9 @@ def client_table(dataset: Dataset, held_rows: Sequence[ClientRows]) -> ClientTab
 
 
 def _lazy_test_set(test: TestSet) -> TestSet:
-    examples = test.examples
-    return dataclasses.replace(test, examples=dataclasses.replace(examples, x=as_lazy_rows(examples.x)))
+    x = as_lazy_rows(test.examples.x)
+    x = x if isinstance(x, LazyRows) else model_inputs(f"test set {test.domain}", x)
+    return dataclasses.replace(test, examples=Examples(x, as_array(f"test set {test.domain}", test.examples.y)))
 
 
 def _ood_test_set(dataset: Dataset, clients: list[ClientRows], name: str) -> TestSet:

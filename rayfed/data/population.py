@@ -1,7 +1,7 @@
 """The population: clients with their examples, and the server's test sets."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,6 +102,23 @@ def count_classes(where: str, labels: Iterable[np.ndarray], key: str) -> int:
     return highest + 1
 
 
+def class_labels(where: str, labels: np.ndarray, place: Callable[[int], str] | None = None) -> np.ndarray:
+    """Return labels [n], numbers of any type, as int64. Integers may be floats, as pandas gives columns with gaps.
+
+    Raises:
+        UsageError: A label is no integer from 0; the message starts with `place` of the first of these, else `where`.
+    """
+    wrong = np.flatnonzero((labels < 0) | (labels != np.floor(labels)))  # also NaN, which is not equal to itself
+    if len(wrong):
+        label = labels[wrong[0]]
+        remedy = "; write -1 and 1 as 0 and 1, and leave rows out that -1 marks as unlabelled" if label == -1 else ""
+        raise UsageError(
+            f"{place(int(wrong[0])) if place else where}: label {label:g}; a class is an integer from 0, which "
+            f"{len(wrong)} of {len(labels)} labels are not{remedy}"
+        )
+    return labels.astype(np.int64)
+
+
 def check_class_count(where: str, num_classes: int) -> None:
     """Raise UsageError if labels from 0 to `num_classes` - 1 cannot be classes, as those of a column of ids."""
     if num_classes > MOST_CLASSES:
@@ -133,6 +150,46 @@ def check_inputs(where: str, x: np.ndarray | LazyRows) -> None:
             f"{where}: {count} of {len(x)} inputs hold NaN or infinity, or are too large for float32; remove or "
             "replace them"
         )
+
+
+def as_array(where: str, given: Any) -> np.ndarray:
+    """Return an array or a tensor as an array whose type, byte order and strides torch takes.
+
+    Raises:
+        UsageError: It is sparse, has masked values, or is no array.
+    """
+    if hasattr(given, "toarray") or str(getattr(given, "layout", "torch.strided")) != "torch.strided":
+        dense = "toarray()" if hasattr(given, "toarray") else "to_dense()"
+        raise UsageError(f"{where} is sparse ({type(given).__name__}); give it by .{dense}")
+    if isinstance(given, np.ma.MaskedArray) and given.mask.any():
+        raise UsageError(
+            f"{where} has {given.mask.sum()} masked values; fill them in, as by .filled(0), or leave these rows out"
+        )
+    try:
+        if hasattr(given, "detach"):  # a tensor, without importing torch; NumPy has no bfloat16
+            given = given.detach().cpu()
+            given = (given.float() if str(given.dtype) == "torch.bfloat16" else given).numpy()
+        values = native(np.asarray(given))
+    except (ValueError, TypeError) as error:  # rows of uneven lengths, or a dtype that only torch has
+        raise UsageError(f"{where} is no array of numbers ({' '.join(str(error).split())})") from error
+    if any(stride < 0 or stride % values.itemsize for stride in values.strides):  # such as x[::-1]
+        return np.ascontiguousarray(values)
+    return values
+
+
+def model_inputs(where: str, given: Any) -> np.ndarray:
+    """Return inputs [n, ...] as numbers with which networks compute: float32, uint8, bool or signed integers.
+
+    Raises:
+        UsageError: They are no numbers; also as for `as_array`.
+    """
+    x = as_array(where, given)
+    if x.dtype.kind not in "biuf":
+        raise UsageError(f"{where} has the type {x.dtype}; give numbers, such as x.astype('float32')")
+    if x.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return x.astype(np.float32, copy=False)
+    return x.astype(np.int64 if x.itemsize > 2 else np.int32) if x.dtype.kind == "u" and x.itemsize > 1 else x
 
 
 def native(values: np.ndarray) -> np.ndarray:

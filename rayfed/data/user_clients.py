@@ -5,11 +5,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from rayfed.core.errors import UsageError
 from rayfed.data.clients import SPLITS, Client, ClientTable, Examples, MadeClients
-from rayfed.data.population import Population, check_class_count, check_inputs, count_classes, native, not_finite
+from rayfed.data.lazy_rows import LazyRows
+from rayfed.data.population import (
+    Population,
+    as_array,
+    check_class_count,
+    check_inputs,
+    class_labels,
+    count_classes,
+    model_inputs,
+    not_finite,
+)
 
 
 @dataclass(frozen=True)
@@ -103,8 +112,8 @@ def user_population(
 
     Args:
         clients: Each a `Client`, or a mapping with `train` and `test` (optionally `val` and `domain`), whose parts are
-            pairs (x [n, ...], y [n]) of arrays or tensors. uint8 images are scaled to [0, 1]; anything else reaches
-            the model unchanged. Or `Clients`, which are made on demand.
+            pairs (x [n, ...], y [n]) of arrays or tensors. uint8 images are scaled to [0, 1], floats reach the model
+            as float32, and integers as they are. Or `Clients`, which are made on demand.
         num_classes: Number of classes; None: the largest label plus 1.
         classes: Whether labels are classes: integers from 0, also as floats or in a column [n, 1]. If not, y is
             whatever the user's own loss takes.
@@ -131,7 +140,7 @@ def user_population(
         raise UsageError(f"num_classes={num_classes}: the labels go up to {least - 1}, so there are at least {least}")
     if classes:
         check_class_count("clients", num_classes)
-    return Population("clients", ClientTable.of(checked), num_classes, tuple(checked[0].train.x.shape[1:]))
+    return Population("clients", ClientTable.of(checked), num_classes, tuple(_first(checked).shape[1:]))
 
 
 def _mapping(client: Client) -> dict[str, Any]:
@@ -164,36 +173,21 @@ def _examples(pair: Any, where: str, classes: bool) -> Examples:
         if hasattr(pair, "__getitem__") or hasattr(pair, "__iter__"):  # such as a torch Dataset or a DataLoader
             whole = ", such as (torch.stack([x for x, y in d]), [int(y) for x, y in d]) of a torch Dataset d"
         raise UsageError(f"{where}: expected a pair (x, y) of arrays or tensors{whole}; got {type(pair).__name__}")
-    if any(isinstance(part, np.ma.MaskedArray) and part.mask.any() for part in pair):
-        raise UsageError(f"{where}: x or y has masked values; fill them in, as by x.filled(0), or leave these rows out")
-    try:
-        x, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part) for part in pair)
-    except (ValueError, TypeError) as error:  # rows of uneven lengths, or a dtype that only torch has
-        raise UsageError(f"{where}: x or y is no array of numbers ({' '.join(str(error).split())})") from error
+    x, y = (as_array(f"{where}: {name}", part) for name, part in zip("xy", pair, strict=True))
     if not x.ndim or not y.ndim:
         raise UsageError(f"{where}: expected arrays x [n, ...] and y [n], got a single number")
     if len(x) != len(y):
         raise UsageError(f"{where}: {len(x)} inputs but {len(y)} labels")
-    if x.dtype.kind not in "biuf":
-        raise UsageError(f"{where}: x has the type {x.dtype}; give numbers, such as x.astype('float32')")
-    with np.errstate(over="ignore"):
-        x = x.astype(np.float32) if x.dtype.kind == "f" and x.dtype.itemsize >= 8 else x
-    return Examples(native(x), _classes(y, where) if classes else _targets(y, where))
+    return Examples(model_inputs(f"{where}: x", x), _classes(y, where) if classes else _targets(y, where))
 
 
 def _classes(y: np.ndarray, where: str) -> np.ndarray:
-    """Return labels as int64 [n]. Integers may come as floats, as pandas gives them if a column once had gaps."""
+    """Return labels as int64 [n]."""
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1:
         raise UsageError(f"{where}: y has the shape {y.shape}; expected one class for each of {len(y)} examples, [n]")
-    y = _targets(y, where)
-    invalid = y[(y < 0) | (y != np.floor(y))]  # also NaN, which is not equal to itself
-    if len(invalid):
-        raise UsageError(
-            f"{where}: label {invalid[0]:g}; a class is an integer from 0 (for other labels, give your own loss)"
-        )
-    return y.astype(np.int64)
+    return class_labels(where, _targets(y, where))
 
 
 def _targets(y: np.ndarray, where: str) -> np.ndarray:
@@ -212,10 +206,15 @@ def _targets(y: np.ndarray, where: str) -> np.ndarray:
 
 def _check_alike(clients: Sequence[Client]) -> None:
     """Check that all inputs have the same shape and dtype, as one model serves all clients, and are finite."""
-    first = clients[0].train.x
+    first = _first(clients)
     for number, client in enumerate(clients):
         for split, part in zip(SPLITS, client.parts, strict=True):
             _check_part(f"clients[{number}].{split}", part, first.shape[1:], first.dtype)
+
+
+def _first(clients: Sequence[Client]) -> np.ndarray | LazyRows:
+    """Return the training inputs of the first client that has any, whose form all inputs share."""
+    return next((client.train.x for client in clients if len(client.train)), clients[0].train.x)
 
 
 def _check_part(where: str, part: Examples, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
@@ -223,7 +222,7 @@ def _check_part(where: str, part: Examples, shape: tuple[int, ...], dtype: "np.d
     x = part.x
     if len(part) and (x.shape[1:] != shape or x.dtype != dtype):
         raise UsageError(
-            f"{where}: an input is {tuple(x.shape[1:])} of {x.dtype}, but in clients[0].train {tuple(shape)} of "
+            f"{where}: an input is {tuple(x.shape[1:])} of {x.dtype}, but the first client's are {tuple(shape)} of "
             f"{dtype}; all inputs must be alike"
         )
     check_inputs(where, x)

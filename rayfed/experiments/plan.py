@@ -223,6 +223,11 @@ def make_plan(
     elif population is None:
         population = load_data(config)
     population = with_unseen_clients(population, config.unseen_clients or config.unseen_share, config.seed)
+    if len(empty := (population.clients.train_sizes() == 0).nonzero()[0]):  # the dry step looks at the first client
+        raise UsageError(
+            f"{population.name}: client {population.clients.id(int(empty[0]))} has no training examples, as "
+            f"{len(empty)} of {len(population.clients)} clients; leave them out, or give each at least one"
+        )
     blueprint = dry_step(
         _blueprint(config, population, model, chosen_loss),
         population,

@@ -1,5 +1,6 @@
 """Models with a split point: `features` computes a representation, `head` computes the logits from it."""
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -48,14 +49,26 @@ def dry_run(module: nn.Module, x: Tensor) -> Tensor:
         with torch.no_grad():
             out = module(x)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"model: an input of shape {_format_shape(x.shape[1:])} does not fit ({reason})") from error
+        reason, shape = (str(error).splitlines() or [type(error).__name__])[0], _format_shape(x.shape[1:])
+        if x.dtype != torch.float32 and _takes(module, x.float()):
+            raise UsageError(
+                f"model: takes inputs of float32, and these are {str(x.dtype).removeprefix('torch.')}; give "
+                "x.astype('float32')"
+            ) from error
+        raise UsageError(f"model: an input of shape {shape} does not fit ({reason})") from error
     finally:
         for layer, mode in modes:
             layer.training = mode
     if not isinstance(out, Tensor):
         raise UsageError(f"model: the output must be one tensor of logits, got {type(out).__name__}")
     return out
+
+
+def _takes(module: nn.Module, x: Tensor) -> bool:
+    with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError), torch.no_grad():
+        module(x)
+        return True
+    return False
 
 
 def example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:

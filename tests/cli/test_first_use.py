@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from torch import nn
 
@@ -162,12 +163,19 @@ class TestOwnClients:
             (_part(y=np.array([0, -1, 1, 1])), "label -1; a class is an integer from 0"),
             (_part(y=np.array(["cat", "dog", "cat", "dog"])), "label 'cat' is not a number; number the classes of all"),
             (_part(y=np.eye(4)), r"y has the shape \(4, 4\); expected one class"),
-            (_part(x=np.zeros((4, 2), np.float32)), r"an input is \(2,\) of float32, but in clients\[0\].train \(3,\)"),
+            (
+                _part(x=np.zeros((4, 2), np.float32)),
+                r"an input is \(2,\) of float32, but the first client's are \(3,",
+            ),
             (_part(x=np.zeros((4, 3), np.int64)), r"an input is \(3,\) of int64, but"),
             (_part(x=np.array([["a"] * 3] * 4)), "x has the type <U1; give numbers"),
             (_part(x=np.float32(3)), "expected arrays"),
-            (([[0, 1, 2], [0]], [0, 1]), r"x or y is no array of numbers \(setting an array element"),
-            (_part(x=torch.zeros(4, 3, dtype=torch.bfloat16)), r"x or y is no array of numbers \(.*BFloat16"),
+            (([[0, 1, 2], [0]], [0, 1]), r"x is no array of numbers \(setting an array element"),
+            (_part(x=scipy.sparse.csr_matrix(np.eye(4, 3))), r"x is sparse \(csr_matrix\); give it by .toarray\(\)"),
+            (_part(x=torch.eye(4, 3).to_sparse()), r"x is sparse \(Tensor\); give it by .to_dense\(\)"),
+            (_part(y=scipy.sparse.coo_array([0, 1, 2, 1])), r"y is sparse \(coo_array\)"),
+            (_part(x=np.array([[0, 1.5, "a"]] * 4, object)), "x has the type object; give numbers"),
+            (_part(y=np.array([1, -1, -1, 1])), "label -1; .*, which 2 of 4 labels are not; write -1 and 1 as 0 and 1"),
             (_part(x=np.array([[0, 1, 2], [0, np.nan, 2], [np.inf, np.nan, 2], [0, 1, 2]])), "2 of 4 inputs hold NaN"),
             (_part(x=np.full((4, 3), 1e300)), "4 of 4 inputs hold NaN or infinity, or are too large for float32"),
         ],
@@ -177,7 +185,7 @@ class TestOwnClients:
         with pytest.raises(rayfed.UsageError, match=rf"clients\[1\]\.test: {words}"):
             user_population(clients)
 
-    @pytest.mark.parametrize("kind", [">f4", np.longdouble, ">f8", np.float64])
+    @pytest.mark.parametrize("kind", [">f4", np.longdouble, ">f8", np.float64, np.float16])
     def test_other_floats_are_those_that_torch_takes(self, kind):
         x = np.arange(12, dtype=kind).reshape(4, 3)
         (client,) = user_population([{"train": _part(x=x), "test": _part(y=np.arange(4, dtype=">i8") % 3)}]).clients
@@ -185,9 +193,38 @@ class TestOwnClients:
         assert client.train.x.tolist() == x.tolist()
         assert client.test.y.tolist() == [0, 1, 2, 0]
 
+    @pytest.mark.parametrize(
+        ("x", "kind"),
+        [
+            (torch.arange(12, dtype=torch.bfloat16).reshape(4, 3), np.float32),
+            (np.arange(12, dtype=np.uint16).reshape(4, 3), np.int32),
+            (np.arange(12, dtype=np.uint32).reshape(4, 3), np.int64),
+            (np.arange(12, dtype=np.float32).reshape(4, 3)[::-1, ::-1], np.float32),
+            (np.arange(48, dtype=np.uint8).reshape(4, 3, 2, 2)[:, ::-1], np.uint8),
+            (np.zeros(4, [("pad", "u1"), ("value", "<f4", 3)])["value"], np.float32),
+        ],
+    )
+    def test_other_types_and_strides_reach_the_model_with_their_values(self, x, kind):
+        y = np.array([0, 1, 2, 1])[::-1]
+        (client,) = user_population([{"train": (x, y), "test": (x, y)}]).clients
+        assert client.train.x.dtype == kind
+        assert torch.from_numpy(client.train.x).tolist() == x.tolist()
+        assert torch.from_numpy(client.test.y).tolist() == [1, 2, 1, 0]
+
+    @pytest.mark.parametrize("place", [0, 1])
+    @pytest.mark.parametrize("own", [True, False])
+    def test_a_client_without_training_examples_is_named(self, place, own, tmp_path):
+        clients = [{"train": _part(), "test": _part()} for _ in range(2)]
+        clients[place]["train"] = ([], [])
+        assert user_population(clients).shape == (3,)
+        model = {"model": lambda: nn.Linear(3, 3)} if own else {"model.name": "mlp"}
+        words = f"^clients: client {place} has no training examples, as 1 of 2 clients; leave them out, or give each"
+        with pytest.raises(rayfed.UsageError, match=words):
+            rayfed.run(clients=clients, results=str(tmp_path), quiet=True, **model)
+
     def test_masked_values_are_no_values(self):
         masked = np.ma.masked_array(np.zeros((4, 3), np.float32), np.eye(4, 3) > 0)
-        with pytest.raises(rayfed.UsageError, match=r"clients\[0\]\.train: x or y has masked values; fill them in"):
+        with pytest.raises(rayfed.UsageError, match=r"clients\[0\]\.train: x has 3 masked values; fill them in"):
             user_population([{"train": _part(x=masked), "test": _part()}])
 
     def test_a_torch_dataset_is_told_how_it_becomes_arrays(self):

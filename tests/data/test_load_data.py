@@ -44,7 +44,7 @@ OWN = """
             return {
                 "tuple": (images, labels),
                 "table": Dataset.of("bytes", images.astype(np.uint8), labels),
-                "double": Dataset.of("doubles", images.astype(np.float64), labels),
+                "flags": Dataset.of("flags", images > 0, labels),
                 "empty test": Dataset.of("lines", images, labels, tests=(empty,)),
             }[self.fault]
 
@@ -120,8 +120,9 @@ def test_own_datasets_are_refused_in_one_line(own, fault, words):
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        (np.arange(4) / 2, "label 0.5; expected integers from 0"),
-        (np.array([0, np.nan, 1, 1]), "label nan; expected integers from 0"),
+        (np.arange(4) / 2, "label 0.5; a class is an integer from 0"),
+        (np.array([0, np.nan, 1, 1]), "label nan; a class is an integer from 0"),
+        (np.array([1, 2, 2, 1]), "the labels are 1 to 2; classes count from 0, so subtract 1, or give num_classes=3"),
         (np.arange(4)[:, None], r"labels are int64 \[4, 1\]; expected integers \[N\]"),
         (np.array(list("abab")), r"labels are <U1 \[4\]; expected integers \[N\]"),
     ],
@@ -133,10 +134,10 @@ def test_labels_that_are_no_classes_are_refused(labels, words):
 
 
 def test_inputs_of_a_type_that_the_model_does_not_take_are_refused(own):
-    options = {"data": {"name": "my_lines:Faulty", "fault": "double"}, "model.name": "mlp", "local.batch_size": 2}
+    options = {"data": {"name": "my_lines:Faulty", "fault": "flags"}, "model.name": "mlp", "local.batch_size": 2}
     partition = {"partition": {"name": "iid", "clients": 2}}
-    words = "which are float64 .*; give them as float32, or choose another model"
-    with pytest.raises(UsageError, match=rf"^model.name=mlp: fails on inputs of doubles, {words}"):
+    words = "which are bool.*; give them as float32, or choose another model"
+    with pytest.raises(UsageError, match=rf"^model.name=mlp: fails on inputs of flags, {words}"):
         make_plan(Config.read(options, partition))
     part = np.zeros((4, 3), bool), np.arange(4) % 2
     with pytest.raises(UsageError, match=r"^model.name=mlp: fails on inputs of clients, which are bool"):

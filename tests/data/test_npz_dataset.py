@@ -62,6 +62,13 @@ def test_images_are_unpacked_into_the_cache(write, monkeypatch, images):
     np.testing.assert_array_equal(found.reshape(-1, *images.shape[1:]), expected[own & arrays()["is_test"]])
 
 
+def test_a_number_of_classes_allows_labels_without_class_0(write):
+    options = {"file": write(labels=np.arange(24) % 4 + 1.0), "num_classes": 5}
+    population = load("npz", options, None, {"validation": 0.0})
+    parts = [part.y for client in population.clients for part in client.parts]
+    assert (population.num_classes, np.unique(np.concatenate(parts)).tolist()) == (5, [1, 2, 3, 4])
+
+
 def test_a_client_without_training_samples_must_be_dropped_and_the_rest_are_numbered_anew(write):
     is_test = arrays()["is_test"]
     is_test[8:16] = True
@@ -86,7 +93,9 @@ def test_clients_that_cannot_be_dropped(write, dropped, facts):
     [
         ({"client": None}, ["not an .npz file with images, labels, client", "client is not a file"]),
         ({"labels": np.zeros(23, int)}, ["images 24", "labels 23", "one length"]),
-        ({"labels": np.zeros(24)}, ["labels is float64 [24]", "integers"]),
+        ({"labels": np.full(24, 0.5)}, ["labels: label 0.5; a class is an integer from 0", "24 of 24 labels"]),
+        ({"labels": np.arange(24) % 4 + 1}, ["labels: the labels are 1 to 4; classes count from 0, so subtract 1"]),
+        ({"labels": np.arange(24) % 2 * 2 - 1}, ["labels: label -1; ", "write -1 and 1 as 0 and 1"]),
         ({"is_test": np.zeros(24, int)}, ["is_test is int64 [24]", "booleans"]),
         ({"client": np.full(24, -1)}, ["client has -1", "from 0"]),
         ({"images": np.zeros((24, 4), np.uint8)}, ["images is uint8 [24, 4]", "[N, height, width]"]),

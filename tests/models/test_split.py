@@ -6,7 +6,7 @@ from torch import nn
 
 from rayfed.core.errors import UsageError
 from rayfed.models.build import build_model, check_model
-from rayfed.models.split_model import ensure_split, split_last_linear
+from rayfed.models.split_model import dry_run, ensure_split, split_last_linear
 
 
 class Plain(nn.Module):
@@ -168,3 +168,11 @@ def test_training_step_of_several_clients_at_once(name):
         for ours, theirs in zip(together, alone, strict=True):
             for key in theirs:
                 torch.testing.assert_close(ours[key][index], theirs[key])
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.int64, "int64"), (torch.bool, "bool"), (torch.float16, "float16")])
+def test_inputs_of_another_type_are_not_said_to_have_a_wrong_shape(dtype, name):
+    with pytest.raises(UsageError, match=f"^model: takes inputs of float32, and these are {name}; give x.astype"):
+        dry_run(nn.Linear(3, 2), torch.zeros(1, 3, dtype=dtype))
+    with pytest.raises(UsageError, match=r"^model: an input of shape 4 does not fit"):
+        dry_run(nn.Linear(3, 2), torch.zeros(1, 4, dtype=dtype))

@@ -13,10 +13,10 @@ from rayfed.data.dataset import Dataset
 from rayfed.data.drop_clients import DropClients
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.normalisation import per_channel
-from rayfed.data.population import check_channels_first, native
+from rayfed.data.population import check_channels_first, class_labels, count_classes, model_inputs
 from rayfed.data.readers.files import files_hash, readable
 
-VERSION = 1  # raise it when the cached array changes
+VERSION = 2  # raise it when the cached array changes
 EXPECTED = {
     "images": "uint8 [N, height, width] or [N, channels, height, width], or floats [N, ...]",
     "labels": "integers [N], from 0",
@@ -35,6 +35,7 @@ class Npz(DropClients):
     file: str = option(help="path of the .npz file")
     mean: list[float] = option([0.5], help="subtracted from uint8 images in [0, 1]; one number, or one per channel")
     std: list[float] = option([0.5], above=0, help="uint8 images are divided by it; one number, or one per channel")
+    num_classes: int | None = option(None, low=1, help="number of classes; null: the highest label plus 1")
 
     default_partition: ClassVar[str] = "natural"
 
@@ -53,12 +54,13 @@ class Npz(DropClients):
         images, labels, client = arrays["images"], arrays["labels"], arrays["client"].astype(np.int64)
         rows = self.remaining_rows(client, path)
         channels = images.shape[1] if images.dtype == np.uint8 else 1
+        where = f"data.file={self.file}: labels"  # of all clients, so that dropping one keeps the classes
         return Dataset.of(
             path.stem,
             images if len(rows) == len(client) else select_rows(as_lazy_rows(images), rows),
-            labels[rows].astype(np.int64),
+            labels[rows],
             is_test=arrays["is_test"][rows],
-            num_classes=int(labels.max()) + 1,  # of all clients, so that dropping one keeps the classes
+            num_classes=self.num_classes or count_classes(where, [labels], "data.num_classes"),
             index=rows,
             client=client[rows],
             mean=per_channel(self.mean, channels, where="data.mean"),
@@ -74,7 +76,8 @@ def _read(file: str) -> Arrays:
             arrays = {name: stored[name] for name in EXPECTED}
         images = arrays["images"]
     rank, as_images = images.ndim, images.dtype == np.uint8 and images.ndim in (3, 4)
-    valid = {name: arrays[name].dtype.kind in "iu" and arrays[name].ndim == 1 for name in ("labels", "client")}
+    kinds = {"labels": "iuf", "client": "iu"}
+    valid = {name: arrays[name].dtype.kind in kind and arrays[name].ndim == 1 for name, kind in kinds.items()}
     valid["is_test"] = arrays["is_test"].dtype == bool and arrays["is_test"].ndim == 1
     valid["images"] = as_images or (images.dtype.kind == "f" and rank >= 2)
     for name, is_valid in valid.items():
@@ -86,13 +89,12 @@ def _read(file: str) -> Arrays:
     if len(set(sizes.values())) > 1 or not len(images):
         lengths = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise UsageError(f"{where}: arrays of different or no length ({lengths}); expected one length for all")
-    for name in ("labels", "client"):
-        if arrays[name].min() < 0:
-            raise UsageError(f"{where}: {name} has {arrays[name].min()}; expected {EXPECTED[name]}")
+    arrays["labels"] = class_labels(f"{where}: labels", arrays["labels"])
+    if arrays["client"].min() < 0:
+        raise UsageError(f"{where}: client has {arrays['client'].min()}; expected {EXPECTED['client']}")
     if as_images:
         return arrays | {"images": images[:, None] if rank == 3 else images}
-    with np.errstate(over="ignore"):
-        floats = native(images).astype(np.float32, copy=False)
+    floats = model_inputs(f"{where}: images", images)
     if not np.isfinite(floats).all():
         raise UsageError(f"{where}: images has values that are not finite; expected {EXPECTED['images']}")
     return arrays | {"images": floats}
