@@ -7,7 +7,8 @@ The order of the fields does not matter. torch is imported where it is used: sea
 import hashlib
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
 
@@ -79,15 +80,52 @@ def choose_deterministic(deterministic: bool, *, warn_only: bool = False) -> Non
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
 
 
+def choose_tf32(allowed: bool) -> None:
+    """Choose whether GPUs may multiply in TF32, by the old switches and the present ones, so that these agree."""
+    from torch import backends
+
+    backends.cudnn.allow_tf32 = backends.cuda.matmul.allow_tf32 = allowed
+    for switch in _fp32_switches()[:3]:
+        switch.fp32_precision = "tf32" if allowed else "ieee"
+
+
+def _fp32_switches() -> list[Any]:
+    """Return what holds the precision of matrices, convolutions and RNNs on GPUs, and of matrices on CPUs.
+
+    That is nothing before torch 2.9.
+    """
+    from torch import backends as known
+
+    backends: Any = known
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):
+        return []
+    return [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul]
+
+
+def _old_switches() -> tuple[bool, str]:
+    """Return TF32 in cuDNN and the precision of matrices by the old switches.
+
+    Torch refuses to tell where the present switches were set to something else; it then had its defaults.
+    """
+    import torch
+
+    cudnn, matmul = True, "highest"
+    with suppress(RuntimeError):
+        cudnn = torch.backends.cudnn.allow_tf32
+    with suppress(RuntimeError):
+        matmul = torch.get_float32_matmul_precision()
+    return cudnn, matmul
+
+
 @contextmanager
 def torch_state_kept() -> Iterator[None]:
     """Restore torch's global generators, thread count and choice of kernels afterwards: a notebook may use them."""
     import torch
 
-    threads, cudnn, matmul = torch.get_num_threads(), torch.backends.cudnn, torch.backends.cuda.matmul
+    threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    tf32 = cudnn.allow_tf32, matmul.allow_tf32
+    old, present = _old_switches(), [(switch, switch.fp32_precision) for switch in _fp32_switches()]
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=list(devices)):
         try:
@@ -95,4 +133,7 @@ def torch_state_kept() -> Iterator[None]:
         finally:
             torch.set_num_threads(threads)
             choose_deterministic(deterministic, warn_only=warn_only)
-            cudnn.allow_tf32, matmul.allow_tf32 = tf32
+            torch.backends.cudnn.allow_tf32 = old[0]
+            torch.set_float32_matmul_precision(old[1])
+            for switch, precision in present:  # after the old ones, which set them, too
+                switch.fp32_precision = precision

@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayfed.core.errors import HostLost, UsageError
-from rayfed.core.memory import memory_bytes
+from rayfed.core.memory import memory_bytes, nvidia_smi
 from rayfed.data.cache import cache_folder
 from rayfed.data.readers.files import datasets_folder
 from rayfed.experiments.capacity import cluster_is_running
@@ -133,7 +132,7 @@ def _gpus() -> Iterator[Check]:
             yield Check("GPU", gpu if computes else f"{gpu}: computes wrongly", "" if computes else "do not use it")
         yield from _sharing()
         return
-    present = _nvidia_smi("name")
+    present = nvidia_smi("name")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not present:
         yield Check("GPU", "none; clients train on CPUs")
@@ -155,7 +154,7 @@ def _gpus() -> Iterator[Check]:
 
 def _sharing() -> Iterator[Check]:
     """Yield whether several processes may compute on a GPU, as placement.gpus below 1 needs, and do so at once."""
-    modes = set(_nvidia_smi("compute_mode").split(", ")) - {"", "Default"}
+    modes = set(nvidia_smi("compute_mode").split(", ")) - {"", "Default"}
     if modes - {"Exclusive_Process"}:
         yield Check("GPU", f"compute mode {', '.join(sorted(modes))}: no process computes", "nvidia-smi -c DEFAULT")
         return
@@ -169,21 +168,6 @@ def _sharing() -> Iterator[Check]:
     else:
         how = "at once, by MPS" if mps else "in turns; with nvidia-cuda-mps-control -d, they would at once"
         yield Check("GPU", f"processes that share one compute {how}")
-
-
-def _nvidia_smi(field: str) -> str:
-    """Return a field of each GPU that the driver knows, "" without any."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return ", ".join(done.stdout.split("\n")).strip(", ") if done.returncode == 0 else ""
 
 
 def _data() -> Iterator[Check]:
@@ -304,4 +288,4 @@ def _node(data: str) -> dict[str, str]:
     versions = {name: _version(package) for name, package in names.items()}
     python = ".".join(map(str, sys.version_info[:2]))
     there = "there" if data and Path(data).is_dir() else ""
-    return {"Python": python, **versions, "data": there, "gpus": _nvidia_smi("name")}
+    return {"Python": python, **versions, "data": there, "gpus": nvidia_smi("name")}

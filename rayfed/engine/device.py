@@ -1,21 +1,29 @@
 """The device of a process."""
 
+import functools
 import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from torch import nn
 
 from rayfed.core.errors import UsageError
-from rayfed.core.rng import choose_deterministic
+from rayfed.core.memory import nvidia_smi
+from rayfed.core.rng import choose_deterministic, choose_tf32
 
 CONTEXT_BYTES = 2**29
 """The GPU memory that CUDA takes in every process, beside the tensors."""
 _MODELS = 3  # the weights that arrive, those that are trained, and their gradients
+_AS_FREE = 0.9  # of the free memory of the emptiest GPU, from which another counts as just as free
+_locks: list[FileLock] = []  # which this process holds until it ends
 _STATES_SHARE = 0.125  # the share of a GPU's memory for the states of clients
 
 
 def device_for(gpus: float, model: nn.Module | None = None) -> torch.device:
-    """Return the CPU, or the first visible GPU if `gpus` is above 0.
+    """Return the CPU, or if `gpus` is above 0, the visible GPU with the most free memory; Ray shows a process its own.
 
     A share below 1 also limits this process to that share of the GPU's memory, CUDA's context included, so that
     processes on the same GPU cannot take it from each other.
@@ -34,14 +42,38 @@ def device_for(gpus: float, model: nn.Module | None = None) -> torch.device:
             f"placement.gpus={gpus:g}: torch finds no CUDA device here; `rayfed doctor` says why, and "
             "placement.gpus=0 does without one"
         )
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts, if kernels are deterministic
-    device = torch.device("cuda:0")
+    device = torch.device("cuda", _emptiest_gpu())
     memory = torch.cuda.get_device_properties(device).total_memory
     if gpus < 1:
         _check_share(gpus, memory, model)
     limit = gpus - CONTEXT_BYTES / memory if gpus < 1 else 1.0  # the last one ends the limit of a trial before
     torch.cuda.set_per_process_memory_fraction(limit, device)
     return device
+
+
+@functools.cache
+def _emptiest_gpu() -> int:
+    """Return the number of the visible GPU with the most free memory.
+
+    Of several that are as free, it is one that no other process of this user has chosen: commands that begin at one
+    moment do not see each other's memory yet.
+    """
+    if (count := torch.cuda.device_count()) < 2:
+        return 0
+    said = zip(nvidia_smi("uuid").split(", "), nvidia_smi("memory.free").split(", "), strict=True)
+    free = {uuid: float(memory.split()[0]) for uuid, memory in said if memory[:1].isdigit()}
+    uuids = [f"GPU-{torch.cuda.get_device_properties(number).uuid}" for number in range(count)]
+    of_each = [free.get(uuid, 0.0) for uuid in uuids]
+    emptiest = sorted(range(count), key=lambda number: -of_each[number])
+    for number in emptiest:
+        if of_each[number] < _AS_FREE * max(of_each):
+            break
+        lock = FileLock(Path(tempfile.gettempdir(), f"rayfed-{os.getuid()}-{uuids[number]}.lock"), thread_local=False)
+        with suppress(Timeout):
+            lock.acquire(timeout=0)
+            _locks.append(lock)
+            return number
+    return emptiest[0]
 
 
 def _check_share(gpus: float, memory: int, model: nn.Module | None) -> None:
@@ -72,8 +104,10 @@ def room_for_states(device: torch.device | str, share: float) -> float | None:
 
 def set_kernels(*, deterministic: bool, tf32: bool) -> None:
     """Choose the kernels of this process; without `tf32`, GPUs compute in float32 as CPUs do."""
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which deterministic kernels ask for
     choose_deterministic(deterministic)
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+    choose_tf32(tf32)
 
 
 def breaks_device(error: BaseException) -> bool:

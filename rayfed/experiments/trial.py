@@ -166,6 +166,8 @@ class TrialRun:
         """
         if self._server is None:
             self._context.enter_context(torch_state_kept())
+            if torch.device(self._device).type == "cuda":
+                self._context.enter_context(torch.cuda.device(self._device))  # where code of users puts "cuda"
         try:
             return self._step()
         except BaseException as error:

@@ -17,6 +17,7 @@ from torch import nn
 import rayfed
 from helpers.federations import Net, blobs, net
 from rayfed.core.errors import Diverged, UsageError
+from rayfed.core.rng import torch_state_kept
 from rayfed.core.trees import named_tensors
 from rayfed.engine.host import Host
 from rayfed.reports.hyperparameter_groups import group_trials
@@ -378,6 +379,15 @@ class TestManners:
             assert seen == {(chosen, chosen, chosen)}
             seen.clear()
             assert kernels() == before
+
+    def test_in_a_process_that_used_the_present_switches_for_tf32(self, run):
+        matmul = torch.backends.cuda.matmul
+        if not hasattr(matmul, "fp32_precision"):
+            pytest.skip("torch before 2.9 has none")
+        with torch_state_kept():
+            matmul.fp32_precision = "tf32"
+            run(rounds=1)
+            assert matmul.fp32_precision == "tf32"
 
     def test_gradients_stay_switched_on(self, run):
         run()

@@ -1,13 +1,16 @@
 """Seeds, and torch's random state."""
 
 import random
+from contextlib import suppress
+from operator import attrgetter
 
 import numpy as np
 import pytest
 import torch
+from torch import backends
 
 from rayfed.core.moment import Moment
-from rayfed.core.rng import global_generators_seeded, stream_seed, torch_state_kept
+from rayfed.core.rng import choose_tf32, global_generators_seeded, stream_seed, torch_state_kept
 
 
 class TestSeeds:
@@ -60,3 +63,59 @@ class TestSeeds:
             interfere()
         assert torch.get_num_threads() == 1
         assert torch.equal(torch.rand(2), expected)
+
+
+class TestTF32:
+    """torch has old switches and, since 2.9, present ones; it refuses to tell the old ones where the two disagree."""
+
+    PRESENT = ("cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
+
+    @pytest.fixture(autouse=True)
+    def as_torch_begins_afterwards(self):
+        yield
+        if hasattr(backends.cuda.matmul, "fp32_precision"):
+            backends.fp32_precision = backends.cudnn.fp32_precision = "none"
+        backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("highest")
+
+    def told(self):
+        """Every switch that torch tells."""
+        told = {}
+        for name in (
+            "cudnn.allow_tf32",
+            "cuda.matmul.allow_tf32",
+            *(f"{name}.fp32_precision" for name in self.PRESENT),
+        ):
+            with suppress(RuntimeError, AttributeError):
+                told[name] = attrgetter(name)(backends)
+        with suppress(RuntimeError):
+            told["matmul"] = torch.get_float32_matmul_precision()
+        return told
+
+    def chosen_and_restored(self, allowed):
+        before = self.told()
+        with torch_state_kept():
+            choose_tf32(allowed)
+            inside = self.told()
+            assert inside["cudnn.allow_tf32"] is inside["cuda.matmul.allow_tf32"] is allowed
+            wanted = {"tf32" if allowed else "ieee", None}
+            assert {
+                inside.get(f"{name}.fp32_precision") for name in ("cuda.matmul", "cudnn.conv", "cudnn.rnn")
+            } <= wanted
+        assert self.told() == before
+
+    @pytest.mark.parametrize("allowed", [True, False])
+    @pytest.mark.parametrize("matmul", ["highest", "high", "medium"])
+    @pytest.mark.parametrize("cudnn", [True, False])
+    def test_the_old_switches(self, allowed, matmul, cudnn):
+        torch.set_float32_matmul_precision(matmul)
+        backends.cudnn.allow_tf32 = cudnn
+        self.chosen_and_restored(allowed)
+
+    @pytest.mark.skipif(not hasattr(backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9 has none")
+    @pytest.mark.parametrize("allowed", [True, False])
+    @pytest.mark.parametrize("value", ["tf32", "ieee"])
+    @pytest.mark.parametrize("name", ["", *PRESENT])
+    def test_the_present_switches(self, allowed, value, name):
+        (attrgetter(name)(backends) if name else backends).fp32_precision = value
+        self.chosen_and_restored(allowed)

@@ -23,7 +23,7 @@ def plain(monkeypatch, tmp_path):
     monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "_cgroup_cpus", lambda: None)
-    monkeypatch.setattr(doctor, "_nvidia_smi", lambda field: "")
+    monkeypatch.setattr(doctor, "nvidia_smi", lambda field: "")
     monkeypatch.setattr(doctor, "cluster_is_running", lambda: False)
     usage = types.SimpleNamespace(total=100 * 2**30, used=10 * 2**30, free=90 * 2**30)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
@@ -97,7 +97,7 @@ class TestProblems:
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
     def test_a_gpu_that_torch_cannot_use(self, capsys, monkeypatch):
-        monkeypatch.setattr(doctor, "_nvidia_smi", lambda field: "NVIDIA H100")
+        monkeypatch.setattr(doctor, "nvidia_smi", lambda field: "NVIDIA H100")
         monkeypatch.setattr(torch.version, "cuda", None)
         self.one(capsys, "NVIDIA H100, but torch", "install torch for CUDA")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -113,7 +113,7 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "ones", lambda *size, device: ones(*size))
     for name, value in {"is_available": True, "device_count": 1, "get_device_properties": properties}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *given, value=value: value)
-    monkeypatch.setattr(doctor, "_nvidia_smi", lambda field: said.get(field, ""))
+    monkeypatch.setattr(doctor, "nvidia_smi", lambda field: said.get(field, ""))
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "mps"))
     return said
 
