@@ -211,5 +211,5 @@ class FeatureGenerator(nn.Module):
 
 def draw_classes(counts: Tensor, size: int) -> Tensor:
     """Draw `size` classes with probabilities proportional to `counts` [classes]."""
-    edges = (counts.cumsum(0) / counts.sum())[:-1]
+    edges = (counts.long().cumsum(0) / counts.sum())[:-1]  # CUDA has no deterministic `cumsum` of floats
     return (torch.rand(size, device=counts.device)[:, None] >= edges).sum(1)

@@ -124,6 +124,7 @@ def models() -> dict[str, Callable[[Any], Any]]:
     from rayfed.models import MODELS
     from rayfed.models.build import build_model
 
+    torch.use_deterministic_algorithms(True)
     others = {"vgg11", "resnet34", "resnet50", "densenet121", "efficientnet_b0", "torchvision"}
 
     def run(name: str, device: Any) -> Any:
@@ -237,9 +238,9 @@ def main(*groups: str) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         cases = {
-            "algorithms": lambda: algorithms(1, variants=False),
-            "algorithms and variants": lambda: algorithms(1),
-            "algorithms, 3 at once": lambda: algorithms(3),
+            "algorithms": lambda: algorithms(1, variants=False, deterministic=True),
+            "algorithms and variants": lambda: algorithms(1, deterministic=True),
+            "algorithms, 3 at once": lambda: algorithms(3, deterministic=True),
             "simulations": lambda: simulations(Path(folder)),
             "models": models,
             "careless": careless,

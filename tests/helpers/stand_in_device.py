@@ -67,6 +67,9 @@ waited: list[str] = []
 
 COPIES = ("aten::_to_copy", "aten::copy_")
 READING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "equal")
+NONDETERMINISTIC = ("cumsum", "cumprod", "histc", "kthvalue", "put_", "_adaptive_avg_pool2d_backward")
+NONDETERMINISTIC += ("adaptive_max_pool2d_backward", "upsample_bilinear2d_backward", "reflection_pad2d_backward")
+"""Some of the operations whose kernels for CUDA torch refuses where they have to be deterministic."""
 INDEXED = ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_")
 
 
@@ -87,6 +90,9 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise WrongDevice(f"{name}: a generator of the CPU for a result on the device")
     if result_there and torch.Tag.nondeterministic_seeded in func.tags:
         drawn.append(name)
+    refused = name.removeprefix("aten::") in NONDETERMINISTIC and torch.are_deterministic_algorithms_enabled()
+    if there and refused and given[0].is_floating_point():
+        raise RuntimeError(f"{name} has no deterministic kernel")
     if _waits(name, args, kwargs, there, result_there):
         waited.append(name)
     result = func(*map(_here, args), **plain)

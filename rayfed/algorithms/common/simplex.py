@@ -21,8 +21,9 @@ def project_simplex(y: Tensor, lowest: float = 0.0) -> Tensor:
         raise ValueError(f"lowest={lowest}: {n} numbers of at least that sum to more than 1")
     if abs(size) <= 1e-9:
         return torch.full_like(y, 1 / n)
+    device, y = y.device, y.cpu()  # CUDA has no deterministic `cumsum`
     descending = y.sort(descending=True).values
-    free = torch.arange(1, n + 1, dtype=y.dtype, device=y.device)  # the `free` largest are above `lowest`
+    free = torch.arange(1, n + 1, dtype=y.dtype)  # the `free` largest are above `lowest`
     shifts = (1 - (n - free) * lowest - descending.cumsum(0)) / free
     last = int((descending + shifts > lowest).sum()) - 1  # the condition holds for a prefix of the sorted numbers
-    return (y + shifts[last]).clamp(min=lowest)
+    return (y + shifts[last]).clamp(min=lowest).to(device)
