@@ -2,6 +2,7 @@
 
 import io
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -137,11 +138,11 @@ class TestRows:
     @pytest.mark.parametrize(
         ("columns", "options", "words"),
         [
-            ({"label": [0, -1]}, {}, r"mine.parquet: row 1: label -1 means unlabelled"),
+            ({"label": [0, -1]}, {}, r"mine.parquet: row 1: column 'label': label -1; .*, which 1 of 2 labels are not"),
             ({"label": [0, 3]}, {"num_classes": 3}, r"row 1: label 3, but there are 3 classes \(0\.\.2\)"),
             ({"label": [1, 2]}, {}, r"mine.parquet: column 'label': the labels are 1 to 2; .*data.num_classes=3"),
             ({"label": [0, None]}, {}, r"mine.parquet: row 1: column 'label' is empty"),
-            ({"label": [0.5, 1.0]}, {}, r"column 'label' is double; expected integers or strings"),
+            ({"label": [0.5, 1.0]}, {}, r"row 0: column 'label': label 0.5; a class is an integer from 0, which 1 of"),
             ({"target": [0, 1]}, {}, r"mine.parquet: no column 'label'; it has x, target"),
             ({"label": [0, 1]}, {"client": "who"}, r"no column 'who'"),
             ({"label": [0, 1]}, {"split": "label"}, r"column 'label' has '0'; expected test, train"),
@@ -151,7 +152,12 @@ class TestRows:
             ({"label": [0, 1]}, {"features": None}, r"no column image or img; set data.features .*x, label"),
             ({"label": [0, 1], "x": [[1.0], [1.0, 2.0]]}, {}, r"column 'x' has lists of \[1, 2\] values"),
             ({"label": [0, 1], "x": [[1.0], [float("nan")]]}, {}, r"x: has values that are not finite"),
-            ({"label": [0, 1], "x": ["a", "b"]}, {}, r"row 0: column 'x' has 'a', no number"),
+            ({"label": [0, 1], "x": ["1", "b"]}, {}, r"row 1: column 'x' has 'b', no number, as 1 of 2 rows"),
+            ({"label": [0, 1], "x": ["1", "2"]}, {}, r"column 'x' is text; save its numbers as numbers"),
+            ({"label": [0, 1], "x": [1.5, float("nan")]}, {}, r"row 1: column 'x' is empty, as in 1 of 2 rows; fill"),
+            ({"label": [0, 1], "x": pa.array([0, 1], pa.date32())}, {}, r"column 'x' is date32.*expected numbers"),
+            ({"label": [0, 1], "who": ["a", "a "]}, {"client": "who"}, r"column 'who' has 'a' and 'a ', which differ"),
+            ({"label": [0, 1], "who": [0.5, 1.0]}, {"client": "who"}, r"column 'who' is double; expected integers or"),
             ({"label": [0, 1], "x": [b"no image", b"at all"]}, {}, r"row 0: column 'x': .*not an image"),
             ({"label": [0, 1], "x": [png(3), png(3)[:50]]}, {}, r"row 1: column 'x': .*not an image"),
             ({"label": [0, 1], "x": [png(3), None]}, {}, r"row 1: column 'x' has no image"),
@@ -286,6 +292,27 @@ class TestHub:
             HuggingFace(folder=str(tmp_path / "two"), features=["x"]).load()
 
 
+def test_columns_of_pandas_types(tmp_path):
+    sites = ["north", "south", "north", "east"]
+    frame = pandas.DataFrame({
+        "age": pandas.array([30, 40, 50, 60], "Int64"), "ill": pandas.Categorical(["yes", "no", "no", "yes"]),
+        "site": pandas.Categorical(sites), "ward": pandas.Categorical([3, 5, 3, 5]), "gap": [1.0, 2.0, 2.0, 1.0],
+        "dose": [Decimal("0.25"), Decimal("1.50"), Decimal("2.00"), Decimal("3.75")],
+    })  # fmt: skip
+    frame.to_parquet(tmp_path / "0.parquet")
+    frame.assign(site=pandas.Categorical(sites, ["west", *sorted(set(sites))])).to_parquet(tmp_path / "1.parquet")
+    options = {"file": str(tmp_path), "features": ["age", "dose"], "label": "ill"}
+    dataset = Table(**options, client="ward", domain="site").load()
+    assert dataset.images[:4].tolist() == [[30, 0.25], [40, 1.5], [50, 2], [60, 3.75]]
+    assert dataset.labels.tolist() == [1, 0, 0, 1] * 2
+    assert (dataset.domains, dataset.domain.tolist()) == (("east", "north", "south"), [1, 2, 1, 0] * 2)
+    assert dataset.client.tolist() == [3, 5, 3, 5] * 2
+    assert Table(**options, client="gap").load().client.tolist() == [1, 2, 2, 1] * 2
+    frame.assign(age=pandas.array([30, None, 50, None], "Int64")).to_parquet(tmp_path / "1.parquet")
+    with pytest.raises(UsageError, match=r"1.parquet: row 1: column 'age' is empty, as in 2 of 8 rows; fill these"):
+        Table(**options).load()
+
+
 class TestCsv:
     ROWS = (
         "age,pressure,ill,hospital,split",
@@ -330,12 +357,22 @@ class TestCsv:
             ),
             (4, "old,1,0,a,train", {}, "visits.csv: line 5: column 'age' has 'old', no number"),
             (4, "33,,0,a,train", {}, "visits.csv: line 5: column 'pressure' is empty"),
-            (4, "33,NA,0,a,train", {}, "visits.csv: line 5: column 'pressure' is empty"),
+            (4, "33,NA,0,a,train", {}, "visits.csv: line 5: column 'pressure' is empty, as in 1 of 12 rows"),
+            (4, "33, ,0,a,train", {}, "visits.csv: line 5: column 'pressure' is empty"),
+            (4, "33,1,,a,train", {}, "visits.csv: line 5: column 'ill' is empty, as in 1 of 12 rows"),
+            (
+                4,
+                '33,"1,5",0,a,train',
+                {},
+                "visits.csv: line 5: column 'pressure' has '1,5', no number, as 1 of 12 rows",
+            ),
+            (4, "33,2024-03-01,0,a,train", {}, "visits.csv: line 5: column 'pressure' has '2024-03-01', no number"),
+            (0, "age,age,ill,hospital,split", {}, "2 columns are named 'age'"),
             (4, "33,1,yes,a,train", {}, "visits.csv: line 5: column 'ill' has 'yes', and numbers in other rows"),
             (4, "33,1,0,a", {"split": "split"}, "visits.csv: line 5: column 'split' is empty"),
             (4, "33,1,0,a,train,train", {}, "Expected 5 fields in line 5, saw 6"),
             (4, '33,1,0,a,"train', {}, "EOF inside string starting at row 4"),
-            (4, "33,1,-1,a,train", {}, "visits.csv: line 5: label -1 means unlabelled"),
+            (4, "33,1,-1,a,train", {}, "visits.csv: line 5: column 'ill': label -1; a class"),
             (4, "33,inf,0,a,train", {}, "has values that are not finite"),
             (0, "", {}, "visits.csv"),
         ],
@@ -348,6 +385,44 @@ class TestCsv:
             self.table(self.csv(tmp_path, *rows), **options)
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
+
+    def test_clients_are_text_and_no_name_is_taken_for_a_missing_value(self, tmp_path, capsys):
+        sites, stages = ["001", "1", "02", "NA", "None"], ["None", "Stage I"]
+        rows = [f"{i},{stages[i % 2]},{sites[i % 5]},{i % 2 == 0}" for i in range(20)]
+        file = self.csv(tmp_path, "a, stage , site,first", *rows)
+        options = {"features": ["a", "first"], "label": "stage", "client": "site", "domain": "site"}
+        dataset = self.table(file, **options)
+        assert dataset.domains == ("001", "02", "1", "NA", "None")
+        assert dataset.client.tolist() == [0, 2, 1, 3, 4] * 4
+        assert dataset.labels.tolist() == [0, 1] * 10
+        assert dataset.images[:3].tolist() == [[0, 1], [1, 0], [2, 1]]
+        said = capsys.readouterr().err.splitlines()
+        assert f"rayfed: {file}: column 'site': 'NA' in 4 of 20 rows is taken for a name" in said
+
+    def test_plain_integers_keep_their_numbers(self, tmp_path):
+        rows = [f"{i},{i % 2}.0,{[7, 10, -3][i % 3]}" for i in range(6)]
+        dataset = self.table(self.csv(tmp_path, "a,y,site", *rows), features=["a"], label="y", client="site")
+        assert dataset.client.tolist() == [7, 10, -3] * 2
+        assert dataset.labels.tolist() == [0, 1] * 3
+
+    @pytest.mark.parametrize(("mark", "point"), [(";", "."), (";", ","), ("\t", ","), ("|", "."), (",", ".")])
+    def test_separators_and_decimal_commas(self, tmp_path, mark, point):
+        rows = [f"{i}{point}5{mark}{i % 2}{mark}{'north, south'[i % 2 :] if mark == ';' else 'x'}" for i in range(4)]
+        dataset = self.table(self.csv(tmp_path, f"a{mark}y{mark}site", *rows), features=["a"], label="y", domain="site")
+        assert dataset.images.tolist() == [[0.5], [1.5], [2.5], [3.5]]
+        assert dataset.domains == (("north, south", "orth, south") if mark == ";" else ("x",))
+
+    def test_a_point_beside_decimal_commas_may_be_of_thousands(self, tmp_path):
+        file = self.csv(tmp_path, "a;b;y", "0,5;1.200;0", "1,5;800;1")
+        with pytest.raises(
+            UsageError, match=r"line 2: column 'b' has '1.200', no number beside decimal commas, as 1 of"
+        ):
+            self.table(file, features=["a", "b"], label="y")
+
+    def test_integers_that_float32_rounds_are_counted(self, tmp_path, capsys):
+        file = self.csv(tmp_path, "a,y", "16777216,0", "16777217,1")
+        self.table(file, features=["a"], label="y")
+        assert "column 'a' has 1 integers of more digits than float32, which rounds them" in capsys.readouterr().err
 
     def test_a_file_that_was_changed_is_read_again(self, tmp_path):
         assert len(self.table(self.csv(tmp_path))) == 12

@@ -1,33 +1,47 @@
 """Table columns as inputs, labels, clients, domains and splits."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pandas
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayfed.core.errors import UsageError
-from rayfed.data.population import count_classes
+from rayfed.data.population import class_labels, count_classes
 from rayfed.data.readers import encoded_images, tables
+from rayfed.data.readers.files import note
 
 IMAGE_COLUMNS = ("image", "img")
 TEST, TRAINING = ("test",), ("train", "training", "validation", "valid", "val", "dev")
+
+
+MISSING = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "None", "nan", "null")
+NUMBERS = r"^-?(0|[1-9]\d*)(\.\d*)?$"
 
 
 def column(files: Sequence[Path], name: str) -> pa.ChunkedArray:
     """Return one column of all files; its type must be the same in all of them, and no cell may be empty."""
     pieces: list[pa.ChunkedArray] = []
     for path in files:
-        piece = tables.read(path, [name])[name]
-        if pieces and piece.type != pieces[0].type:
-            raise UsageError(f"{path}: column {name!r} is {piece.type}, but {pieces[0].type} in {files[0].name}")
-        if piece.null_count:
-            row = piece.is_null().index(True).as_py()
-            raise UsageError(f"{tables.place([path], name, row)}: column {name!r} is empty; every row needs a value")
-        pieces.append(piece)
-    return pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], pieces[0].type)
+        pieces.append(tables.read(path, [name])[name])
+        if pieces[-1].type != pieces[0].type:
+            kind, first = pieces[-1].type, pieces[0].type
+            raise UsageError(f"{path}: column {name!r} is {kind}, but {first} in {files[0].name}")
+    values = pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], pieces[0].type)
+    if values.null_count:
+        _refuse_missing(files, name, values.is_null().to_numpy())
+    return values
+
+
+def _refuse_missing(files: Sequence[Path], name: str, missing: np.ndarray) -> NoReturn:
+    raise UsageError(
+        f"{tables.place(files, name, int(missing.argmax()))}: column {name!r} is empty, as in {missing.sum()} of "
+        f"{len(missing)} rows; fill these cells in, or leave the rows out"
+    )
 
 
 def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[np.ndarray, int]:
@@ -36,22 +50,19 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
     The number of classes is `num_classes`, else the one in the files' metadata, as files of the Hugging Face hub have
     it, else the highest label plus 1.
     """
-    values = column(files, name)
-    if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
-        labels = values.to_numpy().astype(np.int64)
-    elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+    values = _typed(files, column(files, name), NUMBERS)
+    if pa.types.is_string(values.type):
         rows = not_numbers(values) if tables.is_csv(files[0]) else np.empty(0, int)
         if 0 < len(rows) < len(values):  # the numbers would be words as well
             raise UsageError(
                 f"{tables.place(files, name, int(rows[0]))}: column {name!r} has {values[int(rows[0])].as_py()!r}, and "
                 "numbers in other rows; labels are all integers or all words"
             )
-        labels = np.unique(values.to_numpy().astype(str), return_inverse=True)[1].astype(np.int64)
+        labels = _numbered(files, name, values)[0]
+    elif _is_number(values.type):
+        labels = class_labels("", values.to_numpy(), lambda row: f"{tables.place(files, name, row)}: column {name!r}")
     else:
         raise UsageError(f"{files[0]}: column {name!r} is {values.type}; expected integers or strings as labels")
-    if len(labels) and labels.min() < 0:
-        where = tables.place(files, name, int(labels.argmin()))
-        raise UsageError(f"{where}: label {labels.min()} means unlabelled; leave that split out")
     count = num_classes or _declared_classes(files[0], name)
     count = count or count_classes(f"{files[0]}: column {name!r}", [labels], "data.num_classes")
     if len(labels) and labels.max() >= count:
@@ -62,29 +73,61 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
     return labels, count
 
 
+def _typed(files: Sequence[Path], values: pa.ChunkedArray, numbers: str = "") -> pa.ChunkedArray:
+    """Return the text of a CSV file as numbers or booleans if all cells stand for them, and other columns as they are.
+
+    Numbers match the expression `numbers`, under which 001 is none, as it need not be the same as 1.
+    """
+    if tables.is_csv(files[0]) and len(values):
+        cells = values.unique()
+        if numbers and pc.all(pc.match_substring_regex(cells, numbers)).as_py():
+            return values.cast(pa.float64() if "." in numbers else pa.int64())
+        if set(pc.utf8_lower(cells).to_pylist()) <= {"true", "false"}:
+            return values.cast(pa.bool_())
+    return values
+
+
 def not_numbers(values: pa.ChunkedArray) -> np.ndarray:
     """Return the rows of a column of strings that are no numbers."""
     return np.flatnonzero(pandas.to_numeric(values.to_pandas(), errors="coerce").isna().to_numpy())
 
 
 def encode_names(files: Sequence[Path], name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return a column as int64 [rows], and the names; integers are kept, strings numbered in alphabetical order."""
-    values = column(files, name)
-    if pa.types.is_integer(values.type):
-        numbers = values.to_numpy().astype(np.int64)
-        return numbers, tuple(map(str, np.unique(numbers)))
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        raise UsageError(f"{files[0]}: column {name!r} is {values.type}; expected integers or strings")
+    """Return a column as int64 [rows], and the names; integers are kept, others numbered in alphabetical order."""
+    values = _typed(files, column(files, name), r"^-?(0|[1-9]\d{0,17})$")
+    try:
+        values = values.cast(pa.int64() if pa.types.is_floating(values.type) else values.type)  # a column had gaps
+        if pa.types.is_integer(values.type):
+            numbers = values.to_numpy().astype(np.int64)
+            return numbers, tuple(map(str, np.unique(numbers)))
+        return _numbered(files, name, values.cast(pa.string()))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"{files[0]}: column {name!r} is {values.type}; expected integers or strings") from error
+
+
+def _numbered(files: Sequence[Path], name: str, values: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the places of strings in the alphabetical order of all, int64 [rows], and these strings.
+
+    Raises:
+        UsageError: Two of them differ in nothing but spaces around them.
+    """
     names, codes = np.unique(values.to_numpy().astype(str), return_inverse=True)
+    _, of_stripped, counts = np.unique(np.char.strip(names), return_inverse=True, return_counts=True)
+    if len(alike := np.flatnonzero(counts[of_stripped] > 1)):
+        pair = " and ".join(map(repr, names[of_stripped == of_stripped[alike[0]]].tolist()[:2]))
+        raise UsageError(f"{files[0]}: column {name!r} has {pair}, which differ only in spaces; write them alike")
+    for row in np.flatnonzero(np.isin(names, MISSING)).tolist():
+        count = int((codes == row).sum())
+        note(f"{files[0]}: column {name!r}: {names[row].item()!r} in {count} of {len(codes)} rows is taken for a name")
     return codes.astype(np.int64), tuple(names.tolist())
 
 
 def test_rows(files: Sequence[Path], name: str) -> np.ndarray:
     """Return the test mask, bool [rows], from a column of booleans or of "test", "train", "validation", …."""
-    values = column(files, name)
+    values = _typed(files, column(files, name))
     if pa.types.is_boolean(values.type):
         return values.to_numpy()
-    splits = values.to_numpy().astype(str)
+    splits = np.char.lower(np.char.strip(values.to_numpy().astype(str)))
     unknown = sorted(set(np.unique(splits).tolist()) - {*TEST, *TRAINING})
     if unknown:
         raise UsageError(f"{files[0]}: column {name!r} has {unknown[0]!r}; expected {', '.join((*TEST, *TRAINING))}")
@@ -118,29 +161,66 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
     if len(features) == 1 and _is_list(kinds[0]):
         values = _stack_lists(column(files, features[0]), files[0], features[0])
     else:
-        for feature, kind in zip(features, kinds, strict=True):
-            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-                if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-                    _check_numbers(files, feature)
-                raise UsageError(
-                    f"{files[0]}: column {feature!r} is {kind}; expected numbers, or one column of lists or images"
-                )
-        values = np.stack([column(files, feature).to_numpy().astype(np.float32) for feature in features], 1)
+        values = np.stack(list(_numbers(files, features)), 1)
     if not np.isfinite(values).all():
         where = files[0] if len(files) == 1 else files[0].parent
         raise UsageError(f"{where}: {', '.join(features)}: has values that are not finite")
     return values
 
 
-def _check_numbers(files: Sequence[Path], name: str) -> None:
-    """Raise UsageError with the place of the first cell of a column of strings that is no number, if there is one."""
-    cells = column(files, name)
-    for row in not_numbers(cells)[:1].tolist():
-        raise UsageError(f"{tables.place(files, name, row)}: column {name!r} has {cells[row].as_py()!r}, no number")
+def _numbers(files: Sequence[Path], names: Sequence[str]) -> Iterator[np.ndarray]:
+    """Yield the numbers of each column, float32 [rows].
+
+    With another separator than commas, a CSV file may have decimal commas; then a point is no decimal point.
+    """
+    columns, is_csv = {name: column(files, name) for name in names}, tables.is_csv(files[0])
+    commas = is_csv and tables.separator(files[0]) != ","
+    commas = commas and any(pc.any(pc.match_substring(cells, ",")).as_py() for cells in columns.values())
+    if commas:
+        note(f"{files[0]}: commas in numbers are read as decimal points")
+    for name, cells in columns.items():
+        values = cells
+        if is_csv and not commas:
+            try:
+                values = cells.cast(pa.float64())
+            except pa.ArrowInvalid:
+                values = _typed(files, cells)
+        if pa.types.is_string(values.type):
+            missing = pc.is_in(pc.utf8_trim_whitespace(cells), pa.array(MISSING)).to_numpy()
+            if missing.any():
+                _refuse_missing(files, name, missing)
+            text = pc.replace_substring(pc.replace_substring(cells, ".", "?"), ",", ".") if commas else cells
+            rows = not_numbers(text)
+            for row in rows[:1].tolist():
+                beside = " beside decimal commas" if commas and "." in cells[row].as_py() else ""
+                raise UsageError(
+                    f"{tables.place(files, name, row)}: column {name!r} has {cells[row].as_py()!r}, no number{beside}, "
+                    f"as {len(rows)} of {len(cells)} rows"
+                )
+            if not is_csv:
+                raise UsageError(f"{files[0]}: column {name!r} is text; save its numbers as numbers")
+            values = pandas.to_numeric(text.to_pandas())
+        elif not _is_number(values.type):
+            kind = values.type
+            raise UsageError(
+                f"{files[0]}: column {name!r} is {kind}; expected numbers, or one column of lists or images"
+            )
+        numbers = values.to_numpy()
+        if (missing := np.isnan(numbers)).any():  # as pandas writes gaps
+            _refuse_missing(files, name, missing)
+        with np.errstate(over="ignore"):
+            rounded = numbers.astype(np.float32)
+        if count := ((rounded != numbers) & (numbers == np.floor(numbers))).sum():
+            note(f"{files[0]}: column {name!r} has {count} integers of more digits than float32, which rounds them")
+        yield rounded
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return tables.plain(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -1,8 +1,10 @@
 """What all readers of files share: the folders of datasets, a hash of the files, and one line about a damaged one."""
 
 import contextlib
+import functools
 import hashlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -38,6 +40,12 @@ def find_dataset_folder(root: str | None, names: Sequence[str], *, expected: str
         f"{folder / names[0]}{others}: no such folder; expected {expected}; from {source}; "
         "data.root is the folder that contains it"
     )
+
+
+@functools.cache
+def note(line: str) -> None:
+    """Print, once in a process, what a reader leaves out or changes."""
+    print(f"rayfed: {line}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,9 @@
-"""Readers for tables: Parquet and CSV files, and Arrow streams as written by the package `datasets`."""
+"""Readers for tables: Parquet and CSV files, and Arrow streams as written by the package `datasets`.
 
+The cells of a CSV file are text: what they stand for depends on what a column is used for (`columns`).
+"""
+
+import csv
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +18,7 @@ from rayfed.data.readers.files import readable
 
 ENDINGS = (".parquet", ".arrow")
 CSV = ".csv"
+SEPARATORS = ",;\t|"
 
 
 def schema(path: Path) -> pa.Schema:
@@ -29,7 +34,7 @@ def schema(path: Path) -> pa.Schema:
 
 
 def read(path: Path, columns: Sequence[str]) -> pa.Table:
-    """Return some columns of a file; an Arrow file is memory-mapped, not read."""
+    """Return some columns of a file, with categories decoded; an Arrow file is memory-mapped, not read."""
     check_columns(path, columns)
     names = list(dict.fromkeys(columns))
     with _readable(path):
@@ -43,7 +48,16 @@ def read(path: Path, columns: Sequence[str]) -> pa.Table:
             if table.num_rows != file.metadata.num_rows:  # pyarrow does not notice a damaged page that is too short
                 raise ValueError(f"a column of {table.num_rows} rows, but the file says {file.metadata.num_rows}")
         table.validate(full=True)
-        return table
+        plain_schema = pa.schema([field.with_type(plain(field.type)) for field in table.schema])
+        return table if plain_schema == table.schema else table.cast(plain_schema)
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which `read` returns a column: that of the categories, text as string, decimals as double."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    return pa.float64() if pa.types.is_decimal(kind) else kind
 
 
 def batches(path: Path, column: str, size: int) -> Iterator[pa.Array]:
@@ -74,6 +88,11 @@ def place(files: Sequence[Path], name: str, row: int) -> str:
     raise IndexError(row)
 
 
+def separator(path: Path) -> str:
+    """Return what separates the cells of a CSV file."""
+    return (_csv(path).schema.metadata or {})[b"separator"].decode()
+
+
 def check_columns(path: Path, columns: Sequence[str]) -> None:
     """Raise UsageError if a file lacks one of the `columns`."""
     names = schema(path).names
@@ -98,8 +117,28 @@ def _csv(path: Path) -> pa.Table:
 
 @functools.lru_cache(maxsize=4)
 def _read_csv(path: Path, modified: int, size: int) -> pa.Table:
-    """Return a CSV file with a line of names; empty cells and NA, NaN and null are missing."""
-    table = pandas.read_csv(path, low_memory=False)
+    """Return a CSV file with a line of names, all cells as strings; empty cells are missing."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        line = next((line for line in file if line.strip()), "")
+    names, mark = max(((next(csv.reader([line], delimiter=mark), []), mark) for mark in SEPARATORS), key=_count)
+    names = [name.strip() for name in names]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{names.count(name)} columns are named {name!r}")
+    table = pandas.read_csv(
+        path,
+        sep=mark,
+        dtype=pandas.ArrowDtype(pa.string()),
+        keep_default_na=False,
+        na_values=[""],
+        skipinitialspace=True,
+        low_memory=False,
+    )
     if not isinstance(table.index, pandas.RangeIndex):  # pandas takes the first cells for names of the rows
         raise ValueError("rows have more cells than the first line has names")
-    return pa.Table.from_pandas(table, preserve_index=False)
+    cells = pa.Table.from_pandas(table, preserve_index=False).rename_columns(names)
+    return cells.replace_schema_metadata({"separator": mark})
+
+
+def _count(candidate: tuple[list[str], str]) -> int:
+    return len(candidate[0])

@@ -96,8 +96,8 @@ class LabelledTable(DropClients):
 class Table(LabelledTable):
     """A Parquet or CSV file, or all of a folder in the order of their names, as one table of labelled rows.
 
-    A file that ends in .csv is read as CSV: UTF-8, commas, the names of the columns in the first line. `parquet` and
-    `csv` are two names of this reader.
+    A file that ends in .csv is read as CSV: UTF-8, the names of the columns in the first line, cells separated by
+    commas, or by semicolons, tabs or | if these give more names. `parquet` and `csv` are two names of this reader.
 
     Images are encoded (PNG, JPEG, …) in a column of bytes or of structs with a field `bytes`. `split` names a column
     that marks test examples; without it, the partition holds out a quarter of each client or domain.
