@@ -1,7 +1,6 @@
 """`rayfed docs`: list the pages of the documentation, print one, or generate those that are made from the code."""
 
 import argparse
-import json
 from pathlib import Path
 
 import rayfed
@@ -9,7 +8,6 @@ from rayfed.cli.packaged import packaged_folder
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 
-SCHEMA = "schema"
 GENERATED = ("algorithms",)
 
 
@@ -28,21 +26,15 @@ def execute(options: argparse.Namespace) -> int:
     if options.generate is not None:
         print(_generate(options.generate, folder))
         return 0
-    if options.page == SCHEMA:
-        from rayfed.experiments.schema import json_schema
-
-        print(json.dumps(json_schema(), indent=1, ensure_ascii=False))
-        return 0
     pages = {path.stem: path for path in sorted(folder.glob("*.md"))}
     if options.page is None:
         width = max(map(len, pages))
         titles = [f"  {name:<{width}}  {_title(path)}" for name, path in pages.items()]
-        schema = f"  {SCHEMA:<{width}}  JSON schema of configurations and search spaces, for editors"
-        print("\n".join([f"Documentation in {folder}; rayfed docs PAGE prints a page:", *titles, schema]))
+        print("\n".join([f"Documentation in {folder}; rayfed docs PAGE prints a page:", *titles]))
         return 0
     name = options.page.removesuffix(".md")
     if name not in pages:
-        raise UsageError(f"{options.page}: no such page; {suggestion(name, [*pages, SCHEMA])}")
+        raise UsageError(f"{options.page}: no such page; {suggestion(name, pages)}")
     print(pages[name].read_text(encoding="utf-8"), end="")
     return 0
 
