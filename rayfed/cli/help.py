@@ -8,7 +8,8 @@ from typing import Any
 
 from rayfed.cli.arguments import readable_values
 from rayfed.core.errors import UsageError
-from rayfed.experiments.catalogue import KINDS, description, entry
+from rayfed.core.registry import resolve
+from rayfed.experiments.components import KINDS, description, summary
 from rayfed.experiments.config import COMPONENTS, GROUPS, Config
 from rayfed.experiments.sources import merged
 from rayfed.experiments.space import Search
@@ -77,20 +78,19 @@ def named_choices(kind: str, *, keys: bool = True) -> str:
     """Return one entry per name of a registry, with its keys if wanted; `kind` is one of `KINDS`."""
     lines = ["metrics.NAME=true, or metrics.NAME.KEY=VALUE" if kind == "metrics" else f"{kind}.name=NAME"]
     for name in KINDS[kind]:
-        summary = entry(kind, name).summary
-        lines.append(_entry(name, "", summary) if kind == "metrics" else f"  {name:20} {summary}")
+        text = summary(kind, name)
+        lines.append(_entry(name, "", text) if kind == "metrics" else f"  {name:20} {text}")
         lines += [f"    {line}" for line in _keys_of(kind, name)] if keys else []
     return "\n".join(lines)
 
 
 def one_choice(kind: str, name: str) -> str:
     """Return what there is to know about one name of a registry: its description, its paper, and its keys."""
-    found = entry(kind, name)
     chosen = f"metrics.{name}=true" if kind == "metrics" else f"{kind}.name={name}"
     text = textwrap.indent(description(kind, name), "  ")
     lines = [chosen, "", *([text, ""] if text else [])]
-    if kind == "algorithm" and found.summary:
-        lines += [f"  source: {found.summary}", ""]
+    if kind == "algorithm" and (source := summary(kind, name)):
+        lines += [f"  source: {source}", ""]
     return "\n".join([*lines, *(_keys_of(kind, name) or ["  no keys of its own"])])
 
 
@@ -114,7 +114,7 @@ def chosen_keys(sources: Sequence[Mapping[str, Any]]) -> str:
 
 def _keys_of(kind: str, name: str) -> list[str]:
     prefix = f"metrics.{name}." if kind == "metrics" else f"{kind}."
-    return list(_entries(entry(kind, name).declaration, prefix))
+    return list(_entries(resolve(name, KINDS[kind], where=kind), prefix))
 
 
 def default_text(field: "dataclasses.Field[typing.Any]") -> str:

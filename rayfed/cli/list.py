@@ -9,7 +9,7 @@ from rayfed.cli.help import named_choices, one_choice
 from rayfed.cli.packaged import packaged_spaces
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.experiments.catalogue import KINDS
+from rayfed.experiments.components import KINDS
 
 _PLURALS = {"algorithms": "algorithm", "partitions": "partition", "models": "model", "augments": "augment"}
 _PLURALS |= {"datasets": "data", "augmentations": "augment", "metric": "metrics", "space": "spaces"}

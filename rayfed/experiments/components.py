@@ -1,16 +1,40 @@
-"""Components that a configuration chooses by name. Their options are checked once, and they are built when needed."""
+"""Components that a configuration chooses by name. Their options are checked once, and they are built when needed.
+
+The class of a component declares its options. Importing the class imports torch, which takes seconds.
+"""
 
 import dataclasses
+import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rayfed.algorithms import ALGORITHMS
+from rayfed.augment import AUGMENTS
 from rayfed.core.errors import UsageError
-from rayfed.core.options import checked_options, is_required
+from rayfed.core.lr_schedule import SCHEDULES
+from rayfed.core.options import checked_options, is_required, type_hints
 from rayfed.core.registry import resolve
+from rayfed.data.partitions import PARTITIONS
 from rayfed.data.sets import DATASETS
-from rayfed.experiments.catalogue import KINDS, entry
+from rayfed.losses import LOSSES
+from rayfed.metrics import METRICS
+from rayfed.models import MODELS
+from rayfed.sampling import SAMPLERS
 
+KINDS: Mapping[str, Mapping[str, str]] = {
+    "algorithm": ALGORITHMS,
+    "data": DATASETS,
+    "partition": PARTITIONS,
+    "model": MODELS,
+    "loss": LOSSES,
+    "augment": AUGMENTS,
+    "sampling": SAMPLERS,
+    "lr_schedule": SCHEDULES,
+    "metrics": METRICS,
+}
+"""The keys under which something is chosen by name, each with its registry."""
 BASES = {
     "algorithm": "rayfed.algorithm:Algorithm",
     "augment": "rayfed.augment.base:Augment",
@@ -74,15 +98,20 @@ def choose(kind: str, values: Mapping[str, Any], default: str | None, *, where: 
 def _checked(kind: str, name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the options of a component with the types that they are declared with."""
     named = where if kind == "metrics" else f"{where}.name"
+    cls = resolve(name, KINDS[kind], where=named)
     if name not in KINDS[kind]:
-        _check_class(kind, resolve(name, KINDS[kind], where=named), f"{named}={name}")
-    known = entry(kind, name)
-    required = [field.name for field in dataclasses.fields(known.declaration) if is_required(field)]
+        _check_class(kind, cls, f"{named}={name}")
+    required = [field.name for field in dataclasses.fields(cls) if is_required(field)]
     if kind == "partition" and any(key not in options for key in required):
         return dict(options)  # the dataset may give the others
-    given = {key: _nested(options[key], f"{where}.{key}") for key in known.nested if key in options}
+    apart = [key for key, hint in type_hints(cls).items() if _is_algorithm(hint)]
+    given = {key: _nested(options[key], f"{where}.{key}") for key in apart if key in options}
     also = () if kind in ("data", "partition", "model", "metrics") else ("name",)
-    return checked_options(known.declaration, {**options, **given}, where=where, also=also, apart=known.nested)
+    return checked_options(cls, {**options, **given}, where=where, also=also, apart=apart)
+
+
+def _is_algorithm(hint: Any) -> bool:
+    return isinstance(hint, type) and hint.__module__ == "rayfed.algorithm"
 
 
 def _nested(value: Any, where: str) -> Component:
@@ -106,6 +135,25 @@ def choose_partition(values: Mapping[str, Any], data: Component) -> Component:
     """Return the partition that `values` name; without a name, it is the one that the dataset has by default."""
     if values.get("name") is not None or data.name not in DATASETS:
         return choose("partition", values, None)
-    default = entry("data", data.name).default_partition
+    default = getattr(resolve(data.name or "", DATASETS, where="data.name"), "default_partition", "domains")
     options = {key: value for key, value in values.items() if key != "name"}
-    return Component("partition", None, options if default is None else choose("partition", options, default).options)
+    if isinstance(default, str):  # otherwise it depends on the options of the dataset
+        options = choose("partition", options, default).options
+    return Component("partition", None, options)
+
+
+def summary(kind: str, name: str) -> str:
+    """Return the paper of a component, or the first line of its description; of a metric, the first paragraph."""
+    cls = resolve(name, KINDS[kind], where=kind)
+    text = (cls.__doc__ or "").strip()
+    if kind == "metrics":
+        return " ".join(text.split("\n\n")[0].split())
+    return str(getattr(cls, "reference", "") or text.partition("\n")[0])
+
+
+def description(kind: str, name: str) -> str:
+    """Return the docstring of a component's class; of an algorithm, after that of its module with the equations."""
+    cls = resolve(name, KINDS[kind], where=kind)
+    texts = [sys.modules[cls.__module__].__doc__] if kind == "algorithm" else []
+    texts += [] if cls.__doc__.startswith(f"{cls.__name__}(") else [cls.__doc__]  # which dataclasses write
+    return "\n\n".join(inspect.cleandoc(text) for text in texts if text)

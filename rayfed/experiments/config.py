@@ -4,8 +4,7 @@
 with a message of one line. `rayfed.experiments.plan` checks what depends on the data, such as a batch that is larger
 than a client.
 
-Neither this module nor a refusal imports torch: `rayfed.experiments.catalogue` knows the options of rayfed's own
-pieces.
+Neither this module nor the check of groups and top-level keys imports torch; the check of a component's options does.
 """
 
 import dataclasses

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 from rayfed.metrics.base import OfPredictions, Value
@@ -26,6 +25,8 @@ class Auroc(OfPredictions):
     higher_is_better = True
 
     def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
+        from scipy.stats import rankdata  # takes half a second
+
         logits, count = logits.double(), len(y)
         scores = logits[:, 1:] - logits[:, :1] if logits.shape[1] == 2 else logits.softmax(1)
         first = logits.shape[1] - scores.shape[1]  # with two classes, the second is the positive one

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import linalg
 
 from rayfed.metrics.base import OfRepresentations, Representations, Value
 
@@ -36,6 +35,8 @@ class Frechet(OfRepresentations):
 
 def frechet_distance(a: np.ndarray, b: np.ndarray) -> float:
     """Return the squared Fréchet distance of the Gaussians fitted to `a` [n, d] and `b` [m, d], 2 rows or more each."""
+    from scipy import linalg  # takes half a second
+
     ca, cb = (np.atleast_2d(np.cov(x, rowvar=False)) for x in (a, b))
     # tr (C₁ C₂)^½ sums the square roots of the eigenvalues of C₁^½ C₂ C₁^½, which is symmetric: no complex parts
     values, vectors = linalg.eigh(ca)

@@ -18,7 +18,7 @@ from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD
 from rayfed.core.trees import Weights
 
-# Opacus takes two seconds to import, and the catalogue of options imports this module: functions import it.
+# Opacus takes two seconds to import: functions import it.
 
 
 def orders() -> list[float]:

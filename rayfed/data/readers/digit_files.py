@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import scipy.io
 
 from rayfed.core.errors import UsageError
 from rayfed.data.readers.array_files import Arrays, validated_arrays
@@ -21,6 +20,8 @@ SIDES = ("train", "test")
 
 def read_mat(path: Path, side: str) -> Arrays:
     """Read a .mat file of SVHN or SynthDigits with X [32, 32, 3, n] and y [n, 1]; SVHN labels the digit zero as 10."""
+    import scipy.io  # takes half a second
+
     with readable(path, "a .mat file of X [32, 32, 3, n] and y [n, 1]"):
         content = scipy.io.loadmat(path)
         images, labels = np.moveaxis(content["X"], -1, 0), content["y"].reshape(-1)
