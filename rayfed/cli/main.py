@@ -20,6 +20,7 @@ COMMANDS = {
     "sweep": "run a search space on Ray Tune",
     "report": "tabulate, plot and compare results",
     "partition": "show, save or draw which client holds which examples",
+    "data": "say where datasets come from, and whether they are here",
     "list": "list algorithms, datasets, models, ... and search spaces",
     "new": "write a method, a dataset or a search space to start from",
     "check": "check that an algorithm keeps the contract with the engine",

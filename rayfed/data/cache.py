@@ -88,7 +88,7 @@ def _cached(name: str, key: Mapping[str, object], write: Callable[[Create], None
     if arrays := _opened(folder):
         return arrays
     try:
-        with _locked(folder.with_name(f"{name}.lock")):
+        with locked(folder.with_name(f"{name}.lock")):
             return _opened(folder) or _written(folder, write)
     except CacheUnusable as unusable:
         return _in_memory(name, write, unusable)
@@ -151,7 +151,7 @@ def _in_memory(name: str, write: Callable[[Create], None], unusable: CacheUnusab
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     with _os_errors_as_unusable():
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)

@@ -126,7 +126,7 @@ FOLDERS = [
     ("imagefolder", "own", emptied, ["no images in folders"]),
     ("imagefolder", "own/day/loose.png", picture, ["day/loose.png: an image without a label"]),
     ("domainnet", "DomainNet/real_test.txt", os.unlink, ["real_test.txt: missing"]),
-    ("tiny_imagenet", "tiny-imagenet-200/wnids.txt", os.unlink, ["wnids.txt: missing", "from http"]),
+    ("tiny_imagenet", "tiny-imagenet-200/wnids.txt", os.unlink, ["wnids.txt: missing", "200 class folders"]),
     ("tiny_imagenet", "tiny-imagenet-200/train/n00000007/images", emptied, ["n00000007/images: ", "contains no image"]),
     ("camelyon17", "camelyon17_v1.0/metadata.csv", os.unlink, ["metadata.csv: missing", "tumor, center"]),
     ("digits5", "SVHN/test_32x32.mat", os.unlink, ["SVHN: no test_32x32.mat; expected", "from http"]),

@@ -1,8 +1,6 @@
 """MNIST's IDX files: read plain and gzipped, from a read-only folder, and every way in which they can be wrong."""
 
 import gzip
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -104,40 +102,6 @@ def test_a_damaged_file_is_named_with_what_was_expected(root, file, change, fact
     for fact in facts:
         assert fact in message
     assert "\n" not in message
-
-
-@pytest.fixture
-def torchvision(monkeypatch):
-    """A stand-in for torchvision, so that no test needs a network; its data set is set by the test."""
-    fake = types.ModuleType("torchvision")
-    fake.datasets = types.SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "torchvision", fake)
-    return fake
-
-
-def test_download_fetches_only_what_is_missing(root, tmp_path, torchvision):
-    elsewhere = tmp_path / "elsewhere"
-
-    def fetch(folder, download):
-        assert download
-        (root / "MNIST").rename(elsewhere / "MNIST")
-
-    torchvision.datasets.MNIST = None  # calling it would fail: the files are there
-    assert len(Mnist(root=str(root), download=True).load()) == 18
-    elsewhere.mkdir()
-    torchvision.datasets.MNIST = fetch
-    assert len(Mnist(root=str(elsewhere), download=True).load()) == 18
-
-
-@pytest.mark.parametrize("error", [RuntimeError("Error downloading\n train-images"), OSError("no route to host")])
-def test_a_download_that_fails_is_one_line(tmp_path, torchvision, error):
-    def fetch(folder, download):
-        raise error
-
-    torchvision.datasets.FashionMNIST = fetch
-    with pytest.raises(UsageError, match=r"download=true: could not download FashionMNIST into .*: ") as caught:
-        FashionMnist(root=str(tmp_path), download=True).load()
-    assert "\n" not in str(caught.value)
 
 
 def test_images_are_decoded_once(root, monkeypatch):

@@ -85,7 +85,7 @@ class TestAgNews:
         assert "\n" not in str(caught.value)
 
     def test_missing_files(self, tmp_path):
-        with pytest.raises(UsageError, match=r"AG_NEWS .*no such folder; .*fancyzhx/ag_news; data.root"):
+        with pytest.raises(UsageError, match=r"AG_NEWS .*no such folder; .*/ag_news; data.download=true .*root"):
             AgNews(root=str(tmp_path)).load()
         (write_news(tmp_path) / "test.csv").unlink()
         with pytest.raises(UsageError, match=r"AG_NEWS: contains neither test.csv nor test\*.parquet"):

@@ -19,29 +19,6 @@ def datasets_folder(root: str | None) -> Path:
     return absolute(root or os.environ.get("RAYFED_DATA") or "data")
 
 
-def find_dataset_folder(root: str | None, names: Sequence[str], *, expected: str, source: str) -> Path:
-    """Return the first existing folder of a dataset.
-
-    Args:
-        root: Folder of datasets, as for `datasets_folder`.
-        names: Possible names of the dataset's folder.
-        expected: The folder's contents, for the error message.
-        source: Where to get the dataset, for the error message.
-
-    Raises:
-        UsageError: None of the folders exists.
-    """
-    folder = datasets_folder(root)
-    for name in names:
-        if (folder / name).is_dir():
-            return folder / name
-    others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
-    raise UsageError(
-        f"{folder / names[0]}{others}: no such folder; expected {expected}; from {source}; "
-        "data.root is the folder that contains it"
-    )
-
-
 @functools.cache
 def note(line: str) -> None:
     """Print, once in a process, what a reader leaves out or changes."""

@@ -13,8 +13,9 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset, index_within_group
+from rayfed.data.published import Published
 from rayfed.data.readers import tables
-from rayfed.data.readers.files import ROOT_HELP, files_hash, find_dataset_folder, readable
+from rayfed.data.readers.files import files_hash, readable
 
 VERSION = 2  # raise it when the tokens change
 SIDES = ("train", "test")
@@ -26,7 +27,7 @@ _TABLE = str.maketrans(_MARKS | {'"': "", ";": " ", ":": " "})
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgNews:
+class AgNews(Published):
     """AG's news topics (Zhang, Zhao and LeCun 2015): 120,000 + 7,600 texts, on which DBE and PFLlib train fastText.
 
     `<root>/AG_NEWS` contains train.csv and test.csv (class 1..4, title, description, without a header or with
@@ -38,7 +39,6 @@ class AgNews:
     for padding, and 1 for words that are not among the `vocabulary` most frequent ones of all texts.
     """
 
-    root: str | None = option(None, help=ROOT_HELP)
     vocabulary: int = option(
         98_635,
         low=3,
@@ -56,12 +56,7 @@ class AgNews:
         Raises:
             UsageError: A file is missing, empty, truncated or damaged, or a label is invalid.
         """
-        folder = find_dataset_folder(
-            self.root,
-            ["AG_NEWS", "ag_news"],
-            expected="train.csv and test.csv, or Parquet files",
-            source="torchtext's AG_NEWS or the Hugging Face hub's fancyzhx/ag_news",
-        )
+        folder = self.find("ag_news")
         files = {side: _files(folder, side) for side in SIDES}
         names = [str(path.relative_to(folder)) for paths in files.values() for path in paths]
         key = {"version": VERSION, "files": files_hash(folder, names)}

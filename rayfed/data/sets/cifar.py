@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import ChannelNormalisation
+from rayfed.data.published import Published
 from rayfed.data.readers.array_files import Arrays, join_splits, read_once, validated_arrays
-from rayfed.data.readers.files import ROOT_HELP, find_dataset_folder, readable
+from rayfed.data.readers.files import readable
 from rayfed.data.readers.pickled import read_pickle
 
 SOURCES = ("train", "test")
@@ -18,7 +18,7 @@ SIDE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class CifarFiles(ChannelNormalisation):
+class CifarFiles(Published, ChannelNormalisation):
     """Base class: `<root>/<folder>/` contains the pickles of the training and test images."""
 
     name: ClassVar[str]
@@ -27,10 +27,7 @@ class CifarFiles(ChannelNormalisation):
     test: ClassVar[tuple[str, ...]]
     key: ClassVar[str]
     classes: ClassVar[int]
-    url: ClassVar[str]
     default_partition: ClassVar[str] = "dirichlet"
-
-    root: str | None = option(None, help=ROOT_HELP)
 
     def files(self) -> Arrays:
         """Return all images [60000, 3, 32, 32], training images first.
@@ -41,8 +38,7 @@ class CifarFiles(ChannelNormalisation):
             UsageError: Files are missing, damaged or of another kind.
         """
         names = (*self.train, *self.test)
-        folders = (self.folder, f"cifar{self.classes}/{self.folder}")
-        folder = find_dataset_folder(self.root, folders, expected=", ".join(names), source=self.url)
+        folder = self.find(f"cifar{self.classes}")
 
         def read() -> Arrays:
             parts = [[self._read(folder / file) for file in side] for side in (self.train, self.test)]
@@ -88,7 +84,6 @@ class Cifar10(CifarFiles):
     test: ClassVar[tuple[str, ...]] = ("test_batch",)
     key: ClassVar[str] = "labels"
     classes: ClassVar[int] = 10
-    url: ClassVar[str] = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,4 +101,3 @@ class Cifar100(CifarFiles):
     test: ClassVar[tuple[str, ...]] = ("test",)
     key: ClassVar[str] = "fine_labels"
     classes: ClassVar[int] = 100
-    url: ClassVar[str] = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"

@@ -1,7 +1,6 @@
 """Digits-5: MNIST, SVHN, USPS, SynthDigits and MNIST-M."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,28 +12,20 @@ from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
 from rayfed.data.domain_sampling import DomainSampling, SampledRows
 from rayfed.data.draws import numpy_generator
+from rayfed.data.published import Published, obtain, sources
 from rayfed.data.readers.array_files import Arrays, join_splits, read_once
 from rayfed.data.readers.decoding import resize_image, run_in_threads
 from rayfed.data.readers.digit_files import COMMON_FORMATS, FORMATS, SIDES
-from rayfed.data.readers.files import ROOT_HELP, datasets_folder, find_dataset_folder
 from rayfed.data.sets.mnist import Mnist
 from rayfed.data.sets.mnist_m import blended, load_photographs
 
 VERSION = 1  # raise it when the pixels change
 GENERATED = "mnist_m"
-FOLDERS = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS", "synthdigits": "SynthDigits", "mnist_m": "MNIST_M"}
 PUBLISHED = {"svhn": "SVHN", "usps": "USPS"}  # torchvision's classes, which list the checksums
-URLS = {
-    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "svhn": "http://ufldl.stanford.edu/housenumbers/",
-    "usps": "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps",
-    "synthdigits": "the links in https://github.com/med-air/FedBN",
-    "mnist_m": "https://github.com/liyxi/mnist-m, or set data.photographs to make it from MNIST",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits5(DomainSampling):
+class Digits5(Published, DomainSampling):
     """Digits-5: ten digits in five domains, in colour. Each domain has a folder with files in one of these formats.
 
     MNIST (LeCun et al. 1998; 70,000): `MNIST/raw/` as for data.name=mnist. SVHN (Netzer et al. 2011; 99,289; for
@@ -60,7 +51,6 @@ class Digits5(DomainSampling):
     name: ClassVar[str] = "digits5"
     default_partition: ClassVar[str] = "domains"
 
-    root: str | None = option(None, help=ROOT_HELP)
     size: int = option(28, choices=(28, 32), help="side to which images are resized")
     split: str = option("random", choices=("random", "published"), help="random split, or that of the files")
     photographs: str | None = option(None, help="folder of photographs (.jpg, .png) to generate MNIST-M from")
@@ -124,13 +114,17 @@ class Digits5(DomainSampling):
         """Return all images and labels of a domain, in the first of its formats that exists."""
         if domain == GENERATED and self._generates(domain):
             return self._generated()
-        folder, formats = self._folder(domain), (*FORMATS[domain], *COMMON_FORMATS)
+        source = sources()[_source(domain)]
+        folder, formats = self.find(source.name), (*FORMATS[domain], *COMMON_FORMATS)
         if domain == "mnist" and (folder / "raw").is_dir():
-            return Mnist(root=self.root).files()
+            return Mnist(root=self.root, download=self.download).files()
         usable = [form for form in formats if all((folder / file).exists() for file in form.required)]
         if not usable:
+            if self.download and source.missing(folder):
+                obtain(source, folder)
+                return self._arrays(domain)
             missing = " and no ".join(file for file in _first_files(domain) if not (folder / file).exists())
-            raise UsageError(f"{folder}: no {missing}; expected {_expected(domain)}; from {URLS[domain]}")
+            raise UsageError(f"{folder}: no {missing}; expected {source.expected}; from {source.page}")
         form = usable[0]
 
         def read() -> Arrays:
@@ -140,12 +134,9 @@ class Digits5(DomainSampling):
         published = PUBLISHED.get(domain)
         return read_once(f"{self.name}-{domain}", folder, form.files(folder), read, published=published)
 
-    def _folder(self, domain: str) -> Path:
-        return find_dataset_folder(self.root, (FOLDERS[domain],), expected=_expected(domain), source=URLS[domain])
-
     def _generates(self, domain: str) -> bool:
         """Return whether the domain is generated from MNIST."""
-        return bool(self.photographs) and not (datasets_folder(self.root) / FOLDERS[domain]).is_dir()
+        return bool(self.photographs) and not sources()[_source(domain)].present(self.root)
 
     def _generated(self) -> Arrays:
         """Return MNIST-M as |photograph − digit| (Ganin et al. 2016), in MNIST's order, with random patches."""
@@ -166,8 +157,9 @@ def _first_files(domain: str) -> tuple[str, ...]:
     return FORMATS[domain][0].required if FORMATS[domain] else ("raw",)
 
 
-def _expected(domain: str) -> str:
-    return f"{' and '.join(_first_files(domain))}, or another format that `rayfed list digits5` names"
+def _source(domain: str) -> str:
+    """Return the source of a domain; the dataset mnist_m is another one, which is made of MNIST."""
+    return "published_mnist_m" if domain == GENERATED else domain
 
 
 def _leakage_groups(kept: dict[str, SampledRows], made_of: dict[str, str]) -> np.ndarray | None:

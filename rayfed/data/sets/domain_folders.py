@@ -11,8 +11,9 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD
+from rayfed.data.published import Published
 from rayfed.data.readers.class_folders import Entry, Listing, class_names, walk
-from rayfed.data.readers.files import ROOT_HELP, find_dataset_folder, readable
+from rayfed.data.readers.files import readable
 from rayfed.data.readers.pickled import read_pickle
 from rayfed.data.sets.image_domains import ImageFiles
 
@@ -20,17 +21,14 @@ DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DomainFolders(ImageFiles):
-    """Images in `<root>/<one of dataset_folders>/<domain>/<class>/*.jpg`; the split is random."""
+class DomainFolders(Published, ImageFiles):
+    """Images in `<domain>/<class>/*.jpg` below the folder of `source`; the split is random."""
 
-    dataset_folders: ClassVar[tuple[str, ...]]
+    source: ClassVar[str]
     folders: ClassVar[dict[str, tuple[str, ...]]]  # of each domain, in all common spellings
     classes: ClassVar[tuple[str, ...]] = ()  # (): the names of the folders
     count: ClassVar[int]
-    url: ClassVar[str]
     ignore_others: ClassVar[bool] = False  # whether there may be folders of other classes
-
-    root: str | None = option(None, help=ROOT_HELP)
 
     def available_domains(self) -> tuple[str, ...]:
         return tuple(self.folders)
@@ -42,17 +40,11 @@ class DomainFolders(ImageFiles):
             UsageError: Folders or files are missing, empty or damaged, or an option does not match them.
         """
         domains = self.selected_domains()
-        folder = self.dataset_folder()
+        folder = self.find(self.source)
         domain_folders = {number: self.domain_folder(folder, name) for number, name in enumerate(domains)}
         classes = self.classes or class_names(folder, domain_folders.values(), self.count)
         listing = Listing.of(folder, walk(folder, domain_folders, classes, ignore_others=self.ignore_others))
         return self.dataset(listing, domains, self.count)
-
-    def dataset_folder(self) -> Path:
-        """Return the folder of the dataset."""
-        names = ", ".join(spellings[0] for spellings in self.folders.values())
-        expected = f"the folders {names}, each with {self.count} class folders of images"
-        return find_dataset_folder(self.root, self.dataset_folders, expected=expected, source=self.url)
 
     def domain_folder(self, folder: Path, domain: str) -> str:
         """Return the name of a domain's folder: the first spelling that exists."""
@@ -79,13 +71,12 @@ class Pacs(LargeImages):
     """
 
     name: ClassVar[str] = "pacs"
-    dataset_folders: ClassVar[tuple[str, ...]] = ("PACS/kfold", "PACS", "pacs/kfold", "pacs")
+    source: ClassVar[str] = "pacs"
     folders: ClassVar[dict[str, tuple[str, ...]]] = {
         name: (name,) for name in ("photo", "art_painting", "cartoon", "sketch")
     }
     classes: ClassVar[tuple[str, ...]] = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
     count: ClassVar[int] = 7
-    url: ClassVar[str] = "https://dali-dl.github.io/project_iccv2017.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +89,7 @@ class OfficeHome(LargeImages):
     """
 
     name: ClassVar[str] = "office_home"
-    dataset_folders: ClassVar[tuple[str, ...]] = ("OfficeHomeDataset_10072016", "OfficeHome", "office_home")
+    source: ClassVar[str] = "office_home"
     folders: ClassVar[dict[str, tuple[str, ...]]] = {
         "art": ("Art", "art"),
         "clipart": ("Clipart", "clipart"),
@@ -106,7 +97,6 @@ class OfficeHome(LargeImages):
         "real_world": ("Real World", "Real_World", "RealWorld", "real_world"),
     }
     count: ClassVar[int] = 65
-    url: ClassVar[str] = "https://www.hemanthdv.org/officeHomeDataset.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +110,7 @@ class FedBnLists(DomainFolders):
         if self.split == "random":
             return super().load()
         domains = self.selected_domains()
-        folder = self.dataset_folder()
+        folder = self.find(self.source)
         entries = [
             Entry(file, self.classes.index(title), number, part == "test")
             for number, domain in enumerate(domains)
@@ -141,7 +131,7 @@ class OfficeCaltech10(FedBnLists):
     """
 
     name: ClassVar[str] = "office_caltech10"
-    dataset_folders: ClassVar[tuple[str, ...]] = ("office_caltech_10", "office_caltech10", "OfficeCaltech10")
+    source: ClassVar[str] = "office_caltech10"
     folders: ClassVar[dict[str, tuple[str, ...]]] = {
         name: (name, name.capitalize()) for name in ("amazon", "caltech", "dslr", "webcam")
     }
@@ -150,7 +140,6 @@ class OfficeCaltech10(FedBnLists):
         "laptop_computer", "monitor", "mouse", "mug", "projector",
     )  # fmt: skip
     count: ClassVar[int] = 10
-    url: ClassVar[str] = "https://github.com/med-air/FedBN"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,13 +152,12 @@ class DomainNet10(FedBnLists):
     """
 
     name: ClassVar[str] = "domainnet10"
-    dataset_folders: ClassVar[tuple[str, ...]] = ("DomainNet", "domainnet", "domain_net")
+    source: ClassVar[str] = "domainnet"
     folders: ClassVar[dict[str, tuple[str, ...]]] = {name: (name,) for name in DOMAINS}
     classes: ClassVar[tuple[str, ...]] = (
         "bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra",
     )  # fmt: skip
     count: ClassVar[int] = 10
-    url: ClassVar[str] = "https://ai.bu.edu/M3SDA"
     ignore_others: ClassVar[bool] = True
 
 
@@ -198,7 +186,7 @@ class DomainNet(DomainNet10):
             UsageError: Lists or images are missing, empty or damaged, or an option does not match them.
         """
         domains = self.selected_domains()
-        folder = self.dataset_folder()
+        folder = self.find(self.source)
         entries = [
             Entry(file, label, number, part == "test")
             for number, domain in enumerate(domains)

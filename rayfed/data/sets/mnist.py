@@ -1,7 +1,6 @@
 """MNIST and Fashion-MNIST from their four IDX files, in the folders that torchvision uses."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -10,19 +9,18 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import per_channel
+from rayfed.data.published import Published, obtain, sources
 from rayfed.data.readers import idx
 from rayfed.data.readers.array_files import Arrays, read_once
-from rayfed.data.readers.files import ROOT_HELP, datasets_folder
+from rayfed.data.readers.files import datasets_folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class IdxFiles:
+class IdxFiles(Published):
     """Base class: four IDX files in `<root>/<folder>/raw/`, plain or as .gz; the folder may be read-only."""
 
     folder: ClassVar[str] = "MNIST"  # also the name of torchvision's class, which lists the checksums
-
-    root: str | None = option(None, help=ROOT_HELP)
-    download: bool = option(False, help="download missing files with torchvision")
+    source: ClassVar[str] = "mnist"
 
     def files(self) -> Arrays:
         """Return the images [N, 28, 28] and labels of train and t10k, read once for all runs on this machine.
@@ -38,7 +36,7 @@ class IdxFiles:
                     f"{raw}: no {', '.join(missing)} (plain or .gz); set data.download=true to download them, "
                     f"or data.root to the folder that contains {self.folder}/raw"
                 )
-            self._download(root, raw)
+            obtain(sources()[self.source], root / self.folder)
         files = list(idx.present_files(raw).values())
         return read_once(self.folder.lower(), raw, files, lambda: idx.read_all(raw), published=self.folder)
 
@@ -50,15 +48,6 @@ class IdxFiles:
         images, labels, is_test, _ = self.files()
         source = is_test.astype(np.int8)
         return images[:, None], labels, source, index_within_group(source)
-
-    def _download(self, root: Path, raw: Path) -> None:
-        import torchvision  # imported late: only a download needs it
-
-        try:
-            getattr(torchvision.datasets, self.folder)(str(root), download=True)
-        except (OSError, RuntimeError) as error:  # no network, no responding mirror, or a read-only folder
-            reason = " ".join(str(error).split())
-            raise UsageError(f"data.download=true: could not download {self.folder} into {raw}: {reason}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,3 +90,4 @@ class FashionMnist(Mnist):
 
     name: ClassVar[str] = "fashion_mnist"
     folder: ClassVar[str] = "FashionMNIST"
+    source: ClassVar[str] = "fashion_mnist"

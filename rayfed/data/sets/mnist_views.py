@@ -110,3 +110,4 @@ class FashionMnistViews(MnistViews):
 
     name: ClassVar[str] = "fashion_mnist_views"
     folder: ClassVar[str] = "FashionMNIST"
+    source: ClassVar[str] = "fashion_mnist"

@@ -8,16 +8,16 @@ import numpy as np
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import ChannelNormalisation
+from rayfed.data.published import Published
 from rayfed.data.readers.class_folders import Entry, Listing, image_files
 from rayfed.data.readers.decoding import decode_images
-from rayfed.data.readers.files import ROOT_HELP, find_dataset_folder, readable
+from rayfed.data.readers.files import readable
 
 PARTS, CLASSES = ("train", "val"), 200
-URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinyImageNet(ChannelNormalisation):
+class TinyImageNet(Published, ChannelNormalisation):
     """Tiny ImageNet (Le and Yang 2015): 100,000 training and 10,000 validation images of 200 classes.
 
     From http://cs231n.stanford.edu/tiny-imagenet-200.zip (md5 90528d7ca1a48142e341f4ef8d21d0de), unpacked:
@@ -31,7 +31,6 @@ class TinyImageNet(ChannelNormalisation):
     name: ClassVar[str] = "tiny_imagenet"
     default_partition: ClassVar[str] = "dirichlet"
 
-    root: str | None = option(None, help=ROOT_HELP)
     parts: list[str] = option(list(PARTS), choices=PARTS, help="published splits to use")
     size: int = option(64, low=8, help="side to which images are resized")
 
@@ -41,23 +40,22 @@ class TinyImageNet(ChannelNormalisation):
         Raises:
             UsageError: Files are missing, empty or damaged.
         """
-        names = ("tiny-imagenet-200", "tiny_imagenet")
-        folder = find_dataset_folder(self.root, names, expected="wnids.txt, train and val", source=URL)
-        with readable(folder / "wnids.txt", f"the names of {CLASSES} class folders; from {URL}"):
+        folder = self.find("tiny_imagenet")
+        with readable(folder / "wnids.txt", f"the names of {CLASSES} class folders"):
             wnids = (folder / "wnids.txt").read_text().split()
             if len(set(wnids)) != CLASSES:
                 raise ValueError(f"{len(set(wnids))} different classes")
         entries = []
         for label, wnid in enumerate(wnids if "train" in self.parts else ()):
             images = folder / "train" / wnid / "images"
-            with readable(images, f"a folder of images; from {URL}"):
+            with readable(images, "a folder of images"):
                 files = image_files(images)
                 if not files:
                     raise ValueError("it contains no image")
             entries += [Entry(f"train/{wnid}/images/{file}", label, 0) for file in files]
         if "val" in self.parts:
             path = folder / "val" / "val_annotations.txt"
-            with readable(path, f"lines with an image and its class; from {URL}"):
+            with readable(path, "lines with an image and its class"):
                 pairs = [line.split()[:2] for line in path.read_text().splitlines()]
                 entries += [Entry(f"val/images/{file}", wnids.index(wnid), 0, True) for file, wnid in pairs]
         listing = Listing.of(folder, entries)

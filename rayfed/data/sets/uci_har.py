@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rayfed.core.errors import UsageError
-from rayfed.core.options import option
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.drop_clients import DropClients
-from rayfed.data.readers.files import ROOT_HELP, files_hash, find_dataset_folder, readable
+from rayfed.data.published import Published
+from rayfed.data.readers.files import files_hash, readable
 
 VERSION = 1  # raise it when the arrays change
 SIDES = ("train", "test")
@@ -20,7 +20,7 @@ LENGTH, CLASSES = 128, 6  # 2.56 seconds at 50 Hz
 
 
 @dataclass(frozen=True, kw_only=True)
-class UciHar(DropClients):
+class UciHar(Published, DropClients):
     """Human Activity Recognition Using Smartphones (Anguita et al. 2013): 10,299 windows of nine signals, 30 people.
 
     `<root>/UCI HAR Dataset` is the official folder from the UCI Machine Learning Repository (data set 240, CC BY 4.0).
@@ -32,8 +32,6 @@ class UciHar(DropClients):
     divided 75 to 25 at random, as in DBE (Zhang et al. 2023); `is_test` marks the official split.
     """
 
-    root: str | None = option(None, help=ROOT_HELP)
-
     name: ClassVar[str] = "uci_har"
     default_partition: ClassVar[str] = "natural"
     partition_defaults: ClassVar[dict[str, Any]] = {"test": 0.25}
@@ -44,12 +42,7 @@ class UciHar(DropClients):
         Raises:
             UsageError: A file is missing, damaged, or inconsistent with the others.
         """
-        folder = find_dataset_folder(
-            self.root,
-            ["UCI HAR Dataset", "UCI_HAR_Dataset"],
-            expected="train and test with their Inertial Signals",
-            source="data set 240 of the UCI Machine Learning Repository",
-        )
+        folder = self.find("uci_har")
         files = [f"{side}/Inertial Signals/{signal}_{side}.txt" for signal in SIGNALS for side in SIDES]
         files += [f"{side}/{name}_{side}.txt" for name in ("y", "subject") for side in SIDES]
         arrays = cached_arrays(

@@ -10,11 +10,11 @@ import pandas
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
+from rayfed.data.published import Published
 from rayfed.data.readers.class_folders import Entry, Listing
-from rayfed.data.readers.files import ROOT_HELP, find_dataset_folder, readable
+from rayfed.data.readers.files import readable
 from rayfed.data.sets.image_domains import ImageFiles
 
-URL = "https://wilds.stanford.edu/datasets/"
 NUMBERS = ("x_coord", "y_coord", "tumor", "center", "split")
 HOSPITALS = 5
 TRAIN, ID_VAL = 0, 1  # values of Camelyon17's column split that are used; those of hospitals 1 and 2 are not
@@ -27,7 +27,7 @@ WITHOUT_SPLIT = ("hospital-1", "hospital-2")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Camelyon17(ImageFiles):
+class Camelyon17(Published, ImageFiles):
     """Camelyon17-WILDS (Bandi et al. 2018; Koh et al. 2021, "WILDS"): 455,954 patches of 96 x 96, tumour or none.
 
     From https://wilds.stanford.edu, 10 GB: `camelyon17_v1.0/metadata.csv` and
@@ -40,7 +40,6 @@ class Camelyon17(ImageFiles):
 
     name: ClassVar[str] = "camelyon17"
 
-    root: str | None = option(None, help=ROOT_HELP)
     size: int = option(96, low=8, help="side to which images are resized")
     split: str = option("published", choices=("published", "random"), help="WILDS' in-distribution split, or random")
 
@@ -63,10 +62,7 @@ class Camelyon17(ImageFiles):
             raise UsageError(
                 f"data.split=published: {min(without_split)} has no split; leave it out, or use data.split=random"
             )
-        expected = "metadata.csv and the folder patches"
-        folder = find_dataset_folder(
-            self.root, ("camelyon17_v1.0", "camelyon17"), expected=expected, source=f"{URL}#camelyon17"
-        )
+        folder = self.find("camelyon17")
         path = folder / "metadata.csv"
         table = _metadata(path, NUMBERS, ("patient", "node"))
         for name, highest in (("tumor", 1), ("center", HOSPITALS - 1)):
@@ -89,7 +85,7 @@ class Camelyon17(ImageFiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RxRx1(ImageFiles):
+class RxRx1(Published, ImageFiles):
     """RxRx1-WILDS (Taylor et al. 2019; Koh et al. 2021, "WILDS"): 125,510 images of 256 x 256, 51 experiments.
 
     From https://wilds.stanford.edu, 7 GB: `rxrx1_v1.0/metadata.csv` and `images/HEPG2-01/Plate1/B02_s1.png`. Licence
@@ -105,7 +101,6 @@ class RxRx1(ImageFiles):
 
     name: ClassVar[str] = "rxrx1"
 
-    root: str | None = option(None, help=ROOT_HELP)
     size: int = option(256, low=8, help="side to which images are resized")
     split: str = option("published", choices=("published", "random"), help="WILDS' experiments and sites, or random")
     classes: int = option(CLASSES, low=2, high=CLASSES, help="number of treatments to use, the first ones")
@@ -126,10 +121,7 @@ class RxRx1(ImageFiles):
             UsageError: The table or images are missing or damaged, or the options contradict each other.
         """
         cells, published = self.selected_domains(), self.split == "published"
-        names = ("rxrx1_v1.0", "rxrx1")
-        folder = find_dataset_folder(
-            self.root, names, expected="metadata.csv and the folder images", source=f"{URL}#rxrx1"
-        )
+        folder = self.find("rxrx1")
         table = self._table(folder / "metadata.csv", cells)
         domains = (*cells, *(UNSEEN if published else ()))
         clients = self._clients(table[table.dataset == "train"] if published else table)

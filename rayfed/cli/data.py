@@ -1,0 +1,66 @@
+"""`rayfed data`: where the files of datasets come from, their sizes and licences, and whether they are here."""
+
+import argparse
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import suggestion
+from rayfed.data.published import Source, sources
+from rayfed.data.readers.files import ROOT_HELP, datasets_folder
+from rayfed.data.sets import DATASETS
+
+_DESCRIPTION = """\
+Say where the files of published datasets come from, how large the downloads are, their licences, and whether they are
+in the folder of datasets. Without a name, list all. Nothing is downloaded: data.download=true does that.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = _DESCRIPTION
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a dataset, such as mnist, or a source of this list")
+    parser.add_argument("--root", metavar="FOLDER", help=ROOT_HELP)
+
+
+def execute(options: argparse.Namespace) -> int:
+    if not options.names:
+        print(f"folder of datasets: {datasets_folder(options.root)}")
+        for source in sources().values():
+            here = "here" if source.present(options.root) else "by hand" if source.by_hand else "-"
+            print(f"  {source.name:18}{source.size:>13}  {here:8} {source.licence}")
+        print("rayfed data NAME says more. Other datasets are embedded, drawn, or your own files: rayfed list datasets")
+        return 0
+    print("\n\n".join(text for name in options.names for text in _texts(name, options.root)))
+    return 0
+
+
+def _texts(name: str, root: str | None) -> list[str]:
+    """Return the description of each source of a dataset, or of the source called `name`."""
+    found = [source for source in sources().values() if name in source.datasets]
+    found = found or [source for source in sources().values() if name == source.name]
+    if found:
+        return [_text(source, name, root) for source in found]
+    if name not in DATASETS:
+        raise UsageError(f"{name}: no such dataset; {suggestion(name, [*sources(), *DATASETS])}")
+    return [f"{name}: nothing to download: embedded, drawn, or your own files; rayfed list {name}"]
+
+
+def _text(source: Source, dataset: str, root: str | None) -> str:
+    dataset = dataset if dataset in source.datasets else source.datasets[0]
+    place = source.present(root)
+    lines = [
+        source.name,
+        f"  page      {source.page}",
+        f"  licence   {source.licence}",
+        f"  read by   {', '.join(source.datasets)}",
+        f"  contains  {source.expected}",
+    ]
+    if source.by_hand:
+        lines.append(f"  by hand   {source.by_hand}")
+    else:
+        lines.append(f"  download  {source.size} from {source.address}")
+        lines.append(f"  checked   {source.checks}")
+    if place:
+        return "\n".join([*lines, f"  here      {place}"])
+    command = " ".join(filter(None, ["rayfed partition", f"data.name={dataset}", source.options, "data.download=true"]))
+    how = "put the files there" if source.by_hand else command
+    return "\n".join([*lines, f"  missing   {source.home(root)}", f"  get it    {how}"])

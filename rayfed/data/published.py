@@ -1,0 +1,334 @@
+"""Published datasets: where their files come from, as `published.yaml` says, and their download."""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tarfile
+import urllib.request
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rayfed.core.errors import UsageError
+from rayfed.core.options import option
+from rayfed.core.status_line import Bar, StatusLine
+from rayfed.data.cache import CacheUnusable, cache_folder, locked
+from rayfed.data.readers.files import ROOT_HELP, datasets_folder
+
+BLOCK = 1 << 20
+TIMEOUT = 60.0  # seconds without a byte after which a server counts as gone
+MB = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One entry of `published.yaml`, which describes the fields."""
+
+    name: str
+    datasets: tuple[str, ...]
+    page: str
+    licence: str
+    megabytes: float | None
+    folders: tuple[str, ...]
+    expected: str
+    base: tuple[str, ...] = ("",)
+    files: Mapping[str, str] = field(default_factory=dict)
+    archives: Mapping[str, str] = field(default_factory=dict)
+    inner: str = ""
+    verify: Mapping[str, str] = field(default_factory=dict)
+    hub: Mapping[str, str | int] = field(default_factory=dict)
+    by_hand: str = ""
+    options: str = ""
+
+    @property
+    def size(self) -> str:
+        """The size of the download in words."""
+        if self.megabytes is None:
+            return "unknown size"
+        return f"{self.megabytes / 1e3:.3g} GB" if self.megabytes >= 1e3 else f"{self.megabytes:g} MB"
+
+    @property
+    def address(self) -> str:
+        """Where data.download=true gets the files, "" if it cannot."""
+        if self.hub:
+            return f"https://huggingface.co/datasets/{self.hub['repo']}, revision {self.hub['revision']}"
+        return self.base[0] or next(iter(self.archives), "")
+
+    @property
+    def checks(self) -> str:
+        """How a download is checked, in words."""
+        checks = [*self.files.values(), *self.archives.values(), *self.verify.values()]
+        kinds = {check.partition(":")[0] for check in checks}
+        words = {"md5": "MD5", "sha256": "SHA-256", "lines": "number of lines", "": "the archive's own CRC"}
+        rows = ["size and number of rows"] if self.hub else []
+        return ", ".join([*rows, *(text for kind, text in words.items() if kind in kinds)])
+
+    def home(self, root: str | None) -> Path:
+        """Return the folder below `root` that a download fills."""
+        return datasets_folder(root) / Path(self.folders[0]).parts[0]
+
+    def present(self, root: str | None) -> Path | None:
+        """Return the dataset's folder below `root`, if there is one."""
+        folder = datasets_folder(root)
+        return next((folder / name for name in self.folders if (folder / name).is_dir()), None)
+
+    def missing(self, folder: Path) -> list[str]:
+        """Return the files that a download to `folder` would add, and "" for what comes in archives or from the hub."""
+        lacks = [file for file in self.files if not any((folder / name).is_file() for name in _spellings(file))]
+        return lacks if not (self.archives or self.hub) else [] if folder.exists() else ["", *lacks]
+
+
+def _spellings(file: str) -> set[str]:
+    """Return the names under which a file may lie in a folder: its own, and the one of an unpacked .gz file."""
+    return {file, file.removesuffix(".gz")}
+
+
+@functools.cache
+def sources() -> dict[str, Source]:
+    """Return the sources by name."""
+    table = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
+    lists = ("datasets", "folders", "base")
+    entries: dict[str, dict[str, Any]] = {
+        name: {key: tuple(value) if key in lists else value for key, value in entry.items()}
+        for name, entry in table.items()
+    }
+    return {name: Source(name=name, **entry) for name, entry in entries.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """Base class of datasets whose files are published: where their folders are, and whether they are downloaded."""
+
+    root: str | None = option(None, help=ROOT_HELP)
+    download: bool = option(False, help="download missing files; `rayfed data` lists sources, sizes and licences")
+
+    def find(self, name: str) -> Path:
+        """Return the folder of the source `name`, after downloading it if `download` is set.
+
+        Raises:
+            UsageError: The folder does not exist, or cannot be downloaded.
+        """
+        source = sources()[name]
+        if folder := source.present(self.root):
+            return folder
+        folder = source.home(self.root)
+        if self.download:
+            obtain(source, folder)
+            return folder
+        others = f" (or {', '.join(source.folders[1:])})" if len(source.folders) > 1 else ""
+        remedy = source.by_hand or f"data.download=true downloads it ({source.size})"
+        raise UsageError(
+            f"{folder}{others}: no such folder; expected {source.expected}; from {source.page}; {remedy}; "
+            "data.root is the folder that contains it"
+        )
+
+
+class _Failed(Exception):
+    """Raised when a download cannot go on. The message says why."""
+
+
+def obtain(source: Source, folder: Path) -> None:
+    """Download what `folder` lacks of a source, check it and put it there.
+
+    The files are assembled in a temporary folder beside `folder`. They appear there when all are complete, and nothing
+    is left if the download fails. If several processes need a source at once, one downloads it and the others wait.
+
+    Raises:
+        UsageError: The source cannot be downloaded, files differ from what was published, or the disk is full.
+    """
+    where = f"data.download=true: {source.name}"
+    if source.by_hand:
+        raise UsageError(f"{where}: {source.by_hand}; put the files into {folder}, see {source.page}")
+    staging = folder.with_name(f".{source.name}.part")
+    made = [path for path in folder.parents if not path.exists()]
+    lock = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    try:
+        with locked(cache_folder() / f"download-{lock}.lock"):
+            if not (missing := source.missing(folder)):
+                return
+            try:
+                shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
+                staging.mkdir(parents=True)
+                _check_room(staging, source)
+                _move(_assembled(source, staging, missing), folder)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+    except (_Failed, CacheUnusable, OSError) as error:
+        reason = " ".join(str(error).split())[:500]
+        raise UsageError(
+            f"{where}: {reason}; nothing was kept; give the same command again later, or put {source.expected} into "
+            f"{folder} (from {source.page})"
+        ) from error
+    finally:
+        for path in made:  # the nearest first
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
+def _check_room(folder: Path, source: Source) -> None:
+    """Raise if the disk cannot hold the download and its unpacked files, which take about as much again."""
+    needed, free = 2 * MB * (source.megabytes or 0), shutil.disk_usage(folder).free
+    if free < needed:
+        raise _Failed(f"needs {needed / 1e9:.1f} GB in {folder.parent}, which has {free / 1e9:.1f} GB")
+
+
+def _assembled(source: Source, staging: Path, missing: Sequence[str]) -> Path:
+    """Fill `staging` and return the folder in it that is the dataset's."""
+    with StatusLine() as status:
+        for number, (end, check) in enumerate(source.archives.items(), start=1):
+            archive = staging / f".archive{number}"
+            _fetch([base + end for base in source.base], archive, check, source, status)
+            status.show(f"{source.name}: unpacking")
+            _unpack(archive, staging)
+        if source.inner:
+            _unpack(staging / source.inner, staging)
+        if source.hub:
+            _from_hub(source, staging)
+        result = next((staging / name for name in source.folders if (staging / name).is_dir()), staging)
+        for file in filter(None, missing):
+            addresses = [base + Path(file).name for base in source.base]
+            _fetch(addresses, result / file, source.files[file], source, status)
+    for file, check in source.verify.items():
+        _check(result / file, check)
+    return result
+
+
+def _move(assembled: Path, folder: Path) -> None:
+    """Rename the assembled folder to `folder`, or add its files if that exists."""
+    if not folder.exists():
+        assembled.rename(folder)
+        return
+    for path in list(assembled.rglob("*")):
+        if path.is_file():
+            target = folder / path.relative_to(assembled)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+
+
+def _fetch(addresses: Iterable[str], path: Path, check: str, source: Source, status: StatusLine) -> None:
+    """Download the first of `addresses` that has the right file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    problems = []
+    for address in addresses:
+        try:
+            _download(address, path, source, status)
+            return _check(path, check)
+        except (_Failed, OSError, HTTPException) as error:
+            problems.append(f"{address}: {error}")
+    raise _Failed("; ".join(problems))
+
+
+def _download(address: str, path: Path, source: Source, status: StatusLine) -> None:
+    request = urllib.request.Request(address, headers={"User-Agent": "rayfed"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer, open(path, "wb") as file:
+        size, done = answer.length, 0
+        while block := answer.read(BLOCK):
+            file.write(block)
+            done += len(block)
+            total = (size or done) / MB
+            status.show([Bar(f"{source.name}, MB", round(done / MB, 1), round(total, 1), Path(address).name)])
+    if size is not None and done < size:
+        raise _Failed(f"the connection broke after {done:,} of {size:,} bytes")
+
+
+def _check(path: Path, check: str) -> None:
+    """Raise if a file differs from its `check`: "md5:…", "sha256:…", "lines:…", or "" for none."""
+    kind, _, expected = check.partition(":")
+    if not kind:
+        return
+    with open(path, "rb") as file:
+        actual = str(sum(1 for _ in file)) if kind == "lines" else hashlib.file_digest(file, kind).hexdigest()
+    if actual != expected:
+        raise _Failed(f"{path.name} has {kind} {actual}, but the published file has {expected}")
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack a .zip or .tar archive, compressed or not, into `folder`, and delete it.
+
+    Members that are no files or folders, or that would lie outside of `folder`, are refused.
+    """
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as packed:
+                for entry in packed.infolist():
+                    _inside(folder, entry.filename, not stat.S_ISLNK(entry.external_attr >> 16))
+                packed.extractall(folder)
+        else:
+            with tarfile.open(archive) as tar:
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.3 and older lack it
+                for member in tar:
+                    _inside(folder, member.name, member.isreg() or member.isdir())
+                    tar.extract(member, folder)
+    except _Failed:
+        raise
+    except Exception as error:  # a damaged archive raises whatever its decompressor likes
+        raise _Failed(f"the archive cannot be unpacked ({type(error).__name__}: {error})") from error
+    archive.unlink()
+
+
+def _inside(folder: Path, name: str, plain: bool = True) -> Path:
+    """Return the path of the member `name` in `folder`, if it is `plain` and lies there."""
+    path = folder / name
+    if not plain or not Path(os.path.normpath(path)).is_relative_to(folder):
+        raise _Failed(f"the archive is not to be trusted: it would write {name!r} outside of the dataset's folder")
+    return path
+
+
+def _from_hub(source: Source, folder: Path) -> None:
+    """Download the tables of a source on the Hugging Face hub; write their images to <domain>/<class>/ if it has them.
+
+    `huggingface_hub` compares sizes; the revision identifies the contents, and the number of rows is checked.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise _Failed("the Hugging Face hub needs a package: pip install 'rayfed-sim[hub]'") from error
+    import pyarrow.parquet
+
+    hub, has_images = source.hub, "domain" in source.hub
+    place = folder / ".hub" if has_images else folder
+    try:
+        snapshot_download(
+            str(hub["repo"]),
+            repo_type="dataset",
+            revision=str(hub["revision"]),
+            allow_patterns=[str(hub["files"])],
+            local_dir=place,
+            endpoint=os.environ.get("HF_ENDPOINT"),  # a mirror
+        )
+    except Exception as error:  # of several libraries
+        raise _Failed(f"{source.address}: {type(error).__name__}: {error}") from error
+    shutil.rmtree(place / ".cache", ignore_errors=True)
+    tables = sorted(place.rglob("*.parquet"))
+    rows = sum(pyarrow.parquet.read_metadata(table).num_rows for table in tables)
+    if rows != hub["rows"]:
+        raise _Failed(f"{source.address}: has {rows:,} rows, but {hub['rows']:,} were published")
+    if has_images:
+        _write_images(tables, folder, str(hub["domain"]), str(hub["label"]))
+        shutil.rmtree(place)
+
+
+def _write_images(tables: Sequence[Path], folder: Path, domain: str, label: str) -> None:
+    """Write the images of hub tables to <domain>/<class>/<row>.jpg, with the names that the tables declare."""
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    for table in tables:
+        file = ParquetFile(table)
+        declared = json.loads(file.schema_arrow.metadata[b"huggingface"])["info"]["features"]
+        names = {column: declared[column].get("names") for column in (domain, label)}
+        for batch in file.iter_batches(256, columns=["image", domain, label]):
+            for row in batch.to_pylist():
+                parts = [names[key][row[key]] if names[key] else str(row[key]) for key in (domain, label)]
+                path = _inside(folder, f"{parts[0]}/{parts[1]}/{number:06}.jpg")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(row["image"]["bytes"])
+                number += 1
