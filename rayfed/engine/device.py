@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from torch import nn
 
 from rayfed.core.errors import UsageError
@@ -69,7 +69,7 @@ def _emptiest_gpu() -> int:
         if of_each[number] < _AS_FREE * max(of_each):
             break
         lock = FileLock(Path(tempfile.gettempdir(), f"rayfed-{os.getuid()}-{uuids[number]}.lock"), thread_local=False)
-        with suppress(Timeout):
+        with suppress(OSError):  # held by another, or no folder to write to
             lock.acquire(timeout=0)
             _locks.append(lock)
             return number

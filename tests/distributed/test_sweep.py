@@ -9,16 +9,19 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 import pytest
+import ray
 import torch
 import yaml
 
 import rayfed
 from helpers.commands import command
 from helpers.federations import blobs
+from helpers.ray_processes import actor_names
 from helpers.ray_session import start_ray
 from rayfed.experiments.sweep import MAX_NOTES, _shortened
 
@@ -168,6 +171,12 @@ class TestSweep:
         assert rounds["fedavg"] == [1, 1, 2, 2, 3, 3]
         assert rounds["sweep_mine:Failing"] == [1, 1]
         assert "scaffold" not in rounds
+
+    def test_processes_are_named_after_their_first_trial_and_log_each(self, swept):
+        trials = set(swept.trials["trial"])
+        assert 0 < len(actor_names("SweepTrial") & trials) < len(trials)
+        logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path()).glob("worker-*.err")
+        assert trials <= {line for log in logs for line in log.read_text().splitlines()}
 
     def test_is_what_a_single_run_gives(self, swept):
         alone = single("fedavg", 1)

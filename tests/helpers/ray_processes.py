@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ray
+from ray._private.state import state
+from ray.core.generated.gcs_pb2 import ActorTableData
 
 
 def processes(title: str) -> list[int]:
@@ -24,6 +26,14 @@ def processes(title: str) -> list[int]:
         if command.startswith(f"ray::{title}"):
             by_parent.setdefault(parent, []).append(int(folder.name))
     return [pid for raylet in raylets for pid in by_parent.get(raylet, [])]
+
+
+def actor_names(kind: str) -> set[str]:
+    """Return what the dashboard calls the actors of a class, dead ones too."""
+    accessor = state._connect_and_get_accessor()
+    infos = [accessor.get_actor_info(ray.ActorID.from_hex(number)) for number in ray._private.state.actors()]
+    actors = [ActorTableData.FromString(info) for info in infos]
+    return {actor.repr_name for actor in actors if actor.class_name == kind}
 
 
 def wait_until(ready: Callable[[], object], seconds: float = 120) -> None:
