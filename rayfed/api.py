@@ -145,7 +145,7 @@ def run_sweep(
     make_experiment_folder(plan.results, plan.experiment)
     if not quiet:
         print(plan.summary(), file=sys.stderr, flush=True)
-    if not plan.jobs and plan.study is None:
+    if not plan.jobs and not plan.space.adaptive:
         return 0
     with claimed(plan.results, plan.experiment, plan.names):
         return launch_sweep(plan, quiet=quiet)

@@ -48,15 +48,16 @@ def launch_sweep(plan: SweepPlan, *, quiet: bool) -> int:
     """Run the jobs of `plan` and return the number of trials that failed or diverged.
 
     They run with Ray Tune; but one after the other in this process if they have no hosts and max_concurrent is 1, or if
-    they have no hosts and Ray does not start. Early stopping needs Ray.
+    they have no hosts and Ray does not start. Early stopping and Optuna need Ray.
 
     Raises:
         UsageError: The cluster that was joined lacks the resources.
         HostLost: Ray did not start and is needed, or its processes died too often.
         KeyboardInterrupt: The sweep was interrupted. Its trials have ended; the message says how to continue.
     """
-    can_do_without = plan.space.search.scheduler == "none" and not any(c.placement.hosts for c in plan.configs)
-    if can_do_without and plan.space.search.max_concurrent == 1:
+    search = plan.space.search
+    needs_ray = search.scheduler != "none" or search.kind == "optuna" or any(c.placement.hosts for c in plan.configs)
+    if not needs_ray and search.max_concurrent == 1:
         return run_one_by_one(plan, quiet=quiet)
     try:
         try:
@@ -65,7 +66,7 @@ def launch_sweep(plan: SweepPlan, *, quiet: bool) -> int:
             raise RayNotStarted(f"Ray cannot be imported ({error}); install it with pip install 'ray[tune]'") from error
         return run_trials(plan, quiet=quiet)
     except RayNotStarted as error:
-        if not can_do_without:
+        if needs_ray:
             raise
         note(f"{error}; the trials run one after the other in this process, without Ray")
         return run_one_by_one(plan, quiet=quiet)

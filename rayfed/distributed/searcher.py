@@ -1,38 +1,102 @@
-"""The jobs of a sweep one by one, as Ray Tune asks for them."""
+"""Search with Optuna (`search.kind=optuna`): configurations that follow from the validation scores of earlier ones.
 
+Every arm has an `OptunaSearch` of Ray Tune with the same budget, by the tree-structured Parzen estimator (Bergstra et
+al. 2011). It maximises the best validation score of a trial, as a mean over the seeds.
+"""
+
+import hashlib
+import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from ray.tune.search import Searcher
+from ray.tune.search.optuna import OptunaSearch
 
+from rayfed.core.best_round import Selection
+from rayfed.core.errors import StorageError
+from rayfed.core.rng import stream_seed
 from rayfed.distributed.sweep_trial import GAIN
+from rayfed.experiments.config import Config
 from rayfed.experiments.jobs import Job
-from rayfed.experiments.study import Study
+from rayfed.experiments.naming import trial_name
+from rayfed.experiments.space import AdaptiveArm
+from rayfed.experiments.sweep import SEARCH_LOG, Populations, SweepPlan, identity_of
+from rayfed.records.storage import open_storage, storage_errors
+from rayfed.records.trials import read_trials
+from rayfed.records.validation import best_validation
 
 
-class StudySearcher(Searcher):
-    """Gives Tune the `first` jobs, and then those that a study chooses, and tells the study how they ended.
+class _Configuration(NamedTuple):
+    """A configuration whose trials have not all ended; `id` is that of `OptunaSearch`, None from an earlier command."""
+
+    arm: int
+    id: str | None
+    params: Mapping[str, Any]
+    trials: list[str]
+
+
+class SweepSearcher(Searcher):
+    """Gives Tune the trials of a sweep, and tells the `OptunaSearch` of each arm how its configurations scored.
+
+    A search that is resumed takes up the configurations in `search.json`: those whose trials are done are evaluated
+    points, and the trials of the others run first.
 
     Args:
+        plan: The sweep, with `search.kind=optuna`.
         begun: Called with each job that Tune is given.
+
+    Attributes:
+        queue: The trials to run before Optuna chooses another configuration.
+        finished: The number of trials that earlier commands have finished.
     """
 
-    def __init__(self, study: Study, first: Sequence[Job], begun: Callable[[Job], None]):
+    def __init__(self, plan: SweepPlan, begun: Callable[[Job], None]):
         super().__init__()
-        self._study, self._first, self._begun = study, deque(first), begun
-        self._names: dict[str, str] = {}  # by Tune's id of a trial
-        self._best: dict[str, float] = {}
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._plan, self._begun, self._populations = plan, begun, Populations(keep_all=True)
+        self._home = open_storage(plan.results).child(plan.experiment)
+        self._trials: dict[str, str] = {}  # by Tune's id
+        self._best: dict[str, float] = {}  # by Tune's id
+        self._scores: dict[str, float | None] = {}  # of the trials that have ended; None: it failed
+        self._known: set[str] = set()
+        self._open: list[_Configuration] = []
+        self.queue = deque[Job]()
+        self._counts = [0] * len(plan.space.adaptive)
+        self._keys = [_key(arm, plan.space.search.seed) for arm in plan.space.adaptive]
+        resume = bool(plan.configs[0].resume)
+        self._log = self._logged() if resume else []
+        rows = read_trials(self._home.child("trials")) if resume else []
+        self._done = {row["trial"]: Selection.of(row) for row in rows if row["status"] == "done"}
+        self._searches = [self._search(number, arm) for number, arm in enumerate(plan.space.adaptive)]
+        for entry in self._log:
+            self._add(self._keys.index(entry["arm"]), None, entry["params"])
+        self.finished = len(self._scores)
 
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
         return True
 
+    def next_job(self) -> Job | None:
+        """Return the next trial to run; None if there is none left."""
+        samples = self._plan.space.samples
+        while not self.queue and (left := [arm for arm, count in enumerate(self._counts) if count < samples[arm]]):
+            arm = min(left, key=lambda arm: self._counts[arm])
+            search, id = self._searches[arm], f"{arm}-{self._counts[arm]}"
+            params: dict[str, Any] = (search.suggest(id) or {}) if search is not None else {}
+            self._log.append({"arm": self._keys[arm], "params": params})
+            with storage_errors(self._home.location):
+                self._home.write(SEARCH_LOG, json.dumps(self._log, indent=1).encode())
+            self._add(arm, id, params)
+        return self.queue.popleft() if self.queue else None
+
     def suggest(self, trial_id: str) -> Any:
-        job = self._first.popleft() if self._first else self._study.next_job()
-        if job is None:
+        if (job := self.next_job()) is None:
             return Searcher.FINISHED
-        self._names[trial_id] = job["trial"]
+        self._trials[trial_id] = job["trial"]
         self._begun(job)
         return {"job": job}
 
@@ -41,14 +105,88 @@ class StudySearcher(Searcher):
             self._best[trial_id] = max(score, self._best.get(trial_id, score))
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        if trial_id in self._names:
-            if result:
-                self.on_trial_result(trial_id, result)
-            self._study.ended(self._names[trial_id], None if error else self._best.get(trial_id))
+        if trial_id in self._trials:
+            self.on_trial_result(trial_id, result or {})
+            self._scores[self._trials[trial_id]] = None if error else self._best.get(trial_id)
+            self._tell()
 
     def save(self, checkpoint_path: str) -> None:
-        """Save nothing: rayfed resumes a study from its log."""
+        """Save nothing: a search is resumed from its log. Tune moves the file."""
         Path(checkpoint_path).touch()
 
     def restore(self, checkpoint_path: str) -> None:
         """Restore nothing."""
+
+    def _search(self, number: int, arm: AdaptiveArm) -> OptunaSearch | None:
+        """Return what chooses the configurations of an arm; None without spaces, since there is one configuration."""
+        if not arm.spaces:
+            return None
+        # With the same seed as before, a search that is resumed would draw its first configurations once more.
+        earlier = sum(entry["arm"] == self._keys[number] for entry in self._log)
+        seed = stream_seed(self._plan.space.search.seed, "optuna", arm=number, number=earlier) % 2**31
+        startup = max(1, min(10, self._plan.space.samples[number] // 3))
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True)
+        space = {key: _distribution(kind, bounds) for key, (kind, bounds) in arm.spaces.items()}
+        return OptunaSearch(space, metric=GAIN, mode="max", sampler=sampler)
+
+    def _add(self, number: int, id: str | None, params: Mapping[str, Any]) -> None:
+        """Put the trials of a configuration into the queue, unless they are known or done."""
+        self._counts[number] += 1
+        arm, trials = self._plan.space.adaptive[number], []
+        values = dict(params)
+        for key, (kind, bounds) in arm.spaces.items():
+            if _is_list(kind):
+                values[key] = bounds[params[key]]
+        unseeded = Config.read(arm.filled(values))
+        for seed in self._plan.space.seeds:
+            config = replace(unseeded, seed=seed)
+            identity = identity_of(config, self._plan.given, self._populations)
+            trials.append(trial := str(identity.get("trial", trial_name(config))))
+            if trial in self._done:
+                self._scores[trial] = best_validation(self._home, trial, self._done[trial])
+            elif trial not in self._known:
+                self.queue.append(Job(trial=trial, config=config, identity=identity, arm=number))
+            self._known.add(trial)
+        self._open.append(_Configuration(number, id, params, trials))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell Optuna the mean over seeds of the configurations whose trials have ended, or that one failed."""
+        for one in [one for one in self._open if self._scores.keys() >= set(one.trials)]:
+            self._open.remove(one)
+            scores = [score for trial in one.trials if (score := self._scores[trial]) is not None]
+            mean = sum(scores) / len(scores) if len(scores) == len(one.trials) else None
+            if (search := self._searches[one.arm]) is None:
+                continue
+            if one.id is not None:
+                search.on_trial_complete(one.id, {GAIN: mean}, error=mean is None)
+            elif mean is not None:
+                search.add_evaluated_point(dict(one.params), mean)
+
+    def _logged(self) -> list[dict[str, Any]]:
+        """Return the configurations that earlier commands chose in these arms."""
+        try:
+            entries = json.loads(self._home.read(SEARCH_LOG))
+        except FileNotFoundError:
+            return []
+        except ValueError as error:
+            raise StorageError(f"{self._home.location}/{SEARCH_LOG}: damaged; delete it to search anew") from error
+        return [entry for entry in entries if entry["arm"] in self._keys]  # in others, the space has changed
+
+
+def _is_list(kind: str) -> bool:
+    return kind in ("grid", "choice")
+
+
+def _distribution(kind: str, bounds: Any) -> Any:
+    if _is_list(kind):
+        return CategoricalDistribution(range(len(bounds)))  # the values may be lists or mappings
+    low, high = bounds
+    return IntDistribution(low, high) if kind == "randint" else FloatDistribution(low, high, log=kind == "loguniform")
+
+
+def _key(arm: AdaptiveArm, seed: int) -> str:
+    """Return a hash of an arm and the seed, by which an entry of the log is known to belong to the arm."""
+    tree = {key: value for key, value in arm.tree.items() if key not in ("resume", "results", "placement", "faults")}
+    text = json.dumps([tree, list(arm.spaces.items()), seed], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

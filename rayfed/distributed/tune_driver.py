@@ -30,7 +30,7 @@ from rayfed.distributed.hosts import sendable
 from rayfed.distributed.private_session import is_private
 from rayfed.distributed.processes import cause_of_death
 from rayfed.distributed.recording import DriversRecorder, Watchdog
-from rayfed.distributed.searcher import StudySearcher
+from rayfed.distributed.searcher import SweepSearcher
 from rayfed.distributed.session_watch import ended_by_sigterm, watching_session
 from rayfed.distributed.sweep_trial import ENDED, GAIN, SweepTrial
 from rayfed.distributed.user_modules import register_user_modules, to_send
@@ -108,21 +108,22 @@ def _run_connected(plan: SweepPlan, say: Callable[[str], None], *, quiet: bool) 
 
 
 class _Jobs:
-    """The trials of a sweep, of which a study chooses one after the other.
+    """The trials of a sweep, of which a search chooses one after the other.
 
     Attributes:
         begun: Those that Tune was given.
         failures: How they fail.
         faults: What happens when their processes die, by name.
         names: The names of all; "" stands for one that is not chosen yet.
+        searcher: What chooses them, with search.kind=optuna.
     """
 
     def __init__(self, plan: SweepPlan, say: Callable[[str], None]):
-        self._study = plan.study
         self.failures = plan.failures(say)
         self.begun: list[Job] = []
         self.faults: dict[str, Faults] = {}
-        self.names = expected_names(plan)
+        self.searcher = SweepSearcher(plan, self.begin) if plan.space.adaptive else None
+        self.names = expected_names(plan)[self.searcher.finished if self.searcher else 0 :]
         for job in plan.jobs:
             self.begin(job)
 
@@ -135,8 +136,8 @@ class _Jobs:
             name_next(self.names, job["trial"])
 
     def has_more(self, jobs: list[Job]) -> bool:
-        """Return whether the study has another trial, which is then put into `jobs`."""
-        if self._study is None or (job := self._study.next_job()) is None:
+        """Return whether the search has another trial, which is then put into `jobs`."""
+        if self.searcher is None or (job := self.searcher.next_job()) is None:
             return False
         jobs.append(job)
         return True
@@ -157,7 +158,7 @@ def _fit(
     *,
     last: bool,
 ) -> list[Job]:
-    """Run `jobs` with Tune, and those that a study chooses after them, and return those that have to be run once more.
+    """Run `jobs` with Tune, and those that a search chooses after them, and return those that have to be run once more.
 
     Tune itself starts a lost trial again, unless the process died while it changed from one trial to the next.
 
@@ -198,12 +199,14 @@ def _tuner(
         SweepTrial, actor=recorder.actor, files=files, given=plan.given, keep_state=plan.keep_state, data=data
     )
     trainable.__qualname__ = SweepTrial.__name__  # as Ray calls the process, in its dashboard too
+    if run.searcher is not None:
+        run.searcher.queue.extendleft(reversed(jobs))
     return tune.Tuner(
         trainable,
-        param_space={} if plan.study else {"job": tune.grid_search(list(jobs))},
+        param_space={} if run.searcher else {"job": tune.grid_search(list(jobs))},
         tune_config=tune.TuneConfig(
-            search_alg=StudySearcher(plan.study, jobs, run.begin) if plan.study else None,
-            num_samples=len(jobs) + plan.study.total if plan.study else 1,
+            search_alg=run.searcher,
+            num_samples=len(jobs) + plan.space.searched_trials if run.searcher else 1,
             metric=GAIN if scheduler else None,
             mode="max" if scheduler else None,
             scheduler=scheduler,

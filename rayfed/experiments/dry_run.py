@@ -74,19 +74,19 @@ def sweep_text(space: Space, configs: Sequence[Config]) -> str:
         if isinstance(expected, str):
             unknown += 1
         else:
-            seconds += [expected.total] * (1 if plan.study is not None else trials)
+            seconds += [expected.total] * (1 if plan.space.adaptive else trials)
         rows.append(
             [
                 config.algorithm_name,
                 " ".join(f"{key.removeprefix('algorithm.')}={tree[key]}" for key in varied if key in tree),
-                "corner" if plan.study is not None else str(trials),
+                "corner" if plan.space.adaptive else str(trials),
                 _reserved(config.placement),
                 expected if isinstance(expected, str) else _span(expected.total),
             ]
         )
     to_run = len(plan.jobs)
-    if plan.study is not None:  # the rows are the corners of the space
-        to_run = plan.study.total - plan.study.finished_before
+    if plan.space.adaptive:  # the rows are the corners of the space
+        to_run = plan.space.searched_trials
         seconds = [sum(seconds) / max(len(seconds), 1)] * to_run
     at_once = _at_once(space, configs[:number])
     total = max(sum(seconds) / at_once, max(seconds, default=0.0))

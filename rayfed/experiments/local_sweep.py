@@ -3,7 +3,6 @@
 import gc
 import sys
 import time
-from collections.abc import Iterator
 
 import torch
 
@@ -35,12 +34,10 @@ def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:
     bars = lambda trials: many_trials(trials, names, time.monotonic() - began)  # noqa: E731
     with watched(recorder.progress, bars, quiet=quiet):
         try:
-            for job in _jobs(plan, names):
+            for job in plan.jobs:
                 failed.begin(job)
                 failures += not _run(plan, job, recorder, populations, failed)
                 failed.look(recorder.progress())
-                if plan.study is not None:
-                    plan.study.ended(job["trial"])
                 done += 1
                 if failed.doom:
                     break
@@ -59,21 +56,9 @@ def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:
     return failures
 
 
-def _jobs(plan: SweepPlan, names: list[str]) -> Iterator[Job]:
-    """Yield the jobs of `plan`; those that a study chooses take their places in `names`."""
-    if plan.study is None:
-        yield from plan.jobs
-        return
-    while (job := plan.study.next_job()) is not None:
-        name_next(names, job["trial"])
-        yield job
-
-
 def expected_names(plan: SweepPlan) -> list[str]:
-    """Return the names of the trials that are going to run; those that a study is going to choose have none yet."""
-    if plan.study is None:
-        return [job["trial"] for job in plan.jobs]
-    return [""] * (plan.study.total - plan.study.finished_before)
+    """Return the names of the trials that are going to run; "" for those that a search is going to choose."""
+    return [job["trial"] for job in plan.jobs] or [""] * plan.space.searched_trials
 
 
 def name_next(names: list[str], name: str) -> None:

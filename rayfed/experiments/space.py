@@ -100,6 +100,16 @@ class Space:
                 for values in arm:
                     yield merged(values, {"seed": seed})
 
+    @property
+    def samples(self) -> list[int]:
+        """The number of configurations that Optuna chooses of each adaptive arm."""
+        return [(self.search.samples or 1) if arm.spaces else 1 for arm in self.adaptive]
+
+    @property
+    def searched_trials(self) -> int:
+        """The number of trials of a search with Optuna."""
+        return sum(self.samples) * len(self.seeds)
+
     def arm_numbers(self) -> Iterator[int]:
         """Yield the position of the arm of each of `trials()`."""
         for _ in self.seeds:

@@ -1,6 +1,7 @@
 """The plan of a sweep: all configurations checked, which trials are still to run, and what to print before."""
 
 import dataclasses
+import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,13 @@ from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import Given, Plan, check_validated, data_key, load_data, make_plan
 from rayfed.experiments.run_summary import counted, notes, unused_gpu
 from rayfed.experiments.space import Space
-from rayfed.experiments.study import LOG_FILE, Study, check_search
 from rayfed.experiments.trial import check_rounds
 from rayfed.experiments.user_code import named_objects
-from rayfed.records.storage import open_storage
 from rayfed.records.tracking import check_trackers
 
 MAX_NOTES = 8  # that are printed before a sweep
+SEARCH_LOG = "search.json"
+"""The file of an experiment with every configuration that Optuna chose."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,10 @@ class SweepPlan:
     Attributes:
         space: The space that was searched.
         configs: The configuration of every trial, finished ones included.
-        jobs: The trials to run.
+        jobs: The trials to run; none with search.kind=optuna, whose `configs` are the corners of the space.
         notes: The notes on the trials, as lines to print.
         given: What was given in Python, for all trials.
         keep_state: Whether the final states are kept also with checkpoint.every=0.
-        study: What chooses the jobs one by one, with search.kind=optuna; `jobs` is then empty, and `configs` are the
-            corners of the space.
     """
 
     space: Space
@@ -46,7 +45,6 @@ class SweepPlan:
     notes: tuple[str, ...]
     given: Given
     keep_state: bool = False
-    study: Study | None = None
 
     @property
     def results(self) -> str:
@@ -58,19 +56,19 @@ class SweepPlan:
 
     @property
     def names(self) -> list[str]:
-        """What another command may not run meanwhile: the trials, or the search, whose trials are not known before."""
-        return [LOG_FILE] if self.study is not None else [job["trial"] for job in self.jobs]
+        """The trials that this command locks. A search locks its log, because its trials are not known in advance."""
+        return [SEARCH_LOG] if self.space.adaptive else [job["trial"] for job in self.jobs]
 
     def failures(self, say: Callable[[str], None]) -> Failures:
         """Return what notices how trials fail; `say` prints a line."""
-        arms = range(len(self.space.adaptive)) if self.study is not None else [job["arm"] for job in self.jobs]
+        arms = range(len(self.space.adaptive)) if self.space.adaptive else [job["arm"] for job in self.jobs]
         stop_early = all(config.faults.stop_early for config in self.configs)
         return Failures(self.results, self.experiment, arms, stop_early=stop_early, say=say)
 
     def summary(self) -> str:
         """Return what to print before the start: the numbers of trials by algorithm, and the notes."""
-        if self.study is not None:
-            return "\n".join([self._study_summary(self.study), *_shortened(self.notes)])
+        if self.space.adaptive:
+            return "\n".join([self._search_summary(), *_shortened(self.notes)])
         counts: dict[str, int] = {}
         for arm in self.space.arms:
             name = str(arm[0].get("algorithm", {}).get("name", "fedavg"))
@@ -81,12 +79,11 @@ class SweepPlan:
         trials, seeds = counted(len(self.configs), "trial"), counted(len(self.space.seeds), "seed")
         return "\n".join([f"{trials}: configurations {budget}; each with {seeds}{skipped}", *_shortened(self.notes)])
 
-    def _study_summary(self, study: Study) -> str:
-        trials, seeds = counted(study.total, "trial"), counted(len(self.space.seeds), "seed")
-        skipped = f"; {study.finished_before} already done" if study.finished_before else ""
+    def _search_summary(self) -> str:
+        trials, seeds = counted(self.space.searched_trials, "trial"), counted(len(self.space.seeds), "seed")
         arms, samples = counted(len(self.space.adaptive), "arm"), self.space.search.samples or 1
         chosen = counted(samples, "configuration")
-        return f"{trials}: Optuna chooses {chosen} of each of {arms}; each with {seeds}{skipped}"
+        return f"{trials}: Optuna chooses {chosen} of each of {arms}; each with {seeds}"
 
 
 def plan_sweep(
@@ -105,7 +102,7 @@ def plan_sweep(
     Raises:
         UsageError: A configuration cannot work.
     """
-    check_search(space)
+    _check_packages(space)
     first, given = configs[0], given or Given()
     names = [trial_name(config) for config in configs]
     if any((config.results, config.experiment) != (first.results, first.experiment) for config in configs):
@@ -120,7 +117,7 @@ def plan_sweep(
         check_trackers(vars(tracking), first.results)
     notes_of_plans, identities = _check_plans(space, configs, given)
     if space.adaptive:
-        return SweepPlan(space, tuple(configs), (), notes_of_plans, given, keep_state, _study(space, first, given))
+        return SweepPlan(space, tuple(configs), (), notes_of_plans, given, keep_state)
     names = [str(identity.get("trial", name)) for name, identity in zip(names, identities, strict=True)]
     done = _done_trials(dict(zip(names, configs, strict=True)))
     jobs = tuple(
@@ -131,15 +128,21 @@ def plan_sweep(
     return SweepPlan(space, tuple(configs), jobs, notes_of_plans, given, keep_state)
 
 
-def _study(space: Space, config: Config, given: Given) -> Study:
-    """Return what chooses the configurations, with the suggestions of an earlier command if the sweep is resumed."""
-    home = open_storage(config.results).child(config.experiment)
-    populations = Populations(keep_all=True)
+def _check_packages(space: Space) -> None:
+    """Raise UsageError if a package for the search is missing."""
+    if space.search.kind != "optuna":
+        return
+    for package in ("ray", "optuna"):
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(
+                f"search.kind=optuna: needs the package {package}, which is not installed; pip install "
+                "'rayfed-sim[search]', or use search.kind=random"
+            )
 
-    def identify(config: Config) -> Mapping[str, Any]:
-        return _identity(_planned_first(config, given, populations, names_seed=True)) if given else {}
 
-    return Study(space, home, resume=bool(config.resume), identify=identify)
+def identity_of(config: Config, given: Given, populations: "Populations") -> Mapping[str, Any]:
+    """Return the `identity` of the job of a configuration that a search chose."""
+    return _identity(_planned_first(config, given, populations, names_seed=True)) if given else {}
 
 
 def _identity(plan: Plan) -> Mapping[str, Any]:

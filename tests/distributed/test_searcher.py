@@ -1,0 +1,235 @@
+"""Search with Optuna: budgets, what is optimised, seeds, failures, resuming, and refusals."""
+
+import math
+from collections import Counter
+
+import pandas as pd
+import pytest
+
+import rayfed
+from rayfed.core.best_round import Selection
+from rayfed.core.errors import UsageError
+from rayfed.experiments import sweep as module
+from rayfed.experiments.plan import Given
+from rayfed.experiments.space import configurations, read_space
+from rayfed.experiments.sweep import SweepPlan, plan_sweep
+from rayfed.records.storage import open_storage
+from rayfed.records.validation import best_validation
+
+pytest.importorskip("optuna")
+pytest.importorskip("ray")
+from rayfed.distributed import searcher as searchers
+from rayfed.distributed.searcher import SweepSearcher
+from rayfed.distributed.sweep_trial import GAIN
+
+QUICK = {
+    "data": {"domains": ["plain", "font"], "per_domain": 60},
+    "model": {"name": "mlp", "hidden": [8]},
+    "local": {"batch_size": 8, "lr": {"loguniform": [1e-4, 1.0]}},
+    "rounds": 2,
+    "seeds": [0, 1],
+    "search": {"kind": "optuna", "samples": 3, "max_concurrent": 1},
+    "arms": [{"algorithm.name": "fedavg"}, {"algorithm.name": "fedprox", "algorithm.mu": {"choice": [0.01, 0.1]}}],
+}
+
+
+def space(**changes):
+    return read_space(QUICK, changes)
+
+
+def goodness(config):
+    """The best rate is 0.03; one seed is worse than the other by a constant."""
+    return 1 - math.log10(config.local.lr / 0.03) ** 2 - config.seed / 10
+
+
+def searched(search, stop_after=None):
+    """Run a search to its end, or for a number of trials, and return the jobs. The last round is not the best."""
+    jobs = []
+    while (stop_after is None or len(jobs) < stop_after) and isinstance(
+        suggested := search.suggest(f"{len(jobs)}"), dict
+    ):
+        jobs.append(suggested["job"])
+        search.on_trial_result(f"{len(jobs) - 1}", {GAIN: goodness(jobs[-1]["config"])})
+        search.on_trial_complete(f"{len(jobs) - 1}", {GAIN: -100.0})
+    return jobs
+
+
+def choices(jobs):
+    return [(job["config"].algorithm, job["config"].local.lr, job["config"].seed) for job in jobs]
+
+
+def told(search, arm=0):
+    """Return what Optuna knows of an arm: the learning rate, the score and the state of each configuration."""
+    return [(t.params.get("local.lr"), t.value, t.state.name) for t in search._searches[arm]._ot_study.trials]
+
+
+@pytest.fixture
+def search(tmp_path):
+    def make(resume=False, **changes):
+        drawn = space(results=str(tmp_path), resume=resume, **changes)
+        return SweepSearcher(SweepPlan(drawn, configurations(drawn), (), (), Given()), lambda job: None)
+
+    return make
+
+
+@pytest.fixture
+def done(monkeypatch):
+    """Return a function that records jobs as done in the tables."""
+
+    def record(jobs):
+        scores = {job["trial"]: goodness(job["config"]) for job in jobs}
+        rows = [{"trial": name, "status": "done", "default_eval_point": "global"} for name in scores]
+        monkeypatch.setattr(searchers, "read_trials", lambda folder: rows)
+        monkeypatch.setattr(searchers, "best_validation", lambda home, name, point: scores.get(name))
+
+    return record
+
+
+class TestSearch:
+    def test_every_arm_has_the_same_budget_with_every_seed(self, search):
+        jobs = searched(search())
+        assert Counter((job["config"].algorithm_name, job["config"].seed) for job in jobs) == {
+            ("fedavg", 0): 3,
+            ("fedavg", 1): 3,
+            ("fedprox", 0): 3,
+            ("fedprox", 1): 3,
+        }
+        assert len({job["trial"] for job in jobs}) == 12
+        assert {job["config"].algorithm.mu for job in jobs if job["arm"] == 1} <= {0.01, 0.1}
+
+    def test_an_arm_without_spaces_has_one_configuration(self, search):
+        made = search(arms=[{"local.lr": 0.1}, {}])
+        assert [job["arm"] for job in searched(made)] == [0, 0, *[1] * 6]
+
+    def test_the_search_follows_its_seed(self, search):
+        first, again, other = (choices(searched(search(**{"search.seed": seed}))) for seed in (0, 0, 1))
+        assert first == again
+        assert first != other
+
+    def test_optuna_is_told_means_over_seeds(self, search):
+        made = search()
+        searched(made)
+        for rate, value, state in told(made):
+            assert value == pytest.approx(1 - math.log10(rate / 0.03) ** 2 - 0.05)
+            assert state == "COMPLETE"
+
+    def test_it_searches_where_scores_are_good(self, search):
+        """Of 30 configurations, the first ten are random. Over five searches, the last ten are nearer to the best."""
+        first = last = 0.0
+        for seed in range(5):
+            made = search(**{"search.samples": 30, "search.seed": seed, "seeds": [0], "arms": [{}]})
+            distances = [abs(math.log10(job["config"].local.lr / 0.03)) for job in searched(made)]
+            first, last = first + sum(distances[:10]), last + sum(distances[-10:])
+        assert last < 0.7 * first
+
+    @pytest.mark.parametrize("error", [True, False])
+    def test_a_failed_trial_fails_its_configuration(self, search, error):
+        made = search()
+        made.suggest("a"), made.suggest("b")
+        made.on_trial_complete("a", {GAIN: 0.5})
+        made.on_trial_complete("b", {GAIN: 0.5} if error else {}, error=error)  # an error, or no score anywhere
+        assert [state for _, _, state in told(made)] == ["FAIL"]
+
+    def test_a_configuration_that_is_chosen_twice_runs_once(self, search):
+        arms = [{"algorithm.name": "fedprox", "algorithm.mu": {"choice": [0.1, 0.2]}}]
+        made = search(arms=arms, **{"search.samples": 6, "local.lr": 0.1})
+        assert len(searched(made)) == 4  # two configurations with two seeds
+        assert [state for _, _, state in told(made)] == ["COMPLETE"] * 6
+
+    @pytest.mark.parametrize("stop_after", [1, 4, 5, 12])
+    def test_a_resumed_search_knows_the_finished_trials_and_completes_the_others(self, search, done, stop_after):
+        """After five trials, the first configuration of both arms is done, and one seed of the next."""
+        first = search()
+        before = searched(first, stop_after)
+        done(before)
+        again = search(resume=True)
+        assert again.finished == stop_after
+        scored = [(rate, value) for rate, value, state in told(first) if state == "COMPLETE"]
+        assert [(rate, value) for rate, value, _ in told(again)] == scored
+        jobs = [*before, *searched(again)]
+        assert len({job["trial"] for job in jobs}) == len(jobs) == 12
+        assert Counter(job["arm"] for job in jobs) == {0: 6, 1: 6}
+        if stop_after == 5:
+            assert jobs[5]["config"].local.lr == jobs[4]["config"].local.lr
+        assert len(told(again)) == 3
+
+    def test_a_log_of_another_space_is_not_used(self, search, done):
+        done(searched(search()))
+        other = search(resume=True, **{"local.lr": {"loguniform": [1e-3, 1.0]}})
+        assert (other.finished, len(searched(other))) == (0, 12)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"search": {"kind": "optuna"}}, "search.samples: required for search.kind=optuna"),
+            (
+                {"data.per_domain": {"randint": [20, 40]}},
+                "data.per_domain: search.kind=optuna cannot choose it; give one value, or separate arms",
+            ),
+            ({"placement.hosts": {"choice": [0, 1]}}, "placement.hosts: search.kind=optuna cannot choose it"),
+        ],
+    )
+    def test_spaces(self, changes, message):
+        given = {key: value for key, value in QUICK.items() if key not in changes}
+        with pytest.raises(UsageError) as error:
+            read_space(given, changes)
+        assert str(error.value).startswith(message)
+
+    @pytest.mark.parametrize("package", ["ray", "optuna"])
+    def test_a_missing_package(self, monkeypatch, package):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else name)
+        with pytest.raises(UsageError, match=rf"^search.kind=optuna: needs the package {package}, which is not inst"):
+            plan_sweep(space(), configurations(space()))
+
+    @pytest.mark.parametrize("changes", [{"partition.validation": 0.0}, {"evaluate.splits": ["test"]}])
+    def test_no_validation_scores(self, tmp_path, monkeypatch, changes):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(module, "_check_packages", lambda space: None)
+        with pytest.raises(UsageError, match=r"^search.kind=optuna: needs validation scores; give"):
+            plan_sweep(space(**changes), configurations(space(**changes)))
+
+    def test_corners_have_every_bound_and_choice(self):
+        corners = list(space().adaptive[1].corners())
+        assert [(c["local"]["lr"], c["algorithm"]["mu"]) for c in corners] == [(1e-4, 0.01), (1.0, 0.1)]
+        refused = read_space(QUICK | {"local": {"lr": {"uniform": [-1, 1]}}})
+        with pytest.raises(UsageError, match=r"^local.lr=-1.0: must be more than 0"):
+            configurations(refused)
+
+
+@pytest.mark.ray
+def test_validation_scores_alone_are_told_and_resuming_adds_nothing(tmp_path, capsys):
+    from helpers.ray_session import start_ray
+
+    start_ray()
+    given = QUICK | {"results": str(tmp_path), "experiment": "s"}
+    swept = rayfed.sweep(given, quiet=False)
+    said = "12 trials: Optuna chooses 3 configurations of each of 2 arms; each with 2 seeds"
+    assert said in capsys.readouterr().err
+    assert (swept.failed, len(swept.trials), set(swept.trials["status"])) == (0, 12, {"done"})
+    home = open_storage(tmp_path).child("s")
+    values = pd.read_parquet(tmp_path / "s" / "metrics").query("metric == 'accuracy' and split == 'val'")
+    for trial, rows in values.groupby("trial"):
+        means = rows.groupby("round")["value"].mean()
+        assert best_validation(home, trial, Selection()) == means.max()
+        assert best_validation(home, trial, Selection(higher_is_better=False)) == -means.min()
+    rayfed.sweep(given | {"resume": True}, quiet=False)
+    assert len(pd.read_parquet(tmp_path / "s" / "trials")) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_with_several_trials_at_a_time_and_early_stopping(tmp_path):
+    from helpers.ray_session import start_ray
+
+    start_ray()
+    search = {"kind": "optuna", "samples": 4, "max_concurrent": 2, "scheduler": "asha"}
+    given = QUICK | {"results": str(tmp_path), "search": search}
+    swept = rayfed.sweep(given)
+    assert (swept.failed, len(swept.trials)) == (0, 16)
+    assert set(swept.trials["status"]) <= {"done", "stopped"}
+    done = int((swept.trials["status"] == "done").sum())
+    again = rayfed.sweep(given | {"resume": True, "search": search | {"scheduler": "none"}})
+    assert (len(again.trials), int((again.trials["status"] == "done").sum())) == (16, 16)
+    assert done <= 16
