@@ -42,7 +42,7 @@ def cached_arrays(name: str, key: Mapping[str, object], make: Callable[[], Array
         for field, array in make().items():
             create(field, array.shape, array.dtype)[...] = array
 
-    return _cached(name, key, write)
+    return cached(name, key, write)
 
 
 def memory_mapped(
@@ -69,7 +69,7 @@ def memory_mapped(
         UsageError: The array fits neither into the cache nor into half of the memory.
     """
     whole_key = {**key, "shape": shape, "dtype": np.dtype(dtype).str}
-    return _cached(name, whole_key, lambda create: fill(create("array", shape, dtype)))["array"]
+    return cached(name, whole_key, lambda create: fill(create("array", shape, dtype)))["array"]
 
 
 def array_hash(*arrays: np.ndarray) -> str:
@@ -81,8 +81,14 @@ def array_hash(*arrays: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _cached(name: str, key: Mapping[str, object], write: Callable[[Create], None]) -> Arrays:
-    """Return the arrays that `write` creates with the function that it is given, one .npy file each, in one folder."""
+def cached(name: str, key: Mapping[str, object], write: Callable[[Create], None]) -> Arrays:
+    """Return the arrays that `write` creates with the function that it is given, as `memory_mapped` does.
+
+    Args:
+        name: Prefix of the name of the arrays' folder.
+        key: Everything that the arrays depend on, and a format version to raise when `write` changes.
+        write: Called with `create`, which returns a writable array of zeros for a name, a shape and a type.
+    """
     digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / f"{name}-{digest[:16]}"
     if arrays := _opened(folder):

@@ -20,6 +20,7 @@ from rayfed.data.partitions.base import Partition
 from rayfed.data.partitions.natural import Natural
 from rayfed.data.partitions.table import client_domain, partition_hash
 from rayfed.data.population import Population, TestSet, as_array, check_inputs, model_inputs
+from rayfed.data.readers.files import note
 from rayfed.data.sets import DATASETS
 
 
@@ -156,6 +157,11 @@ def _partitioned(data: Any, partition: Any, leave_out: str | Sequence[str] | Non
     dataset = load_without_domain(data, leave_out)
     clients = _clients(partition.split(dataset), type(partition).__name__)
     _check_clients(dataset, clients)
+    _tell_equal_images(dataset)
+    untested = [client.id for client in clients if not len(client.test)]
+    if 0 < len(untested) < len(clients):
+        ids = ", ".join(map(str, untested[:5])) + (", …" if len(untested) > 5 else "")
+        note(f"{dataset.name}: {len(untested)} of {len(clients)} clients have no test examples: {ids}")
     return dataset, clients
 
 
@@ -216,6 +222,20 @@ def _check_inputs(dataset: Dataset, name: str) -> None:
         if not len(values):
             raise UsageError(f"data.name={name}: {part}: no examples")
         check_inputs(f"data.name={name}: {part}", values)
+
+
+def _tell_equal_images(dataset: Dataset) -> None:
+    """Name each class of a domain whose images are all equal, as they are where something was lost on the way."""
+    if dataset.images.ndim < 3 or not len(dataset):
+        return
+    groups = dataset.domain.astype(np.int64) * dataset.num_classes + dataset.labels
+    order = np.argsort(groups, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        first = select_rows(dataset.images, rows[:1])[:]
+        others = (select_rows(dataset.images, rows[place : place + 1])[:] for place in range(1, len(rows)))
+        if len(rows) > 1 and all(np.array_equal(first, other) for other in others):
+            domain = dataset.domains[dataset.domain[rows[0]]]
+            note(f"{dataset.name}: all {len(rows)} images of class {dataset.labels[rows[0]]} of {domain} are equal")
 
 
 def client_table(dataset: Dataset, held_rows: Sequence[ClientRows]) -> ClientTable:

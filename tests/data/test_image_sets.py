@@ -1,6 +1,8 @@
 """Each set of images, written small in its published form, becomes a population of the right domains and classes."""
 
 import os
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -13,7 +15,14 @@ from rayfed.core.registry import resolve
 from rayfed.data.domain_sampling import DomainSampling
 from rayfed.data.loading import load
 from rayfed.data.readers import decoding
+from rayfed.data.readers.files import note
 from rayfed.data.sets import DATASETS
+
+
+@pytest.fixture(autouse=True)
+def a_new_process():
+    """Every note is printed once in a process."""
+    note.cache_clear()
 
 
 def made(name, root, **others):
@@ -153,7 +162,7 @@ def test_torchvisions_layout_has_its_own_split(tmp_path, names, tests):
 
 
 def decoded(file, size):
-    return decoding.resize_image(decoding.open_image(file), size).tobytes()
+    return decoding.resize_image(decoding.open_image(file)[0], size).tobytes()
 
 
 @pytest.mark.parametrize("names", [("val", "test"), ("train", "test", "day"), ("day", "validation")])
@@ -424,3 +433,174 @@ def test_decoding_reports_how_far_it_is(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("rayfed.core.status_line.LINE_SECONDS", 0.0)
     decoding.run_in_threads(lambda row: None, 130, "images")
     assert capsys.readouterr().err.splitlines() == ["images: 64 of 130", "images: 128 of 130", "images: 130 of 130"]
+
+
+RED, SQUARE = (220, 30, 10), np.pad(np.full((4, 4), 255, np.uint8), 2)
+
+
+def with_alpha(colour, mode="RGBA"):
+    """A square of a colour on nothing."""
+    image = Image.new("RGBA", (8, 8), (*colour, 255))
+    image.putalpha(Image.fromarray(SQUARE))
+    return image.convert(mode)
+
+
+def on_white(colour):
+    return np.where(SQUARE[..., None] == 255, np.array(colour), 255).astype(np.uint8)
+
+
+def palette():
+    image = Image.fromarray((SQUARE // 255).astype(np.uint8), "P")
+    image.putpalette([0, 0, 0, *RED])
+    image.info["transparency"] = 0
+    return image
+
+
+def sixteen_bits(path):
+    """A PNG of 16 bits per channel, which Pillow cannot write: 256 times the shown values, and some."""
+    values = (np.arange(8 * 8 * 3).reshape(8, 24) * 256 + 77).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    )
+    return (values >> 8).astype(np.uint8).reshape(8, 8, 3)
+
+
+class TestUsersImages:
+    """Images as users have them keep what they show, or one line says what is lost."""
+
+    def folder(self, tmp_path, image, name="x.png", **options):
+        target = tmp_path / "own" / "a" / name
+        picture(tmp_path / "own" / "b" / "0.png", 8)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        image(target) if callable(image) else image.save(target, **options)
+        return np.asarray(made("imagefolder", tmp_path, size=8, test=0.0).images)[0].transpose(1, 2, 0)
+
+    @pytest.mark.parametrize(
+        ("image", "name", "expected"),
+        [
+            (with_alpha((0, 0, 0)), "x.png", on_white((0, 0, 0))),
+            (with_alpha(RED), "x.webp", on_white(RED)),
+            (with_alpha((90, 90, 90), "LA"), "x.png", on_white((90, 90, 90))),
+            (palette(), "x.gif", on_white(RED)),
+            (palette(), "x.png", on_white(RED)),
+        ],
+    )
+    def test_what_is_transparent_is_white(self, tmp_path, capsys, image, name, expected):
+        options = {"lossless": True} if name == "x.webp" else {}
+        np.testing.assert_array_equal(self.folder(tmp_path, image, name, **options), expected)
+        said = f"rayfed: {tmp_path / 'own'}: 1 of 2 images have transparent pixels, which are shown on white"
+        assert capsys.readouterr().err.splitlines() == [said]
+        note.cache_clear()  # as in another process, which finds the images in the cache
+        made("imagefolder", tmp_path, size=8, test=0.0)
+        assert capsys.readouterr().err.splitlines() == [said]
+
+    def test_white_on_nothing_is_refused(self, tmp_path):
+        with pytest.raises(UsageError, match=r"x.png: only white is left where it is shown on white; save it with a"):
+            self.folder(tmp_path, with_alpha((255, 255, 255)))
+
+    @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif", "MPO"])
+    def test_cameras_say_how_an_image_is_turned(self, tmp_path, ending):
+        pixels = np.zeros((8, 8, 3), np.uint8)
+        pixels[:, :4] = 200  # the left half is light
+        for orientation, side in ((1, np.s_[:, :4]), (3, np.s_[:, 4:]), (6, np.s_[:4]), (8, np.s_[4:])):
+            exif = Image.Exif()
+            exif[0x0112] = orientation
+            shown = self.folder(tmp_path, Image.fromarray(pixels), f"x.{ending}", exif=exif)
+            light = np.zeros((8, 8), bool)
+            light[side] = True
+            np.testing.assert_array_equal(shown.mean(axis=2) > 100, light)
+
+    @pytest.mark.parametrize(
+        ("image", "name", "expected"),
+        [
+            (Image.fromarray(SQUARE).convert("1"), "x.png", np.repeat(SQUARE[..., None], 3, 2)),
+            (Image.fromarray(SQUARE).convert("1"), "x.tiff", np.repeat(SQUARE[..., None], 3, 2)),
+            (Image.fromarray(SQUARE // 2), "x.PGM", np.repeat(SQUARE[..., None] // 2, 3, 2)),
+            (Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "x.tif", np.full((8, 8, 3), (255, 0, 0))),
+            (Image.fromarray(SQUARE.astype(np.uint16) // 3), "x.png", np.repeat(SQUARE[..., None] // 3, 3, 2)),
+            (Image.new("RGB", (8, 8), RED), "x.bmp", np.full((8, 8, 3), RED)),
+            (Image.new("RGB", (8, 8), RED), "x.tga", np.full((8, 8, 3), RED)),
+            (Image.new("RGB", (8, 8), RED), "x.ppm", np.full((8, 8, 3), RED)),
+        ],
+    )
+    def test_every_mode_has_its_values(self, tmp_path, capsys, image, name, expected):
+        np.testing.assert_array_equal(self.folder(tmp_path, image, name), expected)
+        assert capsys.readouterr().err == ""
+
+    def test_what_is_lost_is_counted(self, tmp_path, capsys):
+        written = []
+        shown = self.folder(tmp_path, lambda path: written.append(sixteen_bits(path)))
+        np.testing.assert_array_equal(shown, written[0])
+        assert "1 of 2 images have 16 bits per channel, of which the high 8 are read" in capsys.readouterr().err
+        frames = [Image.new("L", (8, 8), value) for value in (10, 200)]
+        shown = self.folder(tmp_path, frames[0], "f.gif", save_all=True, append_images=frames[1:])
+        assert (shown == 10).all()
+        assert "1 of 3 images have several frames, of which the first is read" in capsys.readouterr().err
+
+    def test_folders_below_a_class_are_read_and_other_files_counted(self, tmp_path, capsys):
+        root = tmp_path / "own"
+        names = ("0.PNG", "ward/1.jpeg", "ward/2.Jfif", "ward/old/3.gif", "4.ppm", "5.webp")
+        for number, name in enumerate(names):
+            path = root / "a" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), 40 * number).save(path)
+        picture(root / "b" / "0.png", 8)
+        for name in (
+            "notes.txt",
+            "ward/more.TXT",
+            "ward/scan",
+            ".hidden.png",
+            "report.pdf",
+            ".ipynb_checkpoints/x.png",
+        ):
+            (root / "b" / name).parent.mkdir(exist_ok=True)
+            (root / "b" / name).write_bytes(b"")
+        for name in (".DS_Store", "Thumbs.db", "._0.png", "desktop.ini", "__MACOSX/0.png"):
+            (root / "b" / name).parent.mkdir(exist_ok=True)
+            (root / "b" / name).write_bytes(b"")
+        (root / "__MACOSX").mkdir()
+        (root / "a" / "ward" / "again").symlink_to(root / "a")
+        dataset = made("imagefolder", tmp_path, size=8, test=0.0)
+        assert dataset.labels.tolist() == [0] * 6 + [1]
+        assert sorted(dataset.images[:6, 0, 4, 4].round(-1).tolist()) == [0, 40, 80, 120, 160, 200]
+        said = "6 files were left out: 2 .txt, 1 .ipynb_checkpoints/, 1 hidden, 1 .pdf, 1 without an ending"
+        *_, line = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"rayfed: {root}: 6 files were left out: 2 .txt, ")
+        assert set(line.rpartition(": ")[2].split(", ")) == set(said.rpartition(": ")[2].split(", "))
+
+    def test_an_empty_file_is_named(self, tmp_path):
+        with pytest.raises(UsageError, match=r"own/a/x.png: missing, empty, truncated, damaged or not an image"):
+            self.folder(tmp_path, lambda path: path.write_bytes(b""))
+
+    def test_patients_below_classes(self, tmp_path, capsys):
+        own = tmp_path / "own"
+        image_sets.tree(own, ("benign", "malignant"), ("p0", "p1"), each=2)
+        assert made("imagefolder", tmp_path, size=8).domains == ("benign", "malignant")
+        assert made("imagefolder", tmp_path, size=8, domains=["images"]).num_classes == 2
+        for title in ("p0", "p1"):
+            (own / "malignant" / title).rename(own / "malignant" / f"other {title}")
+        dataset = made("imagefolder", tmp_path, size=8, test=0.0)
+        assert (dataset.domains, dataset.labels.tolist()) == (("images",), [0] * 4 + [1] * 4)
+        assert f"{own}: benign,malignant are taken for classes, with all folders below" in capsys.readouterr().err
+        picture(own / "loose.png")
+        with pytest.raises(UsageError, match=r"own/loose.png: an image without a label"):
+            made("imagefolder", tmp_path, size=8)
+
+
+def test_a_class_of_equal_images_and_untested_clients_are_named(tmp_path, capsys):
+    for number in range(3):
+        picture(tmp_path / "own/a" / f"{number}.png", 8)
+        (tmp_path / "own/b").mkdir(exist_ok=True)
+        Image.new("L", (8, 8)).save(tmp_path / "own/b" / f"{number}.png")
+    load("imagefolder", {"folder": str(tmp_path / "own"), "size": 8})
+    assert capsys.readouterr().err == "rayfed: imagefolder: all 3 images of class 1 of images are equal\n"
+    rows = np.arange(9)
+    np.savez(tmp_path / "x.npz", images=rows[:, None] / 9, labels=rows % 2, client=rows % 3, is_test=rows == 4)
+    load("npz", {"file": str(tmp_path / "x.npz")})
+    assert capsys.readouterr().err == "rayfed: x: 2 of 3 clients have no test examples: 0, 2\n"

@@ -100,7 +100,7 @@ def test_blocks_give_the_images_of_one_pass(monkeypatch, tmp_path, size):
 
 
 def test_folders_without_good_photographs_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"data\.photographs=.*no \.jpg"):
+    with pytest.raises(UsageError, match=r"data\.photographs=.*contains no image; expected files that end in \.png"):
         MnistM(photographs=str(tmp_path)).load()
     (tmp_path / "a.jpg").write_bytes(b"no picture")
     with pytest.raises(UsageError, match=r"a\.jpg: missing, empty, truncated, damaged or not an image"):

@@ -91,6 +91,30 @@ class TestFeatures:
         assert dataset.images.shape == (2, 3, 5, 5)
         assert dataset.images[1, 0].tolist() == [[200] * 5] * 5
 
+    def test_all_cells_decide_on_grey_and_every_cell_is_shown_as_it_is_meant(self, tmp_path, capsys):
+        def cell(image, kind="PNG", **options):
+            buffer = io.BytesIO()
+            image.save(buffer, kind, **options)
+            return buffer.getvalue()
+
+        exif = Image.Exif()
+        exif[0x0112] = 3
+        half = Image.new("RGBA", (4, 6), (250, 0, 0, 255))
+        half.paste((0, 0, 0, 0), (0, 0, 4, 3))
+        turned = Image.new("L", (4, 6), 90)
+        turned.paste(0, (0, 3, 4, 6))
+        cells = [png(10, "L"), png(200), cell(half), cell(turned, exif=exif), cell(Image.new("1", (4, 6), 1))]
+        dataset = Table(file=write(tmp_path, image=cells, label=[0, 1, 0, 1, 0])).load()
+        assert dataset.images.shape == (5, 3, 6, 4)
+        corners = [[(10, 10, 10)] * 2, [(200, 0, 55)] * 2, [(255, 255, 255), (250, 0, 0)], [(0, 0, 0), (90, 90, 90)]]
+        corners.append([(255, 255, 255)] * 2)
+        assert dataset.images[:, :, (0, 5), 0].transpose(0, 2, 1).tolist() == [list(map(list, two)) for two in corners]
+        assert "column 'image': 1 of 5 images have transparent pixels, which are shown" in capsys.readouterr().err
+        grey = [png(10, "L"), cell(half.convert("LA")), cell(Image.fromarray(np.full((6, 4), 7, np.uint16)))]
+        dataset = Table(file=write(tmp_path, "grey.parquet", image=grey, label=[0, 1, 0])).load()
+        assert dataset.images.shape == (3, 1, 6, 4)
+        assert dataset.images[:, 0, (0, 5), 0].tolist() == [[10, 10], [255, 75], [7, 7]]
+
     def test_more_rows_than_are_decoded_at_a_time_over_two_files(self, tmp_path):
         values = np.arange(2100) % 256
         cells = [png(int(value), "L", (1, 1)) for value in values]

@@ -1,17 +1,23 @@
 """Listings of image files in folders that are named after the classes."""
 
+import functools
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import index_within_group
+from rayfed.data.readers.files import note
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+EXPECTED = "files that end in .png, .jpg or another format that Pillow reads"
+SYSTEM = ("__macosx", "desktop.ini", "thumbs.db")  # what systems leave beside a user's files
+_RECOGNISED_ONLY = ("BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF")  # by Pillow, which decodes none of them
 
 
 class Entry(NamedTuple):
@@ -48,15 +54,65 @@ class Listing:
         return cls(root, files, labels.astype(np.int64), domain, is_test, client, index_within_group(domain))
 
 
+@functools.cache
+def endings() -> frozenset[str]:
+    """Return the endings of the files that Pillow decodes, in lower case."""
+    formats = Image.registered_extensions()
+    decoded = ({"MPO"} | set(Image.OPEN)) - set(_RECOGNISED_ONLY)
+    return frozenset(ending for ending, name in formats.items() if name in decoded)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in SYSTEM
+
+
+def _ending(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
+
+
 def folders(path: Path) -> list[str]:
     """Return the sorted names of the folders in `path`, without hidden ones."""
-    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not _is_hidden(entry.name))
 
 
-def image_files(path: Path) -> list[str]:
-    """Return the sorted names of the image files in `path`, without hidden ones."""
-    names = (entry.name for entry in os.scandir(path) if entry.name.lower().endswith(ENDINGS))
-    return sorted(name for name in names if not name.startswith("."))
+def loose_images(path: Path) -> list[str]:
+    """Return the sorted names of the image files in `path` itself, without hidden ones."""
+    names = (entry.name for entry in os.scandir(path) if not entry.is_dir() and not _is_hidden(entry.name))
+    return sorted(name for name in names if _ending(name) in endings())
+
+
+def image_files(path: Path, left_out: Counter[str]) -> list[str]:
+    """Return the sorted paths of the image files below `path`, relative to it, without hidden ones.
+
+    The other files are counted in `left_out` by their endings, except those that systems leave.
+    """
+    found = []
+    for folder, inner, names in os.walk(path, followlinks=True):
+        here = os.path.realpath(folder)
+        left_out.update(f"{name}/" for name in inner if name.startswith("."))
+        inner[:] = [
+            name for name in inner if not _is_hidden(name) and not _leads_back(os.path.join(folder, name), here)
+        ]
+        for name in names:
+            if name.startswith("."):
+                left_out["hidden"] += _ending(name) in endings() and not name.startswith("._")  # as a Mac leaves
+            elif _ending(name) in endings():
+                found.append(os.path.relpath(os.path.join(folder, name), path))
+            elif not _is_hidden(name):
+                left_out[_ending(name) or "without an ending"] += 1
+    return sorted(found)
+
+
+def _leads_back(path: str, here: str) -> bool:
+    """Return whether `path` is a link to a folder that contains the folder `here`, so that a walk would not end."""
+    return os.path.islink(path) and f"{here}/".startswith(f"{os.path.realpath(path)}/")
+
+
+def tell_left_out(root: Path, left_out: Counter[str]) -> None:
+    """Count in one line the files below `root` that are no images."""
+    if count := left_out.total():
+        kinds = ", ".join(f"{number} {kind}" for kind, number in left_out.most_common() if number)
+        note(f"{root}: {count} {'file was' if count == 1 else 'files were'} left out: {kinds}")
 
 
 def class_names(root: Path, domains: Iterable[str], count: int) -> tuple[str, ...]:
@@ -69,7 +125,7 @@ def class_names(root: Path, domains: Iterable[str], count: int) -> tuple[str, ..
 
 
 def walk(root: Path, domains: Mapping[int, str], classes: Sequence[str], *, ignore_others: bool = False) -> list[Entry]:
-    """Return the images of `<root>/<domain>/<class>/`.
+    """Return the images of `<root>/<domain>/<class>/` and of the folders below.
 
     Args:
         root: Folder of the dataset.
@@ -80,12 +136,12 @@ def walk(root: Path, domains: Mapping[int, str], classes: Sequence[str], *, igno
     Raises:
         UsageError: A folder is missing, empty or not one of `classes`, or an image is in no class folder.
     """
-    entries = []
+    entries, left_out = [], Counter[str]()
     for number, name in domains.items():
         folder = root / name
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder; expected the class folders {_abbreviated(classes)}")
-        present, stray = folders(folder), image_files(folder)
+        present, stray = folders(folder), loose_images(folder)
         missing = [label for label in classes if label not in present]
         unknown = [label for label in present if label not in classes]
         if missing:
@@ -97,10 +153,11 @@ def walk(root: Path, domains: Mapping[int, str], classes: Sequence[str], *, igno
         if stray:
             raise UsageError(f"{folder / stray[0]}: an image without a label; move it to the folder of its class")
         for label, title in enumerate(classes):
-            files = image_files(folder / title)
+            files = image_files(folder / title, left_out)
             if not files:
-                raise UsageError(f"{folder / title}: contains no image; expected {', '.join(ENDINGS)}")
+                raise UsageError(f"{folder / title}: contains no image; expected {EXPECTED}")
             entries += [Entry(os.path.join(name, title, file), label, number) for file in files]
+    tell_left_out(root, left_out)
     return entries
 
 

@@ -6,18 +6,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from rayfed.core.errors import UsageError
 from rayfed.core.status_line import StatusLine
-from rayfed.data.cache import memory_mapped
-from rayfed.data.readers.files import files_hash, readable
+from rayfed.data.cache import Create, cached
+from rayfed.data.readers.files import files_hash, note, readable
 
-VERSION = 1  # raise it when the pixels change
+VERSION = 2  # raise it when the pixels change
 BLOCK = 64  # files per task of a thread
 
 DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N", "F")
 """Pillow's modes with more than 8 bits per pixel."""
+GREY = ("1", "L", "LA", "La", *DEEP)
+CHANGES = {
+    1: "have transparent pixels, which are shown on white",
+    2: "have several frames, of which the first is read",
+    4: "have 16 bits per channel, of which the high 8 are read",
+}
+"""What of an image is lost, by the bit that stands for it."""
 
 
 def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.ndarray:
@@ -28,15 +35,27 @@ def decode_images(name: str, root: Path, files: Sequence[str], size: int) -> np.
     Raises:
         UsageError: A file is missing, empty, truncated, damaged or not an image.
     """
-    key = {"version": VERSION, "files": files_hash(root, files)}
-    return memory_mapped(name, key, (len(files), 3, size, size), "uint8", lambda out: _fill(out, name, root, files))
+
+    def write(create: Create) -> None:
+        changes, images = create("changes", (len(files),), "uint8"), create("images", shape, "uint8")
+
+        def decode(row: int) -> None:
+            image, changes[row] = open_image(root / files[row])
+            images[row] = resize_image(image, size)
+
+        run_in_threads(decode, len(files), f"{name}: decoding images (only once)")
+
+    shape = (len(files), 3, size, size)
+    arrays = cached(name, {"version": VERSION, "files": files_hash(root, files), "size": size}, write)
+    tell_changes(str(root), arrays["changes"])
+    return arrays["images"]
 
 
-def _fill(out: np.ndarray, name: str, root: Path, files: Sequence[str]) -> None:
-    def decode(row: int) -> None:
-        out[row] = resize_image(open_image(root / files[row]), out.shape[-1])
-
-    run_in_threads(decode, len(files), f"{name}: decoding images (only once)")
+def tell_changes(where: str, changes: np.ndarray) -> None:
+    """Count in one line each what of the images is lost; `changes` [n] are sums of the bits of `CHANGES`."""
+    for bit, words in CHANGES.items():
+        if count := np.count_nonzero(changes & bit):
+            note(f"{where}: {count} of {len(changes)} images {words}")
 
 
 def run_in_threads(work: Callable[[int], None], count: int, what: str) -> None:
@@ -55,28 +74,45 @@ def run_in_threads(work: Callable[[int], None], count: int, what: str) -> None:
             status.show(f"{what}: {done:,} of {count:,}")
 
 
-def check_depth(image: Image.Image, where: str) -> None:
-    """Raise UsageError if pixels are lost in 8 bits per channel, to which Pillow cuts them off: above 255 is white."""
-    if image.mode not in DEEP:
-        return
-    pixels = np.asarray(image)
-    if not ((pixels >= 0) & (pixels <= 255) & (pixels == np.floor(pixels))).all():
-        raise UsageError(
-            f"{where}: its pixels are {pixels.dtype} from {pixels.min():g} to {pixels.max():g}; an image has integers "
-            "from 0 to 255, so scale and save these with 8 bits first"
-        )
+def decoded(image: Image.Image, where: str) -> tuple[Image.Image, int]:
+    """Return an opened image upright, grey (L) or in colour (RGB), and the sum of the bits of its `CHANGES`.
+
+    Raises:
+        UsageError: Its pixels are no bytes, or all of them are white once they are shown on white.
+    """
+    changes = 2 if getattr(image, "is_animated", False) and image.format != "MPO" else 0  # previews in a photograph
+    changes |= 4 if image.mode not in DEEP and ";16" in str(getattr(image, "tile", "")) else 0
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
+    mode = "L" if image.mode in GREY else "RGB"
+    if image.mode in DEEP:  # Pillow cuts them off at 255, so that most of a 16-bit image would be white
+        pixels = np.asarray(image)
+        if not ((pixels >= 0) & (pixels <= 255) & (pixels == np.floor(pixels))).all():
+            raise UsageError(
+                f"{where}: its pixels are {pixels.dtype} from {pixels.min():g} to {pixels.max():g}; an image has "
+                "integers from 0 to 255, so scale and save these with 8 bits first"
+            )
+        image = Image.fromarray(pixels.astype(np.uint8))
+    if image.has_transparency_data:
+        layers = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers)
+        given, shown = np.asarray(layers), np.asarray(image)
+        if given[..., 3].min() < 255:
+            changes |= 1
+            if (shown == shown[0, 0]).all() and not (given == given[0, 0]).all():
+                raise UsageError(f"{where}: only white is left where it is shown on white; save it with a background")
+    return image.convert(mode), changes
 
 
-def open_image(path: Path) -> Image.Image:
-    """Open an image file as RGB.
+def open_image(path: Path) -> tuple[Image.Image, int]:
+    """Open an image file as RGB, and return with it what `decoded` says is lost.
 
     Raises:
         UsageError: The file cannot be decoded, or has pixels that are no bytes.
     """
-    with readable(path, "an image"), Image.open(path) as image:
-        image.load()
-        check_depth(image, str(path))
-        return image.convert("RGB")
+    with readable(path, "an image"), Image.open(path) as opened:
+        image, changes = decoded(opened, str(path))
+        return image.convert("RGB"), changes
 
 
 def resize_image(image: Image.Image, size: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.data.readers.array_files import Arrays, validated_arrays
 from rayfed.data.readers.class_folders import walk
-from rayfed.data.readers.decoding import open_image, resize_image, run_in_threads
+from rayfed.data.readers.decoding import open_image, resize_image, run_in_threads, tell_changes
 from rayfed.data.readers.files import readable
 from rayfed.data.readers.pickled import read_pickle
 
@@ -88,13 +88,15 @@ def read_mnist_m_pickle(path: Path, side: str) -> Arrays:
 
 def _read_images(folder: Path, entries: list[tuple[str, int]]) -> Arrays:
     """Read image files, resized to squares as wide as the first one: uint8 [n, side, side, 3]."""
-    first = open_image(folder / entries[0][0])
-    images = np.empty((len(entries), first.width, first.width, 3), np.uint8)
+    side = open_image(folder / entries[0][0])[0].width
+    images, changes = np.empty((len(entries), side, side, 3), np.uint8), np.zeros(len(entries), np.uint8)
 
     def read(row: int) -> None:
-        images[row] = resize_image(open_image(folder / entries[row][0]), first.width).transpose(1, 2, 0)
+        image, changes[row] = open_image(folder / entries[row][0])
+        images[row] = resize_image(image, side).transpose(1, 2, 0)
 
     run_in_threads(read, len(entries), f"{folder.name}: reading images (only once)")
+    tell_changes(str(folder), changes)
     return validated_arrays(folder, images, [label for _, label in entries], (None, None, 3), 10)
 
 

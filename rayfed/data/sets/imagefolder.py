@@ -1,13 +1,16 @@
 """A user's own images, with one folder per class, optionally inside one folder per domain or per split."""
 
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.working_folder import absolute, looked_in
 from rayfed.data.dataset import Dataset
-from rayfed.data.readers.class_folders import Entry, Listing, folders, image_files, walk
+from rayfed.data.readers.class_folders import Listing, folders, image_files, loose_images, walk
+from rayfed.data.readers.files import note
 from rayfed.data.sets.image_domains import ImageFiles
 
 
@@ -15,8 +18,10 @@ from rayfed.data.sets.image_domains import ImageFiles
 class ImageFolder(ImageFiles):
     """Images in `<folder>/<domain>/<class>/`, `<folder>/<class>/`, or `<folder>/train/<class>/` beside `test` or `val`.
 
-    Every domain has the same classes, numbered in the order of their folders' names. Without domain folders, there is
-    one domain, "images". Its split is drawn (`test`), unless there are folders `train` and `test` or `val`, as
+    Every domain has the same classes, numbered in the order of their folders' names; images in folders below a class
+    belong to it. Without domain folders, there is one domain, "images", and the outer folders are classes. They are
+    also taken for classes if no two of them have a folder of one name, or if images lie in each, or with
+    `domains=[images]`. The split is drawn (`test`), unless there are folders `train` and `test` or `val`, as
     torchvision has them: then these are the test images. With both, those of `val` are training images, of which each
     client's validation part is drawn. Folders named like splits are domains only if `domains` names them.
     """
@@ -41,9 +46,8 @@ class ImageFolder(ImageFiles):
         domains, (outer, inner) = self.selected_domains(), self._folders()
         root, classes = absolute(self.folder), tuple(inner or outer)
         if splits := self._splits(outer):
-            entries: list[Entry] = []
-            for name, is_test in splits.items():
-                entries += [entry._replace(is_test=is_test) for entry in walk(root, {0: name}, classes)]
+            found, is_test = walk(root, dict(enumerate(splits)), classes), list(splits.values())
+            entries = [entry._replace(domain=0, is_test=is_test[entry.domain]) for entry in found]
             return self.dataset(Listing.of(root, entries), domains, len(classes), published=True)
         domain_folders = dict(enumerate(domains if inner else ("",)))
         return self.dataset(Listing.of(root, walk(root, domain_folders, classes)), domains, len(classes))
@@ -69,9 +73,14 @@ class ImageFolder(ImageFiles):
         if not root.is_dir():
             raise UsageError(f"data.folder={self.folder}: no such folder{looked_in(self.folder)}; expected {layout}")
         outer = folders(root)
-        inner = sorted({name for first in outer for name in folders(root / first)})
-        if not outer or not (inner or any(image_files(root / name) for name in outer)):
+        inner_of = {name: folders(root / name) for name in outer}
+        inner = sorted({name for names in inner_of.values() for name in names})
+        if not outer or not (inner or any(image_files(root / name, Counter()) for name in outer)):
             raise UsageError(f"data.folder={self.folder}: no images in folders; expected {layout}")
+        if inner and self._are_classes(root, inner_of):
+            return outer, []
+        if inner and (loose := loose_images(root)):
+            raise UsageError(f"{root / loose[0]}: an image without a label; move it to the folder of its class")
         splits = {*self.train_names, *self.test_names, *self.val_names}
         split_names = [name for name in outer if name.lower() in splits]
         if inner and split_names and not self.domains and not self._splits(outer):
@@ -86,3 +95,16 @@ class ImageFolder(ImageFiles):
                 f"a split inside of a domain is not read; expected {layout}"
             )
         return outer, inner
+
+    def _are_classes(self, root: Path, inner_of: dict[str, list[str]]) -> bool:
+        """Return whether the outer folders are classes, although they have folders: of patients, for example."""
+        if self.domains == ["images"] and "images" not in inner_of:
+            return True
+        if self.domains or len(inner_of) < 2 or self._splits(list(inner_of)):
+            return False
+        is_shared = max(Counter(name for names in inner_of.values() for name in names).values()) > 1
+        if is_shared and not all(loose_images(root / name) for name in inner_of):
+            return False
+        names = ",".join(inner_of)
+        note(f"{root}: {names} are taken for classes, with all folders below; for domains, give data.domains=[{names}]")
+        return True

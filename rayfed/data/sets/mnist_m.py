@@ -6,6 +6,7 @@ Networks", section 5.2.4.
 Ganin et al. used the photographs of BSDS500; any folder of photographs works.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,8 +22,8 @@ from rayfed.data.dataset import Dataset
 from rayfed.data.draws import floor_share
 from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, ChannelNormalisation
 from rayfed.data.readers import idx
-from rayfed.data.readers.class_folders import ENDINGS, image_files
-from rayfed.data.readers.decoding import open_image, resize_image
+from rayfed.data.readers.class_folders import EXPECTED, image_files, tell_left_out
+from rayfed.data.readers.decoding import open_image, resize_image, tell_changes
 from rayfed.data.sets.mnist import IdxFiles
 
 VERSION = 2  # raise it when the pixels change
@@ -128,12 +129,15 @@ def load_photographs(folder: str | None) -> list[np.ndarray]:
         from sklearn.datasets import load_sample_images  # imported late: takes a second
 
         return [np.asarray(Image.fromarray(image).reduce(2)) for image in load_sample_images().images]
-    root = absolute(folder)
-    paths = [root / name for name in image_files(root)] if root.is_dir() else []
+    root, left_out = absolute(folder), Counter[str]()
+    paths = [root / name for name in image_files(root, left_out)]
     if not paths:
-        problem = f"contains no {', '.join(ENDINGS)}" if root.is_dir() else f"no such folder{looked_in(folder)}"
+        problem = f"contains no image; expected {EXPECTED}" if root.is_dir() else f"no such folder{looked_in(folder)}"
         raise UsageError(f"data.photographs={folder}: {problem}; use null for scikit-learn's")
-    photographs = [np.asarray(open_image(path)) for path in paths]
+    tell_left_out(root, left_out)
+    opened = [open_image(path) for path in paths]
+    tell_changes(folder, np.array([changes for _, changes in opened]))
+    photographs = [np.asarray(image) for image, _ in opened]
     for path, pixels in zip(paths, photographs, strict=True):
         if min(pixels.shape[:2]) < SIDE:
             raise UsageError(f"{path}: {pixels.shape[1]} x {pixels.shape[0]} pixels; expected at least {SIDE} x {SIDE}")

@@ -1,5 +1,6 @@
 """Tiny ImageNet: 200 classes of ImageNet at 64 x 64."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import ChannelNormalisation
 from rayfed.data.published import Published
-from rayfed.data.readers.class_folders import Entry, Listing, image_files
+from rayfed.data.readers.class_folders import Entry, Listing, image_files, tell_left_out
 from rayfed.data.readers.decoding import decode_images
 from rayfed.data.readers.files import readable
 
@@ -45,14 +46,15 @@ class TinyImageNet(Published, ChannelNormalisation):
             wnids = (folder / "wnids.txt").read_text().split()
             if len(set(wnids)) != CLASSES:
                 raise ValueError(f"{len(set(wnids))} different classes")
-        entries = []
+        entries, left_out = [], Counter[str]()
         for label, wnid in enumerate(wnids if "train" in self.parts else ()):
             images = folder / "train" / wnid / "images"
             with readable(images, "a folder of images"):
-                files = image_files(images)
+                files = image_files(images, left_out)
                 if not files:
                     raise ValueError("it contains no image")
             entries += [Entry(f"train/{wnid}/images/{file}", label, 0) for file in files]
+        tell_left_out(folder, left_out)
         if "val" in self.parts:
             path = folder / "val" / "val_annotations.txt"
             with readable(path, "lines with an image and its class"):
