@@ -222,7 +222,7 @@ def _fetch(addresses: Iterable[str], path: Path, check: str, source: Source, sta
             _download(address, path, source, status)
             return _check(path, check)
         except (_Failed, OSError, HTTPException) as error:
-            problems.append(f"{address}: {error}")
+            problems.append(f"{address}: {str(error).strip('<>')}")
     raise _Failed("; ".join(problems))
 
 
@@ -288,13 +288,14 @@ def _from_hub(source: Source, folder: Path) -> None:
     `huggingface_hub` compares sizes; the revision identifies the contents, and the number of rows is checked.
     """
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import snapshot_download, utils
     except ImportError as error:
         raise _Failed("the Hugging Face hub needs a package: pip install 'rayfed-sim[hub]'") from error
     import pyarrow.parquet
 
     hub, has_images = source.hub, "domain" in source.hub
     place = folder / ".hub" if has_images else folder
+    utils.logging.set_verbosity_error()  # it would report each of five attempts
     try:
         snapshot_download(
             str(hub["repo"]),

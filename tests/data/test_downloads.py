@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import io
-import json
 import socket
 import tarfile
 import threading
@@ -12,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torchvision
 
@@ -22,7 +19,7 @@ from helpers.file_server import serving
 from helpers.text_and_sensors import write_har
 from rayfed.cli.main import main
 from rayfed.core.errors import UsageError
-from rayfed.data.loading import load
+from rayfed.data.loading import load, load_partitioned
 from rayfed.data.published import obtain, sources
 from rayfed.data.sets import DATASETS
 
@@ -218,6 +215,24 @@ class TestArchives:
         redirect(monkeypatch, server, "camelyon17", base=("",), verify={"metadata.csv": "lines:31"})
         assert len(load("camelyon17", options).clients) == 3
 
+    @pytest.mark.parametrize(("split", "first", "classes"), [("balanced", 0, 47), ("letters", 1, 26)])
+    def test_emnist_stands_upright_and_letters_count_from_zero(
+        self, monkeypatch, server, published, tmp_path, split, first, classes
+    ):
+        image_sets.emnist(published, split, first, classes)
+        folder = published / "EMNIST"
+        server.files["/gzip.zip"] = zipped(
+            {name: (folder / name).read_bytes() for name in listing(folder) if "." in name}
+        )
+        redirect(monkeypatch, server, "emnist", archives={"gzip.zip": md5(server.files["/gzip.zip"])})
+        options = {"root": str(tmp_path / "data"), "download": True, "split": split}
+        dataset, _ = load_partitioned("emnist", options, "iid", {"clients": 2})
+        assert (dataset.num_classes, int(dataset.is_test.sum()), len(dataset)) == (classes, 50, 150)
+        np.testing.assert_array_equal(dataset.labels[:classes], np.arange(classes))
+        stored = gzip.decompress((folder / f"gzip/emnist-{split}-train-images-idx3-ubyte.gz").read_bytes())
+        pixels = np.frombuffer(stored, np.uint8, 28 * 28, 16).reshape(28, 28)
+        np.testing.assert_array_equal(dataset.images[0, 0], pixels.T)
+
     def test_uci_har_is_an_archive_in_an_archive(self, monkeypatch, server, published, tmp_path):
         folder = write_har(published)
         inner = zipped(
@@ -274,14 +289,6 @@ class TestArchives:
             load("cifar10", {"root": str(tmp_path / "data"), "download": True})
 
 
-def write_table(path, columns, features):
-    """A Parquet file as the hub has them, whose metadata name the classes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table(columns)
-    metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
-    pq.write_table(table.replace_schema_metadata(metadata), path)
-
-
 class TestHub:
     @pytest.fixture(autouse=True)
     def hub(self, monkeypatch, server):
@@ -296,10 +303,10 @@ class TestHub:
         self.monkeypatch.setitem(sources(), name, replace(source, hub=hub))
 
     def test_texts_stay_in_their_tables(self, published, tmp_path):
-        features = {"label": {"_type": "ClassLabel", "names": ["World", "Sports", "Business", "Sci/Tech"]}}
+        classes = {"label": ["World", "Sports", "Business", "Sci/Tech"]}
         for part, count in (("train", 8), ("test", 4)):
             columns = {"text": [f"word{k} said" for k in range(count)], "label": [k % 4 for k in range(count)]}
-            write_table(published / f"data/{part}-00000-of-00001.parquet", columns, features)
+            image_sets.hub_table(published / f"data/{part}-00000-of-00001.parquet", columns, classes)
         self.serve("ag_news", published, rows=12)
         options = {"root": str(tmp_path / "data"), "download": True}
         for _ in range(2):
@@ -320,8 +327,7 @@ class TestHub:
             "domain": [path.parts[-3] for path in found],
             "label": [classes.index(path.parts[-2]) for path in found],
         }
-        features = {"domain": {"_type": "Value"}, "label": {"_type": "ClassLabel", "names": classes}}
-        write_table(published / "hub/data/train-00000-of-00001.parquet", columns, features)
+        image_sets.hub_table(published / "hub/data/train-00000-of-00001.parquet", columns, {"label": classes})
         self.serve("pacs", published / "hub", rows=len(found))
         copy = load("pacs", {"root": str(tmp_path / "data"), "download": True, "size": 16})
         made = load("pacs", {"root": str(published / "made"), "size": 16})
@@ -332,8 +338,28 @@ class TestHub:
             "art_painting", "cartoon", "photo", "sketch",
         ]  # fmt: skip
 
+    def test_femnist_has_writers_for_clients(self, published, tmp_path):
+        image_sets.femnist(published)
+        self.serve("femnist", published / "FEMNIST", rows=90)
+        population = load("femnist", {"root": str(tmp_path / "data"), "download": True})
+        assert (population.name, population.num_classes, population.shape) == ("femnist", 62, (1, 28, 28))
+        parts = [[len(part) for part in client.parts] for client in population.clients]
+        assert [sum(sizes) for sizes in parts] == [30, 30, 30]
+        assert [sizes[-1] for sizes in parts] == [3, 3, 3]
+
+    def test_celeba_has_celebrities_with_enough_images_for_clients(self, published, tmp_path):
+        image_sets.celeba(published)
+        self.serve("celeba", published / "CelebA", rows=44)
+        options = {"root": str(tmp_path / "data"), "download": True}
+        population = load("celeba", {**options, "size": 16})
+        assert (population.name, population.num_classes, population.shape) == ("celeba", 2, (3, 16, 16))
+        assert [sum(map(len, client.parts)) for client in population.clients] == [20, 20]
+        labels = np.concatenate([part.y for client in population.clients for part in client.parts])
+        assert labels.sum() == 10
+        assert len(load("celeba", {**options, "size": 16, "min_images": 4}).clients) == 3
+
     def test_rows_are_counted_and_a_missing_repository_is_one_line(self, published, tmp_path):
-        write_table(published / "data/train-0.parquet", {"text": ["a"], "label": [0]}, {})
+        image_sets.hub_table(published / "data/train-0.parquet", {"text": ["a"], "label": [0]}, {})
         self.serve("ag_news", published, rows=127600)
         with pytest.raises(UsageError, match=r"ag_news: .*fancyzhx/ag_news.*has 1 rows, but 127,600 were published"):
             load("ag_news", {"root": str(tmp_path / "data"), "download": True})
@@ -361,6 +387,8 @@ class TestTable:
         for name, known in (("cifar10", sets.CIFAR10), ("cifar100", sets.CIFAR100)):
             ((end, check),) = sources()[name].archives.items()
             assert (sources()[name].base[0] + end, check) == (known.url, f"md5:{known.tgz_md5}")
+        assert sources()["emnist"].archives == {"gzip.zip": f"md5:{sets.EMNIST.md5}"}
+        assert sets.EMNIST.url == sources()["emnist"].base[0] + "gzip.zip"
 
     def test_every_source_has_a_way_and_every_dataset_with_files_has_a_source(self):
         for source in sources().values():

@@ -1,15 +1,20 @@
 """Small datasets in their published forms, written for the tests that read them back."""
 
 import bz2
+import gzip
+import io
+import json
 import pickle
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import scipy.io
 import torch
 from PIL import Image
 
-from helpers.mnist_files import write_mnist
+from helpers.mnist_files import idx_bytes, write_mnist
 from rayfed.data.sets.domain_folders import DOMAINS, DomainNet10, OfficeCaltech10, Pacs
 
 RANDOM = np.random.default_rng(11)
@@ -173,6 +178,54 @@ def mnist_m(root: Path) -> None:
 def digits5(root: Path) -> None:
     for write in (mnist, svhn, usps, synthdigits, mnist_m):
         write(root)
+
+
+def emnist(root: Path, split: str = "balanced", first: int = 0, classes: int = 47) -> None:
+    (root / "EMNIST" / "gzip").mkdir(parents=True)
+    for side, count in (("train", 100), ("test", 50)):
+        labels = np.arange(count) % classes + first
+        for kind, array in (("images-idx3", digits(count, 28, 28)[0]), ("labels-idx1", labels)):
+            file = root / "EMNIST" / "gzip" / f"emnist-{split}-{side}-{kind}-ubyte.gz"
+            file.write_bytes(gzip.compress(idx_bytes(array), mtime=0))
+
+
+def hub_table(path: Path, columns: dict, classes: dict[str, list[str]]) -> None:
+    """A Parquet file as the hub has them, whose metadata name the classes of columns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    features = {name: {"_type": "Value"} for name in columns}
+    features |= {name: {"_type": "ClassLabel", "names": names} for name, names in classes.items()}
+    metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path)
+
+
+def png(*shape: int) -> dict[str, object]:
+    stream = io.BytesIO()
+    Image.fromarray(RANDOM.integers(0, 256, shape, dtype=np.uint8)).save(stream, "PNG")
+    return {"bytes": stream.getvalue(), "path": "image.png"}
+
+
+def femnist(root: Path) -> None:
+    rows = range(90)
+    columns = {
+        "image": [png(28, 28) for _ in rows],
+        "writer_id": [f"f{row % 3:04}_09" for row in rows],
+        "character": [row % 62 for row in rows],
+    }
+    names = [*"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"]
+    hub_table(root / "FEMNIST/default/train/0000.parquet", columns, {"character": names})
+
+
+def celeba(root: Path) -> None:
+    """Celebrities 1 and 2 have 20 images each, 3 has 4."""
+    people = {"train": [1] * 20, "valid": [2] * 20, "test": [3] * 4}
+    for split, ids in people.items():
+        columns = {
+            "image": [png(218, 178, 3) for _ in ids],
+            "celeb_id": ids,
+            "Male": [True for _ in ids],
+            "Smiling": [row % 4 == 0 for row in range(len(ids))],
+        }
+        hub_table(root / f"CelebA/img_align+identity+attr/{split}-00000-of-00001.parquet", columns, {})
 
 
 def imagefolder(root: Path) -> None:

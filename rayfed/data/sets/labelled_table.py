@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -136,7 +136,41 @@ class Table(LabelledTable):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFace(LabelledTable):
+class HubTables(LabelledTable):
+    """Base class of datasets in tables of the hub, of which the split named test has the test examples."""
+
+    name: ClassVar[str] = ""  # "": that of the folder
+
+    splits: list[str] | None = option(None, help="splits to read; null: all")
+
+    @property
+    def tables_folder(self) -> Path:
+        """The folder of the tables."""
+        raise NotImplementedError
+
+    def load(self) -> Dataset:
+        """Return the rows of all splits, training first; `source` is the split and `index` the row in it.
+
+        Raises:
+            UsageError: The folder has another format, files are missing or damaged, or columns do not match, as in
+                `parquet`.
+        """
+        folder = self.tables_folder
+        by_split = tables_by_split(folder)
+        for split in self.splits or []:
+            if split not in by_split:
+                raise UsageError(f"data.splits={self.splits}: {folder} has {', '.join(by_split)}")
+        splits = sorted(self.splits or by_split, key=lambda split: (split in columns.TEST, split))
+        files = [path for split in splits for path in by_split[split]]
+        counts = [sum(len(tables.read(path, [self.label])) for path in by_split[split]) for split in splits]
+        source = np.repeat(np.arange(len(splits), dtype=np.int8), counts)
+        is_test = np.isin(source, [number for number, split in enumerate(splits) if split in columns.TEST])
+        name = self.name or folder.name.removeprefix("datasets--").rpartition("--")[2]
+        return self.dataset(name, files, source, tuple(splits), is_test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFace(HubTables):
     """A labelled dataset of the hub in a local folder, read by pyarrow; nothing is downloaded.
 
     `folder` was written by `datasets.Dataset.save_to_disk` or `DatasetDict.save_to_disk`, is a copy of the dataset's
@@ -148,31 +182,14 @@ class HuggingFace(LabelledTable):
     """
 
     folder: str = option(help="folder of the dataset")
-    splits: list[str] | None = option(None, help="splits to read; null: all")
+
+    @property
+    def tables_folder(self) -> Path:
+        return absolute(self.folder)
 
     @property
     def partition_defaults(self) -> dict[str, Any]:
         if self.default_partition == "iid":
             return {}
-        splits = self.splits or tables_by_split(absolute(self.folder))
+        splits = self.splits or tables_by_split(self.tables_folder)
         return {} if any(split in columns.TEST for split in splits) else {"test": 0.25}
-
-    def load(self) -> Dataset:
-        """Return the rows of all splits, training first; `source` is the split and `index` the row in it.
-
-        Raises:
-            UsageError: The folder has another format, files are missing or damaged, or columns do not match, as in
-                `parquet`.
-        """
-        folder = absolute(self.folder)
-        by_split = tables_by_split(folder)
-        for split in self.splits or []:
-            if split not in by_split:
-                raise UsageError(f"data.splits={self.splits}: {folder} has {', '.join(by_split)}")
-        splits = sorted(self.splits or by_split, key=lambda split: (split in columns.TEST, split))
-        files = [path for split in splits for path in by_split[split]]
-        counts = [sum(len(tables.read(path, [self.label])) for path in by_split[split]) for split in splits]
-        source = np.repeat(np.arange(len(splits), dtype=np.int8), counts)
-        is_test = np.isin(source, [number for number, split in enumerate(splits) if split in columns.TEST])
-        name = folder.name.removeprefix("datasets--").rpartition("--")[2]
-        return self.dataset(name, files, source, tuple(splits), is_test)
