@@ -7,9 +7,9 @@ hashing as well.
 - `code_hash` takes in the sources of the user's modules from which objects come, and of the user's modules that these
   import, comments included. `resume=true` refuses to continue if it has changed. Of `__main__`, a script or a notebook,
   it takes in the bytecode of the functions and classes that the objects use, so that the line with `rounds=5` in it may
-  change.
+  change, but not the values of globals.
 - `object_hash` tells objects given in Python apart, and names them ("own:Net-1a2b3c"): by their names and modules, the
-  bytecode of their functions, and the values in closures, attributes and tensors.
+  bytecode of their functions, and the values in closures, defaults, attributes and tensors.
 
 Source is read once per import of a module, so a file edited after it was imported counts as it was.
 """
@@ -268,10 +268,12 @@ def _source(name: str, spec: importlib.machinery.ModuleSpec) -> ModuleSource | N
 
 _BARE = frozenset(vars(nn.Module()))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
+_WRAPPERS = (staticmethod, classmethod, property, types.MethodType, functools.partial, functools.cached_property)
+_WRAPPED = ("__wrapped__", "__func__", "__self__", "fget", "fset", "func", "args", "keywords")
 
 
 class _Walk:
-    """A hash of objects: of their names, their values and their bytecode, and for `__main__` of all that they mention.
+    """A hash of objects: of their names and values, and of the bytecode of the user's functions.
 
     Attributes:
         digest: The hash so far.
@@ -289,111 +291,79 @@ class _Walk:
         self.digest.update(repr(texts).encode())
 
     def feed(self, thing: Any) -> None:
+        self.put(type(thing).__name__)
         if isinstance(thing, _PLAIN):
-            self.put(type(thing).__name__, thing)
+            self.put(thing)
         elif isinstance(thing, torch.Tensor):
-            self._tensor(thing)
+            self.put(state_hash({"": thing}))
         elif isinstance(thing, (np.ndarray, np.generic)) and not thing.dtype.hasobject:
-            self.put("array", thing.dtype.str, thing.shape, thing.tobytes())
-        elif isinstance(thing, (set, frozenset)):
-            self.put("set", sorted(_shown(item) for item in thing))
-        elif id(thing) in self._seen:
-            self.put("again")
-        else:
+            self.put(thing.dtype.str, thing.shape, thing.tobytes())
+        elif id(thing) not in self._seen:
             self._seen[id(thing)] = thing
-            self._compound(thing)
+            for part in self._parts(thing):
+                self.feed(part)
             if isinstance(thing, (tuple, list, dict)):
                 del self._seen[id(thing)]  # equal constants may or may not be one object: only a cycle is seen
 
-    def _compound(self, thing: Any) -> None:
-        self.put(type(thing).__name__)
+    def _parts(self, thing: Any) -> Iterable[Any]:
+        """Return what makes up a compound object."""
         if isinstance(thing, Mapping):
-            self.feed(list(thing.items()))
-        elif isinstance(thing, (tuple, list)):
-            self.put(len(thing))
-            for item in thing:
-                self.feed(item)
-        elif isinstance(thing, types.CodeType):
-            self.put(thing.co_code, thing.co_names, thing.co_freevars, thing.co_exceptiontable)
-            self.feed(thing.co_consts)
-        elif isinstance(thing, types.FunctionType):
-            self._function(thing)
-        elif isinstance(thing, type):
-            self._class(thing)
-        elif isinstance(thing, (staticmethod, classmethod)):
-            self.feed(thing.__func__)
-        elif isinstance(thing, types.MethodType):
-            self.feed((thing.__self__, thing.__func__))
-        elif isinstance(thing, property):
-            self.feed((thing.fget, thing.fset))
-        elif isinstance(thing, functools.cached_property):
-            self.feed(thing.func)
-        elif isinstance(thing, functools.partial):
-            self.feed((thing.func, thing.args, thing.keywords))
-        elif isinstance(thing, nn.Module):
-            self._module(thing)
-        elif hasattr(thing, "__wrapped__"):  # functools.cache
-            self.feed(thing.__wrapped__)
-        elif self._meets(type(thing).__module__) and hasattr(thing, "__dict__") and not isinstance(thing, enum.Enum):
-            self.feed((type(thing), sorted(vars(thing).items())))
-        else:
-            self.put(type(thing).__module__, type(thing).__qualname__, _shown(thing))
+            return thing.items()
+        if isinstance(thing, (tuple, list)):
+            return [len(thing), *thing]
+        if isinstance(thing, (set, frozenset)):
+            return sorted(map(_shown, thing))
+        if isinstance(thing, types.CodeType):
+            return thing.co_code, thing.co_names, thing.co_freevars, thing.co_exceptiontable, thing.co_consts
+        if isinstance(thing, types.FunctionType):
+            return self._of_function(thing)
+        if isinstance(thing, type):
+            return self._of_class(thing)
+        if isinstance(thing, nn.Module):
+            return self._of_module(thing)
+        if isinstance(thing, _WRAPPERS) or hasattr(thing, "__wrapped__"):
+            return [getattr(thing, name) for name in _WRAPPED if hasattr(thing, name)]
+        if self._meets(type(thing).__module__) and hasattr(thing, "__dict__") and not isinstance(thing, enum.Enum):
+            return type(thing), sorted(vars(thing).items())
+        return type(thing).__module__, type(thing).__qualname__, _shown(thing)
 
-    def _tensor(self, tensor: torch.Tensor) -> None:
-        self.put("tensor", str(tensor.dtype), tuple(tensor.shape))
-        if self._weights or not isinstance(tensor, nn.Parameter):
-            self.put(state_hash({"": tensor}))
-
-    def _function(self, function: types.FunctionType) -> None:
+    def _of_function(self, function: types.FunctionType) -> Iterable[Any]:
         # A function that `exec` made in an empty namespace says that it is of builtins, which has none in Python.
         module = "__main__" if function.__module__ in (None, "builtins") else function.__module__
-        self.put(module, function.__qualname__)
-        if self._meets(module):
-            self.feed(function.__code__)
-        if module == "__main__":
-            self._globals(function)
-        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-        self.feed((function.__defaults__, function.__kwdefaults__, cells))
+        code = function.__code__ if self._meets(module) else None
+        mentioned = self._mentioned(function) if module == "__main__" else []
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        return module, function.__qualname__, code, mentioned, function.__defaults__, function.__kwdefaults__, cells
 
-    def _globals(self, function: types.FunctionType) -> None:
-        """Feed what a function of `__main__` imports and mentions."""
+    def _mentioned(self, function: types.FunctionType) -> list[Any]:
+        """Return the functions and classes that a function of `__main__` uses, and note the modules that it uses.
+
+        The values of other globals do not count: a list may grow while the code stays the same.
+        """
         codes = list(_codes(function.__code__))
         instructions = (instruction for code in codes for instruction in dis.get_instructions(code))
-        for module in sorted({str(one.argval) for one in instructions if one.opname == "IMPORT_NAME"}):
+        for module in {str(one.argval) for one in instructions if one.opname == "IMPORT_NAME"}:
             self._meets(module)
-        for name in sorted({name for code in codes for name in code.co_names} & function.__globals__.keys()):
-            value = function.__globals__[name]
-            if isinstance(value, types.ModuleType):
-                self._meets(value.__name__)
-            elif self._meets(type(value).__module__) and not isinstance(value, nn.Module):
-                self.put(name, type(value).__qualname__)  # such as a log: it changes while the code does not
-            else:
-                self.put(name)
-                self.feed(value)
+        names = sorted({name for code in codes for name in code.co_names} & function.__globals__.keys())
+        values = [function.__globals__[name] for name in names]
+        for value in values:
+            self._meets(value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__)
+        return [value for value in values if isinstance(value, (types.FunctionType, type))]
 
-    def _class(self, cls: type) -> None:
+    def _of_class(self, cls: type) -> Iterable[Any]:
         for base in cls.__mro__:
-            self.put(base.__module__, base.__qualname__)
-            if not self._meets(base.__module__):
-                continue
-            for name, value in sorted(vars(base).items()):
-                if not name.startswith("__") or isinstance(value, types.FunctionType):
-                    self.put(name)
-                    self.feed(value)
+            yield base.__module__, base.__qualname__
+            if self._meets(base.__module__):
+                for name, value in sorted(vars(base).items()):
+                    if not name.startswith("__") or isinstance(value, types.FunctionType):
+                        yield name, value
 
-    def _module(self, module: nn.Module) -> None:
-        self.feed(type(module))
-        text = getattr(module, "code", None)  # of TorchScript and torch.fx
-        self.put(text if isinstance(text, str) else None)
-        self.feed({name: value for name, value in sorted(vars(module).items()) if name not in _BARE})
+    def _of_module(self, module: nn.Module) -> Iterable[Any]:
         tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        for name, tensor in tensors:
-            self.put(name, tuple(tensor.shape))
-            if self._weights:
-                self.feed(tensor)
-        for name, child in module.named_children():
-            self.put(name)
-            self.feed(child)
+        state = [(name, tensor if self._weights else tuple(tensor.shape)) for name, tensor in tensors]
+        text = getattr(module, "code", None)  # of TorchScript and torch.fx
+        own = sorted((name, value) for name, value in vars(module).items() if name not in _BARE)
+        return type(module), text if isinstance(text, str) else None, own, state, list(module.named_children())
 
     def _meets(self, module: str | None) -> bool:
         """Return whether `module` is the user's own, and note it if so."""
@@ -413,11 +383,3 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

@@ -154,9 +154,10 @@ class TestCodeHash:
             return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
         before = printed(SCRIPT)
+        assert printed(SCRIPT.replace("SCALE = 3", "SCALE = 4")) == before  # the value of a global is not noticed
         assert printed(SCRIPT.replace("rounds = 1", "rounds = 2  # more")) == before
         assert printed(SCRIPT, FILES["uc_helper.py"].replace("TWO * x", "TWO + x")) != before
-        for old, new in (("- y", "+ y"), ("= 3", "= 4"), ("Net(4)", "Net(5)"), ("super().__init__()", "pass")):
+        for old, new in (("- y", "+ y"), ("Net(4)", "Net(5)"), ("super().__init__()", "pass")):
             assert old in SCRIPT
             assert printed(SCRIPT.replace(old, new)) != before
 
@@ -192,7 +193,7 @@ class TestObjectHash:
         assert len({user_code.object_hash(loss) for loss in both}) == 2
         assert user_code.object_hash(again) == user_code.object_hash(both[0])
 
-    def test_values_in_closures_defaults_globals_and_attributes_count(self):
+    def test_values_in_closures_defaults_and_attributes_count(self):
         def scaled(factor):
             return lambda x: factor * x
 
