@@ -142,10 +142,10 @@ class Dataset:
         """
         if not isinstance(images, (LazyRows, np.memmap)):
             images = model_inputs(f"dataset {name}: images", images)
-        labels, size = as_array(f"dataset {name}: labels", labels), len(labels)
+        labels = as_array(f"dataset {name}: labels", labels)
         if labels.ndim != 1 or labels.dtype.kind not in "biuf":
             raise UsageError(f"dataset {name}: labels are {labels.dtype} {list(labels.shape)}; expected integers [N]")
-        labels = class_labels(f"dataset {name}", labels)
+        labels, size = class_labels(f"dataset {name}", labels), len(labels)
         defaults = {
             "is_test": np.zeros(size, bool) if is_test is None else _as_booleans(np.asarray(is_test)),
             "domain": np.zeros(size, np.int16),
@@ -153,7 +153,7 @@ class Dataset:
             "source": np.zeros(size, np.int8),
             "sources": ("all",),
             "index": np.arange(size),
-            "num_classes": num_classes or count_classes(f"dataset {name}", [labels], "num_classes"),
+            "num_classes": count_classes(f"dataset {name}", [labels], "num_classes", num_classes),
         }
         return cls(name=name, images=images, labels=labels, **{**defaults, **others})
 

@@ -86,20 +86,23 @@ class Population:
         return self.clients[: len(self.clients) - self.unseen_clients]
 
 
-def count_classes(where: str, labels: Iterable[np.ndarray], key: str) -> int:
-    """Return the number of classes of integer labels, which count from 0; `key` sets it if class 0 has no example.
+def count_classes(where: str, labels: Iterable[np.ndarray], key: str, given: int | None = None) -> int:
+    """Return the number of classes of labels that count from 0: `given` by `key`, else the highest label plus 1.
 
     Raises:
-        UsageError: No label is 0, so that there would be a class too many if they count from 1.
+        UsageError: A label is too high for `given`, or no label is 0, so that there would be a class too many.
     """
     bounds = [(int(part.min()), int(part.max())) for part in labels if len(part)] or [(0, 0)]
     lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
-    if lowest > 0:
+    if given is not None and highest >= given:
+        remedy = f"; classes count from 0, so subtract {lowest}" if lowest > 0 else ""
+        raise UsageError(f"{where}: label {highest}, but there are {given} classes (0..{given - 1}); see {key}{remedy}")
+    if given is None and lowest > 0:
         raise UsageError(
             f"{where}: the labels are {lowest} to {highest}; classes count from 0, so subtract {lowest}, or give "
             f"{key}={highest + 1} if class 0 has no example"
         )
-    return highest + 1
+    return given or highest + 1
 
 
 def class_labels(where: str, labels: np.ndarray, place: Callable[[int], str] | None = None) -> np.ndarray:
@@ -170,7 +173,7 @@ def as_array(where: str, given: Any) -> np.ndarray:
             given = given.detach().cpu()
             given = (given.float() if str(given.dtype) == "torch.bfloat16" else given).numpy()
         values = native(np.asarray(given))
-    except (ValueError, TypeError) as error:  # rows of uneven lengths, or a dtype that only torch has
+    except (ValueError, TypeError, RuntimeError) as error:  # rows of uneven lengths, or a dtype that only torch has
         raise UsageError(f"{where} is no array of numbers ({' '.join(str(error).split())})") from error
     if any(stride < 0 or stride % values.itemsize for stride in values.strides):  # such as x[::-1]
         return np.ascontiguousarray(values)
@@ -189,6 +192,8 @@ def model_inputs(where: str, given: Any) -> np.ndarray:
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return x.astype(np.float32, copy=False)
+    if x.dtype == np.uint64 and x.size and x.max() > np.iinfo(np.int64).max:
+        raise UsageError(f"{where} has {x.max()} of uint64, which no tensor of int64 holds; number these values anew")
     return x.astype(np.int64 if x.itemsize > 2 else np.int32) if x.dtype.kind == "u" and x.itemsize > 1 else x
 
 

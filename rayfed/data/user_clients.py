@@ -85,8 +85,8 @@ class _Maker:
         for split, part in zip(SPLITS, client.parts, strict=True):
             where = f"clients[{number}].{split}"
             _check_part(where, part, *(self.like or (client.train.x.shape[1:], client.train.x.dtype)))
-            if self.classes and len(part) and part.y.max() >= self.num_classes:
-                raise UsageError(f"{where}: label {part.y.max()}, but num_classes={self.num_classes}")
+            if self.classes:
+                count_classes(where, [part.y], "num_classes", self.num_classes)
         return client.parts
 
 
@@ -132,12 +132,10 @@ def user_population(
         raise UsageError("clients: expected at least one")
     _check_alike(checked)
     labels = [part.y for client in checked for part in (client.train, client.val, client.test) if len(part)]
-    are_integers = all(label.dtype.kind in "iu" for label in labels)
-    least = int(max((label.max() for label in labels), default=0)) + 1 if are_integers else 1
-    if num_classes is None:
-        num_classes = count_classes("clients", labels, "num_classes") if classes else least
-    if are_integers and num_classes < least:
-        raise UsageError(f"num_classes={num_classes}: the labels go up to {least - 1}, so there are at least {least}")
+    numbers = labels if all(label.dtype.kind in "iu" for label in labels) else []
+    if num_classes is None and not classes:  # of integers that may count from anything
+        num_classes = int(max((label.max() for label in numbers), default=0)) + 1
+    num_classes = count_classes("clients", numbers, "num_classes", num_classes)
     if classes:
         check_class_count("clients", num_classes)
     return Population("clients", ClientTable.of(checked), num_classes, tuple(_first(checked).shape[1:]))

@@ -162,6 +162,7 @@ class TestOwnClients:
             (_part(y=np.array([0, np.nan, 1, 1])), "label nan; a class is an integer from 0"),
             (_part(y=np.array([0, -1, 1, 1])), "label -1; a class is an integer from 0"),
             (_part(y=np.array(["cat", "dog", "cat", "dog"])), "label 'cat' is not a number; number the classes of all"),
+            (_part(x=np.full((4, 3), 2**63, np.uint64)), "x has 9223372036854775808 of uint64, which no tensor"),
             (_part(y=np.eye(4)), r"y has the shape \(4, 4\); expected one class"),
             (
                 _part(x=np.zeros((4, 2), np.float32)),
@@ -221,6 +222,19 @@ class TestOwnClients:
         words = f"^clients: client {place} has no training examples, as 1 of 2 clients; leave them out, or give each"
         with pytest.raises(rayfed.UsageError, match=words):
             rayfed.run(clients=clients, results=str(tmp_path), quiet=True, **model)
+
+    @pytest.mark.parametrize("kind", [np.array, torch.tensor])
+    def test_labels_from_1_and_their_number(self, kind):
+        part = _part(y=kind([1, 2, 3, 2]))
+        clients = [{"train": part, "test": part}]
+        with pytest.raises(
+            rayfed.UsageError, match=r"^clients: the labels are 1 to 3; classes count from 0, so subtract 1"
+        ):
+            user_population(clients)
+        words = r"^clients: label 3, but there are 3 classes \(0..2\); see num_classes; classes count from 0"
+        with pytest.raises(rayfed.UsageError, match=words):
+            user_population(clients, 3)
+        assert user_population(clients, 4).num_classes == 4
 
     def test_masked_values_are_no_values(self):
         masked = np.ma.masked_array(np.zeros((4, 3), np.float32), np.eye(4, 3) > 0)

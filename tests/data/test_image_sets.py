@@ -538,6 +538,10 @@ class TestUsersImages:
         shown = self.folder(tmp_path, lambda path: written.append(sixteen_bits(path)))
         np.testing.assert_array_equal(shown, written[0])
         assert "1 of 2 images have 16 bits per channel, of which the high 8 are read" in capsys.readouterr().err
+        (tmp_path / "own/a/x.ppm").write_bytes(b"P6 8 8 65535\n" + bytes(8 * 8 * 3 * 2))
+        made("imagefolder", tmp_path, size=8, test=0.0)
+        assert "2 of 3 images have 16 bits per channel, of which the high 8 are read" in capsys.readouterr().err
+        (tmp_path / "own/a/x.ppm").unlink()
         frames = [Image.new("L", (8, 8), value) for value in (10, 200)]
         shown = self.folder(tmp_path, frames[0], "f.gif", save_all=True, append_images=frames[1:])
         assert (shown == 10).all()
@@ -573,6 +577,10 @@ class TestUsersImages:
         *_, line = capsys.readouterr().err.splitlines()
         assert line.startswith(f"rayfed: {root}: 6 files were left out: 2 .txt, ")
         assert set(line.rpartition(": ")[2].split(", ")) == set(said.rpartition(": ")[2].split(", "))
+
+    def test_a_class_without_images_says_what_it_has(self, tmp_path):
+        with pytest.raises(UsageError, match=r"own/a: contains no image but 1 \.h5; expected files that end in \.png"):
+            self.folder(tmp_path, lambda path: path.write_bytes(b"\x89HDF"), "scans.h5")
 
     def test_an_empty_file_is_named(self, tmp_path):
         with pytest.raises(UsageError, match=r"own/a/x.png: missing, empty, truncated, damaged or not an image"):

@@ -111,8 +111,11 @@ def _leads_back(path: str, here: str) -> bool:
 def tell_left_out(root: Path, left_out: Counter[str]) -> None:
     """Count in one line the files below `root` that are no images."""
     if count := left_out.total():
-        kinds = ", ".join(f"{number} {kind}" for kind, number in left_out.most_common() if number)
-        note(f"{root}: {count} {'file was' if count == 1 else 'files were'} left out: {kinds}")
+        note(f"{root}: {count} {'file was' if count == 1 else 'files were'} left out: {_kinds(left_out)}")
+
+
+def _kinds(left_out: Counter[str]) -> str:
+    return ", ".join(f"{number} {kind}" for kind, number in left_out.most_common() if number)
 
 
 def class_names(root: Path, domains: Iterable[str], count: int) -> tuple[str, ...]:
@@ -153,9 +156,12 @@ def walk(root: Path, domains: Mapping[int, str], classes: Sequence[str], *, igno
         if stray:
             raise UsageError(f"{folder / stray[0]}: an image without a label; move it to the folder of its class")
         for label, title in enumerate(classes):
-            files = image_files(folder / title, left_out)
+            of_class = Counter[str]()
+            files = image_files(folder / title, of_class)
             if not files:
-                raise UsageError(f"{folder / title}: contains no image; expected {EXPECTED}")
+                others = f" but {_kinds(of_class)}" if of_class.total() else ""
+                raise UsageError(f"{folder / title}: contains no image{others}; expected {EXPECTED}")
+            left_out += of_class
             entries += [Entry(os.path.join(name, title, file), label, number) for file in files]
     tell_left_out(root, left_out)
     return entries

@@ -64,13 +64,9 @@ def classes(files: Sequence[Path], name: str, num_classes: int | None) -> tuple[
     else:
         raise UsageError(f"{files[0]}: column {name!r} is {values.type}; expected integers or strings as labels")
     count = num_classes or _declared_classes(files[0], name)
-    count = count or count_classes(f"{files[0]}: column {name!r}", [labels], "data.num_classes")
-    if len(labels) and labels.max() >= count:
-        raise UsageError(
-            f"{tables.place(files, name, int(labels.argmax()))}: label {labels.max()}, but there are {count} classes "
-            f"(0..{count - 1}); see data.num_classes"
-        )
-    return labels, count
+    is_too_high = count and len(labels) and labels.max() >= count
+    where = tables.place(files, name, int(labels.argmax())) if is_too_high else files[0]
+    return labels, count_classes(f"{where}: column {name!r}", [labels], "data.num_classes", count)
 
 
 def _typed(files: Sequence[Path], values: pa.ChunkedArray, numbers: str = "") -> pa.ChunkedArray:

@@ -1,6 +1,7 @@
 """Image files as one array, decoded once into the cache."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ BLOCK = 64  # files per task of a thread
 
 DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N", "F")
 """Pillow's modes with more than 8 bits per pixel."""
+_SIXTEEN_BITS = r";16|'RGB', \d{4}"  # in what Pillow says of the pixels of a file, also of a PPM
 GREY = ("1", "L", "LA", "La", *DEEP)
 CHANGES = {
     1: "have transparent pixels, which are shown on white",
@@ -81,7 +83,7 @@ def decoded(image: Image.Image, where: str) -> tuple[Image.Image, int]:
         UsageError: Its pixels are no bytes, or all of them are white once they are shown on white.
     """
     changes = 2 if getattr(image, "is_animated", False) and image.format != "MPO" else 0  # previews in a photograph
-    changes |= 4 if image.mode not in DEEP and ";16" in str(getattr(image, "tile", "")) else 0
+    changes |= 4 if image.mode not in DEEP and re.search(_SIXTEEN_BITS, str(getattr(image, "tile", ""))) else 0
     image.load()
     ImageOps.exif_transpose(image, in_place=True)
     mode = "L" if image.mode in GREY else "RGB"

@@ -60,7 +60,7 @@ class Npz(DropClients):
             images if len(rows) == len(client) else select_rows(as_lazy_rows(images), rows),
             labels[rows],
             is_test=arrays["is_test"][rows],
-            num_classes=self.num_classes or count_classes(where, [labels], "data.num_classes"),
+            num_classes=count_classes(where, [labels], "data.num_classes", self.num_classes),
             index=rows,
             client=client[rows],
             mean=per_channel(self.mean, channels, where="data.mean"),
