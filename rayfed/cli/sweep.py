@@ -12,6 +12,7 @@ from rayfed.cli.interrupts import INTERRUPTED
 from rayfed.cli.packaged import packaged_spaces
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
+from rayfed.core.working_folder import absolute
 from rayfed.experiments.config import Config
 from rayfed.experiments.sources import from_file
 from rayfed.experiments.space import configurations, read_space
@@ -104,4 +105,4 @@ def _results(config: Config) -> str:
     except OSError as error:
         location = f"{config.results}/{config.experiment}/curves.png"
         return f"{text}\nno plot: {location}: cannot be written ({error.strerror or error})"
-    return f"{text}\nPlot: {home.location}/curves.png"
+    return f"{text}\nPlot: {absolute(home.location) if home.local else home.location}/curves.png"

@@ -7,6 +7,7 @@ import contextlib
 import os
 from pathlib import Path
 
+_RAYS_COPIES = "working_dir_files"  # the folder of Ray's copies of a working_dir, in that of a session
 _entered: Path | None = None
 
 
@@ -26,6 +27,12 @@ def enter(folder: Path) -> None:
 def absolute(path: str | Path) -> Path:
     """Return the path that the user calls `path`: ~ is the home, and a relative path is in the working folder."""
     return working_folder() / Path(path).expanduser()
+
+
+def lasting(path: str | Path) -> str:
+    """Return `path`, below the home if it is relative and Ray Jobs copied the working folder: Ray deletes the copy."""
+    copied = _RAYS_COPIES in working_folder().parts and "://" not in str(path)
+    return str(Path.home() / path if copied else path)
 
 
 def looked_in(path: str | Path) -> str:

@@ -21,6 +21,7 @@ from rayfed.core.file_names import check_name
 from rayfed.core.options import build, checked, no_such_key, option, type_hints
 from rayfed.core.policies import BATCH_NORM_POLICIES
 from rayfed.core.records import POINTS
+from rayfed.core.working_folder import lasting
 from rayfed.experiments.components import Component, choose, choose_partition
 from rayfed.experiments.sources import SPACE_KEYS, merged
 from rayfed.metrics import METRICS, chosen_metrics
@@ -509,7 +510,8 @@ def _with_home(tree: dict[str, Any]) -> dict[str, Any]:
 
     groups = {key: tree[key] for key in ("data", "partition") if isinstance(tree.get(key), Mapping)}
     paths = {key: {name: expanded(value) for name, value in group.items()} for key, group in groups.items()}
-    return tree | paths | ({"results": expanded(tree["results"])} if "results" in tree else {})
+    results = expanded(tree.get("results", Config.results))
+    return tree | paths | {"results": lasting(results) if isinstance(results, str) and results.strip() else results}
 
 
 def build_algorithm(values: Mapping[str, Any] | str, *, where: str) -> "Algorithm":

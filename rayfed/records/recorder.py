@@ -19,7 +19,7 @@ from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
 from rayfed.core.pace import Pace
 from rayfed.core.records import Event, Record
-from rayfed.core.working_folder import working_folder
+from rayfed.core.working_folder import lasting, working_folder
 from rayfed.records.checkpoints import CheckpointStore, Part
 from rayfed.records.folder import join
 from rayfed.records.holdings import Holding, write_holdings
@@ -186,7 +186,7 @@ class Recorder:
         self._home = open_storage(folder).child(experiment)
         self._trials: defaultdict[str, _Trial] = defaultdict(_Trial)
         self._owner: Owner | None = None
-        self._feed = Feed(self._home, experiment, working_folder(), in_sweep=in_sweep)
+        self._feed = Feed(self._home, experiment, working_folder() / lasting(""), in_sweep=in_sweep)
 
     def begin(
         self,

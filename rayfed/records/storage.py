@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rayfed.core.errors import StorageError, UsageError
+from rayfed.core.working_folder import lasting
 
 SCHEMES = ("file", "s3", "gs")
 """Schemes of the URLs that `open_storage` takes. `memory`, fsspec's filesystem in one process, is there for tests."""
@@ -169,15 +170,16 @@ def open_storage(location: str | Path) -> Storage:
     """Return the folder at a path or URL; nothing is made or asked for yet.
 
     Args:
-        location: A path, or a URL such as s3://bucket/results, gs://bucket/results or file:///results. Credentials and
-            regions come from the environment, as the tools of the providers read it; options of pyarrow's filesystem
-            may follow after a question mark.
+        location: A path (see `lasting`), or a URL such as s3://bucket/results, gs://bucket/results or file:///results.
+            Credentials and regions come from the environment, as the tools of the providers read it; options of
+            pyarrow's filesystem may follow after a question mark.
 
     Raises:
         UsageError: The URL is malformed, has an unknown scheme, or pyarrow was built without its filesystem.
     """
     if not is_url(location):
-        return Storage(_filesystem("file"), Path(location).as_posix(), str(location))
+        location = lasting(location)
+        return Storage(_filesystem("file"), Path(location).as_posix(), location)
     url = str(location)
     scheme, _, rest = url.partition("://")
     address, _, _ = rest.partition("?")

@@ -11,6 +11,7 @@ import pandas as pd
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS
+from rayfed.core.working_folder import absolute, lasting
 from rayfed.records.folder import join
 from rayfed.records.storage import is_url
 from rayfed.reports.captions import RULE_CAPTIONS, is_of_server, mean_caption, unit
@@ -343,6 +344,7 @@ def _stars_legend(stars: Stars | None) -> str:
 
 def _parquet_location(folder: str | Path, tables: Tables) -> str:
     names = sorted(set(tables.trials["experiment"]) | set(tables.counts["experiment"]))
-    home = join(str(folder) if is_url(folder) else Path(folder).as_posix(), names[0] if names else "EXPERIMENT")
+    folder = str(folder) if is_url(folder) else absolute(lasting(folder)).as_posix()
+    home = join(folder, names[0] if names else "EXPERIMENT")
     path = f"{home}/metrics"
     return f"Parquet: pandas.read_parquet({path!r}), and likewise rounds and trials"  # repr: a name may hold a quote

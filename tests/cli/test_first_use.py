@@ -75,7 +75,7 @@ class TestPaths:
     def test_the_folder_of_an_experiment_is_not_that_of_results(self, here, capsys):
         assert main([*QUICK, "experiment=12"]) == 0
         out = capsys.readouterr().out
-        assert "pandas.read_parquet('results/12/metrics')" in out
+        assert f"pandas.read_parquet('{Path.cwd()}/results/12/metrics')" in out
         assert report(["results/12"]) == 2
         assert f"give {here / 'results'} --experiment 12" in capsys.readouterr().err
 

@@ -1,7 +1,10 @@
 """Relative paths: what they mean, what is said where nothing is there, and a project that is moved as a whole."""
 
+import os
+import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import rayfed
@@ -9,6 +12,7 @@ from helpers import data_files
 from helpers.commands import command
 from rayfed.core import working_folder
 from rayfed.core.working_folder import absolute, enter, looked_in
+from rayfed.experiments.config import Config
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +70,36 @@ def test_a_project_that_is_moved_goes_on(here, monkeypatch):
     assert after.weights_hash == before.weights_hash
     assert Path("results/run").is_dir()
     assert not here.exists()
+
+
+class TestACopyOfRayJobs:
+    """Ray deletes the folder in which it runs a job, and names it after a hash."""
+
+    @pytest.fixture(autouse=True)
+    def home(self, tmp_path, monkeypatch):
+        here = tmp_path / "session_1/runtime_resources/working_dir_files/_ray_pkg_0123"
+        here.mkdir(parents=True)
+        monkeypatch.chdir(here)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        return tmp_path / "home"
+
+    def test_results_lie_below_the_home_and_are_read_from_there(self, home, capsys):
+        values = [
+            "data.per_domain=60",
+            "model.name=mlp",
+            "rounds=1",
+            "tracking.tensorboard=true",
+            "tracking.folder=boards",
+        ]
+        for more, folder in (([], "results"), (["results=my/results"], "my/results")):
+            assert command("run")([*values, *more]) == 0
+            (path,) = re.findall(r"read_parquet\('(.*)'\)", " ".join(capsys.readouterr().out.split()))
+            assert path == f"{home.as_posix()}/{folder}/run/metrics"
+            assert len(pd.read_parquet(path))
+            assert rayfed.read_results(folder).trials["status"].tolist() == ["done"]
+        assert list(home.glob("boards/**/events.out.*"))
+        assert os.listdir() == []
+
+    @pytest.mark.parametrize("results", ["/elsewhere/results", "s3://bucket/results", "file:///results"])
+    def test_other_places_stay(self, results):
+        assert Config.read({"results": results}).results == results
