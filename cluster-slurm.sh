@@ -7,6 +7,7 @@
 # or preempted is queued again and, with resume=true, skips what is done. Adjust these lines:
 #SBATCH --job-name=rayfed
 #SBATCH --nodes=2
+#SBATCH --exclusive
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16
 #SBATCH --gpus-per-node=1
@@ -16,13 +17,19 @@
 set -euo pipefail
 
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0
-# Other users of the nodes can reach Ray's ports. Every request must carry this token, which lies in the shared home.
+export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300 # seconds; a slow file system delays the start of Ray
+# Sockets have paths of at most 107 bytes, of which Ray's session takes 68.
+if [[ -z ${RAY_TMPDIR:-} && $(printf %s "${TMPDIR:-}" | wc -c) -gt 39 ]]; then export RAY_TMPDIR=/tmp; fi
+# Users of other nodes can reach Ray's ports. Every request must carry this token, which lies in the shared home.
 export RAY_AUTH_MODE=token
 umask 077
 [[ -e ~/.ray/auth_token ]] || ray get-auth-token --generate > /dev/null
 chmod 600 ~/.ray/auth_token
 
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p) # which reads all names: head would end scontrol early
-port=$((20000 + SLURM_JOB_ID % 20000)) # two jobs may share a node
-srun ray symmetric-run --address "$head:$port" --min-nodes "$SLURM_NNODES" \
+# This script runs on the first node, whose name may mean its loopback interface to itself. A node has one cluster at a
+# time (hence --exclusive), because `ray symmetric-run` ends with `ray stop`.
+RAY_ADDRESS=$(python -c 'import ray; print(ray.util.get_node_ip_address())'):6379
+export RAY_ADDRESS
+srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
+  ray symmetric-run --address "$RAY_ADDRESS" --min-nodes "$SLURM_NNODES" \
   --num-cpus "${SLURM_CPUS_PER_TASK:-1}" --num-gpus "${SLURM_GPUS_ON_NODE:-0}" -- "$@"

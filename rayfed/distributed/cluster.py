@@ -33,6 +33,7 @@ from rayfed.experiments.capacity import (
     cluster_address,
     cluster_is_running,
     known_nodes,
+    ray_folder,
     reserved,
     servers_gpus,
     spread,
@@ -123,6 +124,11 @@ def _started_in_time(seconds: float, *, joins: str | None = None) -> Iterator[No
             raise HostLost(
                 f"the Ray cluster at {joins} cannot be joined within faults.start_seconds={seconds:g} ({words[:200]}); "
                 f"check the address, or {_alone()}"
+            ) from error
+        if "AF_UNIX" in words:
+            raise RayNotStarted(
+                f"Ray did not start, because the paths of its sockets in {ray_folder()} are too long; set "
+                f"RAY_TMPDIR to a shorter folder, such as /tmp"
             ) from error
         raise RayNotStarted(
             f"Ray did not start ({words[:200]}); its logs are in {log_folder()}. On a slow machine, give more than "

@@ -5,7 +5,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,13 @@ from rayfed.core.errors import HostLost, UsageError
 from rayfed.core.memory import memory_bytes, nvidia_smi
 from rayfed.data.cache import cache_folder
 from rayfed.data.readers.files import datasets_folder
-from rayfed.experiments.capacity import cluster_is_running
+from rayfed.experiments.capacity import cluster_is_running, ray_folder
 from rayfed.experiments.config import Faults, Placement
 
 _GIB = 2**30
 _SHARE_OF_SHM = 0.3  # the share of the memory that Ray takes for its object store
 _FULL = 0.95  # the share of the disk from which on Ray refuses to spill objects
-_LONGEST_FOLDER = 60  # sockets have paths of at most 107 bytes, of which Ray adds about 45
+_LONGEST_FOLDER = 39  # sockets have paths of at most 107 bytes, of which Ray adds up to 68
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ def _folders() -> Iterator[Check]:
     places = {
         "cache": (cache_folder(), "set RAYFED_CACHE to a folder that you may write to"),
         "temporary": (
-            Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()),
+            ray_folder().parent,
             "set RAY_TMPDIR to a folder with space",
         ),
         "results": (Path.cwd(), "change to a folder that you may write to, or give results=FOLDER"),
@@ -275,7 +274,7 @@ def _nodes(joined: bool) -> Iterator[Check]:
             names = ", ".join(f"{name} {version} (here {here[name]})" for name, version in different.items())
             yield Check("node", f"{address}: {names}", "install the same versions on all nodes")
         elif data and not found["data"]:
-            yield Check("node", f"{address}: RAYFED_DATA={data} is not there", "mount the folder at the same path")
+            yield Check("node", f"{address}: ready; data larger than a quarter of its memory need {data} there, too")
         elif joined:
             yield Check("node", f"{address}: ready")
     if len(kinds := {kind for of_node in gpus.values() for kind in of_node.split(", ") if kind}) > 1:

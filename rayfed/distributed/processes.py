@@ -9,6 +9,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rayfed.experiments.capacity import ray_folder
+
 Process = tuple[int, str]
 """A process id, and the id of the Ray node."""
 
@@ -43,7 +45,7 @@ def lost_its_node(error: BaseException) -> bool:
 
 def log_folder() -> str:
     """Return the folder of the log files of the last Ray session on this machine."""
-    return f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"
+    return f"{ray_folder()}/session_latest/logs"
 
 
 def cause_of_death(error: BaseException) -> str:

@@ -40,8 +40,14 @@ def cluster_address() -> str:
     return _address_file().read_text().strip() if _address_file().exists() else ""
 
 
+def ray_folder() -> Path:
+    """Return the folder in which Ray keeps its sessions and the address of a cluster on this machine, by Ray's rule."""
+    tmpdir = os.environ.get("TMPDIR", "/tmp") if sys.platform == "linux" else "/tmp"
+    return Path(os.environ.get("RAY_TMPDIR", tmpdir)) / "ray"
+
+
 def _address_file() -> Path:
-    return Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    return ray_folder() / "ray_current_cluster"
 
 
 def known_nodes() -> list[Bundle] | None:

@@ -282,10 +282,9 @@ class TestSlurm:
         shutil.copy(ROOT / "cluster-slurm.sh", up.path("head", "rayfed"))
         fakes = up.path("head", "rayfed/.fakes")
         fakes.mkdir()
-        for name, text in {"scontrol": "printf 'head\\nworker1\\n'", "srun": 'printf "%q " "$@" > ~/srun'}.items():
-            (fakes / name).write_text(f"#!/bin/bash\n{text}\n")
-            (fakes / name).chmod(0o755)
-        slurm = "SLURM_JOB_NODELIST=head,worker1 SLURM_JOB_ID=7 SLURM_NNODES=2 SLURM_CPUS_PER_TASK=1"
+        (fakes / "srun").write_text('#!/bin/bash\nprintf "%q " "${@:2}" > ~/srun\n')  # without its own option
+        (fakes / "srun").chmod(0o755)
+        slurm = "SLURM_NNODES=2 SLURM_CPUS_PER_TASK=1"
         command = f"rayfed run {values_of(OWN)} placement.hosts=2 experiment=slurm"
         up.run("head", f"cd rayfed; PATH=$PWD/.fakes:$PATH {slurm} ./cluster-slurm.sh {command}")
         started = up.path("head", "srun").read_text()

@@ -169,22 +169,26 @@ class TestSlurm:
         """Scripts play SLURM and Ray."""
         (tmp_path / "bin").mkdir()
         for name, text in {
-            "scontrol": 'printf "node7\\nnode8\\n"',
-            "srun": 'echo "$@" > ran; stat -c %a ~/.ray/auth_token >> ran; echo $RAY_AUTH_MODE >> ran',
+            "python": "echo 10.0.0.7",
+            "srun": 'echo "$@" > ran; stat -c %a ~/.ray/auth_token >> ran; '
+            "echo $RAY_AUTH_MODE $RAY_ADDRESS $RAY_TMPDIR >> ran",
             "ray": "mkdir -p ~/.ray; echo secret > ~/.ray/auth_token",
         }.items():
             (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
             (tmp_path / "bin" / name).chmod(0o755)
-        slurm = {"SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_ID": "45003", "SLURM_NNODES": "2"}
-        environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **slurm}
+        environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_NNODES": "2"}
         given = ["rayfed", "sweep", "my space.yaml", "seeds=[0, 1]"]
-        subprocess.run([str(self.SCRIPT), *given], check=True, cwd=tmp_path, env=environment)
-        command, mode, auth = (tmp_path / "ran").read_text().splitlines()
-        assert command == (
-            "ray symmetric-run --address node7:25003 --min-nodes 2 --num-cpus 1 --num-gpus 0 "
-            "-- rayfed sweep my space.yaml seeds=[0, 1]"
-        )
-        assert (mode, auth) == ("600", "token")
+        for length, short in ((39, []), (40, ["/tmp"])):
+            folder = {"TMPDIR": "/" + "x" * (length - 1)}
+            subprocess.run([str(self.SCRIPT), *given], check=True, cwd=tmp_path, env=environment | folder)
+            command, mode, variables = (tmp_path / "ran").read_text().splitlines()
+            assert command == (
+                "--cpus-per-task=1 ray symmetric-run --address 10.0.0.7:6379 --min-nodes 2 --num-cpus 1 --num-gpus 0 "
+                "-- rayfed sweep my space.yaml seeds=[0, 1]"
+            )
+            assert mode == "600"
+            assert variables.split() == ["token", "10.0.0.7:6379", *short]
+        assert "\n#SBATCH --exclusive\n" in self.SCRIPT.read_text()
 
     def test_ray_has_the_options(self):
         from click.testing import CliRunner

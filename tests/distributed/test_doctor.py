@@ -20,6 +20,7 @@ def plain(monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.startswith(("SLURM_", "RAYFED_", "RAY_")):
             monkeypatch.delenv(name)
+    monkeypatch.delenv("TMPDIR", raising=False)
     monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "_cgroup_cpus", lambda: None)
@@ -83,17 +84,23 @@ class TestProblems:
 
     def test_a_full_disk(self, capsys, monkeypatch):
         def usage(path):
-            full = str(path) == doctor.tempfile.gettempdir()
+            full = str(path) == "/tmp"
             return types.SimpleNamespace(total=100 * 2**30, used=(97 if full else 10) * 2**30, free=3 * 2**30)
 
         monkeypatch.setattr(doctor.shutil, "disk_usage", usage)
         self.one(capsys, "3.0 GiB free, 97% used", "RAY_TMPDIR")
 
     def test_a_folder_for_sockets_that_is_too_long(self, capsys, monkeypatch, tmp_path):
-        folder = tmp_path / ("x" * 60)
-        folder.mkdir()
-        monkeypatch.setenv("RAY_TMPDIR", str(folder))
+        from ray._private.utils import validate_socket_filepath
+
+        def socket(folder):
+            return f"{folder}/ray/session_2026-11-25_12-00-00_123456_4194304/sockets/plasma_store"
+
+        monkeypatch.setenv("TMPDIR", "/" + "x" * doctor._LONGEST_FOLDER)
         self.one(capsys, "too long for the sockets of Ray")
+        with pytest.raises(OSError, match="AF_UNIX"):
+            validate_socket_filepath(socket(os.environ["TMPDIR"]))
+        validate_socket_filepath(socket(os.environ["TMPDIR"][:-1]))
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
     def test_a_gpu_that_torch_cannot_use(self, capsys, monkeypatch):

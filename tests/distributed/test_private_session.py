@@ -9,7 +9,8 @@ import ray
 
 from helpers.ray_session import start_ray
 from rayfed.distributed.private_session import protect_token
-from rayfed.experiments.capacity import cluster_is_running
+from rayfed.distributed.processes import log_folder
+from rayfed.experiments.capacity import cluster_is_running, ray_folder
 
 
 @pytest.mark.ray
@@ -70,3 +71,13 @@ class TestToken:
 def test_which_addresses_are_those_of_a_cluster(address, joins, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert cluster_is_running() is joins
+
+
+@pytest.mark.parametrize("folders", [{}, {"TMPDIR": "/scratch/7"}, {"RAY_TMPDIR": "/ray", "TMPDIR": "/scratch/7"}])
+def test_a_cluster_is_looked_for_where_ray_notes_it(folders, monkeypatch):
+    for name in ("RAY_TMPDIR", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, folder in folders.items():
+        monkeypatch.setenv(name, folder)
+    assert str(ray_folder() / "ray_current_cluster") == ray._common.utils.get_ray_address_file(None)
+    assert log_folder() == f"{ray._common.utils.get_default_ray_temp_dir()}/session_latest/logs"

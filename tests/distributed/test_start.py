@@ -28,6 +28,15 @@ class TestSlowStart:
         assert line.endswith("On a slow machine, give more than faults.start_seconds=0.5")
         assert services.get_node is not_yet
 
+    def test_a_folder_that_is_too_long_for_sockets_is_named(self, monkeypatch, tmp_path):
+        from ray._private.utils import validate_socket_filepath
+
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("x" * 60)))
+        with pytest.raises(RayNotStarted) as error, cluster._started_in_time(5):
+            validate_socket_filepath(f"{tmp_path}/{'x' * 60}/ray/session_2026-01-01_00-00-00_000000_1/sockets/raylet")
+        assert "x/ray are too long; set RAY_TMPDIR to a shorter folder" in str(error.value)
+        assert "start_seconds" not in str(error.value)
+
     def test_a_cluster_that_cannot_be_joined_is_named(self, monkeypatch):
         """And is no reason to do without it, as a Ray that does not start here is."""
         monkeypatch.setattr(services, "get_node", not_yet)
