@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV := $(VENV)/.dev
+DOCS := $(VENV)/.docs
 LOWEST := build/lowest
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -11,7 +13,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # make bench-peers PEERS_ARGS="--jobs many-clients --repeats 5"
 DEMO_ARGS ?=
 TEST_ARGS ?=
-TEST_WORKERS ?= 3
+# one process and a half per core, because tests also wait, and 2 GB of memory for each
+TEST_WORKERS ?= $(shell awk -v n=$$((`nproc` * 3 / 2)) '/^MemTotal/ {m = int($$2 / 2e6); print m < 1 ? 1 : m < n ? m : n}' \
+  /proc/meminfo)
 BENCH_ARGS ?=
 PEERS_ARGS ?=
 
@@ -26,7 +30,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-venv: $(STAMP) ## install rayfed and its tools into .venv, unless they are up to date
+venv: $(STAMP) ## install rayfed into .venv, unless it is up to date
 
 install: venv ## same as venv
 
@@ -40,30 +44,35 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(PIP) torch
 	$(PIP) --no-deps torchvision
-	$(PIP) --editable '.[dev,docs]'
+	$(PIP) --editable .
+	@touch $@
+
+# the tools of the tests and of lint, and those of the site
+$(DEV) $(DOCS): $(VENV)/.%: $(STAMP)
+	$(PIP) --editable '.[$*]'
 	@touch $@
 
 demo: $(STAMP) ## run the sweep of the README on the embedded data
 	$(BIN)/rayfed sweep demo $(DEMO_ARGS)
 
-test: $(STAMP) ## run the tests without the slow ones, in three processes (TEST_WORKERS=1 for one)
+test: $(DEV) ## run the tests without the slow ones, in as many processes as suit the machine (TEST_WORKERS=1 for one)
 	$(PYTEST) $(TEST_ARGS)
 
-test-all: $(STAMP) ## run all tests, the slow ones too
+test-all: $(DEV) ## run all tests, the slow ones too
 	$(PYTEST) -m "" $(TEST_ARGS)
 
 test-lowest: ## run the demo, the tests of Ray and others with the lowest versions that pyproject.toml declares
 	$(PYTHON) -m venv $(LOWEST)
-	sed -nE '/^dependencies/,/^]/s/^ *"([a-zA-Z-]+)(\[.*\])?>=([0-9.]+)".*/\1==\3/p' pyproject.toml > $(LOWEST)/lowest.txt
+	sed -nE '/^dependencies/,/^]/s/^ *"([a-zA-Z-]+)(\[.*\])?>=([0-9.]+)[",].*/\1==\3/p' pyproject.toml > $(LOWEST)/lowest.txt
 	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/lowest.txt --editable . pytest hypothesis jsonschema psutil
 	$(LOWEST)/bin/rayfed sweep demo rounds=2 seeds=[0] results=$(LOWEST)/results
 	$(LOWEST)/bin/python -m pytest -m "ray and not slow" tests/distributed tests/engine
 	$(LOWEST)/bin/python -m pytest -m "not ray and not slow" tests/core tests/data tests/metrics tests/models tests/records tests/reports
 
-record-weights: $(STAMP) ## record the final weights that tests compare, only where results are meant to change
+record-weights: $(DEV) ## record the final weights that tests compare, only where results are meant to change
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python -m helpers.final_weights
 
-lint: $(STAMP) ## check style, format and types
+lint: $(DEV) ## check style, format and types
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
@@ -73,30 +82,30 @@ lint-all: lint ## also compare the pinned versions with known vulnerabilities, w
 	@$(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit && \
 	  build/audit/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
 
-format: $(STAMP) ## fix style and format
+format: $(DEV) ## fix style and format
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-docs: $(STAMP) ## regenerate docs/algorithms.md, then check the pages' links and snippets
+docs: $(DEV) ## regenerate docs/algorithms.md, then check the pages' links and snippets
 	$(BIN)/rayfed docs --generate algorithms
 	$(BIN)/python -m pytest -k "test_pages or test_documents or test_readme or test_snippets"
 
-site: $(STAMP) ## build the documentation as a site in build/site; a warning is an error
+site: $(DOCS) ## build the documentation as a site in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "The pages are in build/site: open build/site/index.html, or run python3 -m http.server -d build/site"
 
-bench: $(STAMP) ## run every script in benchmarks/, except those of `make soak`
+bench: $(DEV) ## run every script in benchmarks/, except those of `make soak`
 	@set -e; for script in $(filter-out $(SOAK),$(wildcard benchmarks/[a-z]*.py)); do \
 	  echo "== $$script"; $(BIN)/python "$$script" $(BENCH_ARGS); done
 
-soak: $(STAMP) ## hours of random faults, and of a run whose memory is watched
+soak: $(DEV) ## hours of random faults, and of a run whose memory is watched
 	@set -e; for script in $(SOAK); do \
 	  echo "== $$script"; $(BIN)/python "$$script"; done
 
-bench-peers: $(STAMP) ## time a round beside a bare loop, Flower and pfl-research, which it installs into build/peers
+bench-peers: $(DEV) ## time a round beside a bare loop, Flower and pfl-research, which it installs into build/peers
 	PYTHONPATH=benchmarks:. $(BIN)/python -m peers $(PEERS_ARGS)
 
-references: $(STAMP) ## train side by side with other projects' code; REFERENCES_ARGS names checkouts of it
+references: $(DEV) ## train side by side with other projects' code; REFERENCES_ARGS names checkouts of it
 	PYTHONPATH=benchmarks:. $(BIN)/python -m references $(REFERENCES_ARGS)
 
 clean: ## remove .venv, builds and caches, but not results/
