@@ -125,6 +125,7 @@ class TestKubernetes:
         head = documents["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
         claim = documents["PersistentVolumeClaim"]["metadata"]["name"]
         assert [volume["persistentVolumeClaim"]["claimName"] for volume in head["volumes"]] == [claim]
+        assert head["securityContext"]["fsGroup"]  # the image's user is not root
         (mount,) = head["containers"][0]["volumeMounts"]
         assert f"results={mount['mountPath']}" in documents["RayJob"]["spec"]["entrypoint"]
 
@@ -133,7 +134,15 @@ class TestKubernetes:
         pinned = re.search(r"^ray==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
         assert pinned is not None
         assert cluster["rayVersion"] == pinned[1]
-        assert f"rayproject/ray:{pinned[1]}-" in (ROOT / "cluster-kubernetes.yaml").read_text()
+        assert f"\nFROM rayproject/ray:{pinned[1]}-" in (ROOT / "Dockerfile").read_text()
+        images = {
+            container["image"]
+            for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+            for container in group["template"]["spec"]["containers"]
+        }
+        assert [f"docker build -t {image} ." for image in images] == re.findall(
+            r"docker build .*? \.(?= )", (ROOT / "cluster-kubernetes.yaml").read_text()
+        )
         assert cluster["authOptions"] == {"mode": "token"}
         assert cluster["headGroupSpec"]["serviceType"] == "ClusterIP"
 

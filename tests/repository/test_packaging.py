@@ -1,5 +1,6 @@
 """What is declared, what is pinned and what is written about it agree."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import tarfile
 import tomllib
 import zipfile
 from email import message_from_string
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,77 @@ def test_every_direct_dependency_is_pinned_within_its_range(requirement):
     assert wanted.specifier.contains(pins()[name_of(requirement)])
 
 
+def test_every_pin_holds_for_every_declared_python():
+    """As the installed distributions declare it; what is not installed in the pinned version says nothing."""
+    from packaging.specifiers import SpecifierSet
+
+    declared = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert PROJECT["requires-python"] == f">={declared[0]}"
+    needs = {
+        name_of(each.name): SpecifierSet(each.metadata["Requires-Python"] or "")
+        for each in distributions()
+        if each.version.partition("+")[0] == pins().get(name_of(each.name))
+    }
+    assert {"torch", "ray", "numpy", "pytest"} <= set(needs)
+    refused = [(name, python) for name in needs for python in declared if f"{python}.0" not in needs[name]]
+    assert refused == []
+
+
+def test_ray_has_an_upper_bound_just_above_the_pin():
+    from packaging.requirements import Requirement
+
+    (ray,) = (Requirement(each) for each in PROJECT["dependencies"] if name_of(each) == "ray")
+    major, minor = map(int, pins()["ray"].split(".")[:2])
+    assert f"{major}.{minor}.99" in ray.specifier
+    assert f"{major}.{minor + 1}" not in ray.specifier
+
+
+def dry_run(target: str, folder: Path, **environment: str) -> str:
+    """Return the commands of a make target in a fresh checkout."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    command = ["make", "--dry-run", target, f"VENV={folder}/venv"]
+    return subprocess.run(
+        command, cwd=ROOT, env={"PATH": os.environ["PATH"], **environment}, check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "extras"), [("demo", set()), ("test", {"dev"}), ("lint", {"dev"}), ("site", {"docs"})]
+)
+def test_a_target_installs_only_what_it_needs(target, extras, tmp_path):
+    assert set(re.findall(r"--editable '?\.\[(.*?)\]", dry_run(target, tmp_path))) == extras
+
+
+@pytest.mark.parametrize("cores", [1, 4, 100_000])
+def test_workers_follow_the_cores_and_the_memory(cores, tmp_path):
+    (tmp_path / "nproc").write_text(f"#!/bin/sh\necho {cores}\n")
+    (tmp_path / "nproc").chmod(0o755)
+    said = dry_run("test", tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    expected = max(1, min(cores * 3 // 2, int(memory / 1024 / 2e6)))
+    assert f"--numprocesses {expected} " in said
+
+
+def in_the_image() -> list[str]:
+    """Return what the .dockerignore lets through, and check the form of the file: all is left out but these."""
+    everything, *lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] != "#"]
+    assert everything == "*"
+    return [line[1:] for line in lines if line[0] == "!"]
+
+
+def test_the_dockerfile_builds_as_its_user():
+    """The image's user is not root, and builds in what was copied; only pinned versions are installed."""
+    lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    copies = [line for line in lines if line.startswith("COPY ")]
+    assert [line for line in copies if not line.startswith("COPY --chown=ray:users ")] == []
+    assert copies[-1].split()[-2:] == [".", "rayfed/"]
+    installs = [part for line in lines if line.startswith("RUN ") for part in line.split("&&") if "pip install" in part]
+    assert [part for part in installs if "--constraint rayfed/constraints.txt" not in part] == []
+    assert "./rayfed" in installs[-1]
+    assert "constraints.txt" in in_the_image()
+
+
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -50,7 +123,7 @@ def test_readme_names_only_targets_that_exist():
 
 
 def test_no_package_index_is_written_down():
-    for name in ("constraints.txt", "Makefile", "pyproject.toml", ".ci/run"):
+    for name in ("constraints.txt", "Makefile", "Dockerfile", "pyproject.toml", ".ci/run"):
         text = (ROOT / name).read_text()
         for url in PROJECT["urls"].values():
             text = text.replace(url, "")
@@ -64,13 +137,14 @@ def test_the_site_names_the_projects_url():
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A copy of the repository, in which a build leaves its files."""
+    """A copy of what the image is built from and the source distribution needs, in which a build leaves its files."""
     pytest.importorskip("setuptools")
     copy = tmp_path_factory.mktemp("source")
-    for name in ("rayfed", "tune_spaces", "docs"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, copy / name)
+    for name in [*in_the_image(), "MANIFEST.in", "CHANGELOG.md"]:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, copy / name)
     return copy
 
 
