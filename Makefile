@@ -7,12 +7,14 @@ STAMP := $(VENV)/.installed
 DEV := $(VENV)/.dev
 DOCS := $(VENV)/.docs
 LOWEST := build/lowest
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+UV := build/uv
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Extra arguments: make demo DEMO_ARGS="rounds=2", make test TEST_ARGS="-k placement", make bench BENCH_ARGS="...",
-# make bench-peers PEERS_ARGS="--jobs many-clients --repeats 5"
+# make test-pythons PYTHONS="python3.12 /usr/bin/python3", make bench-peers PEERS_ARGS="--jobs many-clients --repeats 5"
 DEMO_ARGS ?=
 TEST_ARGS ?=
+PYTHONS ?= /usr/bin/python3 python3.12 python3.13
 # one process and a half per core, because tests also wait, and 2 GB of memory for each
 TEST_WORKERS ?= $(shell awk -v n=$$((`nproc` * 3 / 2)) '/^MemTotal/ {m = int($$2 / 2e6); print m < 1 ? 1 : m < n ? m : n}' \
   /proc/meminfo)
@@ -24,13 +26,15 @@ SOAK := benchmarks/faults.py benchmarks/soak.py
 .DEFAULT_GOAL := help
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help venv install demo test test-all test-lowest record-weights lint lint-all format docs site bench bench-peers references soak \
-        clean
+.PHONY: help venv tools install demo test test-all test-lowest test-pins test-pythons record-weights lint \
+        lint-all format docs site bench bench-peers references soak clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## install rayfed into .venv, unless it is up to date
+
+tools: $(DEV) $(DOCS) ## also install what the tests, lint and the site need, as each does by itself
 
 install: venv ## same as venv
 
@@ -68,6 +72,21 @@ test-lowest: ## run the demo, the tests of Ray and others with the lowest versio
 	$(LOWEST)/bin/rayfed sweep demo rounds=2 seeds=[0] results=$(LOWEST)/results
 	$(LOWEST)/bin/python -m pytest -m "ray and not slow" tests/distributed tests/engine
 	$(LOWEST)/bin/python -m pytest -m "not ray and not slow" tests/core tests/data tests/metrics tests/models tests/records tests/reports
+
+test-pins: ## resolve the pins and all extras for each declared Python, from the metadata of a package index
+	$(PYTHON) -m venv $(UV)
+	$(UV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	@set -e; for version in `sed -nE 's/.*Python :: (3\.[0-9]+)".*/\1.0/p' pyproject.toml`; do \
+	  echo "== Python $$version"; \
+	  UV_SYSTEM_CERTS=1 $(UV)/bin/uv pip compile --quiet --all-extras --constraint constraints.txt --only-binary :all: \
+	    --python-version $$version --output-file $(UV)/$$version.txt pyproject.toml; done
+
+test-pythons: ## run the demo with each of PYTHONS that is there, downloading up to 2.4 GB for each
+	@set -e; for python in $(PYTHONS); do \
+	  version=`$$python --version 2>/dev/null` || { echo "== $$python: not there"; continue; }; \
+	  echo "== $$python: $$version"; rm -rf build/python; \
+	  $(MAKE) demo PYTHON=$$python VENV=build/python/venv DEMO_ARGS="results=build/python/results $(DEMO_ARGS)"; \
+	  rm -r build/python; done
 
 record-weights: $(DEV) ## record the final weights that tests compare, only where results are meant to change
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python -m helpers.final_weights
