@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import os
+import platform
 import shutil
 import stat
 import tarfile
@@ -147,7 +148,7 @@ def obtain(source: Source, folder: Path) -> None:
     where = f"data.download=true: {source.name}"
     if source.by_hand:
         raise UsageError(f"{where}: {source.by_hand}; put the files into {folder}, see {source.page}")
-    staging = folder.with_name(f".{source.name}.part")
+    staging = folder.with_name(f".{source.name}.{platform.node()}.part")  # the lock is this machine's
     made = [path for path in folder.parents if not path.exists()]
     lock = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     try:
@@ -182,6 +183,8 @@ def _check_room(folder: Path, source: Source) -> None:
 
 def _assembled(source: Source, staging: Path, missing: Sequence[str]) -> Path:
     """Fill `staging` and return the folder in it that is the dataset's."""
+    if source.hub:
+        _from_hub(source, staging)
     with StatusLine() as status:
         for number, (end, check) in enumerate(source.archives.items(), start=1):
             archive = staging / f".archive{number}"
@@ -190,8 +193,6 @@ def _assembled(source: Source, staging: Path, missing: Sequence[str]) -> Path:
             _unpack(archive, staging)
         if source.inner:
             _unpack(staging / source.inner, staging)
-        if source.hub:
-            _from_hub(source, staging)
         result = next((staging / name for name in source.folders if (staging / name).is_dir()), staging)
         for file in filter(None, missing):
             addresses = [base + Path(file).name for base in source.base]
@@ -233,7 +234,7 @@ def _download(address: str, path: Path, source: Source, status: StatusLine) -> N
         while block := answer.read(BLOCK):
             file.write(block)
             done += len(block)
-            total = (size or done) / MB
+            total = size / MB if size else max(done / MB, source.megabytes or 0)
             status.show([Bar(f"{source.name}, MB", round(done / MB, 1), round(total, 1), Path(address).name)])
     if size is not None and done < size:
         raise _Failed(f"the connection broke after {done:,} of {size:,} bytes")
@@ -305,16 +306,16 @@ def _from_hub(source: Source, folder: Path) -> None:
             local_dir=place,
             endpoint=os.environ.get("HF_ENDPOINT"),  # a mirror
         )
+        tables = sorted(place.rglob("*.parquet"))
+        rows = sum(pyarrow.parquet.read_metadata(table).num_rows for table in tables)
+        if rows != hub["rows"]:
+            raise _Failed(f"it has {rows:,} rows, but {hub['rows']:,} were published")
+        if has_images:
+            _write_images(tables, folder, str(hub["domain"]), str(hub["label"]))
     except Exception as error:  # of several libraries
-        raise _Failed(f"{source.address}: {type(error).__name__}: {error}") from error
-    shutil.rmtree(place / ".cache", ignore_errors=True)
-    tables = sorted(place.rglob("*.parquet"))
-    rows = sum(pyarrow.parquet.read_metadata(table).num_rows for table in tables)
-    if rows != hub["rows"]:
-        raise _Failed(f"{source.address}: has {rows:,} rows, but {hub['rows']:,} were published")
-    if has_images:
-        _write_images(tables, folder, str(hub["domain"]), str(hub["label"]))
-        shutil.rmtree(place)
+        reason = error if isinstance(error, _Failed) else f"{type(error).__name__}: {error}"
+        raise _Failed(f"{source.address}: {reason}") from error
+    shutil.rmtree(place if has_images else place / ".cache", ignore_errors=True)
 
 
 def _write_images(tables: Sequence[Path], folder: Path, domain: str, label: str) -> None:

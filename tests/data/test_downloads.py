@@ -3,6 +3,9 @@
 import gzip
 import hashlib
 import io
+import os
+import platform
+import signal
 import socket
 import tarfile
 import threading
@@ -145,6 +148,19 @@ class TestPlainFiles:
         ):
             load("mnist", mnist, "iid", {"clients": 2})
         assert listing(root) == before
+
+    def test_an_interrupt_leaves_nothing_and_what_a_killed_process_left_is_removed(self, mnist, server, monkeypatch):
+        root = Path(mnist["root"])
+        with monkeypatch.context() as patch:
+            patch.setattr("rayfed.data.published._check", lambda path, check: os.kill(os.getpid(), signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt):
+                load("mnist", mnist)
+        assert listing(root) is None
+        left = root / f".mnist.{platform.node()}.part"
+        (left / "raw").mkdir(parents=True)
+        (left / FIRST[1:]).write_bytes(b"half")
+        load("mnist", mnist, "iid", {"clients": 2})
+        assert len(listing(root)) == 6
 
     def test_a_full_disk_and_an_unreachable_server_are_one_line(self, mnist, server, monkeypatch):
         redirect(monkeypatch, server, "mnist", megabytes=1e12)
@@ -363,6 +379,10 @@ class TestHub:
         self.serve("ag_news", published, rows=127600)
         with pytest.raises(UsageError, match=r"ag_news: .*fancyzhx/ag_news.*has 1 rows, but 127,600 were published"):
             load("ag_news", {"root": str(tmp_path / "data"), "download": True})
+        image_sets.hub_table(published / "pacs/data/train-0.parquet", {"picture": ["a"], "label": [0]}, {})
+        self.serve("pacs", published / "pacs", rows=1)
+        with pytest.raises(UsageError, match=r"pacs: .*KeyError: 'domain'; nothing was kept"):
+            load("pacs", {"root": str(tmp_path / "data"), "download": True})
         self.server.files.clear()
         with pytest.raises(UsageError, match=r"ag_news: .*fancyzhx/ag_news.*nothing was kept"):
             load("ag_news", {"root": str(tmp_path / "data"), "download": True})
