@@ -274,11 +274,7 @@ def _config_of(
 
 def _values_of(source: Mapping[str, Any] | str | Path, name: str) -> Mapping[str, Any]:
     """Return the values in a mapping or a YAML file; `name` is that of the argument."""
-    if isinstance(source, (str, Path)):
-        return from_file(source)
-    if not isinstance(source, Mapping):
-        raise UsageError(f"{name}: expected a mapping of keys or the path of a YAML file, got {type(source).__name__}")
-    return source
+    return from_file(source) if isinstance(source, (str, Path)) else source
 
 
 def _only(names: Sequence[str], name: str | None, key: str, where: str) -> str:

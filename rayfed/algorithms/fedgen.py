@@ -71,8 +71,6 @@ class FedGen(FedAvg):
     def check(self, problem: ProblemSpec) -> None:
         if not self.head(problem.task):
             raise UsageError(f"algorithm.name={self.name}: the model's head has no weights to send")
-        if problem.batch_size == 1:
-            raise UsageError("local.batch_size=1: algorithm.name=fedgen cannot train its batch norm on one example")
 
     def head(self, task: Task) -> frozenset[str]:
         """Return the names of the head's weights that clients send."""

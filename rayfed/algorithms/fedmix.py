@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, Replies, State
-from rayfed.algorithms.common.soft_labels import check_real_inputs, check_soft_labels, soft
+from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.network import gradients
@@ -39,7 +39,6 @@ class FedMix(FedAvg):
     )
 
     def check(self, problem: ProblemSpec) -> None:
-        check_soft_labels(problem, self.name)
         check_real_inputs(problem, self.name)
         smallest = min(problem.examples, key=lambda client: problem.examples[client])
         if problem.examples[smallest] < self.mean_examples:

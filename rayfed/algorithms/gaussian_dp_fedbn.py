@@ -52,11 +52,6 @@ class GaussianDPFedBN(FedBN):
                 "algorithm.weighting=examples: the size of one client would change the weights of all, which ε does "
                 "not cover; give algorithm.max_examples, a public bound of a client's examples, or use weighting=equal"
             )
-        if self.weighting == "equal" and self.max_examples is not None:
-            raise UsageError(
-                f"algorithm.max_examples={self.max_examples}: has no effect with equal weights; add "
-                "algorithm.weighting=examples, or leave it out"
-            )
         check_budget(self.epsilon, self.delta, problem.rounds)
 
     def sigma(self, ctx: Context) -> float:

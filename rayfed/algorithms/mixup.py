@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from rayfed.algorithm import Context, Delegate, Exchange, ProblemSpec
-from rayfed.algorithms.common.soft_labels import check_real_inputs, check_soft_labels, soft
+from rayfed.algorithms.common.soft_labels import check_real_inputs, soft
 from rayfed.algorithms.common.wrapper import Wrapper, innermost
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -36,7 +36,6 @@ class Mixup(Wrapper):
         base = innermost(self.base)
         if base.requires_hard_labels:
             raise UsageError(f"algorithm.base={base.name}: needs integer class labels, and Mixup mixes them")
-        check_soft_labels(problem, self.name)
         check_real_inputs(problem, self.name)
         super().check(problem)
 

@@ -1,16 +1,13 @@
 """Gaussian blur with a random width for every image."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rayfed.augment.base import ImageAugment
 from rayfed.augment.geometry import uniform
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 
 SIZE = 5
@@ -33,15 +30,6 @@ class Blur(ImageAugment):
 
     low: float = option(0.1, above=0, help="minimum of σ, in pixels")
     high: float = option(2.0, above=0, help="maximum of σ, in pixels")
-
-    def check(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
-        super().check(shape, dtype)
-        if self.low > self.high:
-            raise UsageError(f"augment.low={self.low:g}: must be at most augment.high={self.high:g}")
-        if min(shape[1:]) <= SIZE // 2:
-            raise UsageError(
-                f"augment.name=blur: images of {shape[1]} x {shape[2]} are too small, needs at least 3 x 3"
-            )
 
     def __call__(self, x: Tensor) -> Tensor:
         return gaussian_blur(x, uniform(len(x), self.low, self.high, x.device))

@@ -3,7 +3,6 @@
 import argparse
 from pathlib import Path
 
-import rayfed
 from rayfed.cli.packaged import packaged_folder
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
@@ -16,7 +15,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("page", nargs="?", metavar="PAGE", help="print this page")
     parser.add_argument(
         "--generate",
-        metavar="PAGE",
+        choices=GENERATED,
         help=f"for developers, in a checkout: write what is made from the code ({', '.join(GENERATED)})",
     )
 
@@ -24,7 +23,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     folder = packaged_folder("docs")
     if options.generate is not None:
-        print(_generate(options.generate, folder))
+        from rayfed.cli.algorithm_pages import algorithms_page  # imports torch
+
+        page = folder / f"{options.generate}.md"
+        page.write_text(algorithms_page(), encoding="utf-8")
+        print(page)
         return 0
     pages = {path.stem: path for path in sorted(folder.glob("*.md"))}
     if options.page is None:
@@ -42,15 +45,3 @@ def execute(options: argparse.Namespace) -> int:
 def _title(page: Path) -> str:
     first = page.read_text(encoding="utf-8").partition("\n")[0]
     return first.lstrip("# ")
-
-
-def _generate(name: str, folder: Path) -> Path:
-    if name not in GENERATED:
-        raise UsageError(f"--generate {name}: not made from the code; {suggestion(name, GENERATED)}")
-    if folder.is_relative_to(Path(rayfed.__file__).parent):
-        raise UsageError(f"--generate {name}: needs a checkout of rayfed, and {folder} is an installed copy")
-    from rayfed.cli.algorithm_pages import algorithms_page  # imports torch
-
-    page = folder / f"{name}.md"
-    page.write_text(algorithms_page(), encoding="utf-8")
-    return page

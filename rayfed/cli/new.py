@@ -4,10 +4,9 @@ import argparse
 import importlib.util
 import keyword
 import shlex
-from pathlib import Path
 
 from rayfed.core.errors import UsageError
-from rayfed.core.file_names import check_name
+from rayfed.core.file_names import check_name, writing
 from rayfed.core.working_folder import working_folder
 
 _METHOD = '''\
@@ -117,14 +116,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.kind != "sweep" and importlib.util.find_spec(name):
         raise UsageError(f"{name}: an installed module has this name, which the file would hide; choose another")
     for file, text in files.items():
-        _write(folder / file, text.replace("$name", name).replace("$Name", class_name))
+        with writing(folder / file), (folder / file).open("x", encoding="utf-8") as opened:
+            opened.write(text.replace("$name", name).replace("$Name", class_name))
     print("\n".join([f"written: {', '.join(files)}; to run:", *(f"  {command}" for command in commands)]))
     return 0
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        with file.open("x", encoding="utf-8") as opened:
-            opened.write(text)
-    except OSError as error:
-        raise UsageError(f"{file.name}: cannot be written ({error.strerror})") from error

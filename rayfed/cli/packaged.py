@@ -5,8 +5,6 @@ A wheel has them inside the package. A checkout, and an editable installation of
 
 from pathlib import Path
 
-from rayfed.core.errors import UsageError
-
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -16,10 +14,7 @@ def packaged_folder(name: str) -> Path:
     Raises:
         UsageError: This copy of rayfed has no such folder.
     """
-    for parent in (_PACKAGE, _PACKAGE.parent):
-        if (parent / name).is_dir():
-            return parent / name
-    raise UsageError(f"{name}: not found in {_PACKAGE} or beside it; install rayfed from a wheel or a full checkout")
+    return next(parent / name for parent in (_PACKAGE, _PACKAGE.parent) if (parent / name).is_dir())
 
 
 def packaged_spaces() -> dict[str, Path]:

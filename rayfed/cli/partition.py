@@ -36,7 +36,7 @@ def epilog(values: Sequence[str]) -> str:
 
 def execute(options: argparse.Namespace) -> int:
     config = Config.read(*read_values(options.values))
-    from rayfed.data.contact_sheet import check_path, save_contact_sheet
+    from rayfed.data.contact_sheet import save_contact_sheet
     from rayfed.data.loading import load_partitioned
     from rayfed.data.partitions.summary import describe
     from rayfed.data.partitions.table import save
@@ -44,8 +44,6 @@ def execute(options: argparse.Namespace) -> int:
 
     if options.plot:
         style.check_path(options.plot)
-    if options.examples:
-        check_path(options.examples)
     data, partition = config.data, config.partition
     dataset, parts = load_partitioned(
         data.name or "", data.options, partition.name, partition.options, config.leave_out, config.seed

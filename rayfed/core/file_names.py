@@ -1,4 +1,8 @@
-"""Names that experiments and trials may have, since files are named after them."""
+"""Names that experiments and trials may have, since files are named after them, and files that users name."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 
 from rayfed.core.errors import UsageError
 
@@ -19,3 +23,17 @@ def check_name(name: str, what: str) -> str:
     if (length := len(name.encode())) > MOST_BYTES:
         raise UsageError(f"{what}={name[:20]}…: a name of {length} bytes; use at most {MOST_BYTES}")
     return name
+
+
+@contextlib.contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Make the folder of `path` before the body writes the file.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -28,8 +28,6 @@ def resolve(name: str, table: Mapping[str, str], *, where: str) -> Any:
     if ":" not in target:
         raise UsageError(f"{where}={name}: {suggestion(name, table)} (write a class of your own as module:Name)")
     module_name, attribute = target.split(":", 1)
-    if not module_name or not attribute:
-        raise UsageError(f"{where}={name}: write a class of your own as module:Name")
     if target == name and (folder := str(working_folder())) not in sys.path:
         sys.path.insert(0, folder)
     try:

@@ -6,15 +6,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from rayfed.core.errors import UsageError
+from rayfed.core.file_names import writing
 from rayfed.data.dataset import Dataset
 
 GAP, MARGIN = 2, 62  # pixels between images, and of the left margin with the domain's name
-
-
-def check_path(path: str | Path) -> None:
-    """Raise UsageError if the file name does not end in .png."""
-    if Path(path).suffix.lower() != ".png":
-        raise UsageError(f"{path}: sample images are a PNG; give a name that ends in .png")
 
 
 def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16, scale: int = 2) -> None:
@@ -43,8 +38,8 @@ def save_contact_sheet(dataset: Dataset, path: str | Path, *, columns: int = 16,
             pixels = np.broadcast_to(dataset.images[row].transpose(1, 2, 0), (*dataset.images.shape[2:], 3))
             image = Image.fromarray(np.ascontiguousarray(pixels)).resize((width, height), Image.Resampling.NEAREST)
             sheet.paste(image, (MARGIN + column * (width + GAP), top))
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path, optimize=True)
+    with writing(path):
+        sheet.save(path, "png", optimize=True)
 
 
 def _rows_by_turns(dataset: Dataset, domain: int) -> np.ndarray:

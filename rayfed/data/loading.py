@@ -177,15 +177,10 @@ def _clients(split: Any, name: str) -> list[ClientRows]:
     """Return what a partition's `split` returned, with rows as integers.
 
     Raises:
-        UsageError: It is no list of clients.
+        UsageError: The rows are no positions.
     """
-    expected = f"partition: {name}.split returned {{}}; expected a list of ClientRows (id, domain, train, val, test)"
-    if not isinstance(split, Iterable):
-        raise UsageError(expected.format(type(split).__name__))
     clients = []
     for client in split:
-        if not isinstance(client, tuple) or len(client) != len(ClientRows._fields):
-            raise UsageError(expected.format(f"{type(client).__name__} in a list"))
         parts = [np.asarray(rows) for rows in client[2:]]
         for rows in parts:
             if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
@@ -276,9 +271,7 @@ def load_without_domain(data: Any, leave_out: str | Sequence[str] | None) -> Dat
     if leave_out is not None and isinstance(data, DomainSelection):
         data = data.without(_checked_domains(leave_out, data.selected_domains(), data.name))
         leave_out = None
-    dataset = data.load()
-    if not isinstance(dataset, Dataset):
-        raise UsageError(f"data: {type(data).__name__}.load returned {type(dataset).__name__}, not a Dataset")
+    dataset: Dataset = data.load()
     return dataset if leave_out is None else dataset_without_domain(dataset, leave_out)
 
 

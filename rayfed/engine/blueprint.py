@@ -216,37 +216,37 @@ class Blueprint:
 
     def _check_sampling(self, ctx: Context) -> None:
         """Raise UsageError if the algorithm cannot do with the way in which clients are sampled."""
-        sampler, algorithm = self.sampler, self.algorithm
+        sampler = self.sampler
         if type(sampler) is Uniform:
             return
         where, clients = f"sampling.name: {type(sampler).__name__}", ctx.task.num_clients
         if self.cohort == clients:
             raise UsageError(f"{where} has no effect, since all {clients} clients take part in every round; set cohort")
         sampler.check(self.cohort, clients)
-        named = f"algorithm.name={algorithm.name}"
+        if obstacle := self._weighting_obstacle(ctx):
+            raise UsageError(f"{where}: {obstacle}; use sampling.name=uniform")
+
+    def _weighting_obstacle(self, ctx: Context) -> str:
+        """Return why the algorithm cannot do with clients that are not sampled uniformly, "" if it can."""
+        algorithm = self.algorithm
+        named, exchanges = f"algorithm.name={algorithm.name}", algorithm.round_exchanges
         if algorithm.sample_without_replacement or algorithm.assumes_uniform_sampling:
-            raise UsageError(f"{where}: {named} assumes that clients are sampled uniformly; use sampling.name=uniform")
-        if not sampler.reweights:
-            return
+            return f"{named} assumes that clients are sampled uniformly"
+        if not self.sampler.reweights:
+            return ""
         if self.availability.loses_clients:
-            raise UsageError(
-                f"{where} weights the clients that it draws, and availability.* makes some of them drop out"
-            )
-        for exchange in algorithm.round_exchanges:
-            if exchange.server_side_weighting:
-                raise UsageError(f"{where} weights clients, and so does {named}; use sampling.name=uniform")
+            return "it weights the clients that it draws, and availability.* makes some of them drop out"
+        if any(exchange.server_side_weighting for exchange in exchanges):
+            return f"it weights clients, and so does {named}"
         with torch_state_kept():
             sent = algorithm.broadcast(ctx.at(cohort=tuple(range(self.cohort))), algorithm.init(ctx))
         if missing := [field for field in algorithm.averaged if field not in sent]:
-            raise UsageError(
-                f"{where}: {named} averages {missing[0]}, which clients do not receive; use sampling.name=uniform"
-            )
-        averaged = {field for exchange in algorithm.round_exchanges for field in exchange.averaged}
+            return f"{named} averages {missing[0]}, which clients do not receive"
+        averaged = {field for exchange in exchanges for field in exchange.averaged}
         # A model that stays with the clients as a whole is averaged as a field without tensors.
         if averaged <= set(sent) and not any(named_tensors(only(sent, averaged))):
-            raise UsageError(
-                f"{where} weights clients in the mean, and {named} averages nothing; use sampling.name=uniform"
-            )
+            return f"it weights clients in the mean, and {named} averages nothing"
+        return ""
 
     def _phases(self, ctx: Context) -> list[Phase]:
         """Return all local training of the client of `ctx` in the setup, a round and the final stage."""

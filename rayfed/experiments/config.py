@@ -446,12 +446,6 @@ def _check_together(settings: Any) -> None:
     _check_counts(settings)
     if settings.select.mode is not None and settings.select.metric is None:
         raise UsageError(f"select.mode={settings.select.mode}: has no effect without select.metric")
-    stopping = settings.early_stopping
-    if stopping.patience is None and stopping != EarlyStoppingOptions():
-        raise UsageError("early_stopping: has no effect without early_stopping.patience, such as 5")
-    for key in ("wandb", "mlflow", "folder"):
-        if (value := getattr(settings.tracking, key)) is not None and not value.strip():
-            raise UsageError(f"tracking.{key}={value!r}: give a name, or null")
     if isinstance(settings.placement.hosts, str) and not settings.placement.grows:
         raise UsageError(f"placement.hosts={settings.placement.hosts}: give a number of hosts, or auto")
     if isinstance(settings.placement.vmap_clients, str) and settings.placement.vmap_clients != "auto":

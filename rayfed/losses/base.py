@@ -47,11 +47,9 @@ def build_loss(name: str, options: Mapping[str, Any]) -> Loss:
     elif inspect.isclass(target):
         _check_call(target, name, "is made with (**options)", (), options)
         loss = target(**options)
-    elif callable(target):
+    else:
         _check_call(target, name, "is called with (outputs, labels, **options)", (None, None), options)
         return functools.partial(target, **options) if options else target
-    else:
-        raise UsageError(f"loss.name={name}: must be a function or a class, got {type(target).__name__}")
     if not callable(loss):
         raise UsageError(f"loss.name={name}: {target.__name__} has no __call__(outputs, labels)")
     return loss  # type: ignore[no-any-return]

@@ -48,13 +48,10 @@ class ModelOptions(abc.ABC):
             (channels, height, width).
         """
         text = "x".join(str(size) for size in shape)
-        if len(shape) != 3:
-            raise UsageError(f"model.name={self.name}: needs images (channels x height x width), got inputs of {text}")
+        if len(shape) != 3 or min(shape[1:]) < minimum:
+            needed = f"images (channels x height x width) of at least {minimum}x{minimum}"
+            raise UsageError(f"model.name={self.name}: needs {needed}, got inputs of {text}")
         channels, height, width = shape
-        if min(height, width) < minimum:
-            raise UsageError(
-                f"model.name={self.name}: images of {text} are too small, needs at least {minimum}x{minimum}"
-            )
         return channels, height, width
 
 

@@ -58,8 +58,6 @@ def _factory(name: str, options: Mapping[str, Any]) -> tuple[Callable[[tuple[int
     if inspect.isclass(target) and dataclasses.is_dataclass(target) and hasattr(target, "build"):
         model_options: Any = build(target, options, where="model")
         return model_options.build, None
-    if not callable(target):
-        raise UsageError(f"model.name={name}: must be a class or a function, got {type(target).__name__}")
     arguments = dict(options)
     projection = checked(arguments.pop("projection", None), int | None, {"low": 1}, where="model.projection")
     try:

@@ -28,10 +28,9 @@ class HARCNN(ModelOptions):
 
     def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         text = "x".join(str(size) for size in shape)
-        if len(shape) != 3 or shape[1] != 1:
-            raise UsageError(f"model.name=har_cnn: needs sensor signals (channels x 1 x time), got inputs of {text}")
-        if shape[2] < 28:
-            raise UsageError(f"model.name=har_cnn: signals of {text} are too short, needs at least 28 time steps")
+        if len(shape) != 3 or shape[1] != 1 or shape[2] < 28:
+            needed = "sensor signals (channels x 1 x time) with at least 28 time steps"
+            raise UsageError(f"model.name=har_cnn: needs {needed}, got inputs of {text}")
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             conv1=nn.Conv2d(shape[0], 32, (1, 9)),
             relu1=nn.ReLU(),

@@ -474,13 +474,6 @@ class TestErrors:
         with pytest.raises(rayfed.UsageError, match=r"data\.name=mnist: clients= are given in place"):
             rayfed.run(rayfed.Config.read({"data.name": "mnist"}), clients=own(), model=plain_model)
 
-    @pytest.mark.parametrize("given", [3, [{"rounds": 1}]])
-    def test_what_is_no_configuration(self, given):
-        with pytest.raises(rayfed.UsageError, match="config: expected a mapping of keys or the path of a YAML file"):
-            rayfed.run(given)
-        with pytest.raises(rayfed.UsageError, match="space: expected a mapping of keys or the path of a YAML file"):
-            rayfed.sweep(given)
-
     def test_clients_beside_a_partition_in_an_arm(self):
         said = r"partition\.alpha: clients= are given in place of data and partition"
         with pytest.raises(rayfed.UsageError, match=said):

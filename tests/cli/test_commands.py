@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 import rayfed
-from rayfed.cli import packaged
 from rayfed.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +109,6 @@ class TestHelp:
         (["list", "fedporx"], "fedporx: no such kind or name; did you mean fedprox?"),
         (["run", "--list", "fedporx"], "fedporx: no such kind or name; did you mean fedprox?"),
         (["docs", "algoritms"], "algoritms: no such page; did you mean algorithms?"),
-        (["docs", "--generate", "data"], "--generate data: not made from the code; known: algorithms"),
         (["sweep"], "expected one search space, such as demo or my_space.yaml, got 0"),
         (["sweep", "demo", "adcol"], "expected one search space, such as demo or my_space.yaml, got 2"),
         (["sweep", "adcool"], "adcool: no such file or packaged space; did you mean adcol?"),
@@ -195,12 +193,6 @@ class TestDocs:
         assert main(["docs", name]) == 0
         assert capsys.readouterr().out == (ROOT / "docs" / "data.md").read_text()
 
-    def test_an_installed_copy_is_not_written_to(self, refused, tmp_path, monkeypatch):
-        (tmp_path / "rayfed" / "docs").mkdir(parents=True)
-        monkeypatch.setattr(packaged, "_PACKAGE", tmp_path / "rayfed")
-        monkeypatch.setattr(rayfed, "__file__", str(tmp_path / "rayfed" / "__init__.py"))
-        assert refused("docs", "--generate", "algorithms").startswith("--generate algorithms: needs a checkout")
-
 
 class TestSpaces:
     def test_are_listed_with_their_comments(self, capsys):
@@ -245,10 +237,6 @@ class TestSpaces:
     def test_a_file_of_the_users_comes_first(self, tmp_path, monkeypatch, refused):
         (tmp_path / "demo.yaml").write_text("nosuch: 1\n")
         assert refused("sweep", "demo.yaml").startswith("nosuch: no such key")
-
-    def test_a_copy_without_them_says_so(self, refused, tmp_path, monkeypatch):
-        monkeypatch.setattr(packaged, "_PACKAGE", tmp_path / "rayfed")
-        assert refused("sweep", "demo").startswith(f"tune_spaces: not found in {tmp_path / 'rayfed'} or beside it")
 
 
 class TestPublicNames:

@@ -333,8 +333,6 @@ class OwnPartition(Partition):
         rows = np.arange(40)
         forms = {
             "fine": [ClientRows(0, 7, rows.tolist(), [], (50, 51))],
-            "nothing": None,
-            "pairs": [(rows, rows)],
             "mask": [ClientRows(0, "a", rows > 3, rows[:0], rows[:0])],
             "floats": [ClientRows(0, "a", rows / 2, rows[:0], rows[:0])],
         }
@@ -344,8 +342,6 @@ class OwnPartition(Partition):
 @pytest.mark.parametrize(
     ("form", "words"),
     [
-        ("nothing", "OwnPartition.split returned NoneType; expected a list of ClientRows"),
-        ("pairs", "OwnPartition.split returned tuple in a list; expected a list of ClientRows"),
         ("mask", "client 0 of OwnPartition has rows that are bool [40]; expected positions in the dataset, integers"),
         ("floats", "client 0 of OwnPartition has rows that are float64 [40]"),
     ],

@@ -42,7 +42,6 @@ OWN = """
             images, labels = np.zeros((40, 3), np.float32), np.arange(40) % 2
             empty = TestSet("late", "ood", Examples(images[:0], labels[:0]))
             return {
-                "tuple": (images, labels),
                 "table": Dataset.of("bytes", images.astype(np.uint8), labels),
                 "flags": Dataset.of("flags", images > 0, labels),
                 "empty test": Dataset.of("lines", images, labels, tests=(empty,)),
@@ -107,7 +106,6 @@ def test_own_partitions_are_held_to_the_rules(own, what, words):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("tuple", "data: Faulty.load returned tuple, not a Dataset"),
         ("table", r"data.name=my_lines:Faulty: images: uint8 with the shape \[40, 3\]; uint8 is for images"),
         ("empty test", "data.name=my_lines:Faulty: test set late: no examples"),
     ],

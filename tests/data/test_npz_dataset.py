@@ -79,13 +79,9 @@ def test_a_client_without_training_samples_must_be_dropped_and_the_rest_are_numb
     assert [(client.id, client.domain) for client in population.clients] == [(0, "client-0"), (1, "client-2")]
 
 
-@pytest.mark.parametrize(
-    ("dropped", "facts"), [([7], ["no client 7", "3 clients, 0..2"]), ([0, 1, 2], ["leaves no client"])]
-)
-def test_clients_that_cannot_be_dropped(write, dropped, facts):
-    with pytest.raises(UsageError) as caught:
-        load("npz", {"file": write(), "drop_clients": dropped})
-    assert all(fact in str(caught.value) for fact in facts)
+def test_clients_that_cannot_be_dropped(write):
+    with pytest.raises(UsageError, match=r"no client 7; it has 3 clients, 0\.\.2"):
+        load("npz", {"file": write(), "drop_clients": [7]})
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,6 @@ class TestCommand:
         ("given", "words"),
         [
             (["--plot", "p.gif"], "p.gif: plots are PNG, PDF or SVG"),
-            (["--examples", "e.jpg"], "e.jpg: sample images are a PNG"),
             (["partition.name=shard"], "did you mean shards?"),
             (["--sav", "x", "--wrong"], "--wrong"),
             (["none.yaml"], "none.yaml: no such file"),

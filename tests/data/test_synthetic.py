@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
 from rayfed.data.sets.synthetic import Synthetic
 
@@ -68,8 +67,3 @@ def test_each_client_is_a_client_with_a_fifth_for_testing():
     for client in population.clients:
         total = len(client.train) + len(client.val) + len(client.test)
         assert len(client.test) == -(-total // 5)
-
-
-def test_options_without_effect_are_refused():
-    with pytest.raises(UsageError, match=r"data\.alpha=0\.5: clients do not differ with data\.iid=true"):
-        Synthetic(iid=True, alpha=0.5)

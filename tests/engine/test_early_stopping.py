@@ -205,7 +205,6 @@ class TestRefusals:
         ("values", "message"),
         [
             ({"early_stopping.patience": 0}, "early_stopping.patience=0: must be at least 1"),
-            ({"early_stopping.min_delta": 0.1}, "early_stopping: has no effect without early_stopping.patience"),
             (
                 {"early_stopping.patience": 2, "evaluate.splits": ["test"]},
                 "early_stopping.patience=2: needs validation scores; give ",

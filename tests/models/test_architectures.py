@@ -85,8 +85,13 @@ def test_width_of_the_projection_and_its_predictor():
 @pytest.mark.parametrize(
     ("name", "options", "shape", "message"),
     [
-        ("cnn", {}, (1, 12, 12), "model.name=cnn: images of 1x12x12 are too small, needs at least 16x16"),
-        ("cnn", {}, (196,), "model.name=cnn: needs images (channels x height x width), got inputs of 196"),
+        ("cnn", {}, (1, 12, 12), "images (channels x height x width) of at least 16x16, got inputs of 1x12x12"),
+        (
+            "cnn",
+            {},
+            (196,),
+            "model.name=cnn: needs images (channels x height x width) of at least 16x16, got inputs of 196",
+        ),
         ("cnn", {"split": "conv1", "projection": 8}, (1, 28, 28), "model.projection=8: requires model.split=fc1"),
         ("torchvision", {"arch": "squeezenet1_0"}, (3, 64, 64), "no nn.Linear to split at"),
         ("torchvision", {"arch": "resnet19"}, (3, 64, 64), "did you mean resnet18?"),

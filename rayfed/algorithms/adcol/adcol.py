@@ -95,11 +95,6 @@ class Adcol(FedAvg):
                 f"algorithm.linear=true: not possible with algorithm.network={self.network}; use linear=false, or "
                 "network=mlp"
             )
-        if self.network != "mlp" and self.server_batch_size == 1:
-            raise UsageError(
-                f"algorithm.server_batch_size=1: algorithm.network={self.network} cannot train its batch norm on one "
-                "representation; use 2 or more"
-            )
 
     def notes(self, ctx: Context, problem: ProblemSpec) -> Sequence[str]:
         uploads = self.upload_sizes(problem)

@@ -22,14 +22,3 @@ def check_real_inputs(problem: ProblemSpec, name: str) -> None:
     """Raise UsageError if inputs are no numbers with which one can compute."""
     if not problem.task.inputs.continuous:
         raise UsageError(f"algorithm.name={name}: needs continuous inputs, and those of this dataset are word indices")
-
-
-def check_soft_labels(problem: ProblemSpec, name: str) -> None:
-    """Raise UsageError if the loss accepts class indices only."""
-    classes = problem.task.num_classes
-    try:
-        problem.task.loss(torch.zeros(2, classes), torch.full((2, classes), 1 / classes))
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise UsageError(
-            f"algorithm.name={name}: needs a loss that takes probabilities as labels, as cross-entropy does"
-        ) from error

@@ -48,7 +48,6 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
 from rayfed.core.trees import Weights, only
-from rayfed.models.single_example_batchnorm import trains_on_single_examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,16 +126,8 @@ class FedDebias(FedAvg):
         return Contrast(self.tau1, self.tau2, self.tau_mode, self.projects)
 
     def check(self, problem: ProblemSpec) -> None:
-        for key in ("tau1", "tau2"):
-            if self.tau_mode == "divide" and not getattr(self, key):
-                raise UsageError(f"algorithm.{key}=0: division by zero; use algorithm.tau_mode=multiply")
         check_real_inputs(problem, self.name)
         self.source.check(problem)
-        single = self.uses_pseudo_data and self.pseudo_samples == 1
-        if single and not trains_on_single_examples(problem.task, problem.shape, tokens=problem.tokens):
-            raise UsageError(
-                "algorithm.pseudo_samples=1: the model's batch norm cannot train on a single example; use at least 2"
-            )
 
     def adapt(self, ctx: Context) -> Context:
         return ctx.at(task=with_projection(ctx.task, self.widths)) if self.projector_in_extractor else ctx

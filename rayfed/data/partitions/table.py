@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
+from rayfed.core.file_names import writing
 from rayfed.data.dataset import ClientRows, Dataset
 
 SPLITS = ("train", "val", "test")
@@ -31,11 +32,8 @@ def save(dataset: Dataset, clients: list[ClientRows], path: str | Path) -> None:
         "index": origins[1],
         "domain": pa.array(names[client], pa.string()),
     }
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
         parquet.write_table(pa.table(columns), path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def partition_hash(dataset: Dataset, clients: list[ClientRows]) -> str:

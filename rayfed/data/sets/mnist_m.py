@@ -123,7 +123,7 @@ def load_photographs(folder: str | None) -> list[np.ndarray]:
     Those of scikit-learn are halved in size, so that a patch of 28 pixels shows some structure and not only sky.
 
     Raises:
-        UsageError: The folder has no photographs, or one is damaged or has a side of less than 28 pixels.
+        UsageError: The folder has no photographs, or a photograph is damaged.
     """
     if folder is None:
         from sklearn.datasets import load_sample_images  # imported late: takes a second
@@ -137,11 +137,7 @@ def load_photographs(folder: str | None) -> list[np.ndarray]:
     tell_left_out(root, left_out)
     opened = [open_image(path) for path in paths]
     tell_changes(folder, np.array([changes for _, changes in opened]))
-    photographs = [np.asarray(image) for image, _ in opened]
-    for path, pixels in zip(paths, photographs, strict=True):
-        if min(pixels.shape[:2]) < SIDE:
-            raise UsageError(f"{path}: {pixels.shape[1]} x {pixels.shape[0]} pixels; expected at least {SIDE} x {SIDE}")
-    return photographs
+    return [np.asarray(image) for image, _ in opened]
 
 
 def enlarged(images: np.ndarray, size: int) -> np.ndarray:

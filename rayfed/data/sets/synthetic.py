@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.data.dataset import Dataset
 from rayfed.data.draws import numpy_generator
@@ -47,13 +46,6 @@ class Synthetic:
     name: ClassVar[str] = "synthetic"
     default_partition: ClassVar[str] = "natural"
     partition_defaults: ClassVar[dict[str, float]] = {"test": 0.2}
-
-    def __post_init__(self) -> None:
-        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            if self.iid and value is not None:
-                raise UsageError(
-                    f"data.{name}={value:g}: clients do not differ with data.iid=true; leave one of them out"
-                )
 
     def load(self) -> Dataset:
         """Return the examples of all clients, float32 [N, dimensions], one client after the other."""

@@ -111,10 +111,9 @@ class ChartData:
         return rows_of_rule(self._filtered(self.summary.rows), self.view.rule)
 
     def _filtered(self, rows: pd.DataFrame) -> pd.DataFrame:
+        if not rows.empty:
+            rows = filter_rows(rows, self.tables, self.view)
+            rows = rows[np.isfinite(rows["mean"])]
         if rows.empty:
-            raise UsageError("nothing to plot, because no trial is done yet")
-        rows = filter_rows(rows, self.tables, self.view)
-        rows = rows[np.isfinite(rows["mean"])]
-        if rows.empty:
-            raise UsageError("nothing to plot, because no mean is finite")
+            raise UsageError("nothing to plot, because no trial is done yet or no mean is finite")
         return rows

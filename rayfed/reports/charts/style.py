@@ -9,6 +9,7 @@ import altair as alt
 import pandas as pd
 
 from rayfed.core.errors import UsageError
+from rayfed.core.file_names import writing
 from rayfed.reports.charts.chart import Chart
 
 SUFFIXES = (".png", ".pdf", ".svg")
@@ -144,11 +145,8 @@ def save(chart: Chart, path: str | Path) -> None:
     """
     check_path(path)
     content = image_bytes(chart, Path(path).suffix.lower().removeprefix("."))
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
         Path(path).write_bytes(content)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def image_bytes(chart: Chart, format: str) -> bytes:

@@ -4,7 +4,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from rayfed.core.errors import UsageError
+from rayfed.core.file_names import writing
 from rayfed.reports.page.content import page_content
 from rayfed.reports.view import DEFAULT_VIEW, View
 
@@ -18,10 +18,8 @@ def write_page(folder: str | Path, experiment: str | None, path: str | Path, vie
         UsageError: there are no results, or the file cannot be written.
     """
     page = page_html(folder, experiment, view)
-    try:
+    with writing(path):
         Path(path).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def page_html(folder: str | Path, experiment: str | None = None, view: View = DEFAULT_VIEW) -> str:
