@@ -39,16 +39,19 @@ class TestFeatures:
         assert dataset.images.tolist() == [[0.5, 1, 1], [1.5, 2, 0], [2.5, 3, 1]]
         assert (dataset.name, dataset.num_classes, dataset.labels.tolist()) == ("mine", 2, [0, 1, 1])
 
-    def test_hidden_files_are_not_read(self, tmp_path):
+    def test_hidden_files_are_not_read(self, tmp_path, capsys):
         folder = tmp_path / "visits"
         folder.mkdir()
         write(folder, a=[0.0, 1.0], b=[2.0, 3.0], label=[0, 1])
         (folder / "._visits.parquet").write_bytes(b"of a Mac")
+        write(folder / ".ipynb_checkpoints", "mine-checkpoint.parquet", a=[0.0, 1.0], b=[2.0, 3.0], label=[0, 1])
+        (folder / "notes.txt").write_text("not a table")
         for dataset in (
             Table(file=str(folder), features=["a", "b"]).load(),
             HuggingFace(folder=str(folder), features=["a", "b"]).load(),
         ):
             assert dataset.images.tolist() == [[0, 2], [1, 3]]
+        assert capsys.readouterr().err == f"rayfed: {folder}: 1 file was left out: 1 .txt\n"
 
     def test_lists(self, tmp_path):
         tokens = write(tmp_path, "tokens.parquet", x=[[1, 2, 3], [4, 5, 6]], label=[0, 1])

@@ -13,10 +13,9 @@ from PIL import Image
 
 from rayfed.core.errors import UsageError
 from rayfed.data.dataset import index_within_group
-from rayfed.data.readers.files import note
+from rayfed.data.readers.files import in_words, is_hidden, tell_left_out
 
 EXPECTED = "files that end in .png, .jpg or another format that Pillow reads"
-SYSTEM = ("__macosx", "desktop.ini", "thumbs.db")  # what systems leave beside a user's files
 _RECOGNISED_ONLY = ("BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF")  # by Pillow, which decodes none of them
 
 
@@ -62,22 +61,18 @@ def endings() -> frozenset[str]:
     return frozenset(ending for ending, name in formats.items() if name in decoded)
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in SYSTEM
-
-
 def _ending(name: str) -> str:
     return os.path.splitext(name)[1].lower()
 
 
 def folders(path: Path) -> list[str]:
     """Return the sorted names of the folders in `path`, without hidden ones."""
-    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not _is_hidden(entry.name))
+    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not is_hidden(entry.name))
 
 
 def loose_images(path: Path) -> list[str]:
     """Return the sorted names of the image files in `path` itself, without hidden ones."""
-    names = (entry.name for entry in os.scandir(path) if not entry.is_dir() and not _is_hidden(entry.name))
+    names = (entry.name for entry in os.scandir(path) if not entry.is_dir() and not is_hidden(entry.name))
     return sorted(name for name in names if _ending(name) in endings())
 
 
@@ -90,15 +85,13 @@ def image_files(path: Path, left_out: Counter[str]) -> list[str]:
     for folder, inner, names in os.walk(path, followlinks=True):
         here = os.path.realpath(folder)
         left_out.update(f"{name}/" for name in inner if name.startswith("."))
-        inner[:] = [
-            name for name in inner if not _is_hidden(name) and not _leads_back(os.path.join(folder, name), here)
-        ]
+        inner[:] = [name for name in inner if not is_hidden(name) and not _leads_back(os.path.join(folder, name), here)]
         for name in names:
             if name.startswith("."):
                 left_out["hidden"] += _ending(name) in endings() and not name.startswith("._")  # as a Mac leaves
             elif _ending(name) in endings():
                 found.append(os.path.relpath(os.path.join(folder, name), path))
-            elif not _is_hidden(name):
+            elif not is_hidden(name):
                 left_out[_ending(name) or "without an ending"] += 1
     return sorted(found)
 
@@ -106,16 +99,6 @@ def image_files(path: Path, left_out: Counter[str]) -> list[str]:
 def _leads_back(path: str, here: str) -> bool:
     """Return whether `path` is a link to a folder that contains the folder `here`, so that a walk would not end."""
     return os.path.islink(path) and f"{here}/".startswith(f"{os.path.realpath(path)}/")
-
-
-def tell_left_out(root: Path, left_out: Counter[str]) -> None:
-    """Count in one line the files below `root` that are no images."""
-    if count := left_out.total():
-        note(f"{root}: {count} {'file was' if count == 1 else 'files were'} left out: {_kinds(left_out)}")
-
-
-def _kinds(left_out: Counter[str]) -> str:
-    return ", ".join(f"{number} {kind}" for kind, number in left_out.most_common() if number)
 
 
 def class_names(root: Path, domains: Iterable[str], count: int) -> tuple[str, ...]:
@@ -159,7 +142,7 @@ def walk(root: Path, domains: Mapping[int, str], classes: Sequence[str], *, igno
             of_class = Counter[str]()
             files = image_files(folder / title, of_class)
             if not files:
-                others = f" but {_kinds(of_class)}" if of_class.total() else ""
+                others = f" but {in_words(of_class)}" if of_class.total() else ""
                 raise UsageError(f"{folder / title}: contains no image{others}; expected {EXPECTED}")
             left_out += of_class
             entries += [Entry(os.path.join(name, title, file), label, number) for file in files]

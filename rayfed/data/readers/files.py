@@ -5,6 +5,7 @@ import functools
 import hashlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +18,28 @@ ROOT_HELP = "folder of datasets; null: the environment variable RAYFED_DATA, els
 def datasets_folder(root: str | None) -> Path:
     """Return the folder of datasets: `root`, else the environment variable RAYFED_DATA, else "data"."""
     return absolute(root or os.environ.get("RAYFED_DATA") or "data")
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or a folder is none of the user's: hidden, or left by a system beside the user's files."""
+    return name.startswith(".") or name.lower() in ("__macosx", "desktop.ini", "thumbs.db")
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return the sorted files in `folder` and in the folders below, without hidden files and folders."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
+
+
+def tell_left_out(folder: Path, left_out: Counter[str]) -> None:
+    """Count in one line the files below `folder` that are not read, by kind."""
+    if count := left_out.total():
+        note(f"{folder}: {count} {'file was' if count == 1 else 'files were'} left out: {in_words(left_out)}")
+
+
+def in_words(left_out: Counter[str]) -> str:
+    """Return numbers of files of each kind as a list in words, "2 .txt, 1 hidden"."""
+    return ", ".join(f"{number} {kind}" for kind, number in left_out.most_common() if number)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any
 
 from rayfed.core.errors import UsageError
 from rayfed.data.readers.columns import TEST, TRAINING
-from rayfed.data.readers.files import readable
+from rayfed.data.readers.files import files_below, readable
 from rayfed.data.readers.tables import ENDINGS
 
 FORMATS = (
@@ -32,8 +32,8 @@ def tables_by_split(folder: Path) -> dict[str, list[Path]]:
     if (folder / "state.json").is_file():
         return {str(_json(folder / "state.json").get("_split") or "train"): _saved(folder)}
     by_split: dict[str, list[Path]] = {}
-    for path in sorted(_snapshot(folder).rglob("*")):
-        if path.suffix in ENDINGS and not path.name.startswith(("cache-", ".")):
+    for path in files_below(_snapshot(folder)):
+        if path.suffix in ENDINGS and not path.name.startswith("cache-"):
             by_split.setdefault(_split_of(path), []).append(path)
     if not by_split:
         raise UsageError(f"data.folder={folder}: no .parquet or .arrow files; {FORMATS}")

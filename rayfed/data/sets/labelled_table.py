@@ -1,5 +1,6 @@
 """Labelled tables: a user's Parquet and CSV files, and local datasets of the Hugging Face hub."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from rayfed.data.drop_clients import DropClients
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.normalisation import per_channel
 from rayfed.data.readers import columns, tables
+from rayfed.data.readers.files import files_below, tell_left_out
 from rayfed.data.readers.hub_folders import tables_by_split
 
 
@@ -118,8 +120,10 @@ class Table(LabelledTable):
         """
         path = absolute(self.file)
         files = [path]
-        if path.is_dir():  # hidden files are what systems leave there, such as ._a.parquet on a disk of a Mac
-            files = sorted(file for file in path.rglob("*.*") if self._is_part(file))
+        if path.is_dir():
+            found = files_below(path)
+            files = [file for file in found if file.suffix.lower() in (".parquet", tables.CSV)]
+            tell_left_out(path, Counter(file.suffix or "without an ending" for file in found if file not in files))
         if not files or not files[0].is_file():
             problem = (
                 "a folder without .parquet or .csv files" if path.is_dir() else f"no such file{looked_in(self.file)}"
@@ -130,9 +134,6 @@ class Table(LabelledTable):
         size = sum(len(tables.read(file, [self.label])) for file in files)
         is_test = columns.test_rows(files, self.split) if self.split else np.zeros(size, bool)
         return self.dataset(path.stem, files, np.zeros(size, np.int8), ("all",), is_test)
-
-    def _is_part(self, file: Path) -> bool:
-        return not file.name.startswith(".") and file.suffix.lower() in (".parquet", tables.CSV)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,9 @@ from rayfed.data.dataset import Dataset
 from rayfed.data.draws import floor_share
 from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, ChannelNormalisation
 from rayfed.data.readers import idx
-from rayfed.data.readers.class_folders import EXPECTED, image_files, tell_left_out
+from rayfed.data.readers.class_folders import EXPECTED, image_files
 from rayfed.data.readers.decoding import open_image, resize_image, tell_changes
+from rayfed.data.readers.files import tell_left_out
 from rayfed.data.sets.mnist import IdxFiles
 
 VERSION = 2  # raise it when the pixels change

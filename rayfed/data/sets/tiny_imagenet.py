@@ -10,9 +10,9 @@ from rayfed.core.options import option
 from rayfed.data.dataset import Dataset, index_within_group
 from rayfed.data.normalisation import ChannelNormalisation
 from rayfed.data.published import Published
-from rayfed.data.readers.class_folders import Entry, Listing, image_files, tell_left_out
+from rayfed.data.readers.class_folders import Entry, Listing, image_files
 from rayfed.data.readers.decoding import decode_images
-from rayfed.data.readers.files import readable
+from rayfed.data.readers.files import readable, tell_left_out
 
 PARTS, CLASSES = ("train", "val"), 200
 
