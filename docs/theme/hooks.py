@@ -24,7 +24,8 @@ import rayfed
 from rayfed.cli.help import default_text
 from rayfed.cli.main import COMMANDS
 from rayfed.cli.main import main as rayfed_command
-from rayfed.experiments.catalogue import KINDS, entry
+from rayfed.core.registry import resolve
+from rayfed.experiments.components import KINDS, summary
 from rayfed.experiments.config import GROUPS, Config
 from rayfed.experiments.space import Search
 
@@ -112,8 +113,8 @@ def keys_page() -> str:
         for name in KINDS[kind]:
             prefix = f"metrics.{name}." if kind == "metrics" else f"{kind}."
             chosen = f"metrics.{name}=true" if kind == "metrics" else f"{kind}.name={name}"
-            declared = entry(kind, name)
-            lines += [f"### `{chosen}`", "", sentence(declared.summary), "", *table(declared.declaration, prefix)]
+            declared = table(resolve(name, KINDS[kind], where=kind), prefix)
+            lines += [f"### `{chosen}`", "", sentence(summary(kind, name)), "", *declared]
     return "\n".join(lines)
 
 
@@ -150,9 +151,9 @@ def cell(text: str) -> str:
 def commands_page() -> str:
     """Return the page of all commands: their help, without the keys of configurations."""
     lines = ["# Commands", "", "`rayfed COMMAND --help` prints what this page shows.", ""]
-    for name, summary in COMMANDS.items():
+    for name, about in COMMANDS.items():
         text = re.split(r"\n(?:keys of the|Instead of a value)", help_of(name))[0].rstrip()
-        lines += [f"## `rayfed {name}`", "", sentence(summary), "", "```text", text, "```", ""]
+        lines += [f"## `rayfed {name}`", "", sentence(about), "", "```text", text, "```", ""]
     return "\n".join(lines)
 
 
