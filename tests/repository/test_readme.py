@@ -34,6 +34,12 @@ def test_opens_with_the_two_commands():
     assert first == ["make demo", "make test"]
 
 
+def test_says_its_strongest_sentence_first_and_the_files_to_read():
+    assert "the same bits on\nany number of hosts" in README.split("\n\n")[1]
+    assert len(re.findall(r"\]\((rayfed/[a-z/_]+\.py)\)", README.split("## Where to read on")[1])) == 6
+    assert len(README.split()) <= 1000
+
+
 def demo_table() -> list[list[str]]:
     """Return the rows of the README's table of the demo, the header and the line below it first."""
     lines = README.splitlines()
