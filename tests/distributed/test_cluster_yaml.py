@@ -8,6 +8,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,11 +67,34 @@ def test_everything_that_is_copied_exists(written):
             assert (ROOT / local).exists(), f"{local} -> {remote}"
 
 
-def test_what_make_needs_is_copied(written):
+def test_what_make_and_pip_need_is_copied(written, tmp_path):
     copied = {Path(local).name for local in written["file_mounts"].values()}
     stamp = re.search(r"^\$\(STAMP\): (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert stamp is not None
     assert copied >= {"Makefile", "README.md", "rayfed", *stamp.group(1).split()}
+    for remote, local in written["file_mounts"].items():
+        if local.startswith("./"):
+            (tmp_path / remote.removeprefix("~/rayfed/")).symlink_to(ROOT / local)
+    build = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('.'))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("*.dist-info/**/LICENSE"))
+
+
+@pytest.mark.parametrize("written", ["cluster.yaml"], indirect=True)
+@pytest.mark.parametrize("name", ["cluster.yaml", "docs/cluster.md"])
+def test_the_examples_train_on_the_gpus_that_are_rented(written, name):
+    """They outlive the connection, and the machines that may be taken away."""
+    text = re.sub(r"\\\n#?\s*", "", (ROOT / name).read_text()).partition("## Kubernetes")[0]
+    commands = re.findall(r"^[# ] .*(?:ray exec|ray job submit) .*rayfed sweep .*$", text, re.MULTILINE)
+    assert commands
+    for one in commands:
+        assert "--tmux" in one or "job submit" in one
+        assert {"placement.gpus=1", "placement.autoscale=true", "checkpoint.every=5"} <= set(re.split(r"[ ']", one)), (
+            one
+        )
+    for kind, node in written["available_node_types"].items():
+        assert node["node_config"]["InstanceType"].startswith("g") == (kind != written["head_node_type"])
 
 
 def test_authentication_stays_on(written):

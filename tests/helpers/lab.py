@@ -206,11 +206,10 @@ def cluster_file(lab: Lab, *, min_workers: int = 2, head_cpus: int = 0) -> dict[
     kept = [command for command in content["setup_commands"] if "apt-get" not in command and "make venv" not in command]
     modules = "grep -q PYTHONPATH ~/.bashrc || echo 'export PYTHONPATH=$HOME/rayfed' >> ~/.bashrc"  # not the tests' own
     content["setup_commands"] = [f"ln -sfn {shlex.quote(sys.prefix)} ~/rayfed/.venv", modules, *kept]
-    content["head_setup_commands"] = []
+    content["head_setup_commands"] = [one for one in content["head_setup_commands"] if one.startswith("mkdir")]
     for key, cpus in (("head_start_ray_commands", head_cpus), ("worker_start_ray_commands", 1)):
         content[key] = [
-            command.replace("--object-store-memory=4000000000", "--object-store-memory=200000000")
-            + (f" --num-cpus={cpus}" if "ray start" in command else "")
+            command + (f" --num-cpus={cpus} --object-store-memory=200000000" if "ray start" in command else "")
             for command in content[key]
         ]
     return content

@@ -81,10 +81,11 @@ def scanners() -> None:
 
 
 def methods() -> None:
-    """Write results of two methods, of which one is scored once more after its fine-tuning, as round 4."""
+    """Write results of three methods: one is scored once more after its fine-tuning, as round 4, and one has mu."""
     scanners()
     quick = ["data={domains: [plain, font], per_domain: 60}", "model={name: mlp, hidden: [8]}", "rounds=3"]
-    assert command("run")([*quick, "experiment=scanners", "algorithm.name=fedbabu"]) == 0
+    for algorithm in ("algorithm.name=fedbabu", "algorithm={name: fedprox, mu: 0.1}"):
+        assert command("run")([*quick, "experiment=scanners", algorithm]) == 0
 
 
 def question() -> None:
@@ -150,7 +151,9 @@ def test_the_python_page_does_what_it_says():
 def test_the_recipes_agree_with_the_report():
     found = executed("docs/results.md")
     assert list(found["table"].columns) == ["mean", "std", "count"]
-    assert found["table"]["count"].tolist() == [2, 1]  # fedavg and fedbabu
+    assert found["table"]["count"].to_dict() == {("fedavg", "-"): 2, ("fedbabu", "-"): 1, ("fedprox", 0.1): 1}
+    assert list(found["domains"].index) == list(found["table"].index)
+    assert list(found["curve"].columns) == list(found["table"].index)
     assert found["curve"].index.tolist() == [1, 2, 3, 4]
     for recipe, rule in (("table", "final"), ("selected", "selected")):
         report = pd.read_csv(io.StringIO(render("results", "scanners", format="csv")))
