@@ -3,6 +3,7 @@
 import statistics
 from collections import deque
 
+_LONG = 20.0  # seconds of a first round from which on its warming up hardly counts
 _ROUNDS = 50  # the last rounds count, so that the estimate follows a machine that has become busy
 
 
@@ -31,13 +32,15 @@ class Pace:
         self._seconds[kind].append(seconds)
 
     def left(self, round: int) -> float | None:
-        """Return the seconds that the rounds after `round` will take, or None if nothing is known."""
+        """Return the seconds that the rounds after `round` take, or None before the second, unless they are long."""
         medians = {kind: statistics.median(seconds) for kind, seconds in self._seconds.items() if seconds}
         if not medians:
             return None
         last = self.rounds
         if round >= last:
             return 0.0
+        if not self._warm and sum(map(len, self._seconds.values())) == 1 and max(medians.values()) < _LONG:
+            return None
         scored = last // self.every - round // self.every + (last % self.every != 0)  # counted, since a run may be long
         plain = last - round - scored
         slower, faster = max(medians.values()), min(medians.values())

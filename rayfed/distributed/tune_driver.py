@@ -38,7 +38,7 @@ from rayfed.experiments.config import Config, Faults
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.local_sweep import expected_names, name_next
 from rayfed.experiments.plan import data_key, load_data
-from rayfed.experiments.progress import many_trials, span, watched
+from rayfed.experiments.progress import bars_of_sweep, span, watched
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import SweepPlan
 from rayfed.experiments.user_code import given_objects, module_sources, named_objects
@@ -83,11 +83,10 @@ def _run_connected(plan: SweepPlan, say: Callable[[str], None], *, quiet: bool) 
     interrupts: list[int] = []
     run = _Jobs(plan, say)
     began = time.monotonic()
-    bars = lambda trials: many_trials(trials, run.names, time.monotonic() - began)  # noqa: E731
     sigterm = lambda: _interrupted(mark_interrupted(plan.results, plan.experiment, run.names), run)  # noqa: E731
     try:
         jobs, tries = list(plan.jobs), max(one.restarts for one in faults)
-        with watched(recorder.progress, bars, quiet=quiet), ended_by_sigterm(sigterm):
+        with watched(recorder.progress, bars_of_sweep(run.names), quiet=quiet), ended_by_sigterm(sigterm):
             while (jobs or run.has_more(jobs)) and not interrupts and not run.failures.doom:
                 jobs = _fit(plan, run, jobs, data, recorder, interrupts, say, last=tries <= 0)
                 tries -= 1

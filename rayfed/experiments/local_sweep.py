@@ -11,7 +11,7 @@ from rayfed.engine.device import breaks_device
 from rayfed.experiments.failures import Failures
 from rayfed.experiments.in_process import run_here
 from rayfed.experiments.jobs import Job
-from rayfed.experiments.progress import many_trials, note, span, watched
+from rayfed.experiments.progress import bars_of_sweep, note, span, watched
 from rayfed.experiments.run_summary import counted
 from rayfed.experiments.sweep import Populations, SweepPlan, failed_before_start, planned
 from rayfed.records.recorder import Recorder
@@ -29,10 +29,9 @@ def run_one_by_one(plan: SweepPlan, *, quiet: bool) -> int:
     recorder = Recorder(plan.results, plan.experiment, in_sweep=True)
     populations = Populations()
     began, failures, done = time.monotonic(), 0, 0
-    names = expected_names(plan)
     failed = plan.failures(lambda line: None if quiet else note(line))
-    bars = lambda trials: many_trials(trials, names, time.monotonic() - began)  # noqa: E731
-    with watched(recorder.progress, bars, quiet=quiet):
+    names = expected_names(plan)
+    with watched(recorder.progress, bars_of_sweep(names), quiet=quiet):
         try:
             for job in plan.jobs:
                 failed.begin(job)

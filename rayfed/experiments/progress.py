@@ -3,6 +3,7 @@
 import statistics
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -39,7 +40,7 @@ def many_trials(trials: Sequence[Progress], names: Sequence[str], seconds: float
     Args:
         trials: The progress of the trials that have started.
         names: The names of all trials of the sweep.
-        seconds: Time since the sweep began.
+        seconds: Time since the first trial began.
     """
     ended = [p for p in trials if p.status != "running"]
     failed = sum(p.status in ("failed", "diverged") for p in ended)
@@ -65,11 +66,23 @@ def many_trials(trials: Sequence[Progress], names: Sequence[str], seconds: float
     return [*bars, Bar("rounds", finished, rounds, " · ".join(parts))] if rounds else bars
 
 
+def bars_of_sweep(names: Sequence[str]) -> Callable[[list[Progress]], list[Bar]]:
+    """Return a function that gives `many_trials`, whose clock starts with the first trial: Ray starts before it."""
+    began: list[float] = []
+
+    def bars(trials: list[Progress]) -> list[Bar]:
+        if trials and not began:
+            began.append(time.monotonic())
+        return many_trials(trials, names, time.monotonic() - began[0] if began else 0.0)
+
+    return bars
+
+
 def seconds_left(trials: Sequence[Progress], names: Sequence[str], seconds: float) -> float | None:
     """Return how long a sweep will still take, or None if nothing is known.
 
     A trial that has not started takes as long as the median of those of its algorithm that have, or of all of them. As
-    many trials run at once as did so far.
+    many trials run at once as did so far, with what a trial takes beside its rounds; until one has ended, as run now.
     """
     whole: dict[str, list[float]] = {}
     working = pending = 0.0
@@ -89,6 +102,8 @@ def seconds_left(trials: Sequence[Progress], names: Sequence[str], seconds: floa
     started = {trial.trial for trial in trials} - unknown
     pending += sum(medians.get(_algorithm(name), common) for name in names if name not in started)
     longest = max((trial.left or 0.0 for trial in trials if trial.status == "running"), default=0.0)
+    if all(trial.status == "running" for trial in trials):
+        return max(pending / max(1, sum(trial.seconds > 0 for trial in trials)), longest)
     return max(pending * seconds / working if working else pending, longest)
 
 

@@ -12,7 +12,7 @@ from rayfed.core import status_line
 from rayfed.core.pace import Pace
 from rayfed.core.records import Record
 from rayfed.core.status_line import Bar, StatusLine
-from rayfed.experiments.progress import many_trials, one_trial, seconds_left, watched
+from rayfed.experiments.progress import bars_of_sweep, many_trials, one_trial, seconds_left, watched
 from rayfed.records.recorder import Progress, Recorder
 
 
@@ -52,8 +52,10 @@ class TestPace:
 
     def test_an_estimate_costs_the_same_however_many_rounds_are_left(self):
         pace = Pace(10**12, every=10)
-        pace.add(1, 1.0)
-        assert pace.left(1) == 10**12 - 1
+        pace.add(1, 9.0)
+        assert pace.left(1) is None  # it may have been all warming up
+        pace.add(2, 1.0)
+        assert pace.left(2) == 10**12 - 2
 
 
 def trial(name, seed=0, **values):
@@ -75,6 +77,21 @@ class TestSweep:
     def test_never_less_than_the_longest_that_runs(self):
         trials = [trial("a", seed, status="done", round=10) for seed in range(9)] + [trial("b", left=50.0)]
         assert seconds_left(trials, [p.trial for p in trials], 20.0) == pytest.approx(50.0)
+
+    def test_the_setup_of_the_first_trials_is_no_part_of_all_others_rounds(self):
+        """After 30 s of setup, each of two has done a round of 1 s: 38 s of rounds are left, two at a time."""
+        trials = [trial("a", seed, round=1, seconds=1.0, left=9.0) for seed in (0, 1)]
+        names = [p.trial for p in trials] + ["a-seed2-x", "a-seed3-x"]
+        assert seconds_left(trials, names, 31.0) == pytest.approx((9 + 9 + 10 + 10) / 2)
+        assert "19 s left" in many_trials(trials, names, 31.0)[1].words
+
+    def test_the_clock_starts_with_the_first_trial(self, monkeypatch):
+        now = iter([100.0, 100.0, 110.0])
+        monkeypatch.setattr("rayfed.experiments.progress.time.monotonic", lambda: next(now))
+        bars = bars_of_sweep(["a-seed0-x"])
+        assert [bar.words for bar in bars([])] == ["0 running"]
+        bars([trial("a", round=0, seconds=0.0)])
+        assert "5 clients/s" in bars([trial("a", left=3.0)])[1].words
 
     def test_nothing_is_known_before_the_first_round(self):
         assert seconds_left([trial("a", round=0, seconds=0.0)], ["a-seed0-x"], 5.0) is None
