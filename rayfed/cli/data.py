@@ -46,7 +46,6 @@ def _texts(name: str, root: str | None) -> list[str]:
 
 def _text(source: Source, dataset: str, root: str | None) -> str:
     dataset = dataset if dataset in source.datasets else source.datasets[0]
-    place = source.present(root)
     lines = [
         source.name,
         f"  page      {source.page}",
@@ -54,13 +53,11 @@ def _text(source: Source, dataset: str, root: str | None) -> str:
         f"  read by   {', '.join(source.datasets)}",
         f"  contains  {source.expected}",
     ]
+    how = " ".join(filter(None, ["rayfed partition", f"data.name={dataset}", source.options, "data.download=true"]))
     if source.by_hand:
-        lines.append(f"  by hand   {source.by_hand}")
+        lines, how = [*lines, f"  by hand   {source.by_hand}"], "put the files there"
     else:
-        lines.append(f"  download  {source.size} from {source.address}")
-        lines.append(f"  checked   {source.checks}")
-    if place:
+        lines += [f"  download  {source.size} from {source.address}", f"  checked   {source.checks}"]
+    if place := source.present(root):
         return "\n".join([*lines, f"  here      {place}"])
-    command = " ".join(filter(None, ["rayfed partition", f"data.name={dataset}", source.options, "data.download=true"]))
-    how = "put the files there" if source.by_hand else command
     return "\n".join([*lines, f"  missing   {source.home(root)}", f"  get it    {how}"])

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -34,13 +33,13 @@ class Source:
     """One entry of `published.yaml`, which describes the fields."""
 
     name: str
-    datasets: tuple[str, ...]
+    datasets: Sequence[str]
     page: str
     licence: str
     megabytes: float | None
-    folders: tuple[str, ...]
+    folders: Sequence[str]
     expected: str
-    base: tuple[str, ...] = ("",)
+    base: Sequence[str] = ("",)
     files: Mapping[str, str] = field(default_factory=dict)
     archives: Mapping[str, str] = field(default_factory=dict)
     inner: str = ""
@@ -83,25 +82,17 @@ class Source:
 
     def missing(self, folder: Path) -> list[str]:
         """Return the files that a download to `folder` would add, and "" for what comes in archives or from the hub."""
-        lacks = [file for file in self.files if not any((folder / name).is_file() for name in _spellings(file))]
-        return lacks if not (self.archives or self.hub) else [] if folder.exists() else ["", *lacks]
-
-
-def _spellings(file: str) -> set[str]:
-    """Return the names under which a file may lie in a folder: its own, and the one of an unpacked .gz file."""
-    return {file, file.removesuffix(".gz")}
+        if self.archives or self.hub:
+            return [] if folder.exists() else ["", *self.files]
+        plain = {file: file.removesuffix(".gz") for file in self.files}  # the readers take unpacked files, too
+        return [file for file in self.files if not ((folder / file).is_file() or (folder / plain[file]).is_file())]
 
 
 @functools.cache
 def sources() -> dict[str, Source]:
     """Return the sources by name."""
     table = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
-    lists = ("datasets", "folders", "base")
-    entries: dict[str, dict[str, Any]] = {
-        name: {key: tuple(value) if key in lists else value for key, value in entry.items()}
-        for name, entry in table.items()
-    }
-    return {name: Source(name=name, **entry) for name, entry in entries.items()}
+    return {name: Source(name=name, **entry) for name, entry in table.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

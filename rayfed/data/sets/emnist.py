@@ -45,7 +45,7 @@ class Emnist(Published):
         files = [_present(folder, f"emnist-{self.split}-{side}-{kind}") for side in SIDES for kind in kinds]
 
         def read() -> Arrays:
-            return join_splits(*([self._read(*(folder / file for file in pair))] for pair in (files[:2], files[2:])))
+            return join_splits(*([self._read(folder / files[row], folder / files[row + 1])] for row in (0, 2)))
 
         arrays = read_once(f"{self.name}-{self.split}", folder, files, read)
         source = arrays.is_test.astype(np.int8)
@@ -70,8 +70,7 @@ class Emnist(Published):
 
 def _present(folder: Path, name: str) -> str:
     """Return where a file is below `folder`."""
-    places = [f"{place}/{file}" for place in ("raw", "gzip") for file in (name, f"{name}.gz")]
-    found = [place for place in places if (folder / place).is_file()]
-    if not found:
-        raise UsageError(f"{folder}: no {name} in raw or gzip (plain or .gz); expected the files of EMNIST's gzip.zip")
-    return found[0]
+    for place in (f"raw/{name}", f"raw/{name}.gz", f"gzip/{name}", f"gzip/{name}.gz"):
+        if (folder / place).is_file():
+            return place
+    raise UsageError(f"{folder}: no {name} in raw or gzip (plain or .gz); expected the files of EMNIST's gzip.zip")
