@@ -178,7 +178,7 @@ class TestRows:
             ({"x": [1.0, 2.0], "label": [0, 1]}, {"features": ["x", "label"]}, r"^data\.features: label is data"),
             ({"label": [0, 1]}, {"features": None}, r"no column image or img; set data.features .*x, label"),
             ({"label": [0, 1], "x": [[1.0], [1.0, 2.0]]}, {}, r"column 'x' has lists of \[1, 2\] values"),
-            ({"label": [0, 1], "x": [[1.0], [float("nan")]]}, {}, r"x: has values that are not finite"),
+            ({"label": [0, 1], "x": [[1.0], [float("nan")]]}, {}, r"row 1: x: has values that are not finite, as in 1"),
             ({"label": [0, 1], "x": ["1", "b"]}, {}, r"row 1: column 'x' has 'b', no number, as 1 of 2 rows"),
             ({"label": [0, 1], "x": ["1", "2"]}, {}, r"column 'x' is text; save its numbers as numbers"),
             ({"label": [0, 1], "x": [1.5, float("nan")]}, {}, r"row 1: column 'x' is empty, as in 1 of 2 rows; fill"),
@@ -400,7 +400,12 @@ class TestCsv:
             (4, "33,1,0,a,train,train", {}, "Expected 5 fields in line 5, saw 6"),
             (4, '33,1,0,a,"train', {}, "EOF inside string starting at row 4"),
             (4, "33,1,-1,a,train", {}, "visits.csv: line 5: column 'ill': label -1; a class"),
-            (4, "33,inf,0,a,train", {}, "has values that are not finite"),
+            (
+                4,
+                "33,inf,0,a,train",
+                {},
+                "visits.csv: line 5: age, pressure: has values that are not finite, as in 1 of 12 rows",
+            ),
             (0, "", {}, "visits.csv"),
         ],
     )

@@ -158,9 +158,11 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
         values = _stack_lists(column(files, features[0]), files[0], features[0])
     else:
         values = np.stack(list(_numbers(files, features)), 1)
-    if not np.isfinite(values).all():
-        where = files[0] if len(files) == 1 else files[0].parent
-        raise UsageError(f"{where}: {', '.join(features)}: has values that are not finite")
+    wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))
+    if len(wrong):
+        place = tables.place(files, features[0], int(wrong[0]))
+        count = f"{len(wrong)} of {len(values)} rows"
+        raise UsageError(f"{place}: {', '.join(features)}: has values that are not finite, as in {count}")
     return values
 
 
