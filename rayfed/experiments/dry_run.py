@@ -89,13 +89,15 @@ def sweep_text(space: Space, configs: Sequence[Config]) -> str:
         to_run = plan.space.searched_trials
         seconds = [sum(seconds) / max(len(seconds), 1)] * to_run
     at_once = _at_once(space, configs[:number])
-    total = max(sum(seconds) / at_once, max(seconds, default=0.0))
+    joins = "one after another, or as many at once as the running cluster has room for"
+    about = f"{at_once} at once: about" if at_once else f"{joins}: at most"
+    total = max(sum(seconds) / (at_once or 1), max(seconds, default=0.0))
     more = f"; without {counted(unknown, 'configuration')} of unknown length" if unknown else ""
     shown = [*rows[:_ROWS], *([["…", f"{len(rows) - _ROWS} more", *[""] * 3]] if len(rows) > _ROWS else [])]
     head = ["algorithm", "varies", "trials", "needs", "each"]
     columns = dict(zip(head, zip(*shown, strict=True), strict=True))
     table = plain_table(columns, left=head, width=shutil.get_terminal_size((100, 24)).columns)
-    end = f"{counted(to_run, 'trial')} to run, {at_once} at once: about {_span(total)}{more}{_without(left_out)}"
+    end = f"{counted(to_run, 'trial')} to run, {about} {_span(total)}{more}{_without(left_out)}"
     return "\n".join([plan.summary(), "", table, "", end])
 
 
@@ -127,12 +129,12 @@ def _reserved(placement: Placement) -> str:
     return f"{amounts or 'no reservation'} ({placement.description})"
 
 
-def _at_once(space: Space, configs: Sequence[Config]) -> int:
-    """Return how many trials run at once on the machine or cluster, idle; 1 if a cluster has to be joined first."""
+def _at_once(space: Space, configs: Sequence[Config]) -> int | None:
+    """Return how many trials run at once on the machine or cluster, idle; None if a cluster has to be joined first."""
     nodes = known_nodes()
     limit = min(space.search.max_concurrent or _AT_ONCE, _AT_ONCE)
     if nodes is None:
-        return limit if space.search.max_concurrent else 1
+        return 1 if space.search.max_concurrent == 1 else None
     largest: list[Bundle] = max(
         (bundles(config.placement) for config in configs),
         key=lambda needed: sum(bundle.get("CPU", 0) + 100 * bundle.get("GPU", 0) for bundle in needed),

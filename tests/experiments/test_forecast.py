@@ -140,6 +140,13 @@ class TestCommands:
         assert re.search(r"^6 trials to run, \d+ at once: about ", out, re.MULTILINE)
         assert [path.name for path in self.folder.iterdir()] == ["space.yaml"]
 
+    def test_a_cluster_that_is_not_joined_may_run_several_at_once(self, capsys, monkeypatch):
+        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+        words = "one after another, or as many at once as the running cluster has room for: at most "
+        for limit, said in (("4", words), ("1", "1 at once: about ")):
+            assert command("sweep")(["--dry-run", "space.yaml", f"search.max_concurrent={limit}"]) == 0
+            assert f"\n6 trials to run, {said}" in capsys.readouterr().out
+
     def test_one_trial_at_a_time(self, capsys):
         command("sweep")(["--dry-run", "space.yaml", "search.max_concurrent=1", "arms=[{}]"])
         assert "2 trials to run, 1 at once" in capsys.readouterr().out
