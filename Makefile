@@ -8,6 +8,7 @@ DEV := $(VENV)/.dev
 DOCS := $(VENV)/.docs
 LOWEST := build/lowest
 UV := build/uv
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Extra arguments: make demo DEMO_ARGS="rounds=2", make test TEST_ARGS="-k placement", make bench BENCH_ARGS="...",
@@ -41,7 +42,7 @@ install: venv ## same as venv
 # torch is installed first: its plain pin selects the build for this machine (CUDA or CPU), which later installations
 # then find in place. torchvision is installed without dependencies, so that it cannot replace that build.
 $(STAMP): pyproject.toml setup.py constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	@$(PYTHON) -c '$(NEW_ENOUGH)' 2>/dev/null || { \
 	  echo "rayfed needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Try: make venv PYTHON=python3.12" >&2; \
 	  exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -83,8 +84,8 @@ test-pins: ## resolve the pins and all extras for each declared Python, from the
 
 test-pythons: ## run the demo with each of PYTHONS that is there, downloading up to 2.4 GB for each
 	@set -e; for python in $(PYTHONS); do \
-	  version=`$$python --version 2>/dev/null` || { echo "== $$python: not there"; continue; }; \
-	  echo "== $$python: $$version"; rm -rf build/python; \
+	  $$python -c '$(NEW_ENOUGH)' 2>/dev/null || { echo "== $$python: not there, or too old"; continue; }; \
+	  echo "== $$python: `$$python --version`"; rm -rf build/python; \
 	  $(MAKE) demo PYTHON=$$python VENV=build/python/venv DEMO_ARGS="results=build/python/results $(DEMO_ARGS)"; \
 	  rm -r build/python; done
 
