@@ -83,7 +83,7 @@ class CollectMeans(Exchange):
     method: FedMix
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        x, y = labelled_means(data.train, self.method.mean_examples, ctx.task.num_classes)
+        x, y = labelled_means(data.train, self.method.mean_examples, ctx.task.num_outputs)
         return client, {"means": {"x": x, "y": y}}
 
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:

@@ -53,7 +53,7 @@ class FedProto(FedAvg):
     def init(self, ctx: Context) -> State:
         task = ctx.task
         width = int(torch.Size(task.feature_shape).numel())
-        none = {"means": torch.zeros(task.num_classes, width), "known": torch.zeros(task.num_classes)}
+        none = {"means": torch.zeros(task.num_outputs, width), "known": torch.zeros(task.num_outputs)}
         return super().init(ctx) | {"prototypes": {name: value.to(task.device) for name, value in none.items()}}
 
     def broadcast(self, ctx: Context, server: State) -> State:
@@ -78,7 +78,7 @@ class FedProto(FedAvg):
 
         grads, loss, (buffers, z, pull) = gradients(objective, only(weights, self.trained(ctx)))
         ctx.optimizer.update_(weights, self.correct(ctx, grads, work, down), work["optimizer"])
-        members = one_hot(batch.y, ctx.task.num_classes)
+        members = one_hot(batch.y, ctx.task.num_outputs)
         sums, counts = work["sums"] + members.T @ z, work["counts"] + members.sum(0)
         changed = {"weights": weights | buffers, "sums": sums, "counts": counts}
         return work | changed, {"loss": loss, "prototype_distance": pull}

@@ -98,4 +98,4 @@ class FedRoD(FedAvg):
 
 def class_counts(ctx: Context) -> Tensor:
     """Return the client's number of training examples of each class [classes]."""
-    return F.one_hot(ctx.data.train.y.long(), ctx.task.num_classes).sum(0).float()
+    return F.one_hot(ctx.data.train.y.long(), ctx.task.num_outputs).sum(0).float()

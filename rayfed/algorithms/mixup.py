@@ -50,5 +50,5 @@ class MixedBatches(Delegate):
         x, y = self.base.prepare(ctx, batch)
         lam = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
         permutation = torch.randperm(len(x)).to(x.device, non_blocking=True)
-        y = soft(y, ctx.task.num_classes)
+        y = soft(y, ctx.task.num_outputs)
         return Batch(lam * x + (1 - lam) * x[permutation], lam * y + (1 - lam) * y[permutation])

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.algorithm import ClientData, Context, Exchange, ProblemSpec, State
+from rayfed.algorithms.common.soft_labels import check_real_inputs
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
@@ -50,6 +51,7 @@ class VHL(FedAvg):
     virtual_batch_size: int = option(32, low=2, help="virtual examples per step")
 
     def check(self, problem: ProblemSpec) -> None:
+        check_real_inputs(problem, self.name)
         if self.virtual_examples < self.virtual_batch_size:
             raise UsageError(
                 f"algorithm.virtual_examples={self.virtual_examples}: must be at least "

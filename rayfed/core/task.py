@@ -81,6 +81,7 @@ class Task:
         inputs: Description of the inputs.
         scoring_loss: The loss by which models are scored, where it is not the one that trains them.
         outputs: What the outputs stand for.
+        rows_interact: Whether an example's output depends on the others in its batch, also in evaluation mode.
 
     Attributes:
         model: The network.
@@ -89,6 +90,7 @@ class Task:
         trainable: Names of the parameters that are trained: those of the model with `requires_grad`.
         batch_norm_names: Names of the parameters and buffers of batch-norm layers.
         head_names: Names of the parameters and buffers of the head.
+        num_outputs: Number of classes for which the model has an output, which may be more than there are.
         personal_names: Names of the weights that stay on the client whatever the algorithm.
         added_names: Those among them that a wrapper added to the network, which are no part of its body or head.
         loss_terms: Terms that wrappers add to the objective.
@@ -106,6 +108,7 @@ class Task:
         inputs: InputSpec = UNKNOWN_INPUTS,
         scoring_loss: Loss | None = None,
         outputs: Outputs = "classes",
+        rows_interact: bool = False,
     ):
         self.device = torch.device(device)
         self.channels_last = any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in model.modules())
@@ -113,6 +116,7 @@ class Task:
         self.loss = loss_on(self.device, loss)
         self.scoring_loss = self.loss if scoring_loss is None else loss_on(self.device, scoring_loss)
         self.batch_norm, self.inputs, self.outputs = batch_norm, inputs, outputs
+        self.rows_interact = rows_interact
         self.modules: dict[str, Network] = {}
         self.loss_terms: tuple[LossTerm, ...] = ()
         self.added_names: frozenset[str] = frozenset()
@@ -131,7 +135,8 @@ class Task:
         frozen = layers if self.batch_norm == "frozen" else frozenset()
         trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
         self.trainable = tuple(name for name in trained if name not in frozen)
-        self.head_names = _head_names(model, self.feature_shape)
+        self.head_names, width = _head(model, self.feature_shape)
+        self.num_outputs = max(self.num_classes, width if self.outputs == "classes" else 0)
 
     def _here(self, model: nn.Module) -> nn.Module:
         """Return a copy of the modules of `model`, with tensors that are copied only if they lie elsewhere.
@@ -261,10 +266,13 @@ def loss_on(device: str | torch.device, loss: Loss) -> Loss:
     return loss
 
 
-def _head_names(model: nn.Module, feature_shape: tuple[int, ...]) -> frozenset[str]:
-    """Return the names of the parameters that `model.head` uses, found by autograd, and of the buffers beside them."""
+def _head(model: nn.Module, feature_shape: tuple[int, ...]) -> tuple[frozenset[str], int]:
+    """Return the names of the parameters that `model.head` uses, found by autograd, and of the buffers beside them.
+
+    The number of its outputs is returned, too; 0 if there is no head.
+    """
     if not feature_shape:
-        return frozenset()
+        return frozenset(), 0
     named = dict(model.named_parameters())
     device = next(iter(named.values())).device
     features = torch.zeros((2, *feature_shape), device=device)
@@ -276,12 +284,13 @@ def _head_names(model: nn.Module, feature_shape: tuple[int, ...]) -> frozenset[s
             value.requires_grad_(True)
         try:
             logits = model.head(features)  # type: ignore[operator]
+            width = logits.shape[-1] if logits.ndim > 1 else 1
             if not logits.requires_grad:
-                return frozenset()
+                return frozenset(), width
             grads = torch.autograd.grad(logits.sum(), list(named.values()), allow_unused=True)
         finally:
             for value in frozen:
                 value.requires_grad_(False)
     used = {name for name, grad in zip(named, grads, strict=True) if grad is not None}
     owners = {name.rpartition(".")[0] for name in used}
-    return frozenset(used | {name for name, _ in model.named_buffers() if name.rpartition(".")[0] in owners})
+    return frozenset(used | {name for name, _ in model.named_buffers() if name.rpartition(".")[0] in owners}), width

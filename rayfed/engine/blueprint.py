@@ -54,6 +54,7 @@ class Blueprint:
         data_on_device: Whether the clients' inputs are kept on their host's device; by default if they fit. It changes
             no result.
         outputs: What the outputs of the model stand for.
+        rows_interact: Whether an example's output depends on the others in its batch when models are scored.
     """
 
     algorithm: Algorithm
@@ -79,6 +80,7 @@ class Blueprint:
     availability: Availability = ALWAYS
     sampler: Sampler = UNIFORM
     outputs: Outputs = "classes"
+    rows_interact: bool = False
 
     def context(self, population: Population, device: str | torch.device) -> Context:
         """Return the context of all hooks on `device`, with a copy of the model there."""
@@ -92,6 +94,7 @@ class Blueprint:
             inputs=InputSpec(population.shape, population.mean, population.std, _real(population)),
             scoring_loss=self.loss,
             outputs=self.outputs,
+            rows_interact=self.rows_interact,
         )
         ctx = Context(
             task=task,

@@ -34,7 +34,8 @@ def score(
     """Return the scores of the model at `point` on each of `parts`, in their order; no part may be empty.
 
     The scores are `accuracy` in [0, 1] where the outputs stand for classes (`rayfed.core.outputs`), `loss`, the mean
-    per example, and those of `metrics`. The parts share batches, which is several times as fast where they are small.
+    per example, and those of `metrics`. The parts share batches, which is several times as fast where they are small;
+    where an example's output depends on its batch, each part has its own.
     """
     results, others = [], []
     for part, logits in zip(parts, predictions(algorithm, ctx, model, parts), strict=True):
@@ -85,6 +86,13 @@ def _measured(
 @torch.no_grad()
 def predictions(algorithm: Algorithm, ctx: Context, model: Any, parts: Sequence[Part]) -> Iterator[Tensor]:
     """Yield the outputs [n, ...] of each part, in their order."""
+    if ctx.task.rows_interact:
+        for part in parts:  # in batches of nearly one size, so that none has one example
+            count = -(-len(part) // batch_size(part))
+            chunks = (range(k * len(part) // count, (k + 1) * len(part) // count) for k in range(count))
+            inputs = (part.normalise(part.x[chunk.start : chunk.stop]) for chunk in chunks)
+            yield torch.cat([algorithm.predict(ctx, model, x) for x in inputs])
+        return
     pieces: list[Tensor] = []  # logits that are not yet yielded
     batches = _batches(parts)
     for part in parts:

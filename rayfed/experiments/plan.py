@@ -316,7 +316,7 @@ def _selection(config: Config, blueprint: Blueprint, population: Population, poi
     for key, value in (*keys, ("checkpoint.best", config.checkpoint.best or None)):
         if value is not None:
             check_validated(key, value, population, config.evaluate.splits)
-    shape = () if metric in (None, "accuracy", "loss") else first_outputs(blueprint, population, 1)[0].shape[1:]
+    shape = () if metric in (None, "accuracy", "loss") else first_outputs(blueprint, population, 2)[0].shape[1:]
     name, higher_is_better = chosen_metric(metric, mode, config.metrics, population, blueprint.outputs, shape)
     return Selection(metric=name, higher_is_better=higher_is_better, point=point)
 

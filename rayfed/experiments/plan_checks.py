@@ -1,9 +1,11 @@
 """A dry step of a plan: its augmentation, model and loss are tried on a few examples before anything starts."""
 
+import inspect
 import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,14 +13,21 @@ from torch import Tensor
 
 from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError
+from rayfed.core.network import vectorised
 from rayfed.core.outputs import meaning_of_outputs
 from rayfed.core.registry import in_one_line
 from rayfed.core.rng import torch_state_kept
+from rayfed.core.task import Batch, Task
+from rayfed.core.trees import Weights, clone, only, stack
+from rayfed.core.user_files import error_line, is_user_file
+from rayfed.data.clients import SPLITS
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
-from rayfed.losses.base import Loss
+from rayfed.losses.base import Loss, NamedLoss
 from rayfed.losses.torch_losses import CrossEntropy
 from rayfed.records.storage import one_line
+
+_TRIED = 8  # examples at most of the step that is tried
 
 
 def input_type(population: Population) -> torch.dtype:
@@ -49,7 +58,89 @@ def dry_step(
         check_augment(blueprint.augment, population, own_augment)
     if own_model or population.clients[0].train.x.dtype not in (np.uint8, np.float32):
         _check_model(blueprint, population, model, loss)
-    return blueprint if loss == CrossEntropy() else checked_loss(blueprint, population)
+    if own_model:
+        blueprint = replace(blueprint, rows_interact=_rows_interact(blueprint, population))
+    if blueprint.rows_interact:
+        _refuse_single_scored(blueprint, population, model)
+    blueprint = blueprint if loss == CrossEntropy() else checked_loss(blueprint, population)
+    together = (blueprint.vmap_clients or 1) > 1
+    if own_model or together or not isinstance(loss, NamedLoss):
+        _try_training(blueprint, population, model, together=together)
+    return blueprint
+
+
+def _try_training(blueprint: Blueprint, population: Population, where: str, *, together: bool) -> None:
+    """Raise UsageError if the model cannot take a training step, or two clients cannot take it at once with vmap."""
+    part = population.clients[int(population.clients.train_sizes().argmax())].train
+    count = min(blueprint.batch_size, len(part), _TRIED)
+    x, y = (torch.from_numpy(values[:count].copy()) for values in (part.x, part.y))
+    with torch_state_kept(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself warns
+        ctx = blueprint.context(population, "cpu")
+        task, weights = ctx.task.without_loss_terms(), ctx.task.initial_weights()
+        batch = Batch(x.float() if x.dtype == torch.uint8 else x, y)
+        try:
+            _check_outputs(task, weights, batch.x, where)
+            grads, _, _ = task.gradients(weights, batch)
+            ctx.optimizer.update_(clone(weights), grads, ctx.optimizer.init(only(weights, task.trainable)))
+        except UsageError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            raise UsageError(f"{where}: a training step fails: {error_line(error)}") from error
+        try:
+            if together:
+                with vectorised():
+                    step = torch.vmap(lambda *state: task.gradients(*state)[0], randomness="different")
+                    step(stack([weights, weights]), stack([batch, batch]))
+        except Exception as error:  # as above
+            raise UsageError(
+                f"placement.vmap_clients={blueprint.vmap_clients}: torch cannot vectorise a training step of {where}: "
+                f"{error_line(error)}; use placement.vmap_clients=1, or auto"
+            ) from error
+
+
+def _rows_interact(blueprint: Blueprint, population: Population) -> bool:
+    """Return whether an example's output depends on the others in its batch, as by batch norm without statistics."""
+    x, _ = _first_examples(population, 3)
+    x = x.float() if x.dtype == torch.uint8 else x
+    with torch_state_kept(), torch.no_grad():
+        task = blueprint.context(population, "cpu").task
+        first, other = (task.predict(task.initial_weights(), x[[0, row]])[0] for row in (0, -1))
+    return not torch.allclose(first, other, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def _refuse_single_scored(blueprint: Blueprint, population: Population, where: str) -> None:
+    """Raise UsageError if a part has one example, on which the model cannot be scored, as batch norm may not."""
+    clients, tests = population.clients, [test for test in population.tests if len(test.examples) == 1]
+    singles = [
+        f"client {clients.id(int(k))} has one {SPLITS[c]} example" for k, c in np.argwhere(clients.sizes == 1)[:1]
+    ]
+    singles += [f"the {test.split} set {test.domain} has one example" for test in tests]
+    try:
+        if singles:
+            first_outputs(blueprint, population, 1)
+    except ValueError as error:
+        raise UsageError(f"{where}: {singles[0]}, on which it cannot be scored ({one_line(error)})") from error
+
+
+def _check_outputs(task: Task, weights: Weights, x: Tensor, where: str) -> None:
+    """Raise UsageError if the model does not return one tensor in training mode, as it does in evaluation mode."""
+
+    def outputs(model: Any) -> Any:
+        features = model.features(x)
+        return model.head(features) if isinstance(features, Tensor) else features
+
+    with torch.no_grad():
+        returned, _ = task.model.run(weights, outputs)
+    if isinstance(returned, Tensor):
+        return
+    layer: Any = task.model.module.features
+    code = (layer if inspect.ismethod(layer) else type(layer).forward).__code__
+    place = f" ({code.co_filename}, line {code.co_firstlineno}, in {code.co_name})"
+    raise UsageError(
+        f"{where}: returns {type(returned).__name__} in training mode, and must return one tensor of logits, as in "
+        f"evaluation mode{place if is_user_file(code.co_filename) else ''}"
+    )
 
 
 def check_augment(augment: Augment, population: Population, where: str) -> None:
@@ -73,7 +164,7 @@ def _check_model(blueprint: Blueprint, population: Population, where: str, loss:
     runs on the examples with the smallest and the largest integer at each position.
     """
     kind, is_integer = population.clients[0].train.x.dtype, not input_type(population).is_floating_point
-    inputs = extreme_examples(population) if is_integer else population.clients[0].train.x[:1]
+    inputs = extreme_examples(population) if is_integer else population.clients[0].train.x[:2]
     span = f", from {inputs.min()} to {inputs.max()}" if is_integer else ""
     remedy = "give them as float32, or choose another model"
     if kind.kind in "iu" and is_integer:

@@ -26,12 +26,16 @@ class Cost(NamedTuple):
 def cost(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Cost:
     """Return the cost of `model` on one input of `shape`, by torch's counter of the operations that are run."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    x = example_inputs(shape, dtype)[:1]
+    x = example_inputs(shape, dtype)
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:
         with torch.no_grad(), _unfused():
-            flops = _flops(model, x.to(next(model.parameters()).device))
+            x = x.to(next(model.parameters()).device)
+            try:
+                flops = _flops(model, x[:1])
+            except ValueError:  # batch norm without statistics
+                flops = _flops(model, x) // 2
     finally:
         for part, mode in modes:
             part.training = mode

@@ -440,6 +440,35 @@ def from_one():
     return [{k: (v[0], v[1] + 1) if isinstance(v, tuple) else v for k, v in client.items()} for client in own()]
 
 
+class Auxiliary(nn.Sequential):
+    """Returns two outputs in training mode, as networks with auxiliary heads do."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 9), nn.Linear(9, 3))
+
+    def forward(self, x):
+        out = super().forward(x)
+        return (out, out) if self.training else out
+
+
+class Failing(Auxiliary):
+    def forward(self, x):
+        return nn.Sequential.forward(self, x * {}["mask"] if self.training else x)
+
+
+class Asking(Failing):
+    def forward(self, x):
+        return nn.Sequential.forward(self, x / 2 if x.max().item() > 1e6 else x)
+
+
+def spectral():
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 9)), nn.Linear(9, 3))
+
+
+def _losses(result):
+    return result.metrics.query("metric == 'loss' and split == 'test'")["value"].tolist()
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         ("config", "changes", "message"),
@@ -469,6 +498,39 @@ class TestErrors:
         with pytest.raises(rayfed.UsageError, match=message):
             run(config, **changes)
         assert not (tmp_path / "results").exists()
+
+    @pytest.mark.parametrize(
+        ("model", "vmap", "message"),
+        [
+            (Auxiliary, 1, r"^model: returns tuple in training mode, .*test_api\.py, line \d+, in forward\)$"),
+            (Failing, 1, r"^model: a training step fails: KeyError: 'mask' \(.*test_api\.py, line \d+, in forward\)$"),
+            (
+                Asking,
+                3,
+                r"^placement.vmap_clients=3: torch cannot vectorise .*test_api\.py, .*; use placement.vmap_clients=1",
+            ),
+            (
+                spectral,
+                3,
+                "^placement.vmap_clients=3: torch cannot vectorise .* use placement.vmap_clients=1, or auto$",
+            ),
+        ],
+    )
+    def test_a_training_step_is_tried(self, run, tmp_path, model, vmap, message):
+        with pytest.raises(rayfed.UsageError, match=message):
+            run({"placement.vmap_clients": vmap, "local.drop_last": True}, model=model)
+        assert not (tmp_path / "results").exists()
+
+    def test_batch_norm_without_statistics_needs_two_examples_and_scores_each_part_alone(self, run):
+        def model():
+            return nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9, track_running_stats=False), nn.Linear(9, 3))
+
+        alone, with_val = (run({"evaluate.splits": splits}, model=model) for splits in (["test"], ["val", "test"]))
+        assert _losses(alone) == _losses(with_val)
+        short = own()
+        short[1]["test"] = tuple(values[:1] for values in short[1]["test"])
+        with pytest.raises(rayfed.UsageError, match=r"^model: client 1 has one test example, on which it cannot be"):
+            run(clients=short, model=model)
 
     def test_a_whole_config_may_not_name_other_data_than_the_clients(self, run):
         with pytest.raises(rayfed.UsageError, match=r"data\.name=mnist: clients= are given in place"):

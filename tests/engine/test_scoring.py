@@ -56,6 +56,21 @@ def test_parts_share_batches_and_get_back_what_is_theirs(seen):
         assert not loss.higher_is_better
 
 
+def test_parts_have_batches_of_their_own_where_examples_depend_on_each_other(seen):
+    torch.manual_seed(0)
+    model = ensure_split(
+        torch.nn.Sequential(torch.nn.BatchNorm1d(6, track_running_stats=False), torch.nn.Linear(6, 3)), (6,)
+    )
+    host = hosted(blobs(4), model=model, rows_interact=True)
+    weights = host.ctx.task.initial_weights()
+    parts = [host.data.parts(1)[split] for split in ("val", "test")]
+    found = list(predictions(host.algorithm, host.ctx, weights, parts))
+    assert seen == [4, 5, 5, 5, 5]  # no batch of one of 9 and 15
+    x = parts[0].x[:4]
+    x = (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()
+    torch.testing.assert_close(found[0][:4], x @ weights["head.weight"].T + weights["head.bias"])
+
+
 def test_values_of_a_users_own_loss_have_no_accuracy():
     host = hosted(quadratics((2.0, 1.0), (1.0, 4.0)), model=Point(), loss=quadratic, outputs="unknown", batch_size=1)
     parts = [host.data.parts(i)["test"] for i in range(2)]

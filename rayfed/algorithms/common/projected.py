@@ -28,7 +28,9 @@ class ModelWithProjection(nn.Module):
     def __init__(self, model: Any, widths: Sequence[int], classes: int, unused: frozenset[str]):
         super().__init__()
         self.model = copy.deepcopy(model)
-        for name in unused:
+        slots = [id(value) for _, value in self.model.named_parameters(remove_duplicate=False)]
+        tied = {name for name, value in self.model.named_parameters() if slots.count(id(value)) > 1}
+        for name in unused - tied:  # the features may use tied weights
             module_name, _, weight_name = name.rpartition(".")
             module = self.model.get_submodule(module_name)
             table = module._parameters if weight_name in module._parameters else module._buffers
@@ -57,5 +59,5 @@ def with_projection(task: Task, widths: Sequence[int] | None) -> Task:
         torch.default_generator.manual_seed(zlib.crc32(first.numpy().tobytes()))
         width = int(torch.Size(task.feature_shape).numel())
         widths = (width, OUTPUT_WIDTH) if widths is None else widths
-        model = ModelWithProjection(task.model.module, [width, *widths], task.num_classes, task.head_names)
+        model = ModelWithProjection(task.model.module, [width, *widths], task.num_outputs, task.head_names)
     return task.with_model(model)

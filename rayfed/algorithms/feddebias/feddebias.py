@@ -184,9 +184,9 @@ class FedDebias(FedAvg):
 
     def mixed(self, ctx: Context, work: State, batch: Batch) -> State:
         """Return the mixtures of this step in place of the pseudo-data, their labels, and ⟨ỹ_p, y⟩ of every pair."""
-        x, labels = mixture(work["pseudo"], batch, self.k_mix, ctx.task.num_classes)
+        x, labels = mixture(work["pseudo"], batch, self.k_mix, ctx.task.num_outputs)
         rows = paired_rows(len(batch.x), len(x), x.device)
-        overlap = (labels[rows] * soft(batch.y, ctx.task.num_classes)).sum(1)
+        overlap = (labels[rows] * soft(batch.y, ctx.task.num_outputs)).sum(1)
         mixtures: State = {"pseudo": x, "labels": labels, "overlap": overlap}
         if self.mu:
             with torch.no_grad():

@@ -1,0 +1,72 @@
+"""All methods with models that are not made for the data: spare outputs, tied weights, and words as inputs."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from helpers.federations import blueprint, simulate
+from rayfed.algorithms import ALGORITHMS
+from rayfed.core.errors import UsageError
+from rayfed.data.user_clients import user_population
+from rayfed.experiments.config import Config
+from rayfed.models.split_model import ensure_split
+
+RNG = np.random.default_rng(0)
+BATCH_NORM = {"dp_fedbn", "fedbn", "gaussian_dp_fedbn"}
+REFUSED = {
+    "spare outputs": {"harmofl"},
+    "words": BATCH_NORM | {"faug", "feddebias", "fedmix", "fedreg", "harmofl", "mixup", "vhl"},
+}
+REFUSED["tied"] = REFUSED["words"]
+OPTIONS = {"dp_adcol": {"server_batch_size": 10}, "fedgen": {"server_steps": 2}}
+
+
+def clients(words):
+    def part(n):
+        x = RNG.integers(0, 20, (n, 7)) if words else RNG.normal(size=(n, 6)).astype(np.float32)
+        return x, np.arange(n) % 3
+
+    return user_population([{"train": part(20), "val": part(6), "test": part(6)} for _ in range(3)], None, classes=True)
+
+
+class Words(nn.Module):
+    """The mean of embeddings; with `tied`, the embedding is also the last layer, whose 20 outputs are words."""
+
+    def __init__(self, tied):
+        super().__init__()
+        self.embedding, self.middle = nn.Embedding(20, 8), nn.Linear(8, 8)
+        self.out = nn.Linear(8, 20 if tied else 3, bias=False)
+        if tied:
+            self.out.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.out(self.middle(self.embedding(x).mean(1)).tanh())
+
+
+MODELS = {
+    "spare outputs": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 10)),
+    "words": lambda: Words(tied=False),
+    "tied": lambda: Words(tied=True),
+}
+DATA = {kind: clients(words=kind != "spare outputs") for kind in MODELS}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_trains_or_says_why_not(name, kind):
+    population = DATA[kind]
+    dtype = torch.long if kind != "spare outputs" else torch.float32
+    torch.manual_seed(0)
+    model = ensure_split(MODELS[kind](), population.shape, dtype)
+    if name in BATCH_NORM and kind == "spare outputs":
+        model.features[1] = nn.BatchNorm1d(8)
+    algorithm = Config.read({"algorithm": {"name": name, **OPTIONS.get(name, {})}}, has_clients=True).algorithm
+    plan = blueprint(algorithm, population, model=model, rounds=1, batch_size=10)
+    if name in REFUSED[kind]:
+        with pytest.raises(UsageError, match=f"algorithm.name={name}: (needs|the model has no)"):
+            plan.check(population)
+        return
+    has_global = plan.global_model(population)[0] is not None
+    _, records = simulate(plan, population, points=[algorithm.default_eval_point if has_global else "downloaded"])
+    assert all(np.isfinite(score.value) for record in records for score in record.scores)
