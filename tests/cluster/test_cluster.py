@@ -217,6 +217,27 @@ class TestTrials:
             assert not up.path(worker, "rayfed/mine.py").exists()
             assert not up.path(worker, "data").exists()
 
+    def test_a_job_from_the_laptop_leaves_its_results_in_the_home_of_the_head(self, up, expected):
+        study = up.path("laptop", "study")
+        for name, text in (FILES | {"space.yaml": "seeds: [0]\n"}).items():
+            (study / name).parent.mkdir(parents=True, exist_ok=True)
+            (study / name).write_text(text)
+        forward = "timeout 400 ray dashboard cluster.yaml > dashboard.log 2>&1 &"
+        wait = "until curl -s -o /dev/null localhost:8265; do sleep 1; done"
+        submit = "RAY_AUTH_MODE=token ray job submit --address http://localhost:8265 --working-dir study"
+        sweep = f"rayfed sweep space.yaml {values_of(OWN)} placement.hosts=2 experiment=job"
+        done = up.run("laptop", f"{forward} {wait}; {submit} -- {sweep}; code=$?; kill %1; exit $code", seconds=600)
+        assert "read_parquet('/root/results/job/metrics')" in " ".join(done.stdout.split())
+        up.run("laptop", "mkdir -p jobs && ray rsync-down cluster.yaml '~/results/' jobs/")
+        trials = read(up.path("laptop", "jobs"), "job").trials
+        assert trials[["status", "weights_hash"]].values.tolist() == [["done", expected]]
+
+    def test_the_doctor_is_content_with_data_on_the_head(self, up):
+        done = up.run("laptop", "ray exec cluster.yaml 'rayfed doctor'", check=False)
+        words = " ".join(done.stdout.split())
+        assert done.returncode == 0, words
+        assert words.count("ready; data larger than a quarter of its memory need /root/data there, too") == 2
+
     def test_the_photos_of_the_documentation_train_from_a_folder_of_their_own(self, up):
         page = (ROOT / "docs/own-data.md").read_text(encoding="utf-8")
         study = up.path("head", "study")
