@@ -492,7 +492,8 @@ def represent(ctx: Context, weights: Any, part: Any, rows: Tensor | None = None)
 def mean_loss(ctx: Context, weights: Any, part: Any) -> Tensor:
     """Return the mean loss of `weights` over a part of a client's data, a scalar, in evaluation mode."""
     losses = [
-        ctx.task.scoring_loss(ctx.task.predict(weights, batch.x), batch.y) * len(batch.y) for batch in part.batches(512)
+        ctx.task.scoring_loss(ctx.task.predict(weights, batch.x), batch.y, weights) * len(batch.y)
+        for batch in part.batches(512)
     ]
     return torch.stack(losses).sum() / len(part)
 

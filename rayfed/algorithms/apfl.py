@@ -109,7 +109,7 @@ class APFL(FedAvg):
         """Return v̄; in `paper` with the buffers of v, which are those of v̄."""
         if self.variant == "code":
             return mixture(model, weights, alpha)
-        return model | mixture(only(model, ctx.task.model.parameters), weights, alpha)
+        return model | mixture(only(model, ctx.task.parameters), weights, alpha)
 
 
 def difference(model: Weights, weights: Weights, names: Sequence[str]) -> Weights:

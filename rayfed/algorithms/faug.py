@@ -78,8 +78,8 @@ class FAug(FedAvg):
         rows = work["order"][(positions + ctx.step * self.generated_batch_size) % self.generated_examples]
         count = len(batch.x)
         output = ctx.task.forward(weights, torch.cat([batch.x, work["generated"]["x"][rows]]))
-        local = ctx.task.loss(output.logits[:count], batch.y)
-        generated = ctx.task.loss(output.logits[count:], work["generated"]["y"][rows])
+        local, output = ctx.task.loss_of(weights, output, batch.y, output.logits[:count])
+        generated = ctx.task.loss(output.logits[count:], work["generated"]["y"][rows], weights)
         return ctx.task.add_loss_terms((1 - work["share"]) * local + work["share"] * generated, weights, output)
 
     def weight(self, ctx: Context, examples: int) -> float:

@@ -82,7 +82,7 @@ class FedAvg(Algorithm):
     def bytes_formula(self, ctx: Context, examples: Sequence[int]) -> float | None:
         """Return 2 · N · S for N clients of the round and S bytes of parameters that are sent."""
         sent = without(ctx.task.initial_weights(), self.personal(ctx.task))
-        parameters = sum(sent[name].numel() for name in ctx.task.model.parameters if name in sent)
+        parameters = sum(sent[name].numel() for name in ctx.task.parameters if name in sent)
         return 2.0 * len(examples) * 4 * parameters
 
     def global_model(self, ctx: Context, server: State) -> Any:

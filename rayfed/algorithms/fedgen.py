@@ -115,7 +115,7 @@ class FedGen(FedAvg):
             return value, output
         with torch.no_grad():
             y, features = self.generate(ctx, down["generator"], down["counts"])
-        return value + ctx.task.loss(ctx.task.head(weights | self.unsent_head(ctx.task), features), y), output
+        return value + ctx.task.loss(ctx.task.head(weights | self.unsent_head(ctx.task), features), y, weights), output
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
         kept, up = super().finish(ctx, work, client, down, data)

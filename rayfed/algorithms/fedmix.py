@@ -68,10 +68,10 @@ class FedMix(FedAvg):
 
         def local_loss(inputs: Weights) -> tuple[Tensor, Output]:
             output = ctx.task.forward(weights, inputs["u"])
-            return ctx.task.loss(output.logits, batch.y), output
+            return ctx.task.loss_of(weights, output, batch.y, output.logits)
 
         slopes, loss, output = gradients(local_loss, {"u": (1 - self.lam) * batch.x}, create_graph=True)
-        loss = (1 - self.lam) * loss + self.lam * ctx.task.loss(output.logits, y)
+        loss = (1 - self.lam) * loss + self.lam * ctx.task.loss(output.logits, y, weights)
         loss = loss + self.lam * (slopes["u"] * x).sum()  # as gradients of the mean loss, they contain 1/batch
         return ctx.task.add_loss_terms(loss, weights, output)
 

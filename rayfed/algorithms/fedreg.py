@@ -55,7 +55,7 @@ class FedReg(FedAvg):
 
         def loss(inputs: Weights) -> tuple[Tensor, Weights]:
             logits, _ = ctx.task.model(weights, inputs["x"], train=False)
-            return ctx.task.scoring_loss(logits, batch.y), {}
+            return ctx.task.scoring_loss(logits, batch.y, weights), {}
 
         x = batch.x
         for _ in range(STEPS):
@@ -81,7 +81,7 @@ class FedReg(FedAvg):
         for x, y in ((x_s, soft_labels), (x_p, batch.y)):
 
             def pseudo_loss(trained: Weights, x: Tensor = x, y: Tensor = y) -> tuple[Tensor, Weights]:
-                return ctx.task.scoring_loss(ctx.task.forward(weights | trained, x).logits, y), {}
+                return ctx.task.scoring_loss(ctx.task.forward(weights | trained, x).logits, y, weights | trained), {}
 
             slope, _, _ = gradients(pseudo_loss, middle)
             factor = (inner(drift, slope) / inner(slope, slope).clamp(min=1e-12)).clamp(min=0)

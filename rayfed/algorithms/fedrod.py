@@ -79,10 +79,11 @@ class FedRoD(FedAvg):
     def loss(self, ctx: Context, weights: Weights, work: State, down: State, batch: Batch) -> tuple[Tensor, Output]:
         task, output, own = ctx.task, ctx.task.forward(weights, batch.x), personal_head_names(ctx.task)
         z, logits = output.features.detach(), output.logits.detach()
-        generic, output = task.add_loss_terms(task.loss(output.logits + work["prior"], batch.y), weights, output)
+        generic, output = task.loss_of(weights, output, batch.y, output.logits + work["prior"])
+        generic, output = task.add_loss_terms(generic, weights, output)
         personal_logits, buffers = task.model.run(with_personal_head(task, weights), lambda model: model.head(z))
         statistics = {PREFIX + name: value for name, value in buffers.items() if PREFIX + name in own}
-        personal = task.loss(logits + personal_logits, batch.y)
+        personal = task.loss(logits + personal_logits, batch.y, weights)
         return generic + personal, output._replace(buffers=output.buffers | statistics)
 
     def global_model(self, ctx: Context, server: State) -> Any:

@@ -82,7 +82,7 @@ class PartialFed(FedAvg):
             soft = ((policy["logits"] + noise) / self.temperature).sigmoid()
             load = (soft > 0.5).float() + soft - soft.detach()
             weights = mixture(down["weights"], work["local"], load, positions) | personal
-            weights |= detach(only(weights, ctx.task.model.buffers))  # batch norm updates its statistics in place
+            weights |= detach(only(weights, ctx.task.buffers))  # batch norm updates its statistics in place
             return self.loss(ctx, weights, work, down, batch)[0], {}
 
         grads, loss, _ = gradients(objective, {"logits": work["logits"]})

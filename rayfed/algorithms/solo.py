@@ -22,4 +22,4 @@ class Solo(FedAvg):
     keeps_optimizer: ClassVar[bool | None] = True
 
     def personal(self, task: Task) -> frozenset[str]:
-        return frozenset((*task.model.parameters, *task.model.buffers))
+        return frozenset((*task.parameters, *task.buffers))

@@ -76,7 +76,7 @@ class VHL(FedAvg):
         rows = work["order"][positions % self.virtual_examples]
         x, y = (work["virtual"][name][rows] for name in ("x", "y"))
         virtual = ctx.task.forward(weights, x)  # its buffers are dropped: only x updates running statistics
-        loss = loss + self.alpha * ctx.task.loss(virtual.logits, y)
+        loss = loss + self.alpha * ctx.task.loss(virtual.logits, y, weights)
         if not self.align:
             return loss, output
         z, z_virtual = (F.normalize(part.features.flatten(1)) for part in (output, virtual))

@@ -2,13 +2,14 @@
 
 import copy
 import functools
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rayfed.core.batch_norm import batch_norm_names, batch_norm_statistics
+from rayfed.core.errors import BadHook, UsageError
 from rayfed.core.network import Network, gradients
 from rayfed.core.outputs import Outputs
 from rayfed.core.trees import Weights, only
@@ -87,7 +88,9 @@ class Task:
         model: The network.
         modules: Additional networks of the algorithm, by name.
         feature_shape: Shape of one representation at the split; empty if the model has no split.
-        trainable: Names of the parameters that are trained: those of the model with `requires_grad`.
+        trainable: Names of the parameters that are trained: those of the model and of the loss with `requires_grad`.
+        parameters, buffers: Names of all parameters and buffers, those of the loss included.
+        loss_names: Names of the parameters and buffers of a loss that has some, which begin with `loss.`.
         batch_norm_names: Names of the parameters and buffers of batch-norm layers.
         head_names: Names of the parameters and buffers of the head.
         num_outputs: Number of classes for which the model has an output, which may be more than there are.
@@ -113,8 +116,11 @@ class Task:
         self.device = torch.device(device)
         self.channels_last = any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in model.modules())
         self.num_clients, self.num_classes = num_clients, num_classes
-        self.loss = loss_on(self.device, loss)
-        self.scoring_loss = self.loss if scoring_loss is None else loss_on(self.device, scoring_loss)
+        self._loss = loss_on(self.device, loss)
+        self._scoring_loss = self._loss if scoring_loss is None else loss_on(self.device, scoring_loss)
+        self._learned_loss: Network | None = None
+        if isinstance(self._loss, nn.Module) and _is_learned(self._loss):
+            self._learned_loss = Network(nn.ModuleDict({"loss": self._loss}))
         self.batch_norm, self.inputs, self.outputs = batch_norm, inputs, outputs
         self.rows_interact = rows_interact
         self.modules: dict[str, Network] = {}
@@ -135,6 +141,15 @@ class Task:
         frozen = layers if self.batch_norm == "frozen" else frozenset()
         trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
         self.trainable = tuple(name for name in trained if name not in frozen)
+        self.parameters, self.buffers, self.loss_names = self.model.parameters, self.model.buffers, frozenset[str]()
+        if (network := self._learned_loss) is not None:
+            self.loss_names = frozenset((*network.parameters, *network.buffers))
+            if clash := self.loss_names & self._initial.keys():
+                raise UsageError(f"loss: its {min(clash)} is also the name of a weight of the model; rename that")
+            named = [*network.module.named_parameters(), *network.module.named_buffers()]
+            self._initial |= {name: value.detach() for name, value in named}
+            self.trainable += tuple(name for name, value in network.module.named_parameters() if value.requires_grad)
+            self.parameters, self.buffers = self.parameters + network.parameters, self.buffers + network.buffers
         self.head_names, width = _head(model, self.feature_shape)
         self.num_outputs = max(self.num_classes, width if self.outputs == "classes" else 0)
 
@@ -214,7 +229,39 @@ class Task:
     def objective(self, weights: Weights, batch: Batch) -> tuple[Tensor, Output]:
         """Return the training loss on `batch` with the wrappers' terms (DBE's mean regulariser), and the output."""
         output = self.forward(weights, batch.x)
-        return self.add_loss_terms(self.loss(output.logits, batch.y), weights, output)
+        loss, output = self.loss_of(weights, output, batch.y, output.logits)
+        return self.add_loss_terms(loss, weights, output)
+
+    def loss_of(self, weights: Weights, output: Output, y: Tensor, logits: Tensor) -> tuple[Tensor, Output]:
+        """Return the training loss of `logits`, and `output` with the buffers of the loss after it."""
+        loss, buffers = self._measured(self._loss, logits, y, weights)
+        return loss, output._replace(buffers=output.buffers | buffers) if buffers else output
+
+    def loss(self, outputs: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+        """Return the loss by which models are trained, a scalar.
+
+        Args:
+            outputs: Outputs of the model [batch, ...], for the labels `y` [batch, ...].
+            weights: The weights of the model, or a tree with them, in which a loss finds its own parameters.
+        """
+        return self._measured(self._loss, outputs, y, weights)[0]
+
+    def scoring_loss(self, outputs: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+        """Return the loss by which models are scored, a scalar; the arguments are those of `loss`."""
+        return self._measured(self._scoring_loss, outputs, y, weights, train=False)[0]
+
+    def _measured(
+        self, loss: Loss, outputs: Tensor, y: Tensor, weights: Any, *, train: bool = True
+    ) -> tuple[Tensor, Weights]:
+        """Return the value of a loss, and its buffers after the call."""
+        if (network := self._learned_loss) is None:
+            return loss(outputs, y), {}
+        own = next((tree for tree in _dicts(weights) if self.loss_names <= tree.keys()), None)
+        if own is None:
+            raise BadHook(
+                f"loss: has parameters ({min(self.loss_names)}), which are not among the weights of this method"
+            )
+        return network.run(own, lambda module: module["loss"](outputs, y), train=train)
 
     def add_loss_terms(self, loss: Tensor, weights: Weights, output: Output) -> tuple[Tensor, Output]:
         """Add the wrappers' terms to `loss`, the value of an algorithm's own objective; return it and the output."""
@@ -264,6 +311,20 @@ def loss_on(device: str | torch.device, loss: Loss) -> Loss:
         options = {key: v.to(device) if isinstance(v, Tensor) else v for key, v in loss.keywords.items()}
         return functools.partial(loss_on(device, loss.func), *loss.args, **options)
     return loss
+
+
+def _is_learned(loss: nn.Module) -> bool:
+    """Return whether a loss has parameters, or buffers that may change; the buffers of torch's losses do not."""
+    constant = type(loss).__module__.startswith("torch.")
+    return any(True for _ in loss.parameters()) or (not constant and any(True for _ in loss.buffers()))
+
+
+def _dicts(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield all dicts of a tree, the outer ones first."""
+    if isinstance(tree, dict):
+        yield tree
+        for value in tree.values():
+            yield from _dicts(value)
 
 
 def _head(model: nn.Module, feature_shape: tuple[int, ...]) -> tuple[frozenset[str], int]:

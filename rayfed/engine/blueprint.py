@@ -307,7 +307,7 @@ class Blueprint:
         with torch_state_kept():
             ctx = self.context(population, "cpu")
             model = self.algorithm.global_model(ctx, self.algorithm.init(ctx))
-        return model, isinstance(model, dict) and {*ctx.task.trainable, *ctx.task.model.buffers} <= set(model)
+        return model, isinstance(model, dict) and {*ctx.task.trainable, *ctx.task.buffers} <= set(model)
 
     def problem(self, population: Population, task: Task) -> ProblemSpec:
         """Return what the algorithm is told in `check`; `task` is that of the blueprint's context."""

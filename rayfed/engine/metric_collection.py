@@ -98,7 +98,7 @@ class DueMetrics:
 
     def training_values(self, ctx: Context, before: Any, after: Any) -> list[Value]:
         """Return, on a host, the values of the metrics of training for a client's model before and after it."""
-        buffers = set(ctx.task.model.buffers)
+        buffers = set(ctx.task.buffers)
         start, end = (
             {p: t for p, t in named_tensors(m) if t.is_floating_point() and p not in buffers} for m in (before, after)
         )

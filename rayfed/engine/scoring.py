@@ -39,7 +39,7 @@ def score(
     """
     results, others = [], []
     for part, logits in zip(parts, predictions(algorithm, ctx, model, parts), strict=True):
-        loss = ctx.task.scoring_loss(logits, part.y).double()
+        loss = ctx.task.scoring_loss(logits, part.y, model).double()
         classified = class_logits(ctx.task.outputs, logits, part.y)
         accuracy = torch.zeros_like(loss)
         if classified is not None:

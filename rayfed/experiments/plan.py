@@ -16,7 +16,7 @@ from rayfed.core.best_round import Selection
 from rayfed.core.errors import UsageError
 from rayfed.core.network import weights_of
 from rayfed.core.optim import SGD, Adam
-from rayfed.core.rng import torch_state_kept
+from rayfed.core.rng import global_generators_seeded, torch_state_kept
 from rayfed.core.task import loss_on
 from rayfed.data.clients import Client, MadeClients
 from rayfed.data.draws import floor_share
@@ -337,7 +337,8 @@ def _chosen_loss(config: Config, given: Loss | None) -> Loss:
     """
     name, options = config.loss.name or "", config.loss.options
     if given is None:
-        return build_loss(name, options)
+        with global_generators_seeded(config.seed, "loss"):
+            return build_loss(name, options)
     if options or name != "cross_entropy":
         key = next(iter(options), f"name={name}")
         raise UsageError(f"loss.{key}: loss= is given in place of loss.*; leave out one of them")

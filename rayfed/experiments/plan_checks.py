@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayfed.augment.base import Augment
 from rayfed.core.errors import UsageError
@@ -17,7 +17,7 @@ from rayfed.core.network import vectorised
 from rayfed.core.outputs import meaning_of_outputs
 from rayfed.core.registry import in_one_line
 from rayfed.core.rng import torch_state_kept
-from rayfed.core.task import Batch, Task
+from rayfed.core.task import Batch, Task, loss_on
 from rayfed.core.trees import Weights, clone, only, stack
 from rayfed.core.user_files import error_line, is_user_file
 from rayfed.data.clients import SPLITS
@@ -204,6 +204,7 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
         name = loss.__name__ if isinstance(loss, type) else repr(loss)
         hint = f"; give an instance, {name}()" if isinstance(loss, type) else ""
         raise UsageError(f"loss: expected a function (outputs, labels) -> scalar, got {name}{hint}")
+    loss = loss_on("cpu", loss)  # its buffers may change
     outputs, labels = first_outputs(blueprint, population, 2)
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.filterwarnings("error", message="Using a target size")
@@ -224,8 +225,13 @@ def checked_loss(blueprint: Blueprint, population: Population) -> Blueprint:
     if labels.ndim == 1 and outputs.shape[1:] == (1,):
         _check_pairs(loss, population)
     every_label = [part.y for part in population.examples()]
-    with torch_state_kept():
-        return replace(blueprint, outputs=meaning_of_outputs(loss, outputs.shape[1:], every_label))
+    with torch_state_kept(), torch.no_grad():
+        meaning = meaning_of_outputs(loss, outputs.shape[1:], every_label)
+        if meaning == "unknown" and isinstance(loss, nn.Module):
+            for parameter in loss.parameters():  # centres of classes, say, which are drawn, hide the meaning
+                parameter.zero_()
+            meaning = meaning_of_outputs(loss, outputs.shape[1:], every_label)
+        return replace(blueprint, outputs=meaning)
 
 
 def _check_pairs(loss: Loss, population: Population) -> None:

@@ -12,6 +12,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_torch, torch_state_kept
+from rayfed.core.trees import without
 from rayfed.engine.checkpoint import SavedState
 from rayfed.engine.cohorts import participants_of
 from rayfed.engine.evaluation import downloads
@@ -42,6 +43,7 @@ def trained_model(
         names = set(_tensors(plan.blueprint.model))
         if not _is_network(weights):
             raise _not_one_network(plan, ", ".join(weights) if isinstance(weights, Mapping) else type(weights).__name__)
+        weights = without(weights, ctx.task.loss_names)
         if set(weights) <= names:
             module = _users(plan, given, weights)
         elif set(weights) <= set(_tensors(ctx.task.model.module)):

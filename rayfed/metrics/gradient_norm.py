@@ -51,6 +51,6 @@ def full_gradient(task: Task, weights: Weights, part: Any, size: int = 500) -> W
 
 def _gradient(task: Task, weights: Weights, batch: Batch) -> Weights:
     def loss(trained: Weights) -> tuple[Tensor, Weights]:
-        return task.scoring_loss(task.model(weights | trained, batch.x, train=False)[0], batch.y), {}
+        return task.scoring_loss(task.model(weights | trained, batch.x, train=False)[0], batch.y, weights | trained), {}
 
     return gradients(loss, only(weights, task.trainable))[0]

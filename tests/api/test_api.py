@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections import OrderedDict
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -438,6 +439,58 @@ class TestManners:
 def from_one():
     """Clients whose labels count from 1."""
     return [{k: (v[0], v[1] + 1) if isinstance(v, tuple) else v for k, v in client.items()} for client in own()]
+
+
+class CentreLoss(nn.Module):
+    """Cross-entropy and the distance to learned centres of the classes; a buffer counts the calls in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.centres = nn.Parameter(torch.arange(9.0).reshape(3, 3) / 9)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, outputs, y):
+        if self.training:
+            self.calls += 1
+        pull = (outputs - self.centres[y.argmax(1) if y.ndim == 2 else y]).square().mean()
+        return nn.functional.cross_entropy(outputs, y) + pull
+
+
+class TestLearnedLoss:
+    VALUES: ClassVar = {"local.batch_size": 100, "local.lr": 0.1, "local.momentum": 0.9, "local.epochs": 4}
+
+    def test_is_trained_as_by_a_plain_loop(self, run):
+        clients, given = own(1), CentreLoss()
+        x, y = clients[0]["train"]
+        model, loss = plain_model(), CentreLoss()
+        start = run(self.VALUES | {"local.lr": 1e-30, "experiment": "start"}, clients=clients, loss=given, rounds=1)
+        model.load_state_dict(start.model().state_dict())
+        result = run(self.VALUES | {"experiment": "own"}, clients=clients, loss=given, rounds=1)
+        sent, optimizer = result.server["weights"], torch.optim.SGD([*model.parameters(), *loss.parameters()], 0.1, 0.9)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+        torch.testing.assert_close(sent["loss.centres"], loss.centres.detach(), rtol=0, atol=1e-6)
+        for value, expected in zip(result.model().state_dict().values(), model.state_dict().values(), strict=True):
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+        assert float(sent["loss.calls"]) == 4
+        assert not given.calls
+        assert torch.equal(given.centres, CentreLoss().centres)
+        test = result.metrics.query("split == 'test'").set_index("metric")["value"]
+        with torch.no_grad():
+            expected = float(loss(model(clients[0]["test"][0]), clients[0]["test"][1]))
+        assert test["loss"] == pytest.approx(expected, abs=1e-6)
+        assert "accuracy" in test  # the centres at first do not hide what outputs stand for
+
+    @pytest.mark.parametrize("name", ["apple", "faug", "fedmix", "fedproto", "fedrod", "irm", "moon", "vhl"])
+    def test_methods_with_losses_of_their_own_train_it(self, run, name):
+        result = run({"algorithm.name": name}, loss=CentreLoss(), rounds=1)
+        states = [result.server, *result.clients.values()]
+        found = {path: v for state in states for path, v in named_tensors(state) if "loss.c" in path}
+        centres = [v for path, v in found.items() if path.endswith("centres")]
+        assert any(not torch.equal(v, CentreLoss().centres.expand_as(v)) for v in centres)
+        assert any(v.max() > 0 for path, v in found.items() if path.endswith("calls"))
 
 
 class Auxiliary(nn.Sequential):

@@ -84,7 +84,7 @@ class ERM(FedAvg):
         return work | {"weights": weights | buffers, "gradient": grads, "loss": loss}, {"loss": loss}
 
     def finish(self, ctx: Context, work: State, client: State, down: State, data: ClientData) -> tuple[State, State]:
-        buffers = only(work["weights"], ctx.task.model.buffers)
+        buffers = only(work["weights"], ctx.task.buffers)
         return client, {"gradient": work["gradient"], "buffers": buffers, "loss": work["loss"]}
 
     def weights(self, ctx: Context, server: State, replies: Sequence[Reply]) -> Sequence[float]:

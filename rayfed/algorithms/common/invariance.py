@@ -13,11 +13,11 @@ from rayfed.core.task import Output, Task
 from rayfed.core.trees import Weights
 
 
-def slope(task: Task, logits: Tensor, y: Tensor) -> Tensor:
+def slope(task: Task, logits: Tensor, y: Tensor, weights: Weights | None = None) -> Tensor:
     """Return ∂ loss(w · logits, y)/∂w at w = 1, a scalar that can be differentiated again."""
 
     def scaled(w: Weights) -> tuple[Tensor, Weights]:
-        return task.loss(w["w"] * logits, y), {}
+        return task.loss(w["w"] * logits, y, weights), {}
 
     one = torch.ones((), device=logits.device, dtype=logits.dtype)
     return gradients(scaled, {"w": one}, create_graph=True)[0]["w"]
@@ -36,7 +36,7 @@ def last_layer_gradient(task: Task, weights: Weights, features: Tensor, y: Tenso
     assert name is not None  # `check_penalty` refuses it
 
     def loss(trained: Weights) -> tuple[Tensor, Weights]:
-        return task.loss(task.head(weights | trained, features), y), {}
+        return task.loss(task.head(weights | trained, features), y, weights), {}
 
     return gradients(loss, {name: weights[name]}, create_graph=True)[0][name]
 
@@ -63,5 +63,5 @@ def penalised_loss(
     if not isinstance(beta, Tensor):
         beta = torch.full((), beta, device=loss.device, dtype=loss.dtype)  # filled there: a copy would wait for the GPU
     by_scale = penalty == "scale"
-    g = slope(task, output.logits, y) if by_scale else last_layer_gradient(task, weights, output.features, y)
+    g = slope(task, output.logits, y, weights) if by_scale else last_layer_gradient(task, weights, output.features, y)
     return (loss + beta * g.square().sum()) / beta.clamp(min=1)

@@ -225,7 +225,7 @@ class FRAug(FedAvg):
             u = output.features.detach()  # the synthetic terms train the head only
             prototypes = update_prototypes(work["prototypes"], work["seen"], u, batch.y, self.lambda_c)
             synthetic = [
-                ctx.task.loss(ctx.task.head(weights, self.augmented(ctx, work, anchors, y)), y)
+                ctx.task.loss(ctx.task.head(weights, self.augmented(ctx, work, anchors, y)), y, weights)
                 for anchors, y in self.anchors(u, batch.y, prototypes, classes)
             ]
             total = (1 - kappa) * real + kappa * torch.stack(synthetic).mean()
@@ -243,7 +243,7 @@ class FRAug(FedAvg):
 
         def objective(trained: Weights) -> tuple[Tensor, tuple[Weights, Tensor]]:
             v, buffers = network(weights | trained, z, classes)
-            error = ctx.task.loss(ctx.task.head(work["weights"], v, train=False), classes)
+            error = ctx.task.loss(ctx.task.head(work["weights"], v, train=False), classes, work["weights"])
             distance = mmd(v, u) if self.distance_g == "mmd" else F.mse_loss(v, work["prototypes"][classes])
             return error - self.alpha * distance, (buffers, v.norm(dim=1).mean())
 
