@@ -38,7 +38,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.optim import SGD
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
-from rayfed.core.trees import Weights, only, stack, sub, tree_map, unstack
+from rayfed.core.trees import Weights, mean_of, only, stack, sub, tree_map, unstack
 
 SOURCE, TARGET = 1, 0  # the two classes of a discriminator
 
@@ -178,10 +178,7 @@ class WeighSources(Exchange):
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         (spreads,) = [reply.up["spreads"] for reply in replies.each if "spreads" in reply.up]
         alpha = (-spreads.to(ctx.task.device)).softmax(0)
-        weights = {
-            name: torch.tensordot(alpha, leaf, 1) if leaf.is_floating_point() else leaf.amax(0)
-            for name, leaf in server["models"].items()
-        }
+        weights = {name: mean_of(leaf, alpha) for name, leaf in server["models"].items()}
         weights |= {name: weights[name] + step for name, step in server["target_update"].items()}
         return only(server, ("discriminators",)) | {"weights": weights}
 

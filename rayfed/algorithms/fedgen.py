@@ -27,7 +27,7 @@ from rayfed.core.network import gradients
 from rayfed.core.optim import Adam
 from rayfed.core.options import option
 from rayfed.core.task import Batch, Output, Task
-from rayfed.core.trees import Weights, clone, only, stack, tree_map, without
+from rayfed.core.trees import Weights, clone, mean_of, only, stack, tree_map, without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class FedGen(FedAvg):
         heads = stack([tree_map(lambda leaf: leaf.to(device), reply.up["head"]) for reply in replies.each])
         shares = torch.tensor([float(self.weight(ctx, reply.examples)) for reply in replies.each], device=device)
         shares = shares / shares.sum()
-        weights = replies.mean["weights"] | {name: _mean(value, shares) for name, value in heads.items()}
+        weights = replies.mean["weights"] | {name: mean_of(value, shares) for name, value in heads.items()}
         generator, moments, loss = self.train_generator(ctx, server, heads, shares)
         return server | {
             "weights": {name: weights[name] for name in server["weights"]},
@@ -179,11 +179,6 @@ class CollectClassCounts(Exchange):
     def aggregate(self, ctx: Context, server: State, replies: Replies) -> State:
         counts = torch.stack([reply.up["counts"].to(ctx.task.device) for reply in replies.each])
         return server | {"counts": counts.sum(0)}
-
-
-def _mean(values: Tensor, shares: Tensor) -> Tensor:
-    """Return the mean of the clients' `values` [clients, ...], or the maximum of integers, which are counters."""
-    return torch.tensordot(shares, values, 1) if values.is_floating_point() else values.amax(0)
 
 
 # The generator

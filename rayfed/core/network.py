@@ -1,6 +1,5 @@
 """Networks as functions of explicit weights, and gradients for one client at a time or under `torch.vmap`."""
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfed.core.batch_norm import batch_norm_layers
+from rayfed.core.batch_norm import batch_norm_layers, batch_norm_statistics
+from rayfed.core.copies import copied
+from rayfed.core.spectral_norm import set_singular_vectors, spectral_layers
 from rayfed.core.trees import Weights, detach
 
 _vectorised = False
@@ -56,13 +57,18 @@ class Network:
             for name, value in table.items()
             if value is not None
         ]
+        buffers = set(self.buffers)
+        self._buffer_slots = [(table, name, key) for table, name, key, _ in self._slots if key in buffers]
+        self._spectral_layers = spectral_layers(module)
+        self._read_only = batch_norm_statistics(module)  # in evaluation mode
 
     def run(self, weights: Weights, fn: Callable[[Any], Any], *, train: bool = True) -> tuple[Any, Weights]:
         """Call `fn(module)` with `weights` in the module; return its result and the buffers after the call.
 
-        In training mode the buffers (running statistics of batch norm) are copies, so `weights` is not modified.
+        `fn` may change buffers, which are copies, in place, or assign others. `weights` is not modified.
         """
-        buffers = {name: weights[name].clone() if train else weights[name] for name in self.buffers}
+        shared = () if train else self._read_only
+        buffers = {name: weights[name] if name in shared else weights[name].clone() for name in self.buffers}
         if self._training is not train:
             self.module.train(train)
             for layer in self._frozen:
@@ -72,7 +78,11 @@ class Network:
         for table, name, key, _ in self._slots:
             table[name] = source[key]
         try:
-            return fn(self.module), buffers
+            result = fn(self.module)
+            for table, name, key in self._buffer_slots:
+                if (value := table.get(name)) is not buffers[key] and isinstance(value, Tensor):
+                    buffers[key] = value.detach()
+            return result, buffers
         finally:
             for table, name, _, original in self._slots:
                 table[name] = original
@@ -81,10 +91,31 @@ class Network:
         """Run the forward pass of the module with `weights`; return the output and the buffers after the call."""
         return self.run(weights, lambda module: module(*args), train=train)
 
+    def consistent(self, tree: Any) -> Any:
+        """Return a state whose models, after averaging, have buffers that belong to their weights.
+
+        These are the vectors of spectral normalisation, in all mappings of `tree` with all weights of such layers.
+        """
+        if not self._spectral_layers:
+            return tree
+        if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
+            return type(tree)(map(self.consistent, tree))
+        if not isinstance(tree, dict):
+            return tree
+        initial = {name: value for _, _, name, value in self._slots}
+        shapes = {name: getattr(value, "shape", None) for name, value in tree.items()}  # a stack has another one
+        there = {name for name, value in initial.items() if shapes.get(name) == value.shape}
+        vectors = [buffers for names, buffers in self._spectral_layers if there.issuperset(names + buffers)]
+        if not vectors:
+            return {key: self.consistent(value) for key, value in tree.items()}
+        with torch.no_grad():
+            buffers = self.run(initial | tree, set_singular_vectors, train=False)[1]
+        return tree | {name: buffers[name] for names in vectors for name in names}
+
     def draw_weights(self) -> Weights:
         """Draw new initial weights from the CPU's generator, parameters first. The template is not modified."""
         devices = {name: value.device for _, _, name, value in self._slots}
-        module = copy.deepcopy(self.module).cpu()
+        module = copied(self.module).cpu()
         for value in module.parameters():
             value.data = value.data.contiguous()  # numbers are drawn in the order of memory
         for layer in module.modules():

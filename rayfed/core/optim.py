@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rayfed.core.network import is_vectorised
-from rayfed.core.trees import Weights
+from rayfed.core.trees import Weights, as_real
 
 
 def add_(values: list[Tensor], others: list[Tensor], *, alpha: float = 1.0) -> None:
@@ -42,7 +42,7 @@ def clipped(grads: Weights, max_norm: float, *, plain_names: frozenset[str] = fr
     regular = {name: grad for name, grad in grads.items() if name not in plain_names}
     if not regular:
         return grads
-    norm = torch.stack([grad.square().sum() for grad in regular.values()]).sum().sqrt()
+    norm = torch.stack([as_real(grad).square().sum() for grad in regular.values()]).sum().sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1)
     return grads | dict(zip(regular, foreach("mul", list(regular.values()), factor), strict=True))
 
@@ -126,7 +126,7 @@ class Adam:
         add_([weights[name] for name in plain], [grads[name] for name in plain], alpha=-self.lr)
         names = [name for name in grads if name not in self.plain_names]
         values, gradients, firsts, seconds = (
-            [tree[name] for name in names] for tree in (weights, grads, state["first"], state["second"])
+            [as_real(tree[name]) for name in names] for tree in (weights, grads, state["first"], state["second"])
         )
         if self.weight_decay and self.decoupled:
             foreach("mul_", values, 1 - self.lr * self.weight_decay)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.core.batch_norm import batch_norm_names, batch_norm_statistics
+from rayfed.core.copies import copied
 from rayfed.core.errors import BadHook, UsageError
 from rayfed.core.network import Network, gradients
 from rayfed.core.outputs import Outputs
@@ -134,6 +135,8 @@ class Task:
         self.feature_shape = tuple(getattr(model, "feature_shape", ()))
         named = [*model.named_parameters(), *model.named_buffers()]
         self._initial = {name: value.detach() for name, value in named}
+        finite = {name: torch.isfinite(value) for name, value in self._initial.items()}
+        self._not_finite = {name: ~mask for name, mask in finite.items() if not mask.all()}
         layers, statistics = batch_norm_names(model), batch_norm_statistics(model)
         self.batch_norm_names = layers
         local = {"local": layers, "local_statistics": statistics}
@@ -160,12 +163,12 @@ class Task:
         """
 
         def moved(tensor: Tensor) -> Tensor:
-            here: Tensor = self.to_memory_format(tensor.detach().to(self.device))
-            return here
+            result: Tensor = self.to_memory_format(tensor.detach().to(self.device))
+            return result
 
-        copied: dict[int, Any] = {id(p): nn.Parameter(moved(p), p.requires_grad) for p in model.parameters()}
-        copied |= {id(buffer): moved(buffer) for buffer in model.buffers()}
-        return copy.deepcopy(model, copied)
+        here: dict[int, Tensor] = {id(p): nn.Parameter(moved(p), p.requires_grad) for p in model.parameters()}
+        here |= {id(buffer): moved(buffer) for buffer in model.buffers()}
+        return copied(model, here)
 
     def with_modules(self, modules: Mapping[str, nn.Module]) -> "Task":
         """Return a copy of the task with additional networks of the algorithm in `task.modules`."""
@@ -210,6 +213,20 @@ class Task:
     def initial_weights(self) -> Weights:
         """Return the initial weights, shared by the server and all clients. Do not modify the tensors."""
         return dict(self._initial)
+
+    @property
+    def untrained(self) -> frozenset[str]:
+        """The names of buffers and frozen parameters, those of `modules` included."""
+        buffers = (name for network in self.modules.values() for name in network.buffers)
+        return frozenset(self._initial).difference(self.trainable).union(buffers)
+
+    def is_finite(self, path: str, tensor: Tensor) -> bool:
+        """Return whether a tensor of a state is finite, apart from what was not at first, such as a mask of -inf."""
+        finite = torch.isfinite(tensor)
+        if bool(finite.all()):
+            return True
+        at_first = [mask for name, mask in self._not_finite.items() if f".{path}".endswith(f".{name}")]
+        return any(bool((finite | mask).all()) for mask in at_first)
 
     def forward(self, weights: Weights, x: Tensor, *, train: bool = True) -> Output:
         """Run the network on `x` [batch, ...] in training or evaluation mode."""
@@ -353,5 +370,10 @@ def _head(model: nn.Module, feature_shape: tuple[int, ...]) -> tuple[frozenset[s
             for value in frozen:
                 value.requires_grad_(False)
     used = {name for name, grad in zip(named, grads, strict=True) if grad is not None}
-    owners = {name.rpartition(".")[0] for name in used}
-    return frozenset(used | {name for name, _ in model.named_buffers() if name.rpartition(".")[0] in owners}), width
+    owners = {_owner(name) for name in used}
+    return frozenset(used | {name for name, _ in model.named_buffers() if _owner(name) in owners}), width
+
+
+def _owner(name: str) -> str:
+    """Return the name of the layer that has a parameter or buffer, also if the latter belongs to a parametrisation."""
+    return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]

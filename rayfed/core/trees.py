@@ -73,6 +73,25 @@ def scale(tree: Any, factor: float | Tensor) -> Any:
     return tree_map(lambda x: x * factor, tree)
 
 
+def as_real(tensor: Tensor) -> Tensor:
+    """Return the real and imaginary parts [..., 2] of a complex tensor, and any other as it is; memory is shared."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def is_counter(tensor: Tensor) -> bool:
+    """Return whether a tensor holds integers or truth values, of which there is no mean."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def mean_of(values: Tensor, shares: Tensor) -> Tensor:
+    """Return the mean of `values` [n, ...] with `shares` [n]; the maximum of counters; equal values as they are."""
+    if is_counter(values):
+        return values.amax(0)
+    if bool((values == values[0]).all()):
+        return values[0]
+    return torch.tensordot(shares.to(values.dtype), values, 1)
+
+
 def stack(trees: list[Any]) -> Any:
     """Stack the tensors of `trees` along a new leading dimension."""
     return tree_map(lambda *leaves: torch.stack(leaves), trees[0], *trees[1:])

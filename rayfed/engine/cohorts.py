@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rayfed.core.errors import BadHook
 from rayfed.core.ids import ClientIndex
 from rayfed.core.records import Record
 from rayfed.core.rng import generator
+from rayfed.core.trees import is_counter
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.exact_sum import ExactSum
@@ -203,12 +203,12 @@ def completed_mean(total: ExactSum, down: Any, weight: float, buffers: frozenset
         if isinstance(value, Mapping):
             sent = sent if isinstance(sent, Mapping) else {}
             return {key: completed(one, sent.get(key), key) for key, one in value.items()}
-        if not value.is_floating_point():
+        if is_counter(value):
             return value
         if name in buffers:
             return value / weight
         if not isinstance(sent, Tensor) or sent.shape != value.shape:
             raise BadHook(f"sampling: {name!r} is averaged and was not sent to the clients; use sampling.name=uniform")
-        return value + (1 - weight) * sent.to(device=value.device, dtype=torch.float64)
+        return value + (1 - weight) * sent.to(value)
 
-    return ExactSum(completed(total.value, down, ""), total.dtypes)
+    return ExactSum(completed(total.value, down, ""), total.dtypes, equal=total.equal)

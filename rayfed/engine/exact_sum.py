@@ -7,35 +7,58 @@ ten-thousandth of the rounding of a float32 weight of size 0.1. Larger sums are 
 order. Infinities and NaN pass through. A model of 582,026 parameters takes 0.4 ms per client.
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+import operator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayfed.core.trees import tree_map
+from rayfed.core.trees import as_real, is_counter, tree_map
 
 _GRID = 2.0**-40
 _SHIFT = 1.5 * 2.0**52 * _GRID  # adding this moves the last bit of a float64 to the grid
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _AT_ONCE = 2**20  # numbers that are rounded together, on a GPU in one launch; more would only cost memory
 
 
-class ExactSum:
-    """Σ weight·tree over trees of one structure; integer leaves, which are counters, become their maximum."""
+Path = tuple[str, ...]
 
-    def __init__(self, value: Any = None, dtypes: Any = None):
+
+class ExactSum:
+    """Σ weight·tree over trees of one structure; integer leaves, which are counters, become their maximum.
+
+    Args:
+        untrained: The names of leaves that are no sums where all trees agree on them to the bit, such as masks.
+
+    Attributes:
+        equal: The leaves by those names, by their keys; None where trees differ.
+    """
+
+    def __init__(
+        self,
+        value: Any = None,
+        dtypes: Any = None,
+        untrained: Container[str] = (),
+        equal: dict[Path, Tensor | None] | None = None,
+    ):
         self.value, self.dtypes = value, dtypes
+        self._untrained, self.equal = untrained, equal or {}
 
     def add(self, tree: Any, weight: float) -> None:
         """Add `weight` times `tree`."""
         if self.value is None:
             self.value, self.dtypes = tree_map(_zero, tree), tree_map(lambda leaf: leaf.dtype, tree)
+            self.equal = dict(_leaves(tree, self._untrained)) if self._untrained else {}
+        elif any(leaf is not None for leaf in self.equal.values()):
+            self._compare(dict(_leaves(tree, self._untrained)))
         pairs: list[tuple[Tensor, Tensor]] = []
         tree_map(lambda total, leaf: pairs.append((total, leaf)), self.value, tree)
         for total, leaf in pairs:
-            if not total.is_floating_point():
+            if is_counter(total):
                 torch.maximum(total, leaf, out=total)
-        for group in _groups([pair for pair in pairs if pair[0].is_floating_point()]):
+        for group in _groups([(as_real(total), as_real(leaf)) for total, leaf in pairs if not is_counter(total)]):
             terms = [leaf.to(torch.float64, copy=True) for _, leaf in group]
             torch._foreach_mul_(terms, weight)
             torch._foreach_add_(terms, _SHIFT)
@@ -45,18 +68,42 @@ class ExactSum:
     def merge(self, other: "ExactSum") -> None:
         """Add another sum, which must not be used afterwards."""
         if self.value is None:
-            self.value, self.dtypes = other.value, other.dtypes
+            self.value, self.dtypes, self.equal = other.value, other.dtypes, other.equal
         elif other.value is not None:
             self.value = tree_map(_join, self.value, other.value)
+            self._compare(other.equal)
+
+    def _compare(self, leaves: dict[Path, Tensor | None]) -> None:
+        self.equal = {path: leaf if _same_bits(leaf, leaves[path]) else None for path, leaf in self.equal.items()}
 
     def result(self) -> Any:
         """Return the sum in the dtypes of the trees that were added."""
-        return tree_map(lambda total, dtype: total.to(dtype), self.value, self.dtypes)
+        result = tree_map(lambda total, dtype: total.to(dtype), self.value, self.dtypes)
+        for (*keys, name), leaf in self.equal.items():
+            if leaf is not None:
+                functools.reduce(operator.getitem, keys, result)[name] = leaf
+        return result
+
+
+def _leaves(tree: Any, names: Container[str], path: Path = ()) -> Iterator[tuple[Path, Tensor | None]]:
+    """Yield the tensors of nested dicts whose own keys are in `names`."""
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        if isinstance(value, Tensor) and key in names:
+            yield (*path, key), value
+        yield from _leaves(value, names, (*path, key))
+
+
+def _same_bits(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(*(as_real(x).view(_INTEGERS[as_real(x).element_size()]) for x in (a, b.to(a.device))))
 
 
 def _zero(leaf: Tensor) -> Tensor:
     """Return the sum of no terms like `leaf`."""
-    return torch.zeros_like(leaf, dtype=torch.float64) if leaf.is_floating_point() else leaf.clone()
+    if is_counter(leaf):
+        return leaf.clone()
+    return torch.zeros_like(leaf, dtype=torch.complex128 if leaf.is_complex() else torch.float64)
 
 
 def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
@@ -73,6 +120,6 @@ def _groups(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tenso
 
 
 def _join(total: Tensor, term: Tensor) -> Tensor:
-    if not total.is_floating_point():
+    if is_counter(total):
         return torch.maximum(total, term)
     return total.add_(term) if total.device == term.device else total.add_(term.to(total.device))

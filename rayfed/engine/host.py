@@ -113,6 +113,7 @@ class Host:
         began = time.perf_counter()
         exchange = self.algorithm.exchanges(request.moment.stage)[request.moment.exchange]
         result = ExchangeResult(models_before=dict(request.models_before), scoring={self.position: 0.0})
+        result.total = ExactSum(untrained=self.ctx.task.untrained)
         done = Exchanged(result, {}, {})
         for one in self._trained(exchange, request, down, unicast, states):
             self._finish(exchange, request, one, done)
@@ -159,7 +160,7 @@ class Host:
 
     def weigh(self, unweighted: Iterable[tuple[State, float]]) -> ExactSum:
         """Return the sum of clients' averaged fields, each with a weight that the server computed."""
-        total = ExactSum()
+        total = ExactSum(untrained=self.ctx.task.untrained)
         for averaged, weight in unweighted:
             total.add(averaged, weight)
         return total

@@ -244,7 +244,8 @@ class Server:
             total = self.fleet.weigh({r.client: float(w) for r, w in zip(replies, values, strict=True)})
         with untouched(f"{type(exchange).__name__}.aggregate", server=self.state):
             seed_torch(self.seed, "aggregate", ctx.moment, cohort=ctx.cohort)
-            self.state = self._aggregated(exchange, ctx, Replies(self._mean(ctx, total, down, weights), replies))
+            state = self._aggregated(exchange, ctx, Replies(self._mean(ctx, total, down, weights), replies))
+            self.state = ctx.task.model.consistent(state)
         self._check_finite(ctx)
         times.append(time.perf_counter())
 
@@ -292,7 +293,7 @@ class Server:
 
     def _check_finite(self, ctx: Context) -> None:
         for path, tensor in named_tensors(self.state):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            if not ctx.task.is_finite(path, tensor):
                 raise Diverged(f"round {ctx.round}, server: {path} is no longer finite")
 
     def _note(

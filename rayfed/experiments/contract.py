@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-import torch
-
 from rayfed.algorithm import Algorithm
 from rayfed.core.batch_norm import batch_norm_names
 from rayfed.core.errors import Diverged, UsageError
@@ -180,7 +178,7 @@ def _state(server: Server) -> dict[str, Any]:
 
 def _check_finite(server: Server) -> None:
     for path, tensor in named_tensors(_state(server)):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if not server.ctx.task.is_finite(path, tensor):
             raise _Broken(f"{path} is not finite after {server.round} rounds")
 
 

@@ -1,6 +1,5 @@
 """The model of a plan: chosen by name, or the user's own, with the weights that follow from the seed."""
 
-import copy
 import inspect
 from collections.abc import Callable
 
@@ -8,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from rayfed.core.copies import copied, make_picklable
 from rayfed.core.errors import UsageError
 from rayfed.core.rng import global_generators_seeded
 from rayfed.data.population import Population
@@ -28,9 +28,14 @@ def model_of(config: Config, population: Population, model: ModelFactory | nn.Mo
     with global_generators_seeded(config.seed, "model"):
         if model is None:
             name, options = config.model.name or "", config.model.options
-            return build_model(name, options, population.shape, outputs, dtype)
-        given = fresh_module(model, population.shape, dtype)
-        return given if getattr(given, "feature_shape", ()) else ensure_split(given, population.shape, dtype)
+            built = build_model(name, options, population.shape, outputs, dtype)
+            _refuse_gradient_hooks(built)
+        else:
+            given = fresh_module(model, population.shape, dtype)
+            built = given if getattr(given, "feature_shape", ()) else ensure_split(given, population.shape, dtype)
+            _refuse_hooks_of_whole(given, built)
+    make_picklable(built)
+    return built
 
 
 def fresh_module(
@@ -54,10 +59,31 @@ def fresh_module(
             f"model: a {type(module).__name__} with lazy layers that have no weights yet; give a function that makes "
             "it, so that they are drawn by the seed"
         )
+    _refuse_gradient_hooks(module)
     try:
-        return copy.deepcopy(module).cpu()  # each process moves its own copy to its device
+        return copied(module).cpu()  # each process moves its own copy to its device
     except (RuntimeError, TypeError) as error:
         raise UsageError(f"model: {type(module).__name__} cannot be copied ({one_line(error)})") from error
+
+
+def _refuse_gradient_hooks(module: nn.Module) -> None:
+    """Raise UsageError for hooks of parameters: every client trains weights of its own, on which there are none."""
+    for name, value in module.named_parameters():
+        if value._backward_hooks or value._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+            raise UsageError(
+                f"model: {name} has a gradient hook, which is not called in training; to freeze weights set "
+                "requires_grad=False, and to change gradients use register_full_backward_hook of a layer"
+            )
+
+
+def _refuse_hooks_of_whole(given: nn.Module, split: nn.Module) -> None:
+    """Raise UsageError for hooks of a model whose features and head are called by themselves."""
+    kinds = (given._forward_hooks, given._forward_pre_hooks, given._backward_hooks, given._backward_pre_hooks)
+    if any(kinds) and getattr(split, "head", None) is not given:
+        raise UsageError(
+            "model: a hook of the whole model is not called in training, which runs features and head; register it on "
+            "a layer of the model"
+        )
 
 
 def _made(model: ModelFactory) -> nn.Module:

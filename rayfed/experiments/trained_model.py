@@ -1,6 +1,5 @@
 """The trained model of a simulation as a module: the user's own, or the one that the configuration names."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.algorithm import Context
+from rayfed.core.copies import copied, recompute
 from rayfed.core.errors import UsageError
 from rayfed.core.ids import ClientIndex
 from rayfed.core.moment import Moment
@@ -47,11 +47,12 @@ def trained_model(
         if set(weights) <= names:
             module = _users(plan, given, weights)
         elif set(weights) <= set(_tensors(ctx.task.model.module)):
-            module = _filled(copy.deepcopy(ctx.task.model.module), weights)  # the algorithm added layers
+            module = _filled(copied(ctx.task.model.module), weights)  # the algorithm added layers
         else:
             extra = sorted(set(weights) - names)
             raise _not_one_network(plan, f"the weights of the model, and {', '.join(extra[:3])}")
-    return module.eval()
+    recompute(module.eval())
+    return module
 
 
 def _global(plan: Plan, ctx: Context, state: SavedState) -> Any:
@@ -96,7 +97,7 @@ def _not_one_network(plan: Plan, parts: str) -> UsageError:
 def _users(plan: Plan, given: ModelFactory | nn.Module | None, weights: Mapping[str, Tensor]) -> nn.Module:
     """Return the model of the plan with `weights`, under the names of the user's module if it is one."""
     if given is None:
-        return _filled(copy.deepcopy(plan.blueprint.model), weights)
+        return _filled(copied(plan.blueprint.model), weights)
     module, twin = (fresh_module(given, plan.population.shape, plan.input_type) for _ in range(2))
     before = {id(value): name for name, value in _tensors(twin).items()}
     has_split = bool(getattr(twin, "feature_shape", ()))

@@ -3,7 +3,6 @@
 MOON uses it, and FedDebias for the variant of Fig. 5(a).
 """
 
-import copy
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.algorithms.common.mlp import mlp
+from rayfed.core.copies import copied
 from rayfed.core.task import Task
 
 
@@ -27,7 +27,7 @@ class ModelWithProjection(nn.Module):
 
     def __init__(self, model: Any, widths: Sequence[int], classes: int, unused: frozenset[str]):
         super().__init__()
-        self.model = copy.deepcopy(model)
+        self.model = copied(model)
         slots = [id(value) for _, value in self.model.named_parameters(remove_duplicate=False)]
         tied = {name for name, value in self.model.named_parameters() if slots.count(id(value)) > 1}
         for name in unused - tied:  # the features may use tied weights
