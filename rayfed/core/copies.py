@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,10 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+M = TypeVar("M", bound=nn.Module)
 
-def copied(module: nn.Module, tensors: Mapping[int, Tensor] | None = None) -> nn.Module:
+
+def copied(module: M, tensors: Mapping[int, Tensor] | None = None) -> M:
     """Return a copy of `module`, in which `tensors`, by the `id` of the originals, take the place of some.
 
     Attributes that hold results of the last forward pass, as pruned layers and torch's old weight normalisation have,
@@ -43,7 +45,7 @@ def make_picklable(module: nn.Module) -> None:
 
 
 def _reduced(layer: Any, protocol: int) -> tuple[Any, ...]:
-    original = type(layer).__base__
+    original: Any = type(layer).__base__
     return _made_again, (original, tuple(layer.parametrizations)), original.__getstate__(layer)
 
 

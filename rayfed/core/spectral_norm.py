@@ -20,6 +20,7 @@ def set_singular_vectors(module: nn.Module) -> None:
         if isinstance(layer, ParametrizationList) and any(map(_has_vectors, layer)):
             count = 1 if layer.is_tensor else layer.ntensors
             weights = [layer.original] if layer.is_tensor else [getattr(layer, f"original{i}") for i in range(count)]
+            step: Any
             for step in layer:
                 if _has_vectors(step):
                     step._u, step._v = _singular_vectors(step._reshape_weight_to_matrix(weights[0]), step._u)

@@ -89,7 +89,8 @@ def mean_of(values: Tensor, shares: Tensor) -> Tensor:
         return values.amax(0)
     if bool((values == values[0]).all()):
         return values[0]
-    return torch.tensordot(shares.to(values.dtype), values, 1)
+    mean: Tensor = torch.tensordot(shares.to(values.dtype), values, 1)
+    return mean
 
 
 def stack(trees: list[Any]) -> Any:

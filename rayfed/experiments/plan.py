@@ -32,6 +32,7 @@ from rayfed.engine.metric_checks import check_metrics, chosen_metric
 from rayfed.engine.serialization import state_hash
 from rayfed.experiments.components import Component
 from rayfed.experiments.config import NO_OTHER_DATA, Config
+from rayfed.experiments.leaks import refuse_leaks
 from rayfed.experiments.naming import outcome_values, trial_name
 from rayfed.experiments.plan_checks import dry_step, first_outputs, input_type
 from rayfed.experiments.plan_model import ModelFactory, model_of
@@ -237,6 +238,8 @@ def make_plan(
         own_augment=_own("augment", config.augment),
     )
     blueprint.check(population)
+    if model is not None or loss is not None or _own("model", config.model) or _own("loss", config.loss):
+        refuse_leaks(blueprint, population)
     blueprint = blueprint.settled(population)
     evaluation = _evaluation(config, blueprint, population)
     model_label = None if model is None else display_name(model, model_hash(model, blueprint.model))

@@ -28,7 +28,7 @@ def model_of(config: Config, population: Population, model: ModelFactory | nn.Mo
     with global_generators_seeded(config.seed, "model"):
         if model is None:
             name, options = config.model.name or "", config.model.options
-            built = build_model(name, options, population.shape, outputs, dtype)
+            built: nn.Module = build_model(name, options, population.shape, outputs, dtype)
             _refuse_gradient_hooks(built)
         else:
             given = fresh_module(model, population.shape, dtype)
@@ -69,7 +69,7 @@ def fresh_module(
 def _refuse_gradient_hooks(module: nn.Module) -> None:
     """Raise UsageError for hooks of parameters: every client trains weights of its own, on which there are none."""
     for name, value in module.named_parameters():
-        if value._backward_hooks or value._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+        if value._backward_hooks or value._post_accumulate_grad_hooks:
             raise UsageError(
                 f"model: {name} has a gradient hook, which is not called in training; to freeze weights set "
                 "requires_grad=False, and to change gradients use register_full_backward_hook of a layer"

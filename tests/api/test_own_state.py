@@ -269,3 +269,91 @@ def test_hooks_of_layers_are_kept():
     trained, expected = run(model).model(), by_hand(copy.deepcopy(model)).state_dict()
     for name, value in trained.state_dict().items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6)
+
+
+class Keeping(nn.Module):
+    """Calls `keep(self, h)` in each forward pass."""
+
+    def __init__(self, keep, **attributes):
+        super().__init__()
+        self.body, self.fc, self.keep = nn.Linear(5, 6), nn.Linear(6, 3), keep
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x):
+        h = torch.relu(self.body(x))
+        if self.training:
+            self.keep(self, h)
+        return self.fc(h)
+
+
+def count(module, h):
+    module.steps += 1
+
+
+def largest(module, h):
+    module.peak = max(module.peak, float(h.detach().max()))
+
+
+def remember(module, h):
+    module.bank["rows"].append(h.detach())
+
+
+def draw(module, h):
+    torch.rand(1, generator=module.source)
+
+
+def fill(module, h):
+    module.centre = h.detach().mean(0) if module.centre is None else 0.5 * (module.centre + h.detach().mean(0))
+
+
+def with_empty_buffer():
+    model = Keeping(fill)
+    model.register_buffer("centre", None)
+    return model
+
+
+def loss_with(state):
+    def loss(outputs, y):
+        state["steps"] += 1
+        return F.cross_entropy(outputs, y)
+
+    return loss
+
+
+class AnnealedLoss:
+    def __init__(self):
+        self.rate = 1.0
+
+    def __call__(self, outputs, y):
+        self.rate *= 0.9
+        return F.cross_entropy(outputs, y) * self.rate
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (lambda: Keeping(count, steps=0), "steps"),
+        (lambda: Keeping(largest, peak=0.0), "peak"),
+        (lambda: Keeping(remember, bank={"rows": []}), "bank.rows"),
+        (lambda: Keeping(draw, source=torch.Generator()), "source"),
+        (with_empty_buffer, "centre"),
+    ],
+)
+def test_attributes_that_carry_state_from_client_to_client_are_refused(model, name):
+    with pytest.raises(rayfed.UsageError, match=f"model: training changes {name}, which is no buffer"):
+        run(model)
+
+
+@pytest.mark.parametrize(("loss", "name"), [(loss_with({"steps": 0}), "state.steps"), (AnnealedLoss(), "rate")])
+def test_losses_that_carry_state_are_refused(loss, name):
+    with pytest.raises(rayfed.UsageError, match=f"loss: training changes {name}, which is no buffer"):
+        rayfed.run(QUIET, clients=clients(), model=lambda: chain(nn.Linear(5, 6)), loss=loss, rounds=1)
+
+
+def test_attributes_that_depend_on_the_last_batch_alone_are_accepted():
+    def last(module, h):
+        module.last, module.shape = h, h.shape
+        module.mask = torch.eye(6) if module.mask is None else module.mask
+
+    assert len(run(Keeping(last, mask=None)).metrics)

@@ -27,7 +27,7 @@ class ModelWithProjection(nn.Module):
 
     def __init__(self, model: Any, widths: Sequence[int], classes: int, unused: frozenset[str]):
         super().__init__()
-        self.model = copied(model)
+        self.model: Any = copied(model)
         slots = [id(value) for _, value in self.model.named_parameters(remove_duplicate=False)]
         tied = {name for name, value in self.model.named_parameters() if slots.count(id(value)) > 1}
         for name in unused - tied:  # the features may use tied weights
