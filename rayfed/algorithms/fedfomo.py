@@ -29,7 +29,7 @@ from torch import Tensor
 from rayfed.algorithm import ClientData, Context, Replies, State, mean_loss
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.options import option
-from rayfed.core.trees import Weights, is_counter, mean_of, only, without
+from rayfed.core.trees import Weights, finite_mean, is_counter, only, without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,8 @@ def mixture(weights: Weights, models: Sequence[Weights], ratings: Tensor) -> Wei
         return weights
     shares = shares / shares.sum()
     return weights | {
-        name: mean_of(torch.stack([model[name] for model in models]), shares)
+        name: finite_mean(torch.einsum("n,n...->...", shares.to(value.dtype), values), values)
         for name, value in models[0].items()
         if not is_counter(value)
+        for values in (torch.stack([model[name] for model in models]),)
     }

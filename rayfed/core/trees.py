@@ -84,13 +84,15 @@ def is_counter(tensor: Tensor) -> bool:
 
 
 def mean_of(values: Tensor, shares: Tensor) -> Tensor:
-    """Return the mean of `values` [n, ...] with `shares` [n]; the maximum of counters; equal values as they are."""
+    """Return the mean of `values` [n, ...] with `shares` [n]; of counters, the maximum."""
     if is_counter(values):
         return values.amax(0)
-    if bool((values == values[0]).all()):
-        return values[0]
-    mean: Tensor = torch.tensordot(shares.to(values.dtype), values, 1)
-    return mean
+    return finite_mean(torch.tensordot(shares.to(values.dtype), values, 1), values)
+
+
+def finite_mean(mean: Tensor, values: Tensor) -> Tensor:
+    """Return the `mean` of `values` [n, ...], with the values where all are the same infinite number."""
+    return torch.where(mean.isfinite() | (values != values[0]).any(0), mean, values[0])
 
 
 def stack(trees: list[Any]) -> Any:

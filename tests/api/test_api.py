@@ -631,11 +631,8 @@ class TestErrors:
         assert set(pd.read_parquet(home / "metrics")["round"]) == {1, 2}
 
     def test_an_error_of_the_users_code_is_recorded_and_raised_as_it_is(self, run, tmp_path):
-        calls = []
-
         def loss(logits, y):
-            calls.append(0)
-            if len(calls) > 40:
+            if logits.detach().abs().max() > 3:  # after some steps
                 raise ZeroDivisionError("my own mistake")
             return torch.nn.functional.cross_entropy(logits, y)
 
