@@ -57,7 +57,7 @@ def refuse_leaks(blueprint: Blueprint, population: Population) -> None:
             before = seen.setdefault(number, facts)
             for name in before | facts:
                 if before.get(name) != facts.get(name):
-                    kind, _, attribute = name.partition(".")
+                    kind, _, attribute = name.replace("loss.self._loss", "loss").partition(".")
                     raise UsageError(
                         f"{kind}: training changes {attribute or 'its state'}, which is no buffer and would go from "
                         "client to client; keep it by register_buffer in the model, or leave it out"
