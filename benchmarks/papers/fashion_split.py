@@ -16,8 +16,7 @@ import pyarrow
 from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
-from rayfed.data.readers.idx import SOURCES
-from rayfed.data.sets.mnist import FashionMnist
+from rayfed.data.sets.mnist import SOURCES, FashionMnist
 
 INCOMPLETE = 12
 IMAGES, OF_CLASS_9 = 8551, 6765  # of client 12, in the authors' config.json

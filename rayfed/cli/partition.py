@@ -36,10 +36,9 @@ def epilog(values: Sequence[str]) -> str:
 
 def execute(options: argparse.Namespace) -> int:
     config = Config.read(*read_values(options.values))
-    from rayfed.data.contact_sheet import save_contact_sheet
     from rayfed.data.loading import load_partitioned
-    from rayfed.data.partitions.summary import describe
-    from rayfed.data.partitions.table import save
+    from rayfed.data.partitions.file import save
+    from rayfed.data.partitions.summary import describe, save_contact_sheet
     from rayfed.reports.charts import style
 
     if options.plot:
@@ -64,8 +63,8 @@ def execute(options: argparse.Namespace) -> int:
 
 def _chart(dataset: "Dataset", parts: "list[ClientRows]") -> "Chart":
     """Return the chart of a partition."""
+    from rayfed.data.partitions.file import client_domain, partition_hash
     from rayfed.data.partitions.summary import class_counts
-    from rayfed.data.partitions.table import client_domain, partition_hash
     from rayfed.reports.charts.chart import Chart
     from rayfed.reports.charts.partitions import counts_panel
 

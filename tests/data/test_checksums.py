@@ -5,8 +5,7 @@ import re
 from helpers import image_sets
 from helpers.published_data import needs
 from rayfed.data.loading import load
-from rayfed.data.readers import idx
-from rayfed.data.sets.mnist import Mnist
+from rayfed.data.sets.mnist import IDX_FILES, Mnist
 
 
 def told(capsys):
@@ -31,4 +30,4 @@ def test_the_real_files_are_packed_anew(capsys):
     """Those of t10k hold the original bytes, but not in the original .gz files."""
     Mnist().load()
     load("digits5", {"domains": ["mnist"]})
-    assert sorted(told(capsys)) == sorted(f"{file}.gz" for file in idx.FILES)
+    assert sorted(told(capsys)) == sorted(f"{file}.gz" for file in IDX_FILES)

@@ -8,7 +8,7 @@ import pytest
 from helpers.mnist_files import idx_bytes
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
-from rayfed.data.readers import idx
+from rayfed.data.sets import mnist
 from rayfed.data.sets.mnist import FashionMnist, Mnist
 
 COUNTS = {"train": 12, "t10k": 6}
@@ -106,8 +106,8 @@ def test_a_damaged_file_is_named_with_what_was_expected(root, file, change, fact
 
 def test_images_are_decoded_once(root, monkeypatch):
     data = Mnist(root=str(root))
-    first, calls, read = data.load(), [], idx.read_all
-    monkeypatch.setattr(idx, "read_all", lambda raw: calls.append(raw) or read(raw))
+    first, calls, read = data.load(), [], mnist.read_all
+    monkeypatch.setattr(mnist, "read_all", lambda raw: calls.append(raw) or read(raw))
     again = data.load()
     assert calls == []
     np.testing.assert_array_equal(again.images, first.images)

@@ -12,7 +12,7 @@ from helpers import image_sets
 from helpers.image_sets import WRITERS, options, picture
 from rayfed.core.errors import UsageError
 from rayfed.core.registry import resolve
-from rayfed.data.domain_sampling import DomainSampling
+from rayfed.data.dataset_options import DomainSampling
 from rayfed.data.loading import load
 from rayfed.data.readers import decoding
 from rayfed.data.readers.files import note
@@ -82,7 +82,7 @@ def test_the_second_start_looks_at_no_image(roots, name, monkeypatch):
     monkeypatch.setattr(Image, "open", None)
     monkeypatch.setattr("rayfed.data.sets.cifar.read_pickle", None)
     monkeypatch.setattr("scipy.io.loadmat", None)
-    monkeypatch.setattr("rayfed.data.readers.idx.read_all", None)
+    monkeypatch.setattr("rayfed.data.sets.mnist.read_all", None)
     second = made(name, roots(name))
     np.testing.assert_array_equal(np.asarray(first.images), np.asarray(second.images))
     np.testing.assert_array_equal(first.labels, second.labels)

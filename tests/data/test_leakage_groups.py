@@ -9,7 +9,7 @@ from rayfed.core.errors import UsageError
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.leakage_groups import cap_rows, draw_groups, expand_groups, first_of_each_group, unheld_rows
 from rayfed.data.loading import load, load_partitioned
-from rayfed.data.partitions.table import save
+from rayfed.data.partitions.file import save
 
 DIGITS, TRAIN = 400, 300
 

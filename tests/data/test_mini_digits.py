@@ -5,9 +5,9 @@ import pytest
 from PIL import Image
 
 from rayfed.core.errors import UsageError
-from rayfed.data.contact_sheet import save_contact_sheet
 from rayfed.data.dataset import Dataset
 from rayfed.data.loading import load
+from rayfed.data.partitions.summary import save_contact_sheet
 from rayfed.data.sets.mini_digits import DOMAINS, MiniDigits
 
 

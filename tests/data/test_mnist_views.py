@@ -5,7 +5,7 @@ import pytest
 
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load
-from rayfed.data.sets.mnist_views import VIEWS, MnistViews, faint, textured
+from rayfed.data.sets.mnist import VIEWS, MnistViews, faint, textured
 
 pytestmark = pytest.mark.usefixtures("root")
 

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from rayfed.core.errors import UsageError
 from rayfed.data.lazy_rows import LazyRows
 from rayfed.data.loading import load
-from rayfed.data.readers import encoded_images
+from rayfed.data.readers import decoding
 from rayfed.data.sets.labelled_table import HuggingFace, Table
 
 
@@ -200,7 +200,7 @@ class TestRows:
     def test_a_file_that_says_it_has_rows_but_has_none(self, tmp_path):
         file = Path(write(tmp_path, image=pa.array([], pa.binary())))
         with pytest.raises(UsageError, match=r"mine.parquet: row 0: column 'image' has no image"):
-            encoded_images.decode_column("mine", [file], "image", 3, None)
+            decoding.decode_column("mine", [file], "image", 3, None)
 
     def test_files_that_are_not_there_or_do_not_fit(self, tmp_path):
         with pytest.raises(UsageError, match=r"none.parquet: no such file"):

@@ -81,7 +81,7 @@ def test_the_seed_that_was_used_is_recorded(tmp_path, monkeypatch):
 
 def test_the_server_needs_no_source_of_a_partition_of_ones_own(tmp_path, monkeypatch):
     """It may run on another machine than the command, and names the partition in its first row."""
-    (tmp_path / "own_partition.py").write_text("from rayfed.data.partitions.random_shares import Iid as Own\n")
+    (tmp_path / "own_partition.py").write_text("from rayfed.data.partitions.pooled import Iid as Own\n")
     values = {"data": DATA, "partition": {"name": "own_partition:Own", "clients": 2}, "seed": 3}
     with monkeypatch.context() as here:
         here.syspath_prepend(str(tmp_path))

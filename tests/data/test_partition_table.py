@@ -14,8 +14,8 @@ from helpers.partitions import OWNED, split, toy
 from helpers.published_data import SPLIT, needs
 from rayfed.core.errors import UsageError
 from rayfed.data.loading import load, load_partitioned
+from rayfed.data.partitions.file import partition_hash, save
 from rayfed.data.partitions.summary import class_counts, describe
-from rayfed.data.partitions.table import partition_hash, save
 
 main = command("partition")
 

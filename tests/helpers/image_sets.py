@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from helpers.mnist_files import idx_bytes, write_mnist
-from rayfed.data.sets.domain_folders import DOMAINS, DomainNet10, OfficeCaltech10, Pacs
+from rayfed.data.sets.image_folders import DOMAINS, DomainNet10, OfficeCaltech10, Pacs
 
 RANDOM = np.random.default_rng(11)
 

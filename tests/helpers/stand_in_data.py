@@ -13,16 +13,15 @@ import pytest
 
 from rayfed.data.clients import Examples
 from rayfed.data.dataset import Dataset
-from rayfed.data.domain_sampling import DomainSampling
+from rayfed.data.dataset_options import DomainSampling
 from rayfed.data.population import TestSet
 from rayfed.data.sets import rotated
 from rayfed.data.sets.ag_news import AgNews
 from rayfed.data.sets.cifar import CifarFiles
 from rayfed.data.sets.digits5 import Digits5
-from rayfed.data.sets.domain_folders import DomainFolders, FedBnLists
+from rayfed.data.sets.image_folders import DomainFolders, FedBnLists, TinyImageNet
 from rayfed.data.sets.mnist import IdxFiles
 from rayfed.data.sets.rotated import RotatedCifar, RotationMix, angle_name
-from rayfed.data.sets.tiny_imagenet import TinyImageNet
 from rayfed.data.sets.uci_har import UciHar
 from rayfed.data.sets.wilds import RxRx1
 from rayfed.models import from_torchvision

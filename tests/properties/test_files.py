@@ -14,7 +14,7 @@ from helpers.image_sets import WRITERS, options
 from rayfed.api import _saved_checkpoints
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.data.loading import load, load_partitioned
-from rayfed.data.partitions.table import save
+from rayfed.data.partitions.file import save
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.reports.read import read, read_events

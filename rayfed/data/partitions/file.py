@@ -1,19 +1,24 @@
-"""A published partition, read from a Parquet file that identifies every example by source and index."""
+"""A partition as a Parquet file, which identifies every example by source and index, and the hash of a partition."""
 
+import hashlib
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import pandas
+import pyarrow as pa
 from pyarrow import parquet
 
 from rayfed.core.errors import UsageError
+from rayfed.core.file_names import writing
 from rayfed.core.options import option
 from rayfed.core.working_folder import absolute, looked_in
 from rayfed.data.dataset import ClientRows, Dataset
 from rayfed.data.partitions.base import Partition
-from rayfed.data.partitions.table import SPLITS
 from rayfed.data.readers.files import readable
+
+if TYPE_CHECKING:
+    import pandas  # imported late by pyarrow: takes a second
 
 COLUMNS = ("client", "split", "source", "index")
 
@@ -52,7 +57,7 @@ class File(Partition):
                 clients.append(self.client_rows(number, domain, train, test))
         return clients
 
-    def _read(self) -> pandas.DataFrame:
+    def _read(self) -> "pandas.DataFrame":
         path, where = absolute(self.file), f"partition.file={self.file}"
         if not path.is_file():
             needed = ", ".join(COLUMNS)
@@ -67,8 +72,7 @@ class File(Partition):
             present, needed = ", ".join(map(str, table.columns)), ", ".join(COLUMNS)
             raise UsageError(f"{where}: no column {missing[0]!r} (found: {present}); needs {needed}")
         for name in ("client", "index"):
-            if not pandas.api.types.is_integer_dtype(table[name]):
-                kind = table[name].dtype
+            if (kind := table[name].dtype).kind not in "iu":
                 raise UsageError(f"{where}: column {name!r} is {kind}; expected integers, and no empty cells")
         if (table["client"] < 0).any():
             raise UsageError(
@@ -80,7 +84,7 @@ class File(Partition):
             raise UsageError(f"{where}: split {unknown[0]!r}; expected {', '.join(SPLITS)}")
         return table
 
-    def _rows(self, table: pandas.DataFrame, dataset: Dataset) -> np.ndarray:
+    def _rows(self, table: "pandas.DataFrame", dataset: Dataset) -> np.ndarray:
         """Return the row of the dataset that each row of the table identifies."""
         unknown = sorted(set(table["source"].unique()) - set(dataset.sources), key=str)
         if unknown:
@@ -102,3 +106,57 @@ class File(Partition):
                 f"is not among those that clients of {dataset.name} may hold ({span})"
             )
         return rows
+
+
+SPLITS = ("train", "val", "test")
+
+
+def save(dataset: Dataset, clients: list[ClientRows], path: str | Path) -> None:
+    """Write client, split, source, index and domain of every row that a client holds, in the clients' order.
+
+    Raises:
+        UsageError: Two rows of the dataset have the same source and index, or `path` cannot be written.
+    """
+    rows, client, split = _columns(clients)
+    origins = np.stack([dataset.source[rows], dataset.index[rows]])
+    if np.unique(origins, axis=1).shape[1] < len(rows):
+        raise UsageError(f"{path}: rows of {dataset.name} have the same source and index, so no file can name them")
+    names = np.array([client_domain(dataset, client) for client in clients], object)
+    columns = {
+        "client": client,
+        "split": pa.DictionaryArray.from_arrays(pa.array(split), list(SPLITS)).cast(pa.string()),
+        "source": pa.DictionaryArray.from_arrays(pa.array(origins[0]), list(dataset.sources)).cast(pa.string()),
+        "index": origins[1],
+        "domain": pa.array(names[client], pa.string()),
+    }
+    with writing(path):
+        parquet.write_table(pa.table(columns), path)
+
+
+def partition_hash(dataset: Dataset, clients: list[ClientRows]) -> str:
+    """Return a hash of client, split, source and index of all rows, regardless of their order; 12 hexadecimal digits.
+
+    It is the same for a partition and for its file, on every machine. It does not depend on the contents of the rows
+    nor on test sets that no client holds: these follow from the options of the dataset.
+    """
+    rows, client, split = _columns(clients)
+    source, index = dataset.source[rows].astype("<i8"), dataset.index[rows].astype("<i8")
+    order = np.lexsort((index, source, split, client))
+    digest = hashlib.blake2b("|".join(dataset.sources).encode(), digest_size=6)
+    for column in (client, split, source, index):
+        digest.update(np.ascontiguousarray(column[order].astype("<i8")).data)
+    return digest.hexdigest()
+
+
+def _columns(clients: list[ClientRows]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rows that clients hold, and for each row the numbers of its client and split."""
+    pieces = [rows for client in clients for rows in client[2:]]
+    sizes = [len(rows) for rows in pieces]
+    rows = np.concatenate(pieces).astype(np.int64)
+    numbers = np.repeat(np.repeat([client.id for client in clients], len(SPLITS)), sizes)
+    return rows, numbers, np.repeat(np.tile(np.arange(len(SPLITS)), len(clients)), sizes)
+
+
+def client_domain(dataset: Dataset, client: ClientRows) -> str:
+    """Return the domain of a client: from the dataset's client view if it has one, else from the partition."""
+    return dataset.client_view.domain(client.id) if dataset.client_view else client.domain

@@ -1,12 +1,17 @@
-"""Datasets that consist of a few files with arrays, which are read into the cache once."""
+"""Readers for IDX files and pickles, and for datasets of a few files with arrays, which are cached when first read."""
 
+import _codecs
+import gzip
 import hashlib
+import pickle
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy._core import multiarray, numeric
 
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import cached_arrays
@@ -108,3 +113,44 @@ def join_splits(train: Sequence[Arrays], test: Sequence[Arrays]) -> Arrays:
     """Concatenate the arrays of training files and then of test files, marking the latter as test examples."""
     images, labels = (np.concatenate([getattr(part, name) for part in (*train, *test)]) for name in Arrays._fields[:2])
     return Arrays(images, labels, np.arange(len(labels)) >= sum(len(part.labels) for part in train))
+
+
+def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
+    """Return the uint8 array of an IDX file with the given number of dimensions (3: images, 1: labels)."""
+    with readable(path, f"an IDX file of {'images' if dimensions == 3 else 'labels'}"):
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        magic, *shape = struct.unpack_from(f">{1 + dimensions}I", content)
+        if magic != 0x0800 + dimensions:  # 08 stands for unsigned bytes
+            raise ValueError(f"it starts with 0x{magic:08x}")
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
+ALLOWED = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _codecs.encode,  # bytes as Python 3 writes them for Python 2 (next line: empty ones)
+    ("__builtin__", "bytes"): bytes,
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): multiarray._reconstruct for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): multiarray.scalar for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): numeric._frombuffer for core in ("core", "_core")},  # type: ignore[attr-defined]
+}
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return ALLOWED[module, name]
+
+
+def read_pickle(path: Path, kind: str) -> Any:
+    """Read a pickle file of Python 2 or 3 with arrays, numbers, strings, and lists, tuples and dicts of these.
+
+    Raises:
+        UsageError: The file is empty, truncated, damaged or contains anything else; the message names the `kind`.
+    """
+    with readable(path, kind), open(path, "rb") as file:
+        try:
+            return _RestrictedUnpickler(file, encoding="latin1").load()
+        except MemoryError as error:  # a damaged length asks for any amount of memory
+            raise ValueError("an object in it is larger than memory") from error

@@ -12,13 +12,12 @@ import pyarrow.compute as pc
 
 from rayfed.core.errors import UsageError
 from rayfed.data.population import class_labels, count_classes
-from rayfed.data.readers import encoded_images, tables
+from rayfed.data.readers import tables
+from rayfed.data.readers.decoding import decode_column, is_image
 from rayfed.data.readers.files import note
+from rayfed.data.readers.tables import TEST, TRAINING
 
 IMAGE_COLUMNS = ("image", "img")
-TEST, TRAINING = ("test",), ("train", "training", "validation", "valid", "val", "dev")
-
-
 MISSING = ("", "#N/A", "N/A", "NA", "NULL", "NaN", "None", "nan", "null")
 NUMBERS = r"^-?(0|[1-9]\d*)(\.\d*)?$"
 
@@ -150,8 +149,8 @@ def read_inputs(name: str, files: Sequence[Path], features: Sequence[str], rows:
         UsageError: Columns have other types, lists of different lengths, empty cells, or values that are not finite.
     """
     kinds = [_storage(tables.schema(files[0]).field(feature).type) for feature in features]
-    if len(features) == 1 and encoded_images.is_image(kinds[0]):
-        return encoded_images.decode_column(name, files, features[0], rows, size)
+    if len(features) == 1 and is_image(kinds[0]):
+        return decode_column(name, files, features[0], rows, size)
     if size is not None:
         raise UsageError(f"data.size={size}: column {features[0]!r} has no encoded images")
     if len(features) == 1 and _is_list(kinds[0]):

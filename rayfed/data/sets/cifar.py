@@ -7,11 +7,10 @@ from typing import ClassVar
 import numpy as np
 
 from rayfed.data.dataset import Dataset, index_within_group
-from rayfed.data.normalisation import ChannelNormalisation
+from rayfed.data.dataset_options import ChannelNormalisation
 from rayfed.data.published import Published
-from rayfed.data.readers.array_files import Arrays, join_splits, read_once, validated_arrays
+from rayfed.data.readers.array_files import Arrays, join_splits, read_once, read_pickle, validated_arrays
 from rayfed.data.readers.files import readable
-from rayfed.data.readers.pickled import read_pickle
 
 SOURCES = ("train", "test")
 SIDE = 32

@@ -11,7 +11,7 @@ from rayfed.core.working_folder import absolute, looked_in
 from rayfed.data.dataset import Dataset
 from rayfed.data.readers.class_folders import Listing, folders, image_files, loose_images, walk
 from rayfed.data.readers.files import note
-from rayfed.data.sets.image_domains import ImageFiles
+from rayfed.data.sets.image_folders import ImageFiles
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Labelled tables: a user's Parquet and CSV files, and local datasets of the Hugging Face hub."""
+"""Labelled tables: a user's Parquet and CSV files, local datasets of the Hugging Face hub, and FEMNIST and CelebA."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.working_folder import absolute, looked_in
 from rayfed.data.dataset import Dataset, index_within_group
-from rayfed.data.drop_clients import DropClients
+from rayfed.data.dataset_options import DropClients, per_channel
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
-from rayfed.data.normalisation import per_channel
+from rayfed.data.published import Published
 from rayfed.data.readers import columns, tables
 from rayfed.data.readers.files import files_below, tell_left_out
-from rayfed.data.readers.hub_folders import tables_by_split
+from rayfed.data.readers.tables import tables_by_split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +161,11 @@ class HubTables(LabelledTable):
         for split in self.splits or []:
             if split not in by_split:
                 raise UsageError(f"data.splits={self.splits}: {folder} has {', '.join(by_split)}")
-        splits = sorted(self.splits or by_split, key=lambda split: (split in columns.TEST, split))
+        splits = sorted(self.splits or by_split, key=lambda split: (split in tables.TEST, split))
         files = [path for split in splits for path in by_split[split]]
         counts = [sum(len(tables.read(path, [self.label])) for path in by_split[split]) for split in splits]
         source = np.repeat(np.arange(len(splits), dtype=np.int8), counts)
-        is_test = np.isin(source, [number for number, split in enumerate(splits) if split in columns.TEST])
+        is_test = np.isin(source, [number for number, split in enumerate(splits) if split in tables.TEST])
         name = self.name or folder.name.removeprefix("datasets--").rpartition("--")[2]
         return self.dataset(name, files, source, tuple(splits), is_test)
 
@@ -193,4 +193,52 @@ class HuggingFace(HubTables):
         if self.default_partition == "iid":
             return {}
         splits = self.splits or tables_by_split(self.tables_folder)
-        return {} if any(split in columns.TEST for split in splits) else {"test": 0.25}
+        return {} if any(split in tables.TEST for split in splits) else {"test": 0.25}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Femnist(Published, HubTables):
+    """FEMNIST (Caldas et al. 2018, "LEAF"): 814,277 grey images of 28 x 28 of 62 digits and letters by 3,597 writers.
+
+    `<root>/FEMNIST` is a copy of flwrlabs/femnist on the Hugging Face hub: Parquet files with the columns image,
+    writer_id and character. Clients are the writers; a tenth of each one's images is held out, as in LEAF. Licence: BSD
+    2-clause.
+    """
+
+    label: str = option("character", help="column of the classes")
+    client: str | None = option("writer_id", help="column of the clients")
+
+    name: ClassVar[str] = "femnist"
+    partition_defaults: ClassVar[dict[str, Any]] = {"test": 0.1}
+
+    @property
+    def tables_folder(self) -> Path:
+        return self.find("femnist")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CelebA(Published, HubTables):
+    """CelebA (Liu et al. 2015) as in LEAF: who smiles, on 200,288 images of 9,343 celebrities, who are the clients.
+
+    `<root>/CelebA` is a copy of flwrlabs/celeba on the Hugging Face hub: Parquet files with the columns image, celeb_id
+    and 40 attributes, of which `label` chooses one. A tenth of each celebrity's images is held out: CelebA's own splits
+    consist of other people. For non-commercial research only.
+    """
+
+    label: str = option("Smiling", help="attribute to predict")
+    client: str | None = option("celeb_id", help="column of the clients")
+    size: int | None = option(84, low=8, help="side to resize images to; null: 178 x 218 as published")
+    min_images: int = option(5, low=2, help="celebrities with fewer images are left out; LEAF: 5")
+
+    name: ClassVar[str] = "celeba"
+    partition_defaults: ClassVar[dict[str, Any]] = {"test": 0.1}
+
+    @property
+    def tables_folder(self) -> Path:
+        return self.find("celeba")
+
+    def remaining_rows(self, client: np.ndarray, path: Path) -> np.ndarray:
+        """Return the rows of celebrities with `min_images` or more, without those of `drop_clients`."""
+        rows = super().remaining_rows(client, path)
+        _, position, counts = np.unique(client, return_inverse=True, return_counts=True)
+        return rows[counts[position[rows]] >= self.min_images]

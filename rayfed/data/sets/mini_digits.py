@@ -1,16 +1,18 @@
-"""Five small domains of digits, generated from data in scikit-learn and matplotlib without any download."""
+"""Five small domains of digits, drawn from data in scikit-learn and matplotlib without any download."""
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from rayfed.core.options import option
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
-from rayfed.data.domain_sampling import DomainSelection
+from rayfed.data.dataset_options import DomainSelection
 from rayfed.data.draws import numpy_generator
-from rayfed.data.sets import drawing
 from rayfed.data.sets.mnist_m import load_photographs
 
 VERSION = 2  # raise it when the pixels change
@@ -82,20 +84,20 @@ def generate(seed: int) -> Arrays:
         if domain == "font":
             printed = random.permutation(np.arange(PER_DOMAIN) % 10)
             labels.append(printed)
-            images.extend(drawing.font(int(label), random) for label in printed)
+            images.extend(font(int(label), random) for label in printed)
             continue
         domain_digits = digits.images[rows_of[position]]
         labels.append(digits.target[rows_of[position]])
         for row, digit in enumerate(domain_digits):
             if domain == "plain":
-                images.append(drawing.plain(digit, random))
+                images.append(plain(digit, random))
             elif domain == "blended":
-                images.append(drawing.blended(digit, pictures, random))
+                images.append(blended(digit, pictures, random))
             elif domain == "blurred":
-                images.append(drawing.blurred(digit, random))
+                images.append(blurred(digit, random))
             else:
                 left, right = domain_digits[random.choice(np.flatnonzero(is_test == is_test[row]), 2)]
-                images.append(drawing.street(digit, left, right, pictures, random))
+                images.append(street(digit, left, right, pictures, random))
     return {
         "images": np.stack(images),
         "labels": np.concatenate(labels).astype(np.int64),
@@ -111,3 +113,148 @@ def split_rows(labels: np.ndarray, random: np.random.Generator) -> list[np.ndarr
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     count = len(HANDWRITTEN)
     return [random.permutation(by_class[domain::count][:PER_DOMAIN]) for domain in range(count)]
+
+
+SIDE = 28
+FONTS = (
+    "DejaVuSans.ttf",
+    "DejaVuSans-Bold.ttf",
+    "DejaVuSans-Oblique.ttf",
+    "DejaVuSansMono.ttf",
+    "DejaVuSansMono-BoldOblique.ttf",
+    "DejaVuSerif.ttf",
+    "DejaVuSerif-BoldItalic.ttf",
+    "DejaVuSerif-Italic.ttf",
+)
+
+
+Random = np.random.Generator
+
+
+def plain(digit: np.ndarray, random: Random) -> np.ndarray:
+    """Draw a digit as in MNIST: white strokes on black, 20 pixels high, centred."""
+    mask = centred(ink(digit, 20), SIDE)
+    return as_pixels(np.repeat(mask[:, :, None], 3, axis=2))
+
+
+def blended(digit: np.ndarray, photographs: list[np.ndarray], random: Random) -> np.ndarray:
+    """Draw a digit as in MNIST-M (Ganin et al. 2016): |photograph - digit| in each channel."""
+    mask = centred(ink(digit, 22), SIDE)
+    return as_pixels(np.abs(patch(photographs, random) - mask[:, :, None]))
+
+
+def blurred(digit: np.ndarray, random: Random) -> np.ndarray:
+    """Draw a digit as in USPS: slightly slanted, nearly filling 16 x 16 pixels, and enlarged so that it is blurred."""
+    small = np.zeros((16, 16), np.float32)
+    width = int(random.integers(10, 15))
+    left = (16 - width) // 2
+    small[1:15, left : left + width] = resized(digit / 16, (width, 14), Image.Resampling.BILINEAR)
+    slant = random.uniform(-0.25, 0.25)
+    slanted = Image.fromarray(small).transform(
+        (16, 16), Image.Transform.AFFINE, (1, slant, -slant * 7.5, 0, 1, 0), Image.Resampling.BILINEAR
+    )
+    mask = resized(np.asarray(slanted), (SIDE, SIDE), Image.Resampling.BICUBIC).clip(0, 1)
+    grey = mask ** random.uniform(0.7, 1.1) * random.uniform(0.8, 1.0)
+    return as_pixels(np.repeat(grey[:, :, None], 3, axis=2))
+
+
+def street(
+    digit: np.ndarray, left: np.ndarray, right: np.ndarray, photographs: list[np.ndarray], random: Random
+) -> np.ndarray:
+    """Draw a digit as in SVHN: part of a house number with cropped neighbours, in one colour on a wall of another."""
+    height = int(random.integers(19, 25))
+    step = int(height * random.uniform(0.66, 0.8))
+    canvas = np.zeros((3 * SIDE, 3 * SIDE), np.float32)
+    middle = 3 * SIDE // 2
+    for neighbour, shift in ((left, -step), (right, step), (digit, 0)):
+        if neighbour is digit or random.random() < 0.8:
+            window = canvas[middle - SIDE // 2 :, middle - SIDE // 2 + shift :][:SIDE, :SIDE]
+            np.maximum(window, centred(ink(neighbour, height), SIDE), out=window)
+    turned = Image.fromarray(canvas).rotate(random.uniform(-8, 8), Image.Resampling.BILINEAR)
+    down, across = random.integers(-2, 3, size=2)
+    top = middle - SIDE // 2
+    mask = np.asarray(turned)[top + down :, top + across :][:SIDE, :SIDE]
+    front, back = colours(random, contrast=0.25, faded=0.55)
+    wall = back + 0.25 * (patch(photographs, random) - 0.5) + gradient(random, 0.2)
+    image = wall + mask[:, :, None] * (front - wall) * random.uniform(0.85, 1.0)
+    return smoothed(as_pixels(image + random.normal(0, 0.02, image.shape)), random.uniform(0.3, 0.8))
+
+
+def font(label: int, random: Random) -> np.ndarray:
+    """Draw a digit as in SynthDigits: one of eight DejaVu fonts, any position, colour and tilt, a shaded background."""
+    large = 4 * SIDE  # drawn large and then reduced, for smooth edges
+    canvas = Image.new("L", (large, large))
+    face = typeface(FONTS[random.integers(len(FONTS))], int(4 * random.integers(20, 28)))
+    shift = random.uniform(-9, 9, size=2)
+    position = (large / 2 + float(shift[0]), large / 2 + float(shift[1]))
+    ImageDraw.Draw(canvas).text(position, str(label), fill=255, font=face, anchor="mm")
+    turned = canvas.rotate(random.uniform(-20, 20), Image.Resampling.BILINEAR)
+    mask = np.asarray(turned.resize((SIDE, SIDE), Image.Resampling.BOX), np.float32)[:, :, None] / 255
+    front, back = colours(random, contrast=0.4)
+    ground = back + gradient(random, 0.3)
+    image = ground + mask * (front - ground)
+    return smoothed(as_pixels(image + random.normal(0, 0.03, image.shape)), random.uniform(0, 0.8))
+
+
+def ink(digit: np.ndarray, height: int) -> np.ndarray:
+    """Enlarge an 8 x 8 digit of values 0..16 to strokes [height, height] in [0, 1] with sharpened edges."""
+    large = resized(digit / 16, (height, height), Image.Resampling.BICUBIC)
+    return np.clip((large - 0.2) / 0.55, 0, 1)
+
+
+def centred(mask: np.ndarray, side: int) -> np.ndarray:
+    """Place `mask` on a square of zeros so that the bounding box of its strokes is centred."""
+    framed = np.zeros((side, side), np.float32)
+    rows, columns = (np.flatnonzero(mask.max(axis=axis) > 0.3) for axis in (1, 0))
+    if not len(rows) or not len(columns):
+        return framed
+    part = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    top, left = (side - part.shape[0]) // 2, (side - part.shape[1]) // 2
+    framed[top : top + part.shape[0], left : left + part.shape[1]] = part
+    return framed
+
+
+def resized(values: np.ndarray, size: tuple[int, int], method: Image.Resampling) -> np.ndarray:
+    """Resize floats [h, w] to `size` (width, height)."""
+    return np.asarray(Image.fromarray(values.astype(np.float32)).resize(size, method))
+
+
+def patch(photographs: list[np.ndarray], random: Random) -> np.ndarray:
+    """Return a random patch [28, 28, 3] in [0, 1] of one of the photographs."""
+    photograph = photographs[random.integers(len(photographs))]
+    top, left = (int(random.integers(size - SIDE + 1)) for size in photograph.shape[:2])
+    return photograph[top : top + SIDE, left : left + SIDE] / np.float32(255)
+
+
+def colours(random: Random, *, contrast: float, faded: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Draw two colours whose brightness differs by at least `contrast`; `faded` is the share of grey mixed in."""
+    weights = np.array([0.299, 0.587, 0.114])  # of red, green and blue in the perceived brightness
+    while True:
+        front, back = random.random((2, 3))
+        if abs(weights @ (front - back)) >= contrast:
+            return tuple(colour + faded * (weights @ colour - colour) for colour in (front, back))
+
+
+def gradient(random: Random, strength: float) -> np.ndarray:
+    """Return a gradient [28, 28, 1] in a random direction, within -strength / 2 and strength / 2."""
+    angle = random.uniform(0, 2 * np.pi)
+    down, across = np.indices((SIDE, SIDE)) / (SIDE - 1) - 0.5
+    return (strength * random.random() * (np.sin(angle) * down + np.cos(angle) * across))[:, :, None]
+
+
+def smoothed(pixels: np.ndarray, radius: float) -> np.ndarray:
+    """Apply a Gaussian blur to `pixels`."""
+    return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
+
+
+def as_pixels(values: np.ndarray) -> np.ndarray:
+    """Convert floats in [0, 1] to uint8."""
+    return np.rint(values.clip(0, 1) * 255).astype(np.uint8)
+
+
+@cache
+def typeface(name: str, size: int) -> ImageFont.FreeTypeFont:
+    """Load one of the fonts that matplotlib ships."""
+    import matplotlib
+
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name), size)

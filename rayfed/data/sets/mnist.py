@@ -1,18 +1,45 @@
-"""MNIST and Fashion-MNIST from their four IDX files, in the folders that torchvision uses."""
+"""MNIST, Fashion-MNIST and EMNIST from their IDX files, in the folders that torchvision uses, and views of them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
+from rayfed.core.rng import generator
 from rayfed.data.dataset import Dataset, index_within_group
-from rayfed.data.normalisation import per_channel
+from rayfed.data.dataset_options import per_channel
 from rayfed.data.published import Published, obtain, sources
-from rayfed.data.readers import idx
-from rayfed.data.readers.array_files import Arrays, read_once
+from rayfed.data.readers.array_files import Arrays, join_splits, read_idx, read_once, validated_arrays
 from rayfed.data.readers.files import datasets_folder
+
+SOURCES = ("train", "t10k")
+IDX_FILES = tuple(f"{source}-{kind}" for source in SOURCES for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+
+
+def present_files(folder: Path) -> dict[str, str]:
+    """Return those of `IDX_FILES` that `folder` contains, with the name of each: its own, or with .gz added."""
+    names = {file: [name for name in (file, f"{file}.gz") if (folder / name).is_file()] for file in IDX_FILES}
+    return {file: present[0] for file, present in names.items() if present}
+
+
+def read_all(folder: Path) -> Arrays:
+    """Return the images [n, 28, 28] and labels of all four files, those of t10k as test examples.
+
+    torchvision's MNIST reads the same files, but only unpacked ones, and the folder may be read-only.
+
+    Raises:
+        UsageError: A file is truncated, damaged or of another kind, or does not match its counterpart.
+    """
+    paths = [folder / name for name in present_files(folder).values()]
+    train, test = (
+        validated_arrays(labels, read_idx(images, dimensions=3), read_idx(labels, dimensions=1), (28, 28), 10)
+        for images, labels in (paths[:2], paths[2:])
+    )
+    return join_splits([train], [test])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +57,15 @@ class IdxFiles(Published):
         """
         root = datasets_folder(self.root)
         raw = root / self.folder / "raw"
-        if missing := [file for file in idx.FILES if file not in idx.present_files(raw)]:
+        if missing := [file for file in IDX_FILES if file not in present_files(raw)]:
             if not self.download:
                 raise UsageError(
                     f"{raw}: no {', '.join(missing)} (plain or .gz); set data.download=true to download them, "
                     f"or data.root to the folder that contains {self.folder}/raw"
                 )
             obtain(sources()[self.source], root / self.folder)
-        files = list(idx.present_files(raw).values())
-        return read_once(self.folder.lower(), raw, files, lambda: idx.read_all(raw), published=self.folder)
+        files = list(present_files(raw).values())
+        return read_once(self.folder.lower(), raw, files, lambda: read_all(raw), published=self.folder)
 
     def pool(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return images [N, 1, 28, 28], labels [N], source codes [N] (0 train, 1 t10k) and rows in their files [N].
@@ -77,7 +104,7 @@ class Mnist(IdxFiles):
             is_test=source == 1,
             num_classes=10,
             source=source,
-            sources=idx.SOURCES,
+            sources=SOURCES,
             index=index,
             mean=tuple(self.mean),
             std=tuple(self.std),
@@ -91,3 +118,170 @@ class FashionMnist(Mnist):
     name: ClassVar[str] = "fashion_mnist"
     folder: ClassVar[str] = "FashionMNIST"
     source: ClassVar[str] = "fashion_mnist"
+
+
+SIDES = ("train", "test")
+CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emnist(Published):
+    """EMNIST (Cohen et al. 2017): 131,600 grey 28 x 28 images of 47 digits and letters in `split=balanced`.
+
+    `<root>/EMNIST/gzip` has the files of NIST's gzip.zip, such as `emnist-balanced-train-images-idx3-ubyte.gz`, or
+    `EMNIST/raw` has them unpacked, as torchvision does. NIST states no licence. The files hold the images transposed;
+    here they stand upright. Other splits are byclass (814,255 images, 62 classes), bymerge, letters, digits and mnist.
+    """
+
+    split: str = option("balanced", choices=tuple(CLASSES), help="EMNIST's subset")
+    mean: list[float] = option([0.5], help="subtracted from images in [0, 1]")
+    std: list[float] = option([0.5], above=0, help="images are divided by it")
+
+    name: ClassVar[str] = "emnist"
+    default_partition: ClassVar[str] = "dirichlet"
+
+    def load(self) -> Dataset:
+        """Return all images; `is_test` marks those of test, `source` is train or test, `index` the row in that file.
+
+        Raises:
+            UsageError: Files are missing, damaged or of another kind.
+        """
+        folder = self.find("emnist")
+        kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+        files = [_present(folder, f"emnist-{self.split}-{side}-{kind}") for side in SIDES for kind in kinds]
+
+        def read() -> Arrays:
+            return join_splits(*([self._read(folder / files[row], folder / files[row + 1])] for row in (0, 2)))
+
+        arrays = read_once(f"{self.name}-{self.split}", folder, files, read)
+        source = arrays.is_test.astype(np.int8)
+        return Dataset.of(
+            self.name,
+            arrays.images[:, None],
+            arrays.labels,
+            is_test=arrays.is_test,
+            num_classes=CLASSES[self.split],
+            source=source,
+            sources=SIDES,
+            index=index_within_group(source),
+            mean=per_channel(self.mean, 1, where="data.mean"),
+            std=per_channel(self.std, 1, where="data.std"),
+        )
+
+    def _read(self, images: Path, labels: Path) -> Arrays:
+        numbers = read_idx(labels, dimensions=1).astype(np.int64) - (self.split == "letters")  # which count from 1
+        pixels = read_idx(images, dimensions=3).swapaxes(1, 2)
+        return validated_arrays(labels, pixels, numbers, (28, 28), CLASSES[self.split])
+
+
+def _present(folder: Path, name: str) -> str:
+    """Return where a file is below `folder`."""
+    for place in (f"raw/{name}", f"raw/{name}.gz", f"gzip/{name}", f"gzip/{name}.gz"):
+        if (folder / place).is_file():
+            return place
+    raise UsageError(f"{folder}: no {name} in raw or gzip (plain or .gz); expected the files of EMNIST's gzip.zip")
+
+
+def plain(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Return the images unchanged."""
+    return images
+
+
+def inverted(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Invert the images: black on white."""
+    return 255 - images
+
+
+def turned(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Rotate by 90 degrees, counter-clockwise."""
+    return np.rot90(images, axes=(2, 3))
+
+
+def textured(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Return |image - texture|, where each image has a texture of 5 x 5 random greys, interpolated bilinearly."""
+    side = images.shape[-1]
+    position = np.linspace(0, 4, side)
+    weights = np.maximum(0, 1 - np.abs(position[:, None] - np.arange(5))).astype(np.float32)  # bilinear, [side, 5]
+    greys = random.random((len(images), 1, 5, 5), dtype=np.float32)
+    return np.abs(images - 255 * (weights @ greys @ weights.T))
+
+
+def faint(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Reduce the contrast to a fifth and add normal noise with a standard deviation of a twentieth of the range."""
+    noise = random.standard_normal(images.shape, dtype=np.float32)
+    return 127.5 + 0.2 * (images - np.float32(127.5)) + 255 / 20 * noise
+
+
+VIEWS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+    view.__name__: view for view in (plain, inverted, turned, textured, faint)
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MnistViews(IdxFiles):
+    """One domain per view: plain, inverted, turned by 90 degrees, textured, faint.
+
+    Each image is in only one domain. The test examples of a domain come from the t10k images; mean and std are 0.5.
+    """
+
+    name: ClassVar[str] = "mnist_views"
+    default_partition: ClassVar[str] = "domains"
+
+    views: list[str] = option(list(VIEWS), choices=tuple(VIEWS), help="views to use, in this order")
+    per_domain: int | None = option(None, low=1, help="maximum of training images per view; null: an equal share")
+    tests_per_domain: int | None = option(None, low=1, help="maximum of test images per view; null: an equal share")
+    size: int = option(28, choices=(28, 14), help="side of the images; 14: means of 2 x 2, computed before the view")
+    seed: int = option(0, low=0, help="seed of the assignment of images to views, and of textures and noise")
+
+    def __post_init__(self) -> None:
+        if not self.views or len(set(self.views)) < len(self.views):
+            raise UsageError(f"data.views={self.views}: expected at least one view, each once")
+
+    def load(self) -> Dataset:
+        """Return the views one after the other, each with its training images before its test images."""
+        images, labels, source, index = self.pool()
+        order = generator(self.seed, f"{self.name}: views").permutation(len(labels))
+        parts = [self._rows(order, source, position) for position in range(len(self.views))]
+        views = [self._apply_view(images[part], position) for position, part in enumerate(parts)]
+        rows = np.concatenate(parts)
+        return Dataset.of(
+            self.name,
+            np.concatenate(views),
+            labels[rows],
+            is_test=source[rows] == 1,
+            num_classes=10,
+            domain=np.repeat(np.arange(len(parts), dtype=np.int16), [len(part) for part in parts]),
+            domains=tuple(self.views),
+            source=source[rows],
+            sources=SOURCES,
+            index=index[rows],
+            mean=(0.5,),
+            std=(0.5,),
+        )
+
+    def _rows(self, order: np.ndarray, source: np.ndarray, position: int) -> np.ndarray:
+        caps = (self.per_domain, self.tests_per_domain)
+        shares = [order[source[order] == code][position :: len(self.views)] for code in range(2)]
+        return np.concatenate([share[:cap] for share, cap in zip(shares, caps, strict=True)])
+
+    def _apply_view(self, images: np.ndarray, position: int) -> np.ndarray:
+        resized = images if self.size == 28 else halve(images)
+        view = self.views[position]
+        values = VIEWS[view](resized, generator(self.seed, f"{self.name}: textures and noise", view=view))
+        return np.rint(values).clip(0, 255).astype(np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FashionMnistViews(MnistViews):
+    """The same views of Fashion-MNIST."""
+
+    name: ClassVar[str] = "fashion_mnist_views"
+    folder: ClassVar[str] = "FashionMNIST"
+    source: ClassVar[str] = "fashion_mnist"
+
+
+def halve(images: np.ndarray) -> np.ndarray:
+    """Shrink images, uint8 [n, channels, 2h, 2w], to [n, channels, h, w] by means of 2 x 2 blocks, rounded half up."""
+    wide = images.astype(np.uint16)
+    total = wide[..., ::2, ::2] + wide[..., 1::2, ::2] + wide[..., ::2, 1::2] + wide[..., 1::2, 1::2]
+    return ((total + 2) // 4).astype(np.uint8)

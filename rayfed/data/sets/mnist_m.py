@@ -19,19 +19,19 @@ from rayfed.core.rng import generator
 from rayfed.core.working_folder import absolute, looked_in
 from rayfed.data.cache import array_hash, memory_mapped
 from rayfed.data.dataset import Dataset
+from rayfed.data.dataset_options import IMAGENET_MEAN, IMAGENET_STD, ChannelNormalisation
 from rayfed.data.draws import floor_share
-from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, ChannelNormalisation
-from rayfed.data.readers import idx
 from rayfed.data.readers.class_folders import EXPECTED, image_files
 from rayfed.data.readers.decoding import open_image, resize_image, tell_changes
 from rayfed.data.readers.files import tell_left_out
+from rayfed.data.sets.mnist import SOURCES as MNIST_SOURCES
 from rayfed.data.sets.mnist import IdxFiles
 
 VERSION = 2  # raise it when the pixels change
 SIDE = 28
 BLOCK = 1024  # digits processed at a time
 DOMAINS = ("mnist", "mnist_m")
-SOURCES = (*idx.SOURCES, *(f"mnist_m/{source}" for source in idx.SOURCES))
+SOURCES = (*MNIST_SOURCES, *(f"mnist_m/{source}" for source in MNIST_SOURCES))
 TEST_SHARE = 0.1  # share of the digits used for testing
 
 
@@ -74,7 +74,7 @@ class MnistM(IdxFiles, ChannelNormalisation):
             num_classes=10,
             domain=domain,
             domains=DOMAINS,
-            source=source[rows] + len(idx.SOURCES) * domain,
+            source=source[rows] + len(MNIST_SOURCES) * domain,
             sources=SOURCES,
             index=index[rows],
             leakage_group=rows,

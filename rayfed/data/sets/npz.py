@@ -10,9 +10,8 @@ from rayfed.core.options import option
 from rayfed.core.working_folder import absolute, looked_in
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset
-from rayfed.data.drop_clients import DropClients
+from rayfed.data.dataset_options import DropClients, per_channel
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
-from rayfed.data.normalisation import per_channel
 from rayfed.data.population import check_channels_first, class_labels, count_classes, model_inputs
 from rayfed.data.readers.files import files_hash, readable
 

@@ -17,9 +17,9 @@ from rayfed.data.clients import Examples
 from rayfed.data.dataset import Dataset
 from rayfed.data.lazy_rows import as_lazy_rows, select_rows
 from rayfed.data.population import TestSet
-from rayfed.data.readers import idx
 from rayfed.data.sets.cifar import SOURCES, Cifar10, Cifar100, CifarFiles
-from rayfed.data.sets.mnist import IdxFiles
+from rayfed.data.sets.mnist import SOURCES as MNIST_SOURCES
+from rayfed.data.sets.mnist import IdxFiles, halve
 
 VERSION = 1  # raise it when the pixels change
 TEN_ANGLES = tuple(range(0, 150, 15))
@@ -85,7 +85,7 @@ class RotatedMnist(IdxFiles):
             select_rows(as_lazy_rows(images), train),
             labels[train],
             num_classes=10,
-            sources=idx.SOURCES,
+            sources=MNIST_SOURCES,
             index=index[train],
             tests=rotated_tests(self.name, images[test], labels[test], TEN_ANGLES, self.size),
             client_view=RotationByClient(self.size),
@@ -110,7 +110,7 @@ class RotatedMnist(IdxFiles):
             domain=np.repeat(np.arange(len(SIX_ANGLES), dtype=np.int16), sizes),
             domains=tuple(angle_name(angle) for angle in SIX_ANGLES),
             source=source[rows],
-            sources=idx.SOURCES,
+            sources=MNIST_SOURCES,
             index=index[rows],
             ood=(angle_name(SIX_ANGLES[-1]),),
         )
@@ -266,10 +266,3 @@ def _rotated(images: np.ndarray, degrees: float) -> np.ndarray:
         total = sum(block[:, pixels] * weight for pixels, weight in tables)
         rotated[start : start + 4096] = np.rint(total)
     return rotated.reshape(images.shape)
-
-
-def halve(images: np.ndarray) -> np.ndarray:
-    """Shrink images, uint8 [n, channels, 2h, 2w], to [n, channels, h, w] by means of 2 x 2 blocks, rounded half up."""
-    wide = images.astype(np.uint16)
-    total = wide[..., ::2, ::2] + wide[..., 1::2, ::2] + wide[..., ::2, 1::2] + wide[..., 1::2, 1::2]
-    return ((total + 2) // 4).astype(np.uint8)

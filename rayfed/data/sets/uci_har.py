@@ -9,7 +9,7 @@ import numpy as np
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import Arrays, cached_arrays
 from rayfed.data.dataset import Dataset, index_within_group
-from rayfed.data.drop_clients import DropClients
+from rayfed.data.dataset_options import DropClients
 from rayfed.data.published import Published
 from rayfed.data.readers.files import files_hash, readable
 

@@ -13,7 +13,7 @@ from rayfed.data.dataset import Dataset
 from rayfed.data.published import Published
 from rayfed.data.readers.class_folders import Entry, Listing
 from rayfed.data.readers.files import readable
-from rayfed.data.sets.image_domains import ImageFiles
+from rayfed.data.sets.image_folders import ImageFiles
 
 NUMBERS = ("x_coord", "y_coord", "tumor", "center", "split")
 HOSPITALS = 5

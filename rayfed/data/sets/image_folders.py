@@ -1,5 +1,6 @@
-"""Datasets with one folder per domain and class: PACS, OfficeHome, Office-Caltech-10 and DomainNet."""
+"""Published images in folders: PACS, OfficeHome, Office-Caltech-10 and DomainNet by domain, and Tiny ImageNet."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +10,67 @@ import numpy as np
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.data.dataset import Dataset
-from rayfed.data.normalisation import IMAGENET_MEAN, IMAGENET_STD
+from rayfed.data.dataset import Dataset, index_within_group
+from rayfed.data.dataset_options import IMAGENET_MEAN, IMAGENET_STD, ChannelNormalisation, DomainSampling
 from rayfed.data.published import Published
-from rayfed.data.readers.class_folders import Entry, Listing, class_names, walk
-from rayfed.data.readers.files import readable
-from rayfed.data.readers.pickled import read_pickle
-from rayfed.data.sets.image_domains import ImageFiles
+from rayfed.data.readers.array_files import read_pickle
+from rayfed.data.readers.class_folders import Entry, Listing, class_names, image_files, walk
+from rayfed.data.readers.decoding import decode_images
+from rayfed.data.readers.files import readable, tell_left_out
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFiles(DomainSampling):
+    """Image files in domains; only those that are kept are decoded."""
+
+    default_partition: ClassVar[str] = "domains"
+
+    size: int = option(64, low=8, help="side to which images are resized")
+    mean: list[float] = option([0.0], help="subtracted from images in [0, 1]; one number or three")
+    std: list[float] = option([1.0], above=0, help="images are divided by it; one number or three")
+
+    def dataset(
+        self,
+        listing: Listing,
+        domains: tuple[str, ...],
+        num_classes: int,
+        *,
+        published: bool = False,
+        natural: bool = False,
+    ) -> Dataset:
+        """Return the images of `listing` that are kept.
+
+        `source` is the domain, `index` the position of an image in the listing of its domain.
+
+        Args:
+            listing: The image files.
+            domains: Names of the domains.
+            num_classes: Number of classes.
+            published: Use the test images of `listing`; otherwise they are drawn.
+            natural: Use the clients of `listing`.
+        """
+        rows_of = {name: np.flatnonzero(listing.domain == number) for number, name in enumerate(domains)}
+        sizes = {name: len(rows) for name, rows in rows_of.items()}
+        is_test = {name: listing.is_test[rows] for name, rows in rows_of.items()} if published else None
+        kept = self.sample(sizes, is_test)
+        rows = np.concatenate([rows_of[name][part.rows] for name, part in kept.items()])
+        return Dataset.of(
+            self.name,
+            decode_images(self.name, listing.root, listing.files[rows].tolist(), self.size),
+            listing.labels[rows],
+            is_test=np.concatenate([part.is_test for part in kept.values()]),
+            num_classes=num_classes,
+            domain=listing.domain[rows],
+            domains=domains,
+            source=listing.domain[rows],
+            sources=domains,
+            index=listing.index[rows],
+            client=listing.client[rows] if natural else None,
+            ood=self.left_out,
+            **self.normalisation(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,3 +270,63 @@ def read_list(path: Path, classes: int) -> list[tuple[str, int]]:
             if not file or not 0 <= label < classes:
                 raise ValueError(f"line {number}: label {label}")
     return entries
+
+
+PARTS, CLASSES = ("train", "val"), 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyImageNet(Published, ChannelNormalisation):
+    """Tiny ImageNet (Le and Yang 2015): 100,000 training and 10,000 validation images of 200 classes.
+
+    From http://cs231n.stanford.edu/tiny-imagenet-200.zip (md5 90528d7ca1a48142e341f4ef8d21d0de), unpacked:
+    `tiny-imagenet-200/wnids.txt`, `train/n01443537/images/*.JPEG`, `val/val_annotations.txt`, `val/images/*.JPEG`.
+    ImageNet's terms: non-commercial research and education.
+
+    Classes are numbered as in wnids.txt. `is_test` marks the validation images; `source` is train or val, `index` the
+    position in its listing. DBE uses only the training images: parts=[train].
+    """
+
+    name: ClassVar[str] = "tiny_imagenet"
+    default_partition: ClassVar[str] = "dirichlet"
+
+    parts: list[str] = option(list(PARTS), choices=PARTS, help="published splits to use")
+    size: int = option(64, low=8, help="side to which images are resized")
+
+    def load(self) -> Dataset:
+        """Return the images of the selected splits.
+
+        Raises:
+            UsageError: Files are missing, empty or damaged.
+        """
+        folder = self.find("tiny_imagenet")
+        with readable(folder / "wnids.txt", f"the names of {CLASSES} class folders"):
+            wnids = (folder / "wnids.txt").read_text().split()
+            if len(set(wnids)) != CLASSES:
+                raise ValueError(f"{len(set(wnids))} different classes")
+        entries, left_out = [], Counter[str]()
+        for label, wnid in enumerate(wnids if "train" in self.parts else ()):
+            images = folder / "train" / wnid / "images"
+            with readable(images, "a folder of images"):
+                files = image_files(images, left_out)
+                if not files:
+                    raise ValueError("it contains no image")
+            entries += [Entry(f"train/{wnid}/images/{file}", label, 0) for file in files]
+        tell_left_out(folder, left_out)
+        if "val" in self.parts:
+            path = folder / "val" / "val_annotations.txt"
+            with readable(path, "lines with an image and its class"):
+                pairs = [line.split()[:2] for line in path.read_text().splitlines()]
+                entries += [Entry(f"val/images/{file}", wnids.index(wnid), 0, True) for file, wnid in pairs]
+        listing = Listing.of(folder, entries)
+        return Dataset.of(
+            self.name,
+            decode_images(self.name, folder, listing.files.tolist(), self.size),
+            listing.labels,
+            is_test=listing.is_test,
+            num_classes=CLASSES,
+            source=listing.is_test.astype(np.int8),
+            sources=PARTS,
+            index=index_within_group(listing.is_test),
+            **self.normalisation(),
+        )

@@ -1,9 +1,10 @@
-"""The options that select the domains of a dataset, divide each into training and test examples and keep a share."""
+"""The options that several datasets share: normalisation, selection and sampling of domains, and clients to drop."""
 
 import copy
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
@@ -12,7 +13,31 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import option, suggestion
 from rayfed.data.dataset import Dataset
 from rayfed.data.draws import floor_share, numpy_generator
-from rayfed.data.normalisation import ChannelNormalisation
+
+IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelNormalisation:
+    """Options that normalise the three channels of colour images."""
+
+    mean: list[float] = option([0.5], help="subtracted from images in [0, 1]; one number or three")
+    std: list[float] = option([0.5], above=0, help="images are divided by it; one number or three")
+
+    def __post_init__(self) -> None:
+        self.normalisation()
+
+    def normalisation(self) -> dict[str, tuple[float, ...]]:
+        """Return the arguments `mean` and `std` of `Dataset`."""
+        return {name: per_channel(getattr(self, name), 3, where=f"data.{name}") for name in ("mean", "std")}
+
+
+def per_channel(values: list[float], channels: int, *, where: str) -> tuple[float, ...]:
+    """Return one number per channel; a single value is repeated."""
+    if len(values) not in (1, channels):
+        raise UsageError(f"{where}={values}: {len(values)} numbers for {channels} channels; give 1 or {channels}")
+    return tuple(values) * (channels if len(values) == 1 else 1)
+
 
 SMALLEST = "smallest"
 
@@ -130,3 +155,25 @@ class SampledRows:
 
     rows: np.ndarray
     is_test: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropClients:
+    """Option to drop clients."""
+
+    drop_clients: list[int] = option([], help="clients to drop, by their numbers in the files")
+
+    def remaining_rows(self, client: np.ndarray, path: Path) -> np.ndarray:
+        """Return the rows of the clients that are not dropped; `path` is for error messages.
+
+        Raises:
+            UsageError: A client to drop does not exist, or no client would be left.
+        """
+        present = np.unique(client)
+        unknown = sorted(set(self.drop_clients) - set(present.tolist()))
+        if unknown:
+            raise UsageError(
+                f"data.drop_clients={self.drop_clients}: {path} has no client {unknown[0]}; "
+                f"it has {len(present)} clients, {present[0]}..{present[-1]}"
+            )
+        return np.flatnonzero(~np.isin(client, self.drop_clients))
