@@ -20,8 +20,8 @@ from rayfed.algorithms.common.clipped_updates import clipped_update, max_partici
 from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.options import option
+from rayfed.privacy import SIMULATION_NOTE
 from rayfed.privacy.laplace import laplace_like
-from rayfed.privacy.notes import SIMULATION_NOTE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,8 +28,8 @@ from rayfed.algorithms.common.weighting import weighting_option
 from rayfed.algorithms.fedbn import FedBN
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
+from rayfed.privacy import SIMULATION_NOTE, large_delta_note
 from rayfed.privacy.gaussian import check_budget, epsilon_spent, noise_multiplier
-from rayfed.privacy.notes import SIMULATION_NOTE, large_delta_note
 
 
 @dataclass(frozen=True, kw_only=True)

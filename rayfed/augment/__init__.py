@@ -2,11 +2,11 @@
 
 AUGMENTS = {
     "none": "rayfed.augment.base:NoAugment",
-    "rotation": "rayfed.augment.geometry:Rotation",
-    "hflip": "rayfed.augment.geometry:HorizontalFlip",
-    "crop": "rayfed.augment.geometry:Crop",
-    "blur": "rayfed.augment.blur:Blur",
-    "weak": "rayfed.augment.schemes:Weak",
-    "moderate": "rayfed.augment.schemes:Moderate",
-    "noise": "rayfed.augment.noise:Noise",
+    "rotation": "rayfed.augment.images:Rotation",
+    "hflip": "rayfed.augment.images:HorizontalFlip",
+    "crop": "rayfed.augment.images:Crop",
+    "blur": "rayfed.augment.images:Blur",
+    "weak": "rayfed.augment.images:Weak",
+    "moderate": "rayfed.augment.images:Moderate",
+    "noise": "rayfed.augment.base:Noise",
 }

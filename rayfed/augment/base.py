@@ -1,4 +1,4 @@
-"""Interface of augmentations: random changes of training batches, drawn anew for every image of every batch.
+"""Interface of augmentations: random changes of training batches, drawn anew for every example of every batch.
 
 An augmentation is applied to a whole batch on its device and draws from torch's global generator. The engine seeds the
 generator for each batch by seed, round, client and step, so the result does not depend on where, or together with which
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rayfed.core.errors import UsageError
+from rayfed.core.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +53,19 @@ class ImageAugment(Augment):
             raise UsageError(
                 f"augment.name: {type(self).__name__} needs images, but the inputs of this data are {sizes}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise(Augment):
+    """Add Gaussian noise to normalised inputs of any shape (Chen et al. 2023, FRAug, Table 6)."""
+
+    after_normalisation: ClassVar[bool] = True
+
+    sigma: float = option(0.1, low=0, help="standard deviation; 0.01, 0.1 or 1 in the paper")
+
+    def check(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> None:
+        if dtype != np.uint8 and dtype.kind != "f":
+            raise UsageError(f"augment.name=noise: needs images or floats, but the inputs of this data are {dtype}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x + self.sigma * torch.randn_like(x)

@@ -29,7 +29,7 @@ from rayfed.metrics.base import (
     Representations,
     Value,
 )
-from rayfed.metrics.gradient_norm import full_gradient
+from rayfed.metrics.heterogeneity import full_gradient
 from rayfed.metrics.representations import collect_representations
 from rayfed.metrics.tsne import Tsne
 

@@ -7,17 +7,17 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 
 METRICS = {
-    "auroc": "rayfed.metrics.class_scores:Auroc",
-    "f1": "rayfed.metrics.class_scores:F1",
-    "balanced_accuracy": "rayfed.metrics.class_scores:BalancedAccuracy",
-    "ece": "rayfed.metrics.calibration:Ece",
-    "class_accuracy": "rayfed.metrics.class_accuracy:ClassAccuracy",
-    "drift": "rayfed.metrics.drift:Drift",
-    "gradient_norm": "rayfed.metrics.gradient_norm:GradientNorm",
+    "auroc": "rayfed.metrics.predictions:Auroc",
+    "f1": "rayfed.metrics.predictions:F1",
+    "balanced_accuracy": "rayfed.metrics.predictions:BalancedAccuracy",
+    "ece": "rayfed.metrics.predictions:Ece",
+    "class_accuracy": "rayfed.metrics.predictions:ClassAccuracy",
+    "drift": "rayfed.metrics.heterogeneity:Drift",
+    "gradient_norm": "rayfed.metrics.heterogeneity:GradientNorm",
     "mdl": "rayfed.metrics.mdl:Mdl",
     "frechet": "rayfed.metrics.frechet:Frechet",
-    "client_probe": "rayfed.metrics.client_probe:ClientProbe",
-    "head_accuracy": "rayfed.metrics.head_accuracy:HeadAccuracy",
+    "client_probe": "rayfed.metrics.linear_probes:ClientProbe",
+    "head_accuracy": "rayfed.metrics.linear_probes:HeadAccuracy",
     "tsne": "rayfed.metrics.tsne:Tsne",
 }
 

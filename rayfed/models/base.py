@@ -1,14 +1,18 @@
-"""Base class of model options."""
+"""Base class of model options, and ADCOL's projection before the split.
+
+The projection and its predictor: Li, He and Song, "Adversarial Collaborative Learning on Non-IID Features", ICML 2023,
+section 5.1. The projection is that of SimSiam.
+"""
 
 import abc
 import dataclasses
+import math
 from typing import ClassVar
 
 from torch import nn
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
-from rayfed.models.projection import with_projection
 from rayfed.models.split_model import SplitModel
 
 
@@ -58,3 +62,28 @@ class ModelOptions(abc.ABC):
 def scaled_channels(channels: int, width: float) -> int:
     """Return the number of channels times the width multiplier, at least one."""
     return max(1, round(channels * width))
+
+
+def projection(inputs: int, dim: int) -> nn.Sequential:
+    """Create the projection (B, inputs) -> (B, dim): three linear layers of width `dim` with batch norm, two ReLUs."""
+    return nn.Sequential(
+        *(nn.Linear(inputs, dim), nn.BatchNorm1d(dim), nn.ReLU()),
+        *(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU()),
+        *(nn.Linear(dim, dim), nn.BatchNorm1d(dim)),
+    )
+
+
+def predictor(dim: int, num_classes: int) -> nn.Sequential:
+    """Create the predictor (B, dim) -> logits (B, C): one hidden layer of 512 with batch norm and ReLU."""
+    return nn.Sequential(nn.Linear(dim, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, num_classes))
+
+
+def with_projection(model: SplitModel, dim: int, num_classes: int) -> SplitModel:
+    """Append a projection to `dim` values to the features of `model` and replace its head by a predictor.
+
+    The split is after the projection. Feature maps are flattened first. The paper uses dim = 2048.
+    """
+    features = nn.Sequential(model.features, nn.Flatten(), projection(math.prod(model.feature_shape), dim))
+    projected = SplitModel(features, predictor(dim, num_classes))
+    projected.feature_shape = (dim,)
+    return projected

@@ -12,7 +12,7 @@ from rayfed.core.errors import UsageError
 from rayfed.core.options import build, checked
 from rayfed.core.registry import resolve
 from rayfed.models import MODELS
-from rayfed.models.projection import with_projection
+from rayfed.models.base import with_projection
 from rayfed.models.split_model import SplitModel, ensure_split, initialise_lazy_layers
 
 

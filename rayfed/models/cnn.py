@@ -1,8 +1,10 @@
-"""The four-layer CNN of FedAvg (McMahan et al., AISTATS 2017) as used by DBE (Zhang et al., NeurIPS 2023)."""
+"""Convolutional networks of federated-learning papers, each with the paper and code that it follows."""
 
 import dataclasses
+import itertools
 from collections import OrderedDict
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -12,34 +14,162 @@ from rayfed.core.options import option
 from rayfed.models.base import ModelOptions, scaled_channels
 from rayfed.models.split_model import SplitModel, dry_run, split_after
 
-_LAST_LAYERS = {"conv1": "pool1", "conv2": "pool2", "fc1": "relu3"}  # the split is after activation and pooling
+_CNN_SPLITS = {"conv1": "pool1", "conv2": "pool2", "fc1": "relu3"}  # the split is after activation and pooling
+
+
+def _convolutions(channels: Sequence[int], *, kernel: Any, pool: Any, padding: int = 0) -> OrderedDict[str, nn.Module]:
+    """Return named convolutions between consecutive `channels`, each with ReLU and max pooling, then `flatten`."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, (inputs, outputs) in enumerate(itertools.pairwise(channels), 1):
+        layers[f"conv{i}"] = nn.Conv2d(inputs, outputs, kernel, padding=padding)
+        layers.update({f"relu{i}": nn.ReLU(), f"pool{i}": nn.MaxPool2d(pool)})
+    layers["flatten"] = nn.Flatten()
+    return layers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CNN(ModelOptions):
     """conv5x5(32) + ReLU + pool2, conv5x5(64) + ReLU + pool2, FC 512 + ReLU, FC C; no padding.
 
+    The CNN of FedAvg (McMahan et al., AISTATS 2017) as used by DBE (Zhang et al., NeurIPS 2023).
     582,026 parameters for 1x28x28 and 10 classes. Representations for 28x28: conv1 32x12x12, conv2 64x4x4, fc1 512.
     """
 
     name: ClassVar[str] = "cnn"
     width: float = option(1.0, above=0, help="multiplier of the widths 32, 64 and 512; 0.5 gives 16, 32 and 256")
-    split: str = option("fc1", choices=tuple(_LAST_LAYERS), help="layer whose output is the representation")
+    split: str = option("fc1", choices=tuple(_CNN_SPLITS), help="layer whose output is the representation")
 
     def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
         channels, _, _ = self.image_shape(shape, minimum=16)
         if self.projection is not None and self.split != "fc1":
             raise UsageError(f"model.projection={self.projection}: requires model.split=fc1, got {self.split}")
         first, second, hidden = (scaled_channels(size, self.width) for size in (32, 64, 512))
-        layers: OrderedDict[str, nn.Module] = OrderedDict(
-            conv1=nn.Conv2d(channels, first, 5),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(first, second, 5),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-        )
+        layers = _convolutions((channels, first, second), kernel=5, pool=2)
         flat = dry_run(nn.Sequential(layers), torch.zeros(1, *shape)).shape[1]
         layers.update(fc1=nn.Linear(flat, hidden), relu3=nn.ReLU(), fc2=nn.Linear(hidden, num_classes))
-        return split_after(layers, _LAST_LAYERS[self.split], shape)
+        return split_after(layers, _CNN_SPLITS[self.split], shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RotatedCNN(ModelOptions):
+    """conv5x5(16) + ReLU + pool2, conv5x5(32) + ReLU + pool2, padding 2, one linear layer.
+
+    The CNN for rotated digits of de Luca et al. 2022 (domain generalisation by augmentation), from its released code.
+    28,938 parameters for 1x28x28 and 10 classes. The representation has 1568 values.
+    """
+
+    name: ClassVar[str] = "cnn_rotated"
+
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        channels, height, width = self.image_shape(shape, minimum=4)
+        layers = _convolutions((channels, 16, 32), kernel=5, pool=2, padding=2)
+        features = nn.Sequential(*layers.values())
+        return SplitModel(features, nn.Linear(32 * (height // 4) * (width // 4), num_classes), shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DomainBedCNN(ModelOptions):
+    """Four 3x3 convolutions (64, 128 with stride 2, 128, 128), each with ReLU and GroupNorm(8), global average pooling.
+
+    DomainBed's CNN for MNIST (Gulrajani and Lopez-Paz, ICLR 2021), which FedDebias (Guo et al., ICML 2023) uses. The
+    representation has 128 values. Images of any size are allowed.
+    """
+
+    name: ClassVar[str] = "cnn_domainbed"
+
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        channels, _, _ = self.image_shape(shape)
+        layers: list[nn.Module] = []
+        for size, stride in ((64, 1), (128, 2), (128, 1), (128, 1)):
+            layers += [nn.Conv2d(channels, size, 3, stride, padding=1), nn.ReLU(), nn.GroupNorm(8, size)]
+            channels = size
+        features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return SplitModel(features, nn.Linear(128, num_classes), shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DigitsCNN(ModelOptions):
+    """Three 5x5 convolutions (64, 64, 128) with pooling after the first two, then FC 2048, FC 512, FC C.
+
+    FedBN's CNN for Digits-5 (Li et al., ICLR 2021), also used by ADCOL and, with different pooling, by FRAug. Every
+    layer except the last is followed by batch norm and ReLU. For 10 classes there are 14,219,210 parameters with
+    3x28x28 (FedBN) and 18,151,370 with 3x32x32 (FRAug, pool=3). The representation has 512 values, the inputs of the
+    last layer.
+    """
+
+    name: ClassVar[str] = "digits_cnn"
+    width: float = option(1.0, above=0, help="multiplier of all layer widths; 0.25 suits a small CPU")
+    pool: int = option(
+        2, choices=(2, 3), help="size of the max pooling: 2 as in FedBN, or 3 with padding 1 as in FRAug"
+    )
+
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        channels, _, _ = self.image_shape(shape, minimum=4)
+        sizes = [scaled_channels(size, self.width) for size in (64, 64, 128, 2048, 512)]
+        layers: list[nn.Module] = []
+        for index, size in enumerate(sizes[:3]):
+            layers += [nn.Conv2d(channels, size, 5, padding=2), nn.BatchNorm2d(size), nn.ReLU()]
+            if index < 2:
+                layers.append(nn.MaxPool2d(2) if self.pool == 2 else nn.MaxPool2d(3, stride=2, padding=1))
+            channels = size
+        layers.append(nn.Flatten())
+        flat = SplitModel(nn.Sequential(*layers), nn.Identity(), shape).feature_shape[0]
+        for inputs, size in ((flat, sizes[3]), (sizes[3], sizes[4])):
+            layers += [nn.Linear(inputs, size), nn.BatchNorm1d(size), nn.ReLU()]
+        return SplitModel(nn.Sequential(*layers), nn.Linear(sizes[4], num_classes), shape)
+
+
+_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # max pooling ends each stage
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VGG11Mean(ModelOptions):
+    """The convolutions of VGG11 with ReLU, without batch norm, global average pooling and a linear layer.
+
+    The network of FedDebias's released code (Guo et al., ICML 2023). 9.2 million parameters; the representation has 512
+    values.
+    """
+
+    name: ClassVar[str] = "vgg11_mean"
+    width: float = option(1.0, above=0, help="multiplier of the channels of all convolutions")
+
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        channels, _, _ = self.image_shape(shape, minimum=32)
+        layers: list[nn.Module] = []
+        for stage in _STAGES:
+            for size in (scaled_channels(size, self.width) for size in stage):
+                convolution = nn.Conv2d(channels, size, 3, padding=1)
+                nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+                nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # it has one
+                layers += [convolution, nn.ReLU()]
+                channels = size
+            layers.append(nn.MaxPool2d(2))
+        features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return SplitModel(features, nn.Linear(channels, num_classes), shape)
+
+
+_HAR_SPLITS = {"conv2": "flatten", "fc1": "relu3", "fc2": "relu4"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HARCNN(ModelOptions):
+    """conv1x9(32) + ReLU + pool1x2, conv1x9(64) + ReLU + pool1x2, FC 1024 + ReLU, FC 512 + ReLU, FC C; no padding.
+
+    The CNN for UCI HAR (Zeng et al., MobiCASE 2014) as used by DBE (Zhang et al., NeurIPS 2023). Inputs are channels x
+    1 x time. 2,253,958 parameters for 9x1x128 and 6 classes. The split is before all fully connected layers (1664
+    values), as in DBE's code; the paper says before the last one, which is `split=fc2`.
+    """
+
+    name: ClassVar[str] = "har_cnn"
+    split: str = option("conv2", choices=tuple(_HAR_SPLITS), help="layer whose output is the representation")
+
+    def network(self, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+        text = "x".join(str(size) for size in shape)
+        if len(shape) != 3 or shape[1] != 1 or shape[2] < 28:
+            needed = "sensor signals (channels x 1 x time) with at least 28 time steps"
+            raise UsageError(f"model.name=har_cnn: needs {needed}, got inputs of {text}")
+        layers = _convolutions((shape[0], 32, 64), kernel=(1, 9), pool=(1, 2))
+        flat = dry_run(nn.Sequential(layers), torch.zeros(1, *shape)).shape[1]
+        layers.update(fc1=nn.Linear(flat, 1024), relu3=nn.ReLU(), fc2=nn.Linear(1024, 512), relu4=nn.ReLU())
+        layers["fc3"] = nn.Linear(512, num_classes)
+        return split_after(layers, _HAR_SPLITS[self.split], shape)

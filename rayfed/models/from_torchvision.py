@@ -7,15 +7,14 @@ from urllib.error import URLError
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option, suggestion
-from rayfed.models import layer_replacement
 from rayfed.models.base import ModelOptions
 from rayfed.models.split_model import SplitModel, split_after, split_last_linear
 
 _RESNET_STAGES = ("stem", "layer1", "layer2", "layer3", "layer4", "pool")
-_NO_AUXILIARY_OUTPUTS = {"aux_logits": False, "init_weights": True}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,10 +33,10 @@ class TorchvisionOptions(ModelOptions):
         channels, _, _ = self.image_shape(shape)
         network = _create(arch, self.pretrained, num_classes)
         if self.norm == "group":
-            layer_replacement.replace_batch_norm(network, self.groups)
+            replace_batch_norm(network, self.groups)
         if self.small_stem:
-            layer_replacement.adapt_stem_to_small_images(network)
-        layer_replacement.set_input_channels(network, channels)
+            adapt_stem_to_small_images(network)
+        set_input_channels(network, channels)
         return network
 
 
@@ -138,10 +137,8 @@ def _create(arch: str, pretrained: bool, num_classes: int) -> nn.Module:
         raise UsageError(f"model.arch={arch}: torchvision has no such network; {suggestion(arch, names)}")
     if not pretrained:
         # No algorithm handles the auxiliary outputs of GoogLeNet and Inception.
-        extra: dict[str, Any] = {
-            "googlenet": _NO_AUXILIARY_OUTPUTS,
-            "inception_v3": _NO_AUXILIARY_OUTPUTS,
-        }.get(arch, {})
+        auxiliary = arch in ("googlenet", "inception_v3")
+        extra = {"aux_logits": False, "init_weights": True} if auxiliary else {}
         untrained: nn.Module = models.get_model(arch, weights=None, num_classes=num_classes, **extra)
         return untrained
     try:
@@ -155,3 +152,60 @@ def _create(arch: str, pretrained: bool, num_classes: int) -> nn.Module:
     name, last = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1]
     network.set_submodule(name, nn.Linear(last.in_features, num_classes))
     return network
+
+
+def replace_batch_norm(module: nn.Module, groups: int) -> None:
+    """Replace every batch-norm layer of `module`, identified by type, by a new `GroupNorm(groups)`.
+
+    Raises:
+        UsageError: `groups` does not divide the number of channels of a layer.
+    """
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, _BatchNorm):
+            if layer.num_features % groups:
+                raise UsageError(f"model.groups={groups}: does not divide the {layer.num_features} channels of {name}")
+            module.set_submodule(name, nn.GroupNorm(groups, layer.num_features))
+
+
+def adapt_stem_to_small_images(module: nn.Module) -> None:
+    """Remove downsampling from the stem: the usual change to ImageNet networks for images of 28x28 or 32x32.
+
+    If the first convolution has a stride, it gets stride 1 and a kernel of at most 3x3, and a max pooling between it
+    and the second convolution is removed. Otherwise the network is not modified.
+    """
+    convolutions = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Conv2d)]
+    (first_name, first), (second_name, _) = convolutions[:2]
+    if max(first.stride) == 1:
+        return
+    size = min(3, int(first.kernel_size[0]))
+    module.set_submodule(first_name, _conv_like(first, kernel_size=size, stride=1, padding=size // 2))
+    names = [name for name, _ in module.named_modules()]
+    for name in names[names.index(first_name) : names.index(second_name)]:
+        if isinstance(module.get_submodule(name), nn.MaxPool2d):
+            module.set_submodule(name, nn.Identity())
+
+
+def set_input_channels(module: nn.Module, channels: int) -> None:
+    """Replace the first convolution by a newly initialised one for images with `channels` channels.
+
+    For one channel, the new weights are the sum of the old ones over channels. This is equivalent to repeating a grey
+    image in all channels, so pretrained weights stay useful.
+    """
+    name, first = next((name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Conv2d))
+    if first.in_channels == channels:
+        return
+    rebuilt = _conv_like(first, in_channels=channels)
+    if channels == 1:
+        with torch.no_grad():
+            rebuilt.weight.copy_(first.weight.sum(dim=1, keepdim=True))
+    module.set_submodule(name, rebuilt)
+
+
+def _conv_like(old: nn.Conv2d, **changes: Any) -> nn.Conv2d:
+    """Create a convolution like `old` with `changes`, initialised as in torchvision (He, fan out)."""
+    arguments = {name: getattr(old, name) for name in ("in_channels", "kernel_size", "stride", "padding")} | changes
+    new = nn.Conv2d(out_channels=old.out_channels, bias=old.bias is not None, **arguments)
+    nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
+    if new.bias is not None:
+        nn.init.zeros_(new.bias)
+    return new

@@ -47,11 +47,7 @@ def check_budget(epsilon: float, delta: float, steps: int) -> None:
 def noise_multiplier(epsilon: float, delta: float, *, rate: float, steps: int) -> float:
     """Return the smallest σ that makes `steps` steps on Poisson-sampled batches (ε, δ)-differentially private.
 
-    Args:
-        epsilon: ε. The σ returned spends it to within 0.2%.
-        delta: δ.
-        rate: Probability that a row is in a batch.
-        steps: Number of steps.
+    A batch contains each row with probability `rate`. The σ returned spends ε to within 0.2 %.
 
     Raises:
         UsageError: No amount of noise is enough.
@@ -105,11 +101,6 @@ def train_privately(
         module: The network. It is modified and must not be used afterwards.
         weights: Initial weights.
         x, y: Inputs and classes.
-        optimizer: Learning rate, momentum and weight decay.
-        rate: Probability that a row is in a batch.
-        steps: Number of steps.
-        sigma: Noise multiplier σ.
-        clip: Largest L2 norm of a per-row gradient.
 
     Returns:
         The weights after training.

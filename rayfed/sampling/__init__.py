@@ -2,7 +2,7 @@
 
 SAMPLERS = {
     "uniform": "rayfed.sampling.base:Uniform",
-    "by_size": "rayfed.sampling.by_size:BySize",
-    "power_of_choice": "rayfed.sampling.power_of_choice:PowerOfChoice",
-    "importance": "rayfed.sampling.importance:Importance",
+    "by_size": "rayfed.sampling.samplers:BySize",
+    "power_of_choice": "rayfed.sampling.samplers:PowerOfChoice",
+    "importance": "rayfed.sampling.samplers:Importance",
 }

@@ -38,10 +38,9 @@ from rayfed.engine.server import Evaluation, Server
 from rayfed.experiments.config import Config, build_algorithm
 from rayfed.experiments.contract import findings
 from rayfed.experiments.plan import make_plan
-from rayfed.metrics.calibration import Ece
-from rayfed.metrics.drift import Drift
 from rayfed.metrics.frechet import Frechet
-from rayfed.metrics.gradient_norm import GradientNorm
+from rayfed.metrics.heterogeneity import Drift, GradientNorm
+from rayfed.metrics.predictions import Ece
 
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 NAMES = {case: name for name, case in CASES.items()}

@@ -11,20 +11,27 @@ from helpers.federations import blueprint, simulate
 from rayfed.algorithm import Phase
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.augment import AUGMENTS
-from rayfed.augment.base import Augment
-from rayfed.augment.blur import Blur, gaussian_blur
-from rayfed.augment.colour_jitter import (
+from rayfed.augment.base import Augment, Noise
+from rayfed.augment.images import (
+    Blur,
+    Crop,
+    HorizontalFlip,
+    Moderate,
+    Rotation,
+    Weak,
     adjust_brightness,
     adjust_contrast,
     adjust_hue,
     adjust_saturation,
+    crop_and_resize,
+    crop_at,
+    draw_boxes,
+    gaussian_blur,
     jitter_colours,
     random_grey,
+    rotate,
     to_grey,
 )
-from rayfed.augment.geometry import Crop, HorizontalFlip, Rotation, crop_and_resize, crop_at, draw_boxes, rotate
-from rayfed.augment.noise import Noise
-from rayfed.augment.schemes import Moderate, Weak
 from rayfed.core.errors import UsageError
 from rayfed.core.moment import Moment
 from rayfed.core.rng import seed_torch
@@ -134,7 +141,7 @@ def test_boxes():
 
 def test_angles(monkeypatch):
     drawn = []
-    monkeypatch.setattr("rayfed.augment.geometry.rotate", lambda x, degrees: drawn.append(degrees) or x)
+    monkeypatch.setattr("rayfed.augment.images.rotate", lambda x, degrees: drawn.append(degrees) or x)
     torch.manual_seed(0)
     Rotation(degrees=40.0)(torch.zeros(8000, 1, 2, 2))
     angles = drawn[0]
@@ -146,7 +153,7 @@ def test_angles(monkeypatch):
 
 def test_widths_of_the_blur(monkeypatch):
     drawn = []
-    monkeypatch.setattr("rayfed.augment.blur.gaussian_blur", lambda x, sigma: drawn.append(sigma) or x)
+    monkeypatch.setattr("rayfed.augment.images.gaussian_blur", lambda x, sigma: drawn.append(sigma) or x)
     torch.manual_seed(0)
     Blur()(torch.zeros(8000, 1, 5, 5))
     assert 0.1 <= drawn[0].min() < 0.11

@@ -12,9 +12,8 @@ from torch import nn
 from helpers.federations import blobs, blueprint, reshaped
 from rayfed.algorithms.afl import AFL, GenAFL
 from rayfed.algorithms.vm import VM
-from rayfed.augment.base import Augment, ImageAugment
-from rayfed.augment.geometry import Rotation, rotate
-from rayfed.augment.noise import Noise
+from rayfed.augment.base import Augment, ImageAugment, Noise
+from rayfed.augment.images import Rotation, rotate
 from rayfed.core.moment import Moment
 from rayfed.core.optim import SGD
 from rayfed.core.rng import seed_torch

@@ -27,9 +27,7 @@ from rayfed.experiments.plan import make_plan
 from rayfed.experiments.trial import TrialRun
 from rayfed.records.recorder import Recorder
 from rayfed.sampling.base import Cohort, Drawing, Sampler, Uniform
-from rayfed.sampling.by_size import BySize
-from rayfed.sampling.importance import Importance, inclusion_probabilities, systematic_sample
-from rayfed.sampling.power_of_choice import PowerOfChoice
+from rayfed.sampling.samplers import BySize, Importance, PowerOfChoice, inclusion_probabilities, systematic_sample
 
 SHARES = np.array([0.4, 0.3, 0.2, 0.1])
 LOSSES = np.array([1.0, 4.0, 2.0, 3.0])

@@ -19,7 +19,7 @@ from rayfed.core.trees import nbytes, tree_map
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.server import Evaluation, Server
 from rayfed.sampling.base import Uniform
-from rayfed.sampling.power_of_choice import PowerOfChoice
+from rayfed.sampling.samplers import PowerOfChoice
 
 POINT = ["downloaded"]  # where batch norm stays with the clients there is no global model
 

@@ -14,7 +14,7 @@ from helpers.federations import blobs, blueprint, net, on_pictures, reshaped
 from helpers.ray_session import start_ray
 from rayfed.algorithms.dbe import DBE
 from rayfed.algorithms.fedavg import FedAvg
-from rayfed.augment.noise import Noise
+from rayfed.augment.base import Noise
 from rayfed.core.errors import UsageError
 from rayfed.data.cache import memory_mapped
 from rayfed.data.clients import Examples

@@ -250,7 +250,7 @@ class TestAlgorithm:
     def test_the_users_own_metric_in_a_package(self, tmp_path, monkeypatch):
         package = tmp_path / "config_metrics" / "inner"
         package.mkdir(parents=True)
-        text = "from rayfed.metrics.calibration import Ece\nclass Mine(Ece):\n    pass\n"
+        text = "from rayfed.metrics.predictions import Ece\nclass Mine(Ece):\n    pass\n"
         (package / "own.py").write_text(text)
         monkeypatch.chdir(tmp_path)
         name = "config_metrics.inner.own:Mine"

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
-from rayfed.metrics.class_scores import F1, Auroc, BalancedAccuracy
+from rayfed.metrics.predictions import F1, Auroc, BalancedAccuracy
 
 
 def values(metric, logits, y):

@@ -9,7 +9,7 @@ from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.run_summary import run_summary
 from rayfed.metrics.cost import cost
-from rayfed.metrics.drift import Drift
+from rayfed.metrics.heterogeneity import Drift
 from rayfed.models.build import build_model
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from helpers.federations import blobs, blueprint, net
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.engine.device_data import Normalise, Part
-from rayfed.metrics.gradient_norm import GradientNorm, full_gradient
+from rayfed.metrics.heterogeneity import GradientNorm, full_gradient
 
 
 @pytest.mark.parametrize("size", [4, 500])

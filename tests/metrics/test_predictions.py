@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from rayfed.metrics.calibration import Ece
-from rayfed.metrics.class_accuracy import ClassAccuracy
+from rayfed.metrics.predictions import ClassAccuracy, Ece
 
 
 def logits(*confidences):

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from rayfed.metrics.base import Representations
-from rayfed.metrics.client_probe import ClientProbe
 from rayfed.metrics.frechet import Frechet, frechet_distance
-from rayfed.metrics.head_accuracy import HeadAccuracy
+from rayfed.metrics.linear_probes import ClientProbe, HeadAccuracy
 from rayfed.metrics.mdl import Mdl, training_sizes
 from rayfed.metrics.tsne import Tsne
 

@@ -24,8 +24,8 @@ from rayfed.algorithms.dp_adcol.shared import RECORDS_NOTE, refuse_shared_predic
 from rayfed.core.errors import UsageError
 from rayfed.core.options import option
 from rayfed.core.trees import Weights
+from rayfed.privacy import SIMULATION_NOTE, large_delta_note
 from rayfed.privacy.gaussian import check_budget, epsilon_spent, noise_multiplier, train_privately
-from rayfed.privacy.notes import SIMULATION_NOTE, large_delta_note
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""AUROC, F1 and balanced accuracy, of all predictions on one part of a client's data.
+"""Metrics of predictions on one part of a client's data: AUROC, F1, balanced accuracy, class accuracy, calibration.
 
-Only classes that the part has examples of count, and their scores are averaged without weights ("macro"). Where the
-labels leave a score undefined, there is no value, and none counts as 0: means are taken over the clients that have one.
+Only classes that the part has examples of count, and AUROC, F1 and balanced accuracy are their plain means ("macro").
+Where the labels leave a score undefined, there is no value; means over clients then leave the client out.
 """
 
 from collections.abc import Iterable
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rayfed.core.options import option
 from rayfed.metrics.base import OfPredictions, Value
 
 
@@ -78,3 +79,42 @@ def _counts(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     counted = (y[prediction == y], prediction, y)
     hits, predicted, examples = (torch.bincount(values, minlength=classes).double() for values in counted)
     return hits, predicted, examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassAccuracy(OfPredictions):
+    """`accuracy_class_C`: the share of the examples of class C that are recognised; none for a class without examples.
+
+    It shows the classes that a client's model has forgotten. `balanced_accuracy` is the mean over the classes.
+    """
+
+    higher_is_better = True
+
+    def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
+        classes = logits.shape[1]
+        counts = torch.bincount(y, minlength=classes)
+        hits = torch.bincount(y[logits.argmax(1) == y], minlength=classes)
+        for c in counts.nonzero().flatten().tolist():
+            yield Value(f"accuracy_class_{c}", float(hits[c] / counts[c]), int(counts[c]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ece(OfPredictions):
+    """`ece`: the expected calibration error, in [0, 1].
+
+        ECE = Σ_b |B_b| / n · |accuracy(B_b) − confidence(B_b)|
+
+    over bins B_b of equal width of the confidence, which is the largest softmax probability. A bin includes its upper
+    edge (Guo et al. 2017, "On Calibration of Modern Neural Networks", Eq. 3).
+    """
+
+    higher_is_better = False
+
+    bins: int = option(15, low=1, help="number of equally wide bins of the confidence")
+
+    def measure(self, logits: Tensor, y: Tensor) -> Iterable[Value]:
+        confidence, prediction = logits.double().softmax(1).max(1)
+        bin_index = (confidence * self.bins).ceil().long().clamp(1, self.bins) - 1
+        gap = (prediction == y).double() - confidence
+        sums = torch.zeros(self.bins, dtype=torch.float64, device=logits.device).index_add(0, bin_index, gap)
+        yield Value("ece", float(sums.abs().sum()) / len(y), len(y))

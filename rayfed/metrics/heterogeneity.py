@@ -1,5 +1,7 @@
-"""Heterogeneity as the norm of domains' gradients: de Luca et al. 2022, "Mitigating Data Heterogeneity in Federated
-Learning with Data Augmentation", Eq. 5 and Tables 7 to 9.
+"""Heterogeneity of clients: the norm of domains' gradients, and the drift of local training.
+
+Gradient norms: de Luca et al. 2022, "Mitigating Data Heterogeneity in Federated Learning with Data Augmentation", Eq. 5
+and Tables 7 to 9.
 
     g_d = ‖∇_θ f_d(θ)‖₂,  f_d the mean loss over domain d, θ the global model
 
@@ -18,7 +20,7 @@ from torch import Tensor
 from rayfed.core.network import gradients
 from rayfed.core.task import Batch, Task
 from rayfed.core.trees import Weights, add, only, scale
-from rayfed.metrics.base import OfGradients, Value
+from rayfed.metrics.base import OfGradients, OfTraining, Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class GradientNorm(OfGradients):
     def measure(self, gradients: Mapping[str, tuple[Mapping[str, Tensor], int]]) -> Iterable[tuple[str, Value]]:
         norms, total = [], sum(n for _, n in gradients.values())
         for domain, (gradient, n) in gradients.items():
-            norms.append(float(torch.stack([g.double().square().sum() for g in gradient.values()]).sum().sqrt()))
+            norms.append(_norm(value.double() for value in gradient.values()))
             yield domain, Value("gradient_norm", norms[-1], n)
         values = torch.tensor(norms, dtype=torch.float64)
         if len(values):
@@ -54,3 +56,24 @@ def _gradient(task: Task, weights: Weights, batch: Batch) -> Weights:
         return task.scoring_loss(task.model(weights | trained, batch.x, train=False)[0], batch.y, weights | trained), {}
 
     return gradients(loss, only(weights, task.trainable))[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift(OfTraining):
+    """`drift`: ‖w_i − w‖₂ over all parameters; `drift_relative`: the same, divided by ‖w‖₂.
+
+    w is the model that client i has downloaded, and w_i its model after local training.
+    """
+
+    higher_is_better = False  # neither is good or bad; clients that are alike drift less
+
+    def measure(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Iterable[tuple[str, float]]:
+        distance = _norm(after[name].double() - before[name].double() for name in before)
+        yield "drift", distance
+        norm = _norm(value.double() for value in before.values())
+        if norm:
+            yield "drift_relative", distance / norm
+
+
+def _norm(values: Iterable[Tensor]) -> float:
+    return float(torch.stack([value.square().sum() for value in values]).sum().sqrt())
