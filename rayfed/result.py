@@ -18,8 +18,8 @@ from rayfed.experiments.trained_model import trained_model
 from rayfed.records.folder import join
 from rayfed.records.recorder import Recorder
 from rayfed.records.storage import is_url
-from rayfed.reports.charts.kinds import plot as draw_plot
-from rayfed.reports.page.build import write_page
+from rayfed.reports.charts import plot as draw_plot
+from rayfed.reports.page import write_page
 from rayfed.reports.read import read, selection_metrics
 from rayfed.reports.render import render
 from rayfed.reports.view import View

@@ -39,10 +39,10 @@ def execute(options: argparse.Namespace) -> int:
     from rayfed.data.loading import load_partitioned
     from rayfed.data.partitions.file import save
     from rayfed.data.partitions.summary import describe, save_contact_sheet
-    from rayfed.reports.charts import style
+    from rayfed.reports.charts import chart
 
     if options.plot:
-        style.check_path(options.plot)
+        chart.check_path(options.plot)
     data, partition = config.data, config.partition
     dataset, parts = load_partitioned(
         data.name or "", data.options, partition.name, partition.options, config.leave_out, config.seed
@@ -53,7 +53,7 @@ def execute(options: argparse.Namespace) -> int:
         no_validation = "" if any(len(part.val) for part in parts) else " partition.validation=0"
         print(f"saved: partition.name=file partition.file={options.save}{no_validation}")
     if options.plot:
-        style.save(_chart(dataset, parts), options.plot)
+        chart.save(_chart(dataset, parts), options.plot)
         print(f"plot: {options.plot}")
     if options.examples:
         save_contact_sheet(dataset, options.examples)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from rayfed.core.errors import UsageError
 from rayfed.core.records import POINTS, SPLITS
-from rayfed.reports.charts.kinds import KINDS, plot
-from rayfed.reports.pairs import Pairs, all_pairs, one_pair, paired_scores, stars_against_best
-from rayfed.reports.queries import pairs_table, target_text
+from rayfed.reports.charts import KINDS, plot
+from rayfed.reports.pairs import Pairs, all_pairs, one_pair, paired_scores, pairs_table, stars_against_best
 from rayfed.reports.read import Tables, of_experiment, read
 from rayfed.reports.render import FORMATS, render
 from rayfed.reports.selection import RULES
+from rayfed.reports.target import target_text
 from rayfed.reports.view import View
 
 
@@ -115,7 +115,7 @@ def _files(options: argparse.Namespace, tables: Tables, view: View) -> list[str]
         plot(options.folder, tables, options.plot, options.kind or "curves", view, key=options.key)
         written.append(f"Plot: {options.plot}")
     if options.html:
-        from rayfed.reports.page.build import write_page
+        from rayfed.reports.page import write_page
 
         write_page(options.folder, options.experiment, options.html, view)
         written.append(f"Page: {options.html}")

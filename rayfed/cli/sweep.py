@@ -86,7 +86,7 @@ def _space_file(given: str) -> Path:
 def _results(config: Config) -> str:
     """Return the report on the sweep, and plot its curves beside the tables."""
     from rayfed.records.storage import open_storage
-    from rayfed.reports.charts.kinds import plot
+    from rayfed.reports.charts import plot
     from rayfed.reports.read import read
     from rayfed.reports.render import render
 

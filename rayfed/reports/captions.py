@@ -1,9 +1,10 @@
-"""Words that every table and plot of results uses: rules, units, and what the repetitions are over."""
+"""Words beside every table and plot of results: rules, units, what means are over, and notes on what was scored."""
 
 import pandas as pd
 
 from rayfed.records.metric_names import is_fraction
-from rayfed.reports.hyperparameter_groups import LEFT_OUT
+from rayfed.reports.selection import BEST, TRIAL
+from rayfed.reports.trial_groups import LEFT_OUT
 
 RULE_CAPTIONS = {
     "final": "at the last evaluated round",
@@ -19,23 +20,16 @@ def unit(metric: str) -> str:
 
 
 def average_words(counts: pd.DataFrame, trials: pd.DataFrame, split: str, metric: str) -> str:
-    """Return what a mean is over: "mean over clients", or over the server's values where no client has any.
+    """Return what a mean of `metric` on `split` is over: "mean over clients", or over the server's values.
 
     Args:
         counts: what `count_scores` returns, of one experiment.
         trials: the table `trials`, of the same experiment.
-        split: the split of the values.
-        metric: their metric.
+        split, metric: the split and the metric.
     """
     if is_of_server(counts, split, metric):
         return "mean over the server's values"
-    return f"mean over {clients_scored(trials) or 'clients'}"
-
-
-def clients_scored(trials: pd.DataFrame) -> str:
-    """Return "a fixed sample of 1000 clients" where not all clients were scored, else ""."""
-    sizes = sorted({int(size) for size in trials.get("clients_scored", pd.Series(dtype=int)).dropna()})
-    return f"a fixed sample of {_counted(sizes, 'client')}" if sizes else ""
+    return f"mean over {_clients_scored(trials) or 'clients'}"
 
 
 def is_of_server(counts: pd.DataFrame, split: str, metric: str) -> bool:
@@ -44,29 +38,81 @@ def is_of_server(counts: pd.DataFrame, split: str, metric: str) -> bool:
     return bool(clients.eq(0).all())
 
 
-def repetitions(trials: pd.DataFrame) -> str:
-    """Return what varied between the trials of a method, in words: "3 seeds, 3 partitions", or "1 seed".
+def mean_caption(trials: pd.DataFrame) -> str:
+    """Return what the numbers of a table are: "mean ± sd over 3 seeds, 3 partitions", or "1 seed, 1 partition".
 
     Args:
         trials: the trials that count, of one experiment: columns order, seed, partition_hash, leave_out.
     """
     seeds = sorted(trials.groupby("order")["seed"].nunique().unique())
-    words = _counted(seeds, "seed")
-    if "partition_hash" not in trials or trials["partition_hash"].isna().any():
-        return words  # results from before it was recorded
-    left_out = trials[LEFT_OUT].fillna("") if LEFT_OUT in trials else ""
-    per_domain = trials.assign(domain=left_out).groupby(["order", "domain"])["partition_hash"].nunique()
-    return f"{words}, {_counted(sorted(per_domain.unique()), 'partition')}"
+    words = _counted(seeds, "seed") if seeds == [1] else f"mean ± sd over {_counted(seeds, 'seed')}"
+    if "partition_hash" in trials and trials["partition_hash"].notna().all():
+        left_out = trials[LEFT_OUT].fillna("") if LEFT_OUT in trials else ""
+        per_domain = trials.assign(domain=left_out).groupby(["order", "domain"])["partition_hash"].nunique()
+        words += f", {_counted(sorted(per_domain.unique()), 'partition')}"
+    return ", ".join(filter(None, [words, _clients_scored(trials)]))
 
 
-def mean_caption(trials: pd.DataFrame) -> str:
-    """Return what the numbers of a table are: "mean ± sd over 3 seeds, 3 partitions", or "1 seed, 1 partition"."""
-    words = repetitions(trials)
-    scored = "".join(f", {of_clients}" for of_clients in [clients_scored(trials)] if of_clients)
-    return f"{words if words.startswith('1 seed,') or words == '1 seed' else f'mean ± sd over {words}'}{scored}"
+def _clients_scored(trials: pd.DataFrame) -> str:
+    """Return "a fixed sample of 1000 clients" if not all clients were scored, else ""."""
+    sizes = sorted({int(size) for size in trials.get("clients_scored", pd.Series(dtype=int)).dropna()})
+    return f"a fixed sample of {_counted(sizes, 'client')}" if sizes else ""
 
 
 def _counted(numbers: list[int], noun: str) -> str:
     if len(numbers) == 1:
         return f"{numbers[0]} {noun}{'' if numbers[0] == 1 else 's'}"
     return f"{numbers[0]} to {numbers[-1]} {noun}s"
+
+
+def missing_values_notes(counts: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
+    """Return a note on each experiment, split and metric with NaN values, which no mean contains.
+
+    Args:
+        counts: what `count_scores` returns.
+        rows: what is shown: columns experiment, algorithm, point, split, metric.
+    """
+    notes = []
+    for (experiment, split, metric), group in _shown(counts, rows).groupby(["experiment", "split", "metric"]):
+        values, missing = group["values"].sum(), group["missing"].sum()
+        if missing:
+            algorithms = ", ".join(sorted(group.loc[group["missing"] > 0, "algorithm"].unique()))
+            notes.append(
+                f"{experiment}: {missing} of {values} values of {split} {metric} are NaN (of {algorithms}). Means "
+                "leave them out, and rounds in which there is no other value do not count as evaluated."
+            )
+    return notes
+
+
+def few_rounds_notes(counts: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
+    """Return a note on each experiment with trials of fewer scored rounds than the five that `best5` averages.
+
+    The arguments are those of `missing_values_notes`.
+    """
+    scores = _shown(counts, rows)
+    rounds = scores[scores["values"] > scores["missing"]].groupby(TRIAL)["round"].nunique()
+    return [
+        f"{experiment}: trials have as few as {fewest} scored round{'s' * (fewest > 1)}; best5 is then their mean."
+        for experiment, fewest in rounds[rounds < BEST].groupby("experiment").min().items()
+    ]
+
+
+def scored_clients_notes(counts: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
+    """Return a note on each experiment in which the scored clients differ between rounds.
+
+    The arguments are those of `missing_values_notes`.
+    """
+    scores = _shown(counts, rows)
+    cohorts = scores[scores["cohort"] != 0].groupby([*TRIAL, "point", "split", "metric"])["cohort"].nunique()
+    different = cohorts[cohorts > 1].index.get_level_values("experiment")
+    return [
+        f"{name}: rounds were scored on different clients (evaluate.clients=selected, or the point trained), so a rule "
+        "that compares rounds also compares clients; --rule final does not."
+        for name in sorted(different.unique())
+    ]
+
+
+def _shown(counts: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the counts of the participants' scores that `rows` summarise."""
+    keys = ["experiment", "algorithm", "point", "split", "metric"]
+    return counts[~counts["unseen"]].merge(rows[keys].drop_duplicates(), on=keys)

@@ -1,23 +1,29 @@
-"""Paired comparison of two algorithms or hyperparameters: over common seeds, or over the clients of a single seed."""
+"""Paired comparison of two methods, over common seeds or over the clients of a single seed, with tests of significance.
+
+Sources: Wilcoxon (1945), "Individual comparisons by ranking methods"; Holm (1979), "A simple sequentially rejective
+multiple test procedure"; Cohen (1988), "Statistical power analysis for the behavioral sciences", for d_z.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.reports.hyperparameter_groups import LOCATION_KEYS
 from rayfed.reports.selection import CLIENT
-from rayfed.reports.significance import NOISE, cohens_dz, paired_t, wilcoxon
+from rayfed.reports.trial_groups import LOCATION_KEYS
 
 # What decides which client holds which examples. The hash names rows of the dataset, and data.* the dataset.
 _PAIRED = ("data.", "partition.", "partition_hash", "unseen_clients", "unseen_share", "leave_out")
 # The hash covers the contents of the partition file, and what the seed of the partition draws.
 _NOT_PAIRED = (*LOCATION_KEYS, "partition.file", "partition.seed")
-CONFIDENCE = 0.95
+_CONFIDENCE = 0.95
+_EXACT_PAIRS = 12  # the most pairs for which Wilcoxon's test goes through all signs, so that ties and zeros are exact
+_NOISE = 1e-12  # differences up to this are rounding errors of means
+_LEVELS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
 
 
 class Side(NamedTuple):
@@ -65,7 +71,7 @@ class Comparison(NamedTuple):
     @property
     def wins(self) -> int:
         """The number of pairs in which the second has the greater value."""
-        return sum(difference > NOISE for difference in self.differences)
+        return sum(difference > _NOISE for difference in self.differences)
 
 
 def find_group(name: str, rows: pd.DataFrame) -> int:
@@ -99,12 +105,12 @@ def find_group(name: str, rows: pd.DataFrame) -> int:
 
 
 def sides_of(values: pd.DataFrame, trials: pd.DataFrame, names: Mapping[int, str]) -> dict[int, Side]:
-    """Return the methods called `names` by their `order`, as sides of comparisons.
+    """Return the methods in `names` by their `order`, as sides of comparisons.
 
     Args:
         values: columns order, seed, quantity ("mean", or "client:I" for each client) and value.
         trials: columns order, seed, and the configuration.
-        names: the methods by `order`.
+        names: the names of the methods by `order`.
     """
     sides = {order: Side(name, {}, {}) for order, name in names.items()}
     of_sides = values[values["order"].isin(list(names)) & values["value"].notna()]
@@ -119,7 +125,7 @@ def sides_of(values: pd.DataFrame, trials: pd.DataFrame, names: Mapping[int, str
 
 
 def compare(first: Side, second: Side) -> Comparison:
-    """Compare two sides in pairs: over the seeds that both have, or over the clients of a single one.
+    """Compare two sides in pairs: over the seeds that both have, or over the clients of a single common seed.
 
     Raises:
         UsageError: trials with the same seed had different clients, the two sides have no seed in common or not the
@@ -128,7 +134,9 @@ def compare(first: Side, second: Side) -> Comparison:
     _check_same_data(first, second)
     common = sorted(first.values.keys() & second.values.keys())
     if not common:
-        words = " and ".join(f"{side.name} has seeds {_join(sorted(side.values))}" for side in (first, second))
+        words = " and ".join(
+            f"{side.name} has seeds {', '.join(map(str, sorted(side.values)))}" for side in (first, second)
+        )
         raise UsageError(f"compare: {words}; a paired comparison needs seeds that both have")
     over = "seeds" if len(common) > 1 else "clients"
     before, after = (_by_pair(side, common) for side in (first, second))
@@ -140,13 +148,28 @@ def compare(first: Side, second: Side) -> Comparison:
         raise UsageError(f"compare: {over[:-1]} {infinite[0]} has an infinite value, so there is no mean difference")
     if len(before) < 2:
         raise UsageError("compare: one seed and at most one client; a confidence interval needs two pairs or more")
-    left_out = tuple(sorted(first.values.keys() ^ second.values.keys()))
-    differences = {pair: after[pair] - before[pair] for pair in sorted(before)}
-    return _interval(differences, (first.name, second.name), over, left_out)
+    pairs = sorted(before)
+    differences = [after[pair] - before[pair] for pair in pairs]
+    mean = float(np.mean(differences))
+    margin = _margin(differences)
+    return Comparison(
+        first=first.name,
+        second=second.name,
+        over=over,
+        pairs=pairs,
+        differences=differences,
+        difference=mean,
+        low=mean - margin,
+        high=mean + margin,
+        effect=cohens_dz(differences),
+        p_t=paired_t(differences),
+        p_wilcoxon=wilcoxon(differences),
+        left_out=tuple(sorted(first.values.keys() ^ second.values.keys())),
+    )
 
 
 def _by_pair(side: Side, seeds: Sequence[int]) -> dict[int, float]:
-    """Return the values of a side by what is paired: `seeds`, or the clients of a single one."""
+    """Return the values of a side by seed, or by client if there is a single seed."""
     if len(seeds) > 1:
         return {seed: side.values[seed]["mean"] for seed in seeds if "mean" in side.values[seed]}
     clients = {name: value for name, value in side.values[seeds[0]].items() if name.startswith(CLIENT)}
@@ -164,29 +187,73 @@ def _check_same_data(first: Side, second: Side) -> None:
                 )
 
 
-def _interval(
-    differences: Mapping[int, float], names: tuple[str, str], over: str, left_out: tuple[int, ...]
-) -> Comparison:
+def _margin(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % confidence interval of the mean, by Student's t."""
     from scipy import stats
 
-    values = list(differences.values())
-    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / len(values) ** 0.5
-    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
-    return Comparison(
-        first=names[0],
-        second=names[1],
-        over=over,
-        pairs=list(differences),
-        differences=values,
-        difference=mean,
-        low=mean - margin,
-        high=mean + margin,
-        effect=cohens_dz(values),
-        p_t=paired_t(values),
-        p_wilcoxon=wilcoxon(values),
-        left_out=left_out,
-    )
+    error: float = np.std(values, ddof=1) / len(values) ** 0.5
+    return float(stats.t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1)) * error
 
 
-def _join(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values))
+def paired_t(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of Student's paired t test.
+
+    It is 1 if all differences are 0, and NaN if they are equal otherwise, because the test then has no error to divide
+    by (accuracies on few examples often differ equally by chance).
+    """
+    from scipy import stats
+
+    values = np.asarray(differences, float)
+    if np.ptp(values) <= _NOISE * max(1.0, float(np.abs(values).max())):
+        return 1.0 if abs(float(values[0])) <= _NOISE else math.nan
+    return float(stats.ttest_1samp(values, 0.0).pvalue)
+
+
+def wilcoxon(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of Wilcoxon's signed-rank test; pairs without a difference are left out.
+
+    With n pairs it cannot be below 2^(1 - n): 0.25 for three pairs, and above 0.05 up to five.
+    """
+    from scipy import stats
+
+    values = np.round(np.asarray(differences, float), 12)  # differences that only rounding errors tell apart are tied
+    values = values[values != 0]
+    if not len(values):
+        return 1.0
+    if len(values) > _EXACT_PAIRS:
+        return float(stats.wilcoxon(values).pvalue)
+    ranks = stats.rankdata(np.abs(values))
+    signs = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1  # of all 2^n equally likely outcomes
+    sums, middle = signs @ ranks, ranks.sum() / 2
+    observed = abs(float(ranks[values > 0].sum()) - middle)
+    return float((np.abs(sums - middle) >= observed - 1e-9).mean())
+
+
+def cohens_dz(differences: Sequence[float]) -> float:
+    """Return the mean difference divided by the standard deviation of the differences; NaN if that is 0."""
+    values = np.asarray(differences, float)
+    sd = float(values.std(ddof=1))
+    return float(values.mean()) / sd if sd > _NOISE else math.nan
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values after Holm's correction for their number; NaN stays NaN and does not count."""
+    order = sorted((index for index, p in enumerate(p_values) if not math.isnan(p)), key=lambda index: p_values[index])
+    corrected = [math.nan] * len(p_values)
+    largest = 0.0
+    for position, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - position) * p_values[index]))
+        corrected[index] = largest
+    return corrected
+
+
+def stars(p_value: float) -> str:
+    """Return *** below 0.001, ** below 0.01, * below 0.05, and nothing otherwise."""
+    return next((mark for level, mark in _LEVELS if p_value < level), "")
+
+
+def p_value_text(p_value: float) -> str:
+    """Return a p-value with four decimals, and "-" for NaN."""
+    if math.isnan(p_value):
+        return "-"
+    return "<0.0001" if p_value < 0.0001 else f"{p_value:.4f}"

@@ -1,6 +1,8 @@
-"""The values that are compared in pairs, and the comparison of pairs of methods."""
+"""The comparison of methods in pairs, and its table."""
 
+import csv
 import itertools
+import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -9,14 +11,14 @@ from typing import NamedTuple
 import pandas as pd
 
 from rayfed.core.errors import UsageError
+from rayfed.core.plain_table import plain_table
+from rayfed.records.metric_names import is_fraction
 from rayfed.reports.captions import RULE_CAPTIONS, average_words
-from rayfed.reports.comparison import Comparison, Side, compare, find_group, sides_of
-from rayfed.reports.read import Tables
-from rayfed.reports.result_table import Stars
+from rayfed.reports.comparison import Comparison, Side, compare, find_group, holm, p_value_text, sides_of, stars
+from rayfed.reports.read import Tables, picked_values
 from rayfed.reports.selection import TRIAL
-from rayfed.reports.significance import holm, p_value_text, stars
 from rayfed.reports.summary import Summary, seed_values, summarise
-from rayfed.reports.trial_scores import picked_values
+from rayfed.reports.tables import Stars, latex_columns, latex_text, markdown_columns
 from rayfed.reports.view import View, filter_rows
 
 _GROUP = ["algorithm", "hyperparameters", "order"]
@@ -46,16 +48,16 @@ class PairedScores(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Pairs of methods.
+    """Comparisons of pairs of methods.
 
     Attributes:
-        scores: what they are compared by.
-        comparisons: one per pair; of all pairs, the better method is second.
-        orders: of each comparison, the `order` of its first and its second.
+        scores: what the methods are compared by.
+        comparisons: a comparison per pair; where all pairs are compared, the better method is second.
+        orders: the `order` of the first and of the second method of each comparison.
         holm_t, holm_wilcoxon: the p-values after Holm's correction.
         notes: sentences on pairs that are missing and seeds that are left out.
-        best: the `order` of the best method, and its name; None if not all methods were compared.
-        methods: the algorithm and the hyperparameters by `order`, likewise.
+        best: the `order` and the name of the best method; None if only one pair was compared.
+        methods: the algorithm and the hyperparameters by `order`; empty if only one pair was compared.
     """
 
     scores: PairedScores
@@ -69,12 +71,7 @@ class Pairs(NamedTuple):
 
 
 def paired_scores(tables: Tables, view: View, summary: Summary | None = None) -> PairedScores:
-    """Return what the methods in `tables`, of one experiment, are compared by.
-
-    Args:
-        tables: The tables of one experiment.
-        view: What to compare.
-        summary: that of `tables`, if the caller has it.
+    """Return what the methods in `tables` are compared by; `summary` is that of `tables`, if the caller has it.
 
     Raises:
         UsageError: several experiments, or no such values.
@@ -83,7 +80,7 @@ def paired_scores(tables: Tables, view: View, summary: Summary | None = None) ->
         raise UsageError(f"compare: takes one experiment; choose with --experiment: {', '.join(experiments)}")
     done = tables.done
     all_rows = (summary or summarise(tables)).rows
-    # hyperparameters may be chosen at one point and not at another; what counts is the point that is shown
+    # hyperparameters may be chosen at one point and not at another; the point that is shown counts
     shown = filter_rows(all_rows, tables, view)
     split, metric = str(shown["split"].iloc[0]), str(shown["metric"].iloc[0])
     rows = picked_values(tables.scores, done, metric, split, tables.criteria).merge(done[[*TRIAL, *_GROUP]], on=TRIAL)
@@ -124,7 +121,7 @@ def one_pair(scores: PairedScores, names: tuple[str, str]) -> Pairs:
 def all_pairs(scores: PairedScores) -> Pairs:
     """Return the comparison of all pairs of methods.
 
-    A method with several hyperparameters stands for those that validation chose, or if it chose none, for each of them.
+    Of a method with several hyperparameters, those that validation chose are compared, or all if it chose none.
 
     Raises:
         UsageError: fewer than two methods, or none that can be paired.
@@ -162,7 +159,7 @@ def all_pairs(scores: PairedScores) -> Pairs:
 
 
 def stars_against_best(pairs: Pairs) -> Stars:
-    """Return the stars of each method for its difference from the best one, where all were compared."""
+    """Return the stars of each method for its difference from the best method, if all pairs were compared."""
     if pairs.best is None:
         return Stars()
     tested = zip(pairs.orders, pairs.holm_t, strict=True)
@@ -180,11 +177,70 @@ def _compared(scores: PairedScores, first: Side, second: Side) -> Comparison:
 
 
 def _left_out(comparisons: list[Comparison]) -> list[str]:
-    """Return a note on the seeds that do not count, since a side of a pair lacks them."""
-    notes = {
+    """Return a note on each pair with seeds that only one side has."""
+    return sorted(
         f"{pair.second} − {pair.first}: only the seeds that both have count; left out: "
         f"{', '.join(map(str, pair.left_out))}."
         for pair in comparisons
         if pair.left_out
-    }
-    return sorted(notes)
+    )
+
+
+def pairs_table(pairs: Pairs, *, width: int, format: str = "text") -> str:
+    """Return a table of pairs of methods: differences, effect sizes, and p-values with Holm's correction."""
+    scores = pairs.scores
+    what = f"{scores.split} {scores.metric}{', percentage points' if is_fraction(scores.metric) else ''}"
+    title = f"{scores.experiment}: {'one pair' if pairs.best is None else 'all pairs'}, {what}, {scores.caption}"
+    columns, notes = pairs_columns(pairs), pairs_notes(pairs)
+    if format == "csv":
+        text: str = pd.DataFrame(columns).to_csv(index=False, quoting=csv.QUOTE_ALL)
+        return text.rstrip("\n")
+    if format == "markdown":
+        escaped = {name: [cell.replace("*", "\\*") for cell in cells] for name, cells in columns.items()}
+        return "\n\n".join([title, markdown_columns(escaped), *(note.replace("*", "\\*") for note in notes)])
+    if format == "latex":
+        escaped = {latex_text(name): [latex_text(cell) for cell in cells] for name, cells in columns.items()}
+        return latex_columns(
+            escaped, " ".join([f"{title}.", *notes]), f"{scores.experiment}-pairs-{scores.split}-{scores.metric}"
+        )
+    table = plain_table(columns, left=("difference of",), width=width)
+    return "\n\n".join([textwrap.fill(title, width), table, textwrap.fill(" ".join(notes), width)])
+
+
+def pairs_columns(pairs: Pairs) -> dict[str, list[str]]:
+    """Return the columns of the table of pairs as text."""
+    scale, decimals = _scale(pairs.scores.metric)
+    names = ("difference of", "mean", "95 % interval", "d_z", "wins", "p (t)", "p (Wilcoxon)", "")
+    rows = []
+    for pair, p_t, p_wilcoxon in zip(pairs.comparisons, pairs.holm_t, pairs.holm_wilcoxon, strict=True):
+        low, high, mean = (f"{x * scale:+.{decimals}f}" for x in (pair.low, pair.high, pair.difference))
+        effect = "-" if pair.effect != pair.effect else f"{pair.effect:+.2f}"
+        wins, tests = f"{pair.wins} of {len(pair.pairs)}", (p_value_text(p_t), p_value_text(p_wilcoxon), stars(p_t))
+        rows.append((f"{pair.second} − {pair.first}", mean, f"{low} to {high}", effect, wins, *tests))
+    return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def pairs_notes(pairs: Pairs) -> list[str]:
+    """Return the notes below the table of pairs: what its columns mean, and what limits the tests."""
+    over = " or ".join(sorted({pair.over for pair in pairs.comparisons}, reverse=True))
+    count, least = len(pairs.comparisons), min(len(pair.pairs) for pair in pairs.comparisons)
+    corrected, before = (f", Holm-corrected for {count} pairs", " before the correction") if count > 1 else ("", "")
+    notes = [
+        f"Paired over {over}. p: two-sided{corrected}; *, **, ***: the t test is below 0.05, 0.01, 0.001. d_z: mean "
+        "difference divided by its standard deviation. wins: pairs in which the first named has the greater value."
+    ]
+    if "clients" in over:
+        notes.append("Where only one seed is common, the pairs are its clients, which do not cover other seeds.")
+    if (p := 2.0 ** (1 - least)) * count >= 0.05:
+        notes.append(f"With {least} pairs, Wilcoxon's p is at least {p:.2g}{before}.")
+    if count == 1:
+        (pair,), (scale, decimals) = pairs.comparisons, _scale(pairs.scores.metric)
+        differences = zip(pair.pairs, pair.differences, strict=True)
+        each = ", ".join(f"{difference * scale:+.{decimals}f} ({number})" for number, difference in differences)
+        notes.append(f"Differences by {pair.over[:-1]}: {each}.")
+    return [*notes, *pairs.notes]
+
+
+def _scale(metric: str) -> tuple[int, int]:
+    """Return the factor and the decimals with which differences of a metric are shown."""
+    return (100, 2) if is_fraction(metric) else (1, 4)

@@ -1,6 +1,10 @@
-"""Reading the results of one experiment, or of all in a folder, also while trials still write."""
+"""Reading the results of one experiment, or of all in a folder, also while trials still write.
 
-from collections.abc import Iterable, Iterator, Sequence
+The scores of a large sweep would take gigabytes as data frames. A report shows means over clients, and the values of
+clients in a few rounds only. Both follow from the scores of one trial at a time, so the files stay compressed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,25 +14,99 @@ import pyarrow as pa
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.core.records import POINTS
-from rayfed.records.files import read_compressed, read_parquet
+from rayfed.core.records import POINTS, SERVER
+from rayfed.records.files import decompressed, read_compressed, read_parquet
 from rayfed.records.metric_names import default_metric
 from rayfed.records.owners import is_alive
-from rayfed.records.schema import EVENTS_SCHEMA, ROUNDS_SCHEMA
+from rayfed.records.schema import EVENTS_SCHEMA, METRICS_SCHEMA, ROUNDS_SCHEMA
 from rayfed.records.storage import Storage, is_url, one_line, open_storage, storage_errors
 from rayfed.records.trials import read_trials, trials_table
-from rayfed.reports.countable import countable_trials
-from rayfed.reports.hyperparameter_groups import group_trials
-from rayfed.reports.selection import TRIAL
-from rayfed.reports.trial_scores import TrialScores
+from rayfed.reports.selection import CLIENT, TRIAL, aggregate_clients, client_values, pick_rounds, scores_of
+from rayfed.reports.trial_groups import countable_trials, group_trials
 
 TABLES = ("metrics", "rounds", "trials")
+_STRINGS = [field.name for field in METRICS_SCHEMA if pa.types.is_string(field.type)]
+_NO_ROWS = METRICS_SCHEMA.empty_table()
+_COUNTED = [*TRIAL, "algorithm", "unseen", "point", "split", "metric", "round"]
+
+
+class TrialScores:
+    """The rows of one trial in the table `metrics`; `files` are what `read_compressed` returned."""
+
+    def __init__(self, files: Sequence[bytes]):
+        self._files = files
+
+    def rows(self) -> pa.Table:
+        """Return the rows."""
+        return pa.concat_tables([_NO_ROWS, *(decompressed(file) for file in self._files)])
+
+    def frame(self) -> pd.DataFrame:
+        """Return the rows with categories in place of strings."""
+        tables = [decompressed(file, _STRINGS) for file in self._files] or [_NO_ROWS]
+        return pa.concat_tables(tables).unify_dictionaries().to_pandas()
+
+    @property
+    def curves(self) -> pd.DataFrame:
+        """What `aggregate_clients` returns."""
+        return self._reduced[0]
+
+    @property
+    def counts(self) -> pd.DataFrame:
+        """What `count_scores` returns."""
+        return self._reduced[1]
+
+    @cached_property
+    def _reduced(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        frame = self.frame()
+        return _as_strings(aggregate_clients(frame)), _as_strings(count_scores(frame))
+
+
+def count_scores(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return which scores there are: one row per trial, model, split, metric and round of the table `metrics`.
+
+    Further columns are the number of `values`, the number of NaN values (`missing`), the number of values of clients
+    (`clients`), and `cohort`: a hash of the set of clients that have values other than NaN; 0 if there is no client.
+    """
+    group = metrics.groupby(_COUNTED, sort=False, observed=True).ngroup().rename("group")
+    is_client, missing = metrics["client"] != SERVER, metrics["value"].isna()
+    of_group = pd.DataFrame({"values": 1, "missing": missing, "clients": is_client}).groupby(group).sum()
+    scored = pd.DataFrame({"group": group, "client": metrics["client"]})[is_client & ~missing].drop_duplicates()
+    hashes = pd.Series(pd.util.hash_array(scored["client"].to_numpy()), scored["group"], dtype="uint64")
+    cohort = hashes.groupby(level=0).sum().reindex(of_group.index, fill_value=0)  # a sum does not depend on the order
+    return metrics.loc[~group.duplicated(), _COUNTED].reset_index(drop=True).assign(**of_group, cohort=cohort)
+
+
+def picked_values(
+    scores: Iterable[TrialScores], trials: pd.DataFrame, metric: str, split: str, criteria: Mapping[str, str]
+) -> pd.DataFrame:
+    """Return the participants' values of a metric on a split at the rounds that rules pick (see `pick_rounds`).
+
+    The quantities are those of `aggregate_clients` and of `client_values`. Values of clients have a `domain`, which is
+    that of the client's first score. Only trials in `trials` count.
+    """
+    parts = []
+    for of_trial in scores:
+        rows = scores_of(_as_strings(of_trial.frame()).merge(trials[TRIAL], on=TRIAL), metric, split, criteria)
+        rows = rows[~rows["unseen"]]
+        curves = scores_of(of_trial.curves.merge(trials[TRIAL], on=TRIAL), metric, split, criteria)
+        clients = client_values(rows[(rows["metric"] == metric) & (rows["split"] == split)])
+        picked = pick_rounds(pd.concat([curves[~curves["unseen"]], clients], ignore_index=True), criteria)
+        first = rows.drop_duplicates([*TRIAL, "client"])
+        domains = first.assign(quantity=CLIENT + first["client"].astype(str))[[*TRIAL, "quantity", "domain"]]
+        parts.append(picked.merge(domains.fillna({"domain": ""}), on=[*TRIAL, "quantity"], how="left"))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _as_strings(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return `frame` with strings in place of categories."""
+    categories = frame.select_dtypes("category")
+    return frame.assign(**{name: column.astype(column.cat.categories.dtype) for name, column in categories.items()})
 
 
 class Tables:
-    """The three tables as data frames: `metrics`, `rounds` and `trials`, in this order where it is unpacked.
+    """The three tables as data frames, which unpack as `metrics`, `rounds` and `trials`.
 
-    Reports read `curves`, `counts` and `scores`, since `metrics` may be too large to be put together.
+    Reports read `curves`, `counts` and `scores`, because `metrics` may not fit in memory.
 
     Attributes:
         scores: the rows of `metrics` by trial.
@@ -63,7 +141,7 @@ class Tables:
 
     @cached_property
     def criteria(self) -> dict[str, str]:
-        """The metric of each experiment that chooses rounds and hyperparameters, and that is shown by default."""
+        """The metric of each experiment that chooses rounds and hyperparameters; see `selection_metrics`."""
         return selection_metrics(self.trials, self.counts)
 
     @property
@@ -84,8 +162,8 @@ class Tables:
     def points_to_show(self) -> dict[tuple[str, int], str]:
         """The point to show by (experiment, order).
 
-        It is the one at which the algorithm's paper evaluates (`default_eval_point` in `trials`), otherwise the first.
-        It may differ between hyperparameters: DBE without its bias is scored as a global model.
+        At this point the algorithm's paper evaluates (`default_eval_point` in `trials`); it is the first point if
+        `trials` names none. It may differ between hyperparameters: DBE without its bias is scored as a global model.
         """
         groups = self.groups.sort_values(["started", "trial"], kind="stable")[[*TRIAL, "order"]]
         present = self.counts[~self.counts["unseen"]].drop_duplicates([*TRIAL, "point"]).merge(groups, on=TRIAL)
@@ -103,11 +181,8 @@ class Tables:
 def selection_metrics(trials: pd.DataFrame, scores: pd.DataFrame) -> dict[str, str]:
     """Return the metric of each experiment that chooses rounds and hyperparameters, and that is shown by default.
 
-    It is the one that all trials were told; accuracy, or loss where there is none, if they differ or do not know.
-
-    Args:
-        trials: the table `trials`.
-        scores: columns experiment, split, point and metric, from the table `metrics`.
+    It is the `selection_metric` of the table `trials`. If trials differ in it or have none, it is accuracy, or loss
+    where `scores` (columns experiment, split, point and metric) have no accuracy.
     """
     named = trials.groupby("experiment")["selection_metric"].agg(lambda values: sorted(set(values.dropna())))
     return {
@@ -119,9 +194,11 @@ def selection_metrics(trials: pd.DataFrame, scores: pd.DataFrame) -> dict[str, s
 def read(folder: str | Path, experiment: str | None = None, *, select: str | None = None) -> Tables:
     """Return the tables of `experiment`, or of every experiment in `folder`; tables without rows have all columns.
 
-    In `trials`, the status of a trial that no process runs any more, although it never ended, is `lost`.
+    In `trials`, the status of a trial that never ended and that no process runs is `lost`.
 
     Args:
+        folder: the folder of the results, a path or a URL.
+        experiment: the experiment; None: all of them.
         select: the metric that chooses rounds and hyperparameters, in place of the trials' own.
 
     Raises:
@@ -131,7 +208,7 @@ def read(folder: str | Path, experiment: str | None = None, *, select: str | Non
     """
     with storage_errors(str(folder)):
         homes = _homes(folder, experiment)
-        scores = [one for home in homes for one in _scores_of(home)] or [TrialScores([])]
+        scores = [of_trial for home in homes for of_trial in _scores_of(home)] or [TrialScores([])]
         rounds = _read_all(homes, "rounds") or [ROUNDS_SCHEMA.empty_table().to_pandas()]
         trials = trials_table(row for home in homes for row in _with_lost(read_trials(home.child("trials")), home))
     tables = Tables(scores, pd.concat(rounds, ignore_index=True), trials.to_pandas())
@@ -148,7 +225,7 @@ def of_experiment(tables: Tables, name: str) -> Tables:
     rounds, trials = (
         table[table["experiment"] == name].reset_index(drop=True) for table in (tables.rounds, tables.trials)
     )
-    return Tables([one for one in tables.scores if (one.counts["experiment"] == name).any()], rounds, trials)
+    return Tables([scores for scores in tables.scores if (scores.counts["experiment"] == name).any()], rounds, trials)
 
 
 def read_events(folder: str | Path, experiment: str | None = None) -> pd.DataFrame:
@@ -206,15 +283,12 @@ def _scores_of(home: Storage) -> list[TrialScores]:
 
 
 def _read_all(homes: Iterable[Storage], name: str) -> list[pd.DataFrame]:
-    """Return a table of each experiment that has files of it."""
-    return [table for home in homes if (table := _read(home, name)) is not None]
-
-
-def _read(home: Storage, name: str) -> pd.DataFrame | None:
-    folder, files = home.child(name), _files(home, name)
-    if not files:
-        return None
-    return pa.concat_tables([read_parquet(folder, file) for file in files]).to_pandas()
+    """Return the table `name` of each experiment that has its files."""
+    return [
+        pa.concat_tables([read_parquet(home.child(name), file) for file in files]).to_pandas()
+        for home in homes
+        if (files := _files(home, name))
+    ]
 
 
 def _files(home: Storage, name: str) -> list[str]:
@@ -222,7 +296,7 @@ def _files(home: Storage, name: str) -> list[str]:
 
 
 def _with_lost(rows: list[dict[str, Any]], home: Storage) -> list[dict[str, Any]]:
-    """Return `rows` with the status `lost` for those that run according to the table, but have no owner."""
+    """Return `rows` with the status `lost` for trials that run according to the table, but whose owner is dead."""
     owners = {row["owner"] for row in rows if row["status"] == "running" and row["owner"]}
     dead = {owner for owner in owners if is_alive(home, owner) is False}
     return [row | {"status": "lost"} if row["status"] == "running" and row["owner"] in dead else row for row in rows]

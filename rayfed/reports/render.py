@@ -9,21 +9,33 @@ from pathlib import Path
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.core.options import suggestion
 from rayfed.core.records import POINTS
 from rayfed.core.working_folder import absolute, lasting
 from rayfed.records.folder import join
 from rayfed.records.storage import is_url
-from rayfed.reports.captions import RULE_CAPTIONS, is_of_server, mean_caption, unit
-from rayfed.reports.common_rounds import few_rounds_notes, missing_values_notes, scored_clients_notes
-from rayfed.reports.latex_table import PACKAGES, latex_table
-from rayfed.reports.markdown_table import markdown_table
+from rayfed.reports.captions import (
+    RULE_CAPTIONS,
+    few_rounds_notes,
+    is_of_server,
+    mean_caption,
+    missing_values_notes,
+    scored_clients_notes,
+    unit,
+)
 from rayfed.reports.read import Tables, read
-from rayfed.reports.result_table import CHOSEN, ResultTable, Stars, make_table
-from rayfed.reports.selection import RULES, TRIAL
+from rayfed.reports.selection import TRIAL
 from rayfed.reports.summary import Summary, at_default_points, out_of_domain_points, summarise
-from rayfed.reports.text_table import text_table
-from rayfed.reports.view import DEFAULT_VIEW, View, filter_rows
+from rayfed.reports.tables import (
+    CHOSEN,
+    LATEX_PACKAGES,
+    ResultTable,
+    Stars,
+    latex_table,
+    make_table,
+    markdown_table,
+    text_table,
+)
+from rayfed.reports.view import DEFAULT_VIEW, View, filter_rows, rows_of_rule
 
 FORMATS = ("text", "markdown", "latex", "csv")
 OOD = "ood"
@@ -97,7 +109,7 @@ def render(
     shown = sections(tables, summary, view, stars)
     notes = [*_absent_experiments(summary, shown, view), *summary.notes, *failures]
     if format == "latex":
-        return "\n\n".join([PACKAGES, *map(_as_latex, shown), *(f"% {note}" for note in notes)])
+        return "\n\n".join([LATEX_PACKAGES, *map(_as_latex, shown), *(f"% {note}" for note in notes)])
     if format == "markdown":
         return "\n\n".join([*map(_as_markdown, shown), *notes])
     notes = [textwrap.fill(note, width) for note in notes]
@@ -226,26 +238,6 @@ def _ood_rows(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows[~rows["unseen"] & (rows["split"] == OOD)]
     rows = at_default_points(rows, out_of_domain_points(rows))
     return rows.assign(chosen=rows["chosen_by_default"])
-
-
-def rows_of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
-    """Return the rows of `rule`, or of the default rule, and the rule.
-
-    Raises:
-        UsageError: there are none.
-    """
-    means = rows[rows["quantity"] == "mean"]
-    groups = {name: set(zip(group["order"], group["seeds"], strict=True)) for name, group in means.groupby("rule")}
-    if rule is None:
-        rule = "selected" if groups.get("selected") == groups["final"] else "final"
-    if rule not in RULES:
-        raise UsageError(f"rule={rule}: {suggestion(rule, RULES)}")
-    if rule not in groups:
-        raise UsageError(
-            f"rule={rule}: no validation split was evaluated at this point, or this metric was not measured in the "
-            "round that the rule picks; use final"
-        )
-    return rows[rows["rule"] == rule], rule
 
 
 def failure_notes(trials: pd.DataFrame) -> list[str]:

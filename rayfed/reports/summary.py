@@ -7,9 +7,9 @@ import pandas as pd
 
 from rayfed.core.records import POINTS
 from rayfed.records.metric_names import ranking_cost
-from rayfed.reports.hyperparameter_groups import LEFT_OUT
 from rayfed.reports.read import Tables
 from rayfed.reports.selection import TRIAL, criterion_rows, pick_rounds
+from rayfed.reports.trial_groups import LEFT_OUT
 
 SCORE = ["unseen", "point", "split", "metric", "higher_is_better", "rule", "quantity"]
 

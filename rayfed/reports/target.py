@@ -1,22 +1,44 @@
 """Rounds and gigabytes that trials need to reach a target."""
 
 import math
+import textwrap
 
 import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.plain_table import plain_table
 from rayfed.records.metric_names import comparable, is_fraction
+from rayfed.reports.captions import average_words, scored_clients_notes
 from rayfed.reports.read import Tables
 from rayfed.reports.selection import TRIAL
+from rayfed.reports.view import View, filter_rows
 
-GIGABYTE = 1e9
 
+def target_text(tables: Tables, target: float, view: View, *, width: int) -> str:
+    """Return a table for each experiment: the rounds and gigabytes until the mean over clients reaches `target`.
 
-def check_target(target: float, metric: str) -> None:
-    """Raise `UsageError` for NaN, and for a percentage where `metric` is a fraction of 1."""
-    if target != target or (is_fraction(metric) and not 0 <= target <= 1):
-        raise UsageError(f"target={target:g}: {metric} is a fraction of 1; give a number from 0 to 1, such as 0.8")
+    Raises:
+        UsageError: a target that the metric cannot have, or no such values.
+    """
+    done, curves = tables.done, tables.curves
+    group = ["algorithm", "hyperparameters", "order"]
+    means = curves[curves["quantity"] == "mean"].merge(done[[*TRIAL, *group]], on=TRIAL)
+    means = filter_rows(means, tables, view)
+    parts = []
+    for experiment, rows in means.groupby("experiment"):
+        split, metric = str(rows["split"].iloc[0]), str(rows["metric"].iloc[0])
+        if target != target or (is_fraction(metric) and not 0 <= target <= 1):
+            raise UsageError(f"target={target:g}: {metric} is a fraction of 1; give a number from 0 to 1, such as 0.8")
+        counts, trials = (table[table["experiment"] == experiment] for table in (tables.counts, tables.trials))
+        side = "at least" if rows["higher_is_better"].iloc[0] else "at most"
+        title = (
+            f"{experiment}: first evaluated round whose {split} {metric}, "
+            f"{average_words(counts, trials, split, metric)}, is {side} {target:g}, and GB "
+            "(10⁹ bytes, down and up, including the setup) sent until its end; mean ± sd over the runs that reached it"
+        )
+        parts += [textwrap.fill(title, width), _target_table(rounds_to_target(rows, tables, target), done, width)]
+    parts += [textwrap.fill(note, width) for note in scored_clients_notes(tables.counts, means)]
+    return "\n\n".join(parts)
 
 
 def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.DataFrame:
@@ -28,9 +50,11 @@ def rounds_to_target(means: pd.DataFrame, tables: Tables, target: float) -> pd.D
 
     Args:
         means: one row per trial and evaluated round: experiment, trial, round, higher_is_better, value.
+        tables: the tables of the trials.
+        target: the value to reach.
     """
     gap = comparable(means["value"]) - target
-    tolerance = 1e-11 * abs(target)  # a mean that differs by rounding errors only has reached it
+    tolerance = 1e-11 * abs(target)  # a mean that misses the target by rounding errors only has reached it
     enough = means[(gap >= -tolerance).where(means["higher_is_better"], gap <= tolerance)]
     first = enough.groupby(TRIAL)["round"].min().reset_index()
     trials = means[TRIAL].drop_duplicates().merge(first, on=TRIAL, how="left")
@@ -45,35 +69,31 @@ def gigabytes_sent(rounds: pd.DataFrame) -> pd.Series:
     Args:
         rounds: the table `rounds`, in the order of its rounds.
     """
-    return (rounds["bytes_down"] + rounds["bytes_up"]).groupby([rounds[name] for name in TRIAL]).cumsum() / GIGABYTE
+    return (rounds["bytes_down"] + rounds["bytes_up"]).groupby([rounds[name] for name in TRIAL]).cumsum() / 1e9
 
 
-def target_table(reached: pd.DataFrame, trials: pd.DataFrame, *, width: int) -> str:
-    """Return a table of mean ± sd over the trials of each group, and how many of them reached the target.
+def _target_table(reached: pd.DataFrame, trials: pd.DataFrame, width: int) -> str:
+    """Return a table of mean ± sd over the trials of each group, and of how many trials reached the target.
 
-    Args:
-        reached: the result of `rounds_to_target`.
-        trials: the trials that count, as in `Tables.done`.
+    `reached` is the result of `rounds_to_target`, and `trials` are the trials that count.
     """
     rows = reached.merge(trials[[*TRIAL, "order", "algorithm", "hyperparameters"]], on=TRIAL).sort_values("order")
     columns: dict[str, list[str]] = {"algorithm": [], "hyperparameters": [], "rounds": [], "GB": [], "reached": []}
     for _, group in rows.groupby("order"):
+        gigabytes = group["gigabytes"].mean()
+        # three decimals, or as many as show three digits of what a small model sends
+        decimals = max(3, 2 - math.floor(math.log10(gigabytes))) if gigabytes > 0 else 3
         columns["algorithm"].append(group["algorithm"].iloc[0])
         columns["hyperparameters"].append(group["hyperparameters"].iloc[0])
-        columns["rounds"].append(_format_mean(group["round"], 1))
-        columns["GB"].append(_format_mean(group["gigabytes"], _decimals(group["gigabytes"].mean())))
+        columns["rounds"].append(_mean_text(group["round"], 1))
+        columns["GB"].append(_mean_text(group["gigabytes"], decimals))
         columns["reached"].append(f"{group['round'].notna().sum()} of {len(group)}")
     if not any(columns["hyperparameters"]):
         del columns["hyperparameters"]
     return plain_table(columns, left=("algorithm", "hyperparameters"), width=width)
 
 
-def _decimals(gigabytes: float) -> int:
-    """Return three decimals, or as many as show three digits of what a small model sends."""
-    return max(3, 2 - math.floor(math.log10(gigabytes))) if gigabytes > 0 else 3
-
-
-def _format_mean(values: pd.Series, decimals: int) -> str:
+def _mean_text(values: pd.Series, decimals: int) -> str:
     values = values.dropna()
     if values.empty:
         return "never"

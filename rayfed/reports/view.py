@@ -1,4 +1,4 @@
-"""What of the results is shown, whether as a table, a chart or a page, and the rows of it."""
+"""The part of the results that a table, a chart or a page shows, and its rows."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,11 @@ import pandas as pd
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
 from rayfed.reports.read import Tables
+from rayfed.reports.selection import RULES
 from rayfed.reports.summary import out_of_domain_points
 
 DEFAULT_SPLITS = ("test", "ood", "val", "train")
-"""The order in which splits are looked for; some data have no test split."""
+"""The splits in the order in which a default is looked for; some data have no test split."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,9 @@ class View:
     """The part of the results that is shown; None stands for a default.
 
     Attributes:
-        metric: The metric; by default, for each experiment, the one that chooses (`Tables.criteria`).
-        point: The model scored; by default the one at which each algorithm's paper evaluates, and on the split "ood"
-            the global model, or where there is none the downloaded ones.
+        metric: The metric; by default, for each experiment, the metric that chooses (`Tables.criteria`).
+        point: The model scored; by default the point at which each algorithm's paper evaluates, and on the split "ood"
+            the global model, or the downloaded models where there is no global model.
         split: The split; by default, for each experiment, the first of test, ood, val and train with values there.
         rule: The rule that picks the round; by default `selected` if every trial has a value in the round that
             validation picks, and `final` otherwise.
@@ -41,8 +42,8 @@ def filter_rows(rows: pd.DataFrame, tables: Tables, view: View) -> pd.DataFrame:
     """Return the participants' rows of the metric, the point and the split of `view`, under all rules.
 
     Args:
-        rows: columns experiment, algorithm, order, unseen, point, split, metric, and others. Where there is a column
-            `chosen_by_default` (see `Summary`) and `view` has no point, it becomes `chosen`.
+        rows: columns experiment, algorithm, order, unseen, point, split, metric, and more. If `view` has no point, the
+            column `chosen_by_default` (see `Summary`) becomes `chosen`, where there is such a column.
         tables: The tables that `rows` summarise.
         view: What to show.
 
@@ -74,3 +75,23 @@ def filter_rows(rows: pd.DataFrame, tables: Tables, view: View) -> pd.DataFrame:
         return at_point
     rank = at_point["split"].map(DEFAULT_SPLITS.index)
     return at_point[rank == rank.groupby(at_point["experiment"]).transform("min")]
+
+
+def rows_of_rule(rows: pd.DataFrame, rule: str | None) -> tuple[pd.DataFrame, str]:
+    """Return the rows of `rule`, or of the default rule, and the rule.
+
+    Raises:
+        UsageError: there are no such rows.
+    """
+    means = rows[rows["quantity"] == "mean"]
+    groups = {name: set(zip(group["order"], group["seeds"], strict=True)) for name, group in means.groupby("rule")}
+    if rule is None:
+        rule = "selected" if groups.get("selected") == groups["final"] else "final"
+    if rule not in RULES:
+        raise UsageError(f"rule={rule}: {suggestion(rule, RULES)}")
+    if rule not in groups:
+        raise UsageError(
+            f"rule={rule}: no validation split was evaluated at this point, or this metric was not measured in the "
+            "round that the rule picks; use final"
+        )
+    return rows[rows["rule"] == rule], rule

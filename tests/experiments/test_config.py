@@ -19,7 +19,7 @@ from rayfed.experiments.naming import trial_name
 from rayfed.experiments.plan import make_plan
 from rayfed.experiments.sources import from_arguments, from_file, merged
 from rayfed.records.trials import flattened, recorded_configuration
-from rayfed.reports.page.content import configuration
+from rayfed.reports.page import configuration
 
 MINE = """
 from dataclasses import dataclass

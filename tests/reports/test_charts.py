@@ -18,10 +18,9 @@ from rayfed.records.maps import write_map
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
-from rayfed.reports.charts.chart import Chart
-from rayfed.reports.charts.kinds import KINDS, chart_data, draw
+from rayfed.reports.charts import KINDS, chart_data, draw
+from rayfed.reports.charts.chart import Chart, image_bytes, styled
 from rayfed.reports.charts.partitions import counts_panel
-from rayfed.reports.charts.style import image_bytes, styled
 from rayfed.reports.read import read
 
 main = command("report")

@@ -23,8 +23,7 @@ from rayfed.records.maps import write_map
 from rayfed.records.storage import open_storage
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
-from rayfed.reports.page.build import page_html, write_page
-from rayfed.reports.page.content import configurations
+from rayfed.reports.page import configurations, page_html, write_page
 from rayfed.reports.read import read
 from rayfed.reports.view import View
 
@@ -144,7 +143,7 @@ class TestContent:
 
     @pytest.mark.slow
     def test_what_is_too_large_is_left_to_the_command(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("rayfed.reports.page.content._MOST_CHARACTERS", 10)
+        monkeypatch.setattr("rayfed.reports.page._MOST_CHARACTERS", 10)
         text = page_html(folder, "e")
         assert "--experiment e --plot clients.pdf --kind clients" in text
         assert not re.search(r"<figure [^>]*data-chart", text)

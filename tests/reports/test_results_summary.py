@@ -18,12 +18,12 @@ from rayfed.metrics import METRICS
 from rayfed.records.metric_names import is_fraction, lower_is_better_by_name
 from rayfed.records.trials import record_trial
 from rayfed.records.writer import TrialWriter
-from rayfed.reports.hyperparameter_groups import group_trials
-from rayfed.reports.queries import target_text
 from rayfed.reports.read import read
 from rayfed.reports.render import render
 from rayfed.reports.selection import aggregate_clients, pick_rounds
 from rayfed.reports.summary import summarise
+from rayfed.reports.target import target_text
+from rayfed.reports.trial_groups import group_trials
 from rayfed.reports.view import View
 
 main = command("report")

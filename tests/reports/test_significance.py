@@ -11,10 +11,9 @@ from small_results import add
 
 from helpers.commands import command
 from rayfed.core.errors import UsageError
-from rayfed.reports.pairs import all_pairs, paired_scores, stars_against_best
-from rayfed.reports.queries import pairs_table
+from rayfed.reports.comparison import cohens_dz, holm, paired_t, stars, wilcoxon
+from rayfed.reports.pairs import all_pairs, paired_scores, pairs_table, stars_against_best
 from rayfed.reports.read import read
-from rayfed.reports.significance import cohens_dz, holm, paired_t, stars, wilcoxon
 from rayfed.reports.view import View
 
 main = command("report")

@@ -12,11 +12,8 @@ from small_results import add
 
 from helpers.commands import command
 from rayfed.reports.captions import mean_caption
-from rayfed.reports.latex_table import latex_table, latex_text
-from rayfed.reports.markdown_table import markdown_table
 from rayfed.reports.render import render
-from rayfed.reports.result_table import Stars, make_table
-from rayfed.reports.text_table import text_table
+from rayfed.reports.tables import Stars, latex_table, latex_text, make_table, markdown_table, text_table
 from rayfed.reports.view import View
 
 main = command("report")

@@ -1,0 +1,83 @@
+"""The kinds of charts by name. Their modules are imported when a chart is drawn, since Altair takes half a second."""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rayfed.records.storage import open_storage
+from rayfed.reports.read import Tables
+from rayfed.reports.summary import Summary
+from rayfed.reports.view import DEFAULT_VIEW, View
+
+if TYPE_CHECKING:
+    from rayfed.reports.charts.chart import Chart, ChartData
+
+
+class Kind(NamedTuple):
+    """A kind of chart: the place of its function as module:function, and what it shows."""
+
+    function: str
+    shows: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "curves": Kind("curves:over_rounds", "the score over rounds"),
+    "bytes": Kind("curves:over_bytes", "the score against the bytes sent"),
+    "epsilon": Kind("curves:over_epsilon", "the score against the privacy budget spent"),
+    "sensitivity": Kind("sensitivity:of_each_key", "the score against each hyperparameter that varies"),
+    "clients": Kind("clients:each_client", "a heat map of methods and clients"),
+    "partition": Kind("partitions:all_partitions", "who holds how many examples of which class"),
+    "tsne": Kind("maps:last_of_each_method", "maps of representations, where metrics.tsne was measured"),
+    "time": Kind("time:seconds", "where the time of a round went"),
+}
+
+
+def chart_data(
+    folder: str | Path,
+    tables: Tables,
+    view: View = DEFAULT_VIEW,
+    *,
+    key: str | None = None,
+    summary: Summary | None = None,
+) -> "ChartData":
+    """Return what charts are drawn from. The arguments are the attributes of `ChartData`.
+
+    Raises:
+        UsageError: `tables` has several experiments.
+    """
+    from rayfed.reports.charts.chart import ChartData
+
+    names = sorted(set(tables.trials["experiment"]) | set(tables.counts["experiment"]))
+    return ChartData(tables, open_storage(folder).child(names[0]), view, key, summary)
+
+
+def draw(kind: str, data: "ChartData") -> "Chart":
+    """Return a chart; `kind` is one of `KINDS`.
+
+    Raises:
+        UsageError: there is nothing to plot.
+    """
+    module, _, function = KINDS[kind].function.partition(":")
+    chart: Chart = getattr(importlib.import_module(f"rayfed.reports.charts.{module}"), function)(data)
+    return chart
+
+
+def plot(
+    folder: str | Path,
+    tables: Tables,
+    path: str | Path,
+    kind: str = "curves",
+    view: View = DEFAULT_VIEW,
+    *,
+    key: str | None = None,
+) -> None:
+    """Write a chart as PNG, PDF or SVG, as the suffix of `path` says; `view` and `key` are those of `ChartData`.
+
+    Raises:
+        UsageError: several experiments, nothing to plot, or a path that cannot be written to.
+    """
+    from rayfed.reports.charts.chart import check_path, save
+
+    check_path(path)
+    save(draw(kind, chart_data(folder, tables, view, key=key)), path)

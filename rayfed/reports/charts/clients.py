@@ -8,9 +8,20 @@ import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.reports.captions import RULE_CAPTIONS
-from rayfed.reports.chart_data import client_scores, most_partitions
-from rayfed.reports.charts.chart import Chart, ChartData
-from rayfed.reports.charts.style import MOST_ROWS, WIDTH, drawn_methods, inline, of_methods, row_axis, with_methods
+from rayfed.reports.charts.chart import (
+    MOST_ROWS,
+    WIDTH,
+    Chart,
+    ChartData,
+    drawn_methods,
+    inline,
+    of_methods,
+    row_axis,
+    with_methods,
+)
+from rayfed.reports.read import Tables, picked_values
+from rayfed.reports.selection import CLIENT, TRIAL
+from rayfed.reports.summary import SCORE, seed_values
 from rayfed.reports.view import filter_rows
 
 _MOST_NUMBERS = 25  # of clients whose values are printed in the cells
@@ -23,7 +34,7 @@ def each_client(data: ChartData) -> Chart:
         UsageError: the values belong to the server and not to clients.
     """
     rows, rule = data.scores()
-    values = client_scores(data.tables, data.metric, data.split)
+    values = _client_scores(data.tables, data.metric, data.split)
     if not values.empty:
         values = filter_rows(values, data.tables, data.view)
         values = values[(values["rule"] == rule) & np.isfinite(values["value"])]
@@ -36,13 +47,40 @@ def each_client(data: ChartData) -> Chart:
     values = values.assign(value=values["value"] * data.scale)
     shown, remark = drawn_methods(values, MOST_ROWS)
     chart = _heat_map(values, data, better=bool(rows["higher_is_better"].iloc[0]))
-    seeds = sorted(set(values["seeds"]))  # fewer of a client that was set aside at some
+    seeds = sorted(set(values["seeds"]))  # a client that was set aside at some seeds has fewer
     counted = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[-1]}"
     over = "a single seed" if seeds == [1] else f"mean over {counted} seeds"
-    if most_partitions(data.tables) > 1:
+    if _has_several_partitions(data.tables):
         over += " with other partitions, so a client holds other data in each"
     caption = RULE_CAPTIONS[rule].split(":")[0].format(criterion=data.criterion)
     return Chart(of_methods(chart, values, shown), f"{data.experiment}: each client, {caption}; {over}", remark)
+
+
+def _client_scores(tables: Tables, metric: str, split: str) -> pd.DataFrame:
+    """Return the mean over seeds of each participant's values on a split, a row per method, point, rule and client.
+
+    The columns are experiment, algorithm, order, `SCORE` without quantity, client, domain ("" where it has none), value
+    and the number of seeds. Where trials leave out one domain each, a client of one number holds different domains, and
+    there is a row for each of them. A rule picks the round of a trial as in the tables of results, except that `best5`
+    takes each client's own best rounds.
+    """
+    done = tables.done
+    rows = picked_values(tables.scores, done, metric, split, tables.criteria)
+    rows = rows[rows["quantity"].str.startswith(CLIENT) & (rows["metric"] == metric) & (rows["split"] == split)]
+    rows = rows.assign(client=rows["quantity"].str.removeprefix(CLIENT).astype(int))
+    score = [*SCORE, "client", "domain"]
+    seeds = seed_values(rows, done, score)
+    means = seeds.groupby(["experiment", "order", *score])["value"].agg(value="mean", seeds="count").reset_index()
+    algorithms = done[["order", "algorithm"]].drop_duplicates("order")
+    return means.merge(algorithms, on="order").drop(columns="quantity")
+
+
+def _has_several_partitions(tables: Tables) -> bool:
+    """Return whether the values of a method are means over several partitions."""
+    if "partition_hash" not in tables.trials:
+        return False
+    hashes = tables.done.merge(tables.trials[[*TRIAL, "partition_hash"]], on=TRIAL)
+    return bool(hashes.groupby("order")["partition_hash"].nunique().gt(1).any())
 
 
 def _heat_map(values: pd.DataFrame, data: ChartData, *, better: bool) -> Any:

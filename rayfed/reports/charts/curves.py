@@ -4,11 +4,11 @@ import altair as alt
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.reports.captions import average_words
-from rayfed.reports.charts.chart import Chart, ChartData
-from rayfed.reports.charts.style import (
+from rayfed.reports.charts.chart import (
     MOST_LINES,
     WIDTH,
+    Chart,
+    ChartData,
     drawn_methods,
     inline,
     lines_of,
@@ -95,6 +95,4 @@ def _curves(rows: pd.DataFrame, data: ChartData, x: alt.X) -> Chart:
     chart = alt.layer(*layers, data=inline(frame)).properties(width=WIDTH, height=300)
     words = seeds_words(rows.loc[rows["method"].isin(shown), "seeds"])
     spread = words if words.startswith("a single") else f"band: {words}"
-    average = average_words(data.tables.counts, data.tables.trials, data.split, data.metric)
-    caption = f"{data.experiment}: {average}, {spread}"
-    return Chart(of_methods(chart, rows, shown), caption, remark)
+    return Chart(of_methods(chart, rows, shown), f"{data.experiment}: {data.average}, {spread}", remark)

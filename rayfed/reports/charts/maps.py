@@ -1,17 +1,20 @@
 """Maps of representations (t-SNE), as the metric `tsne` has written them while trials ran."""
 
+import io
+import re
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.reports.chart_data import last_maps, read_map
-from rayfed.reports.charts.chart import Chart, ChartData
-from rayfed.reports.charts.style import COLOURS, WIDTH, inline, method_label
+from rayfed.reports.charts.chart import COLOURS, WIDTH, Chart, ChartData, inline, method_label
 
 _MOST_MAPS = 6
 _MOST_NAMES = 20  # of domains or classes in a legend
+_FILE = re.compile(
+    r"(?P<trial>.+)-round(?P<round>\d+)-(?P<name>[^-]+)-(?P<point>[^-]+)-(?P<split>[^-]+)-(?P<layer>.*)\.parquet"
+)
 
 
 def last_of_each_method(data: ChartData) -> Chart:
@@ -20,13 +23,18 @@ def last_of_each_method(data: ChartData) -> Chart:
     Raises:
         UsageError: no map was written.
     """
-    files = last_maps(data.home, data.trials).drop_duplicates("order")
+    home, trials = data.home.child("maps"), data.trials
+    found = [{**match.groupdict(), "file": match[0]} for file in home.files() if (match := _FILE.fullmatch(file))]
+    files = pd.DataFrame(found, columns=[*_FILE.groupindex, "file"])
+    files = files.assign(round=files["round"].astype(int)).merge(trials, on="trial")
+    files = files.sort_values(["order", "seed", "round"], ascending=[True, True, False], kind="stable")
+    files = files.drop_duplicates("order")
     if files.empty:
         raise UsageError(
             "plot: no map of representations was written by a trial that is done; run with metrics.tsne=true"
         )
     panels = [
-        _panel(read_map(data.home, str(file["file"])), column).properties(
+        _panel(pd.read_parquet(io.BytesIO(home.read(str(file["file"])))), column).properties(
             title=[method_label(file), f"seed {file['seed']}, round {file['round']}: {words}"]
         )
         for _, file in files.head(_MOST_MAPS).iterrows()
@@ -39,6 +47,7 @@ def last_of_each_method(data: ChartData) -> Chart:
 
 
 def _panel(points: pd.DataFrame, column: str) -> Any:
+    """Return the map of `points` (columns client, domain, label, x and y), coloured by `column`."""
     names = sorted(points[column].fillna("").unique())
     scale = alt.Scale(range=list(COLOURS)) if len(names) <= len(COLOURS) else alt.Scale(scheme="category20")
     legend = alt.Legend(title=None, orient="bottom", columns=4) if len(names) <= _MOST_NAMES else None

@@ -1,28 +1,44 @@
 """Partitions: the number of training examples by client and class."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
 from rayfed.core.errors import UsageError
-from rayfed.reports.chart_data import recorded_partitions
-from rayfed.reports.charts.chart import Chart, ChartData
-from rayfed.reports.charts.style import COLOURS, WIDTH, inline
+from rayfed.records.holdings import read_holdings
+from rayfed.records.storage import Storage
+from rayfed.reports.charts.chart import COLOURS, WIDTH, Chart, ChartData, inline
 
 _MOST_PANELS = 6
 _MOST_BUBBLES = 50  # of clients or of classes; with more, the chart is a heat map
 
 
+class _Partition(NamedTuple):
+    """Who holds how many examples for training and validation.
+
+    Attributes:
+        title: its hash, and the seed with which it was drawn if it is random.
+        clients: the numbers of the clients.
+        domains: the domain of each client.
+        counts: int64 [clients, classes].
+    """
+
+    title: str
+    clients: list[int]
+    domains: list[str]
+    counts: np.ndarray
+
+
 def all_partitions(data: ChartData) -> Chart:
-    """Return a panel for each partition that the trials had, up to six.
+    """Return a panel for each of the first six partitions of the trials.
 
     Raises:
         UsageError: no partition was recorded.
     """
-    partitions = recorded_partitions(data.home, data.tables.trials)
+    partitions = _recorded_partitions(data.home, data.tables.trials)
     if not partitions:
         raise UsageError("plot: no partition was recorded with these results; rayfed partition --plot draws one")
     drawn = partitions[:_MOST_PANELS]
@@ -30,7 +46,7 @@ def all_partitions(data: ChartData) -> Chart:
     columns = min(len(drawn), 3 if clients <= 12 else 2 if clients <= 25 else 1)
     panels = [
         counts_panel(partition.clients, partition.domains, partition.counts, WIDTH // columns).properties(
-            title=partition.digest + ("" if partition.seed is None else f", seed {partition.seed}")
+            title=partition.title
         )
         for partition in drawn
     ]
@@ -39,13 +55,33 @@ def all_partitions(data: ChartData) -> Chart:
     return Chart(alt.concat(*panels, columns=columns), caption)
 
 
+def _recorded_partitions(home: Storage, trials: pd.DataFrame) -> list[_Partition]:
+    """Return the distinct partitions of `trials` that were recorded in the folder of the experiment, by seed."""
+    if "partition_hash" not in trials:
+        return []
+    partitions = []
+    recorded = trials.dropna(subset="partition_hash").sort_values("seed")
+    for digest, group in recorded.groupby("partition_hash", sort=False):
+        if (holdings := read_holdings(home, str(digest))) is None:
+            continue
+        seeds = group["partition_seed"].head(1).dropna() if "partition_seed" in group else []
+        title = ", ".join([str(digest), *(f"seed {int(seed)}" for seed in seeds)])
+        holdings = holdings[holdings["split"] != "test"]
+        counts = holdings.pivot_table(index="client", columns="label", values="count", aggfunc="sum", fill_value=0)
+        counts = counts.reindex(columns=range(int(holdings["label"].max()) + 1), fill_value=0)
+        domains = holdings.drop_duplicates("client").set_index("client")["domain"]
+        clients = [int(client) for client in counts.index]
+        partitions.append(_Partition(title, clients, [str(domains[client]) for client in clients], counts.to_numpy()))
+    return partitions
+
+
 def counts_panel(clients: Sequence[int], domains: Sequence[str], counts: np.ndarray, width: int = WIDTH) -> Any:
-    """Return the chart of one partition: the areas of bubbles, or a heat map if there are many clients or classes.
+    """Return the chart of a partition: bubbles, or a heat map if there are many clients or classes.
 
     Args:
         clients: The numbers of the clients.
         domains: The domain of each client.
-        counts: int64 [clients, classes], the examples of each.
+        counts: int64 [clients, classes], the numbers of examples.
         width: The width of the panel.
     """
     client, label = np.nonzero(counts)
@@ -78,6 +114,6 @@ def counts_panel(clients: Sequence[int], domains: Sequence[str], counts: np.ndar
 
 
 def _axis(channel: Any, name: str, numbers: Sequence[int]) -> Any:
-    """Return an axis with a label for each of `numbers`, and room around them."""
+    """Return an axis with a label for each of `numbers`, and space around them."""
     scale = alt.Scale(domain=[min(numbers) - 1, max(numbers) + 1], nice=False)
     return channel(name, axis=alt.Axis(values=list(numbers)), scale=scale)

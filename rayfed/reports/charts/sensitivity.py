@@ -9,13 +9,12 @@ import pandas as pd
 
 from rayfed.core.errors import UsageError
 from rayfed.core.options import suggestion
-from rayfed.reports.captions import RULE_CAPTIONS, average_words
-from rayfed.reports.chart_data import setting_texts, varying_keys
-from rayfed.reports.charts.chart import Chart, ChartData
-from rayfed.reports.charts.style import WIDTH, inline, lines_of, seeds_words, with_methods
-from rayfed.reports.hyperparameter_groups import format_value
+from rayfed.reports.captions import RULE_CAPTIONS
+from rayfed.reports.charts.chart import WIDTH, Chart, ChartData, inline, lines_of, seeds_words, with_methods
+from rayfed.reports.trial_groups import format_value
 
 _MOST_PANELS = 6
+_KEYS_WITHOUT_DOT = ("cohort", "cohort_share", "rounds", "batch_norm", "unseen_clients", "unseen_share")
 
 
 def of_each_key(data: ChartData) -> Chart:
@@ -26,7 +25,7 @@ def of_each_key(data: ChartData) -> Chart:
     """
     rows, rule = data.scores()
     rows = rows[rows["quantity"] == "mean"]
-    keys = varying_keys(rows)
+    keys = list(_varying_keys(rows))
     if data.key is not None:
         names = [name for name in keys if data.key in (name, name.removeprefix("algorithm."))]
         if not names:
@@ -40,25 +39,23 @@ def of_each_key(data: ChartData) -> Chart:
     width = 300 if columns > 1 else WIDTH
     panels = [_panel(rows, key, data).properties(width=width, height=240) for key in keys]
     chart = alt.concat(*panels, columns=columns).resolve_scale(color="independent", strokeDash="independent")
-    average = average_words(data.tables.counts, data.tables.trials, data.split, data.metric)
     more = f"; not shown: {', '.join(left_out)}" if left_out else ""
-    words = f"{average}, {RULE_CAPTIONS[rule].format(criterion=data.criterion)}, {seeds_words(rows['seeds'])}"
+    words = f"{data.average}, {RULE_CAPTIONS[rule].format(criterion=data.criterion)}, {seeds_words(rows['seeds'])}"
     ring = "; ring: chosen by validation" if rows["chosen"].any() else ""
     return Chart(chart, f"{data.experiment}: {words}{ring}{more}")
 
 
 def _panel(rows: pd.DataFrame, key: str, data: ChartData) -> Any:
-    rows = rows[rows["algorithm"].isin(_varying(rows, key))]
-    texts = setting_texts(rows, key)
-    numbers = {text: _number(text) for text in texts}
+    rows = rows[rows["algorithm"].isin(_varying_keys(rows)[key])]
+    numbers = {text: _number(text) for text in _texts(rows, key)}
     values = sorted(numbers, key=lambda text: (math.isnan(numbers[text]), numbers[text], text))  # numbers come first
-    span = numbers[values[0]], numbers[values[-1]]  # NaN where there is another value than a number
+    span = numbers[values[0]], numbers[values[-1]]  # NaN where a value is no number
     is_log = span[0] > 0 and span[1] / span[0] >= 20 and len(set(numbers.values())) == len(numbers)
-    others = {other: _varying(rows, other) for other in varying_keys(rows) if other != key}
+    others = {other: algorithms for other, algorithms in _varying_keys(rows).items() if other != key}
     rows = with_methods(rows)
     y, sd = rows["mean"] * data.scale, rows["sd"].fillna(0.0) * data.scale
     lines = [_line_label(row, others) for row in rows.to_dict("records")]
-    frame = rows.assign(x=setting_texts(rows, key), y=y, low=y - sd, high=y + sd, line=lines)
+    frame = rows.assign(x=_texts(rows, key), y=y, low=y - sd, high=y + sd, line=lines)
     frame = frame[["method", "line", "x", "y", "low", "high", "seeds", "chosen"]]
     if is_log:
         x = alt.X("x:Q", title=key, scale=alt.Scale(type="log"), axis=alt.Axis(values=[numbers[v] for v in values]))
@@ -73,14 +70,23 @@ def _panel(rows: pd.DataFrame, key: str, data: ChartData) -> Any:
     return alt.layer(bars, base.mark_line().encode(strokeDash=dash), points, rings, data=inline(frame))
 
 
-def _varying(rows: pd.DataFrame, key: str) -> set[str]:
-    """Return the algorithms of `rows` that have several values of a key."""
-    counts = setting_texts(rows, key).groupby(rows["algorithm"]).nunique()
-    return set(counts.index[counts > 1])
+def _varying_keys(rows: pd.DataFrame) -> dict[str, set[str]]:
+    """Return the configuration keys with several values for an algorithm, and these algorithms; null is a value."""
+    varying = {}
+    for key in (name for name in rows.columns if "." in name or name in _KEYS_WITHOUT_DOT):
+        counts = _texts(rows, key).groupby(rows["algorithm"]).nunique()
+        if algorithms := set(counts.index[counts > 1]):
+            varying[key] = algorithms
+    return varying
+
+
+def _texts(rows: pd.DataFrame, key: str) -> pd.Series:
+    """Return the values of a configuration key as text, as tables show them."""
+    return rows[key].map(lambda value: format_value(value)).astype(str)
 
 
 def _line_label(row: Mapping[str, object], others: Mapping[str, set[str]]) -> str:
-    """Return the algorithm of a row and the values of those of the `others` that vary for it."""
+    """Return the algorithm of a row and its values of the keys in `others` that vary for the algorithm."""
     pairs = [
         f"{key.removeprefix('algorithm.')}={format_value(row[key])}"
         for key, algorithms in others.items()
@@ -90,7 +96,7 @@ def _line_label(row: Mapping[str, object], others: Mapping[str, set[str]]) -> st
 
 
 def _number(text: str) -> float:
-    """Return the number that a text is, or NaN."""
+    """Return `text` as a number, or NaN."""
     try:
         return float(text)
     except ValueError:

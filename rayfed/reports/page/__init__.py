@@ -1,0 +1,303 @@
+"""The page of results as one HTML file, which needs no network: tables, charts, trials, and how to repeat them."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import yaml
+
+from rayfed.core.errors import UsageError
+from rayfed.core.file_names import writing
+from rayfed.core.options import key_path
+from rayfed.records.trials import FIXED, recorded_configuration
+from rayfed.reports.charts import chart_data, draw
+from rayfed.reports.charts.chart import MOST_LINES, ChartData, styled
+from rayfed.reports.pairs import all_pairs, paired_scores, pairs_columns, pairs_notes, stars_against_best
+from rayfed.reports.read import Tables, list_experiments, of_experiment, read
+from rayfed.reports.render import Section, sections
+from rayfed.reports.tables import Stars
+from rayfed.reports.view import DEFAULT_SPLITS, DEFAULT_VIEW, View, filter_rows
+
+_VERSIONS = tuple(name for name in FIXED if name.startswith("version_"))
+_OF_A_VIEW = {
+    "curves": "Curves",
+    "bytes": "Against the bytes sent",
+    "epsilon": "Against the privacy budget spent",
+    "sensitivity": "Sensitivity",
+    "clients": "Clients",
+}
+_OF_THE_EXPERIMENT = {
+    "tsne": "Maps of representations",
+    "time": "Where the time went",
+}
+_MOST_CHARACTERS = 2_000_000
+"""The longest data of a chart; for a longer one, the page names the command that draws it."""
+_FAILED = ("failed", "diverged", "lost")
+
+
+class Picture(NamedTuple):
+    """A chart of the page: its number in `Page.charts`, or None and the command that draws it."""
+
+    heading: str
+    caption: str
+    number: int | None
+    command: str
+
+
+class PageView(NamedTuple):
+    """What the page shows of one metric and one split.
+
+    Attributes:
+        metric, split: the metric and the split.
+        sections: the tables; the first is that of the participants.
+        stars: the p-values and stars of the first table.
+        pairs: the comparison of all pairs: title, columns and notes; empty if there is none.
+        pictures: the charts.
+    """
+
+    metric: str
+    split: str
+    sections: list[Section]
+    stars: Stars
+    pairs: Mapping[str, Any]
+    pictures: list[Picture]
+
+
+class Failures(NamedTuple):
+    """The number of trials of a method that did not end, and of all its trials."""
+
+    algorithm: str
+    hyperparameters: str
+    failed: int
+    trials: int
+
+
+class Experiment(NamedTuple):
+    """Everything that the page shows of one experiment.
+
+    Attributes:
+        name: its name.
+        views: what is shown for each metric and split.
+        notes, pictures: sentences and charts that hold for all views.
+        partitions: the chart of the partitions, if they were recorded.
+        failures: by `order`, the methods with trials that did not end.
+        few: whether the page opens with only the hyperparameters that validation chose.
+        trials: a row for each trial.
+        versions: the distinct combinations of installed versions.
+        configurations: the configuration of each method, as YAML.
+    """
+
+    name: str
+    views: list[PageView]
+    notes: list[str]
+    pictures: list[Picture]
+    partitions: list[Picture]
+    failures: Mapping[int, Failures]
+    few: bool
+    trials: list[Mapping[str, Any]]
+    versions: list[str]
+    configurations: list[Mapping[str, str]]
+
+
+class Page(NamedTuple):
+    """The experiments, and all charts in Vega-Lite's JSON."""
+
+    folder: str
+    experiments: list[Experiment]
+    charts: list[Mapping[str, Any]]
+
+
+def write_page(folder: str | Path, experiment: str | None, path: str | Path, view: View = DEFAULT_VIEW) -> None:
+    """Write the page on `experiment`, or on every experiment in `folder`.
+
+    It opens with the metric and the split of `view`; the reader can choose all others.
+
+    Raises:
+        UsageError: there are no results, or the file cannot be written.
+    """
+    page = page_html(folder, experiment, view)
+    with writing(path):
+        Path(path).write_text(page, encoding="utf-8")
+
+
+def page_html(folder: str | Path, experiment: str | None = None, view: View = DEFAULT_VIEW) -> str:
+    """Return what `write_page` writes.
+
+    Raises:
+        UsageError: there are no results.
+    """
+    import jinja2
+
+    import rayfed
+
+    names = list_experiments(folder) if experiment is None else [experiment]
+    tables = read(folder, experiment, select=view.select)
+    page = Page(str(folder), [], [])
+    for name in names:
+        page.experiments.append(_experiment(page, chart_data(folder, of_experiment(tables, name), view), name))
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("rayfed.reports.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals["zip"] = zip
+    charts = json.dumps(page.charts, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return environment.get_template("page.html").render(
+        page=page, charts=charts, vega=_vega() if page.charts else "", version=rayfed.__version__
+    )
+
+
+@cache
+def _vega() -> str:
+    """Return the script of Vega, Vega-Lite and Vega-Embed."""
+    import vl_convert
+
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
+
+
+def configuration(trial: pd.Series) -> dict[str, Any]:
+    """Return the configuration of a row of the table `trials` as a nested mapping, which `rayfed run` reads.
+
+    The folder of the results, the name of the experiment, and null values are left out.
+    """
+    tree: dict[str, Any] = {}
+    for key, value in recorded_configuration(trial.to_dict()).items():
+        *parents, last = key_path(key)
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[last] = value
+    return {key: value for key, value in tree.items() if value != {}}
+
+
+def configurations(tables: Tables) -> Iterator[dict[str, str]]:
+    """Yield for each method its label and its configuration as YAML, with the seeds that were run."""
+    done = tables.done
+    for _, group in done.groupby("order"):
+        group = group.sort_values("seed")
+        trial = tables.trials[tables.trials["trial"] == group["trial"].iloc[0]].iloc[0]
+        seeds = ", ".join(map(str, sorted(set(group["seed"]))))
+        code = _text(trial.get("code_hash"))
+        own = f" It names code of your own, which must be the same (code_hash {code})." if code else ""
+        head = f"# rayfed run FILE.yaml seed=N; seeds of this table: {seeds}.{own}\n"
+        text = yaml.safe_dump(configuration(trial), sort_keys=False, default_flow_style=None, allow_unicode=True)
+        label = " ".join(filter(None, [group["algorithm"].iloc[0], group["hyperparameters"].iloc[0]]))
+        yield {"method": label, "yaml": head + text}
+
+
+def _experiment(page: Page, data: ChartData, name: str) -> Experiment:
+    tables, rows = data.tables, data.summary.rows
+    first = True
+    views = []
+    for metric, split in _choices(data):
+        try:
+            views.append(_view(page, data, name, metric, split, with_ood=first))
+        except UsageError:  # the metric has no values at the point or under the rule
+            continue
+        first = False
+    methods = rows.drop_duplicates("order")
+    return Experiment(
+        name=name,
+        views=views,
+        notes=data.summary.notes,
+        pictures=list(_pictures(page, data, name, _OF_THE_EXPERIMENT)),
+        partitions=list(_pictures(page, data, name, {"partition": "Partitions"})),
+        failures=_failures(tables),
+        few=len(methods) > MOST_LINES and bool(methods["chosen_by_default"].any()),
+        trials=list(_trials(tables)),
+        versions=_versions(tables.trials),
+        configurations=list(configurations(tables)),
+    )
+
+
+def _choices(data: ChartData) -> list[tuple[str, str]]:
+    """Return the metrics and splits that the page can show, those of the view first."""
+    rows = data.summary.rows
+    choices = rows.loc[~rows["unseen"], ["metric", "split"]].drop_duplicates().itertuples(index=False, name=None)
+    view = data.view
+
+    def key(choice: tuple[str, str]) -> tuple[Any, ...]:
+        metric, split = choice
+        return metric != (view.metric or data.criterion), metric, split != view.split, DEFAULT_SPLITS.index(split)
+
+    return sorted(choices, key=key)
+
+
+def _view(page: Page, data: ChartData, name: str, metric: str, split: str, *, with_ood: bool) -> PageView:
+    view = replace(data.view, metric=metric, split=split)
+    filter_rows(data.summary.rows, data.tables, view)  # raises where the view has no values
+    pairs, stars = _pairs(data, view)
+    of_all = replace(view, split=None) if with_ood and data.view.split is None else view
+    tables = sections(data.tables, data.summary, of_all, {name: stars})
+    pictures = list(_pictures(page, replace(data, view=view, given_summary=data.summary), name, _OF_A_VIEW))
+    return PageView(metric, split, tables, stars, pairs, pictures)
+
+
+def _pairs(data: ChartData, view: View) -> tuple[Mapping[str, Any], Stars]:
+    """Return the comparison of all pairs, and the stars of each method; both are empty if nothing can be compared."""
+    try:
+        pairs = all_pairs(paired_scores(data.tables, view, data.summary))
+    except UsageError:  # fewer than two methods, or none that can be paired
+        return {}, Stars()
+    title = f"{pairs.scores.split} {pairs.scores.metric}, {pairs.scores.caption}"
+    table = {"title": title, "columns": pairs_columns(pairs), "notes": pairs_notes(pairs)}
+    return table, stars_against_best(pairs)
+
+
+def _pictures(page: Page, data: ChartData, name: str, kinds: Mapping[str, str]) -> Iterator[Picture]:
+    """Yield the charts that are not empty, and add them to the page."""
+    for kind, heading in kinds.items():
+        try:
+            chart = draw(kind, data)
+        except UsageError:  # nothing to plot
+            continue
+        command = f"rayfed report {page.folder} --experiment {name} --plot {kind}.pdf --kind {kind}"
+        spec = styled(chart.chart)
+        if len(str(spec)) > _MOST_CHARACTERS:
+            yield Picture(heading, "There is too much of it for a page.", None, command)
+            continue
+        page.charts.append(spec)
+        yield Picture(heading, chart.caption.partition(": ")[2], len(page.charts) - 1, command)
+
+
+def _failures(tables: Tables) -> dict[int, Failures]:
+    return {
+        int(order): Failures(
+            str(group["algorithm"].iloc[0]),
+            str(group["hyperparameters"].iloc[0]),
+            int(group["status"].isin(_FAILED).sum()),
+            len(group),
+        )
+        for order, group in tables.groups.groupby("order")
+        if group["status"].isin(_FAILED).any()
+    }
+
+
+def _trials(tables: Tables) -> Iterator[dict[str, Any]]:
+    last = tables.rounds[tables.rounds["stage"] == "round"].groupby("trial")["round"].max()
+    columns = ("trial", "algorithm", "seed", "status", "error", "traceback", "partition_hash", "weights_hash")
+    for _, trial in tables.trials.sort_values(["algorithm", "seed", "trial"]).iterrows():
+        rounds, seconds = trial.get("rounds"), trial.get("seconds")
+        yield {
+            **{name: _text(trial.get(name)) or "" for name in columns},
+            "failed": trial["status"] in _FAILED,
+            "rounds": f"{int(last.get(trial['trial'], 0))} of {'?' if pd.isna(rounds) else int(rounds)}",
+            "seconds": "-" if seconds is None or pd.isna(seconds) else f"{seconds:.1f}",
+        }
+
+
+def _versions(trials: pd.DataFrame) -> list[str]:
+    """Return the distinct combinations of installed versions."""
+    rows = trials[[name for name in _VERSIONS if name in trials]].drop_duplicates()
+    return [
+        ", ".join(f"{str(name).removeprefix('version_')} {_text(value) or '-'}" for name, value in row.items())
+        for _, row in rows.iterrows()
+    ]
+
+
+def _text(value: Any) -> str | None:
+    is_null = value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NA or value is pd.NaT
+    return None if is_null else str(value)
