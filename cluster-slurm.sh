@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A command of rayfed on the nodes of a SLURM job, which become one Ray cluster for as long as it runs:
 #
-#   sbatch cluster-slurm.sh rayfed sweep demo placement.gpus=1 checkpoint.every=5 resume=true
+#   sbatch cluster-slurm.sh rayfed sweep demo placement.gpus=1 resume=true
 #
 # Submit it from a folder that all nodes share, with the environment of rayfed in .venv below it. A job that is cancelled
 # or preempted is queued again and, with resume=true, skips what is done. Adjust these lines:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-ROLES = {"RayHost": "host", "_ServerActor": "server", "Recorder": "recorder"}
+ROLES = {"RayHost": "host", "ServerActor": "server", "Recorder": "recorder"}
 """What a process of rayfed does, by how Ray calls it."""
 
 

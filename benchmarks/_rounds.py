@@ -16,8 +16,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from rayfed.data.clients import Client, Examples
 from rayfed.data.population import Population
 from rayfed.distributed import cluster
-from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
-from rayfed.distributed.server_process import make_pool, steps_reserved
+from rayfed.distributed.fleet import HostPool
+from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
+from rayfed.distributed.trial import run_of
 from rayfed.experiments.capacity import reserved
 from rayfed.experiments.plan import Plan
 from rayfed.reports.read import read
@@ -80,16 +81,19 @@ def compare(plan: Plan, layouts: Mapping[str, bool], rounds: int, order: str) ->
 def _on_ray(plan: Plan, after_round: Callable[[], None]) -> tuple[list[float], dict[str, Any]]:
     """Run `plan` as a Tune trial would, and return the training seconds of its `rounds` table and its final weights."""
     cluster.connect(plan.config.placement, dashboard=False)
-    group = placement_group([bundle for bundle in reserved(plan.config) if bundle], strategy="PACK")
+    bundles = reserved(plan.config)
+    group = placement_group([bundle for bundle in bundles if bundle], strategy="PACK")
     try:
         ray.get(group.ready())
-        recorder = DriversRecorder(plan.config.results, plan.config.experiment, restarts=0, patience=60.0, say=print)
-        run = steps_reserved(plan, RemoteRecorder(recorder.actor), make_pool(plan.config, group, keep=False), ())
+        recorder = RemoteRecorder(start_recorder(plan.config.results, plan.config.experiment, in_sweep=False))
+        pool = HostPool(plan.config.placement, bundles, group)
+        run = run_of(plan, recorder, pool)
         while not run.done:
             record = run.step()
             if record is not None and record.stage == "round":
                 after_round()
         run.close()
+        pool.close()
         state = run.server_state
     finally:
         remove_placement_group(group)

@@ -23,8 +23,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from rayfed.core.ids import ClientIndex
 from rayfed.data.clients import Client, Examples
 from rayfed.distributed import cluster
-from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.ray_fleet import RayFleet
+from rayfed.distributed.fleet import HostPool, RayFleet
 from rayfed.engine.schedule import Chunk, Schedule, Unit
 from rayfed.engine.server import Server
 from rayfed.experiments.capacity import bundles
@@ -95,12 +94,12 @@ def run(plan: Plan, kind: type[RayFleet]) -> tuple[list[float], float]:
     group = placement_group([bundle for bundle in bundles(plan.config.placement) if bundle], strategy="PACK")
     try:
         ray.get(group.ready())
-        device, pool = torch.device("cpu"), HostPool(cpus=1.0, gpus=0.0, group=group, grouped=2)
-        config = plan.config
-        fleet = kind(plan.blueprint, plan.population, config.placement, config.faults, device=device, pool=pool)
+        device, place = torch.device("cpu"), plan.config.placement
+        pool = HostPool(place, bundles(place), group)
+        fleet = kind(plan.blueprint, plan.population, device=device, pool=pool)
         server = Server(plan.blueprint, plan.population, fleet, plan.evaluation, device)
         records = list(server.run())[1:]
-        fleet.close()
+        pool.close()
     finally:
         remove_placement_group(group)
     seconds = [sum(record.seconds[part] for part in TRAINING) for record in records]
@@ -140,8 +139,8 @@ class FixedHomes(RayFleet):
     """Hosts with fixed homes, balanced over all clients."""
 
     def _schedule(self, units: Sequence[Unit], kind: Any) -> Schedule:
-        homes = homes_of([len(client.train) for client in self._population.clients], len(self.hosts.handles))
-        return FixedSchedule(units, range(len(self.hosts.handles)), homes)
+        homes = homes_of([len(client.train) for client in self._population.clients], len(self._actors))
+        return FixedSchedule(units, range(len(self._actors)), homes)
 
 
 def simulated(kind: type[Schedule], hosts: int, steps: Sequence[float], cohort: Any, seed: int) -> float:

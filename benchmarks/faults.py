@@ -1,11 +1,11 @@
-"""Random faults: processes of runs and sweeps are killed or stopped at random moments, and nothing may be lost.
+"""Random faults: processes of runs and sweeps are killed at random moments, and nothing may be lost.
 
 Each fault gets a run of its own, of one of five algorithms on two hosts, or a sweep of two trials. Once a random round
-is on disk, a random process is killed (-9) or stopped: a host, the server (in a sweep, a trial's process), the
-recorder, or the command itself, which is then given again with resume=true. The run must end by itself with the hash of
-the undisturbed one and with complete tables, without doubled rows.
+is on disk, a random process is killed (-9): a host, the server, a whole node (with the raylets of a second and a third
+node on this machine), the recorder or the command itself; after the last two, the command is given again with
+resume=true. It must end with the hash of the undisturbed one and with complete tables, without doubled rows.
 
-The commands start a Ray of their own, also where a cluster is running.
+Except for the loss of a node, the commands start a Ray of their own, also where a cluster is running.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import dataclasses
 import itertools
 import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -25,25 +24,19 @@ from pathlib import Path
 
 import pandas as pd
 import psutil
+from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
+from ray.cluster_utils import Cluster
 
 from rayfed.core.errors import UsageError
+from rayfed.distributed.cluster import protect_token
 from rayfed.reports.read import read
 
 ALGORITHMS = ("fedavg", "scaffold", "adcol", "dbe", "afl")
-VICTIMS = {
-    "host": "ray::RayHost",
-    "server": "ray::_ServerActor",
-    "trial": "ray::SweepTrial",
-    "recorder": "ray::Recorder",
-}
-IN_RUNS = (
-    ("host", signal.SIGKILL),
-    ("host", signal.SIGSTOP),
-    ("server", signal.SIGKILL),
-    ("recorder", signal.SIGKILL),
-    ("driver", signal.SIGKILL),
-)
-IN_SWEEPS = (("trial", signal.SIGKILL), ("host", signal.SIGKILL), ("driver", signal.SIGKILL))
+VICTIMS = {"host": "ray::RayHost", "server": "ray::ServerActor", "recorder": "ray::Recorder"}
+IN_RUNS = ("host", "server", "node", "recorder", "command")
+IN_SWEEPS = ("server", "host", "node", "command")
+RESUMED = ("recorder", "command")
+"""The victims after which the command ends, and is given again with resume=true."""
 MISSED = "missed"
 SETTINGS = (
     "data.name=mini_digits",
@@ -51,7 +44,6 @@ SETTINGS = (
     "model.name=cnn",
     "local.epochs=1",
     "checkpoint.every=4",
-    "faults.patience=5",
 )
 
 
@@ -62,7 +54,6 @@ class Fault:
     algorithm: str
     command: str
     victim: str
-    signal: signal.Signals
     rounds: int
     error: str = ""
     seconds: float = 0.0
@@ -70,7 +61,7 @@ class Fault:
 
     def __str__(self) -> str:
         outcome = self.error or "same hash, tables complete"
-        name = f"{self.algorithm:<9} {self.command:<6} {self.victim:<9} {self.signal.name:<8}"
+        name = f"{self.algorithm:<9} {self.command:<6} {self.victim:<9}"
         return f"{name} {self.seconds:6.1f} s lost  {outcome}  {self.noted}"
 
 
@@ -85,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     faults = [
         fault for fault in itertools.islice(plan(args.rounds), args.faults) if args.only in " ".join(str(fault).split())
     ]
-    undisturbed: dict[tuple[str, str], tuple[dict[str, str], float]] = {}
+    undisturbed: dict[tuple[str, str, bool], tuple[dict[str, str], float]] = {}
     for fault in faults:
-        key = fault.algorithm, fault.command
+        key = fault.algorithm, fault.command, fault.victim == "node"
         if key not in undisturbed:
             with tempfile.TemporaryDirectory(prefix="rayfed-faults-") as folder:
                 undisturbed[key] = run_once(fault, folder)
@@ -107,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def plan(rounds: int) -> Iterator[Fault]:
     """Yield faults without end: every algorithm with every fault."""
-    kinds = [("run", *kind) for kind in IN_RUNS] + [("sweep", *kind) for kind in IN_SWEEPS]
+    kinds = [("run", victim) for victim in IN_RUNS] + [("sweep", victim) for victim in IN_SWEEPS]
     yield from (
         Fault(algorithm, *kind, rounds) for algorithm, kind in itertools.cycle(itertools.product(ALGORITHMS, kinds))
     )
@@ -130,8 +121,26 @@ def command(fault: Fault, folder: str, *, resume: bool = False) -> list[str]:
     return [sys.executable, "-m", "rayfed", "sweep", str(space), *options]
 
 
-def start(fault: Fault, folder: str, *, resume: bool = False) -> "subprocess.Popen[str]":
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"}
+@contextlib.contextmanager
+def nodes(fault: Fault) -> Iterator[Cluster | None]:
+    """Within, run a cluster with a head and three nodes of a CPU each for the loss of a node; else yield None."""
+    if fault.victim != "node":
+        yield None
+        return
+    protect_token()
+    enable_token_auth_by_default()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(3):
+            cluster.add_node(num_cpus=1)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def start(fault: Fault, folder: str, cluster: Cluster | None, *, resume: bool = False) -> "subprocess.Popen[str]":
+    address = "local" if cluster is None else cluster.address
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": address}
     with open(Path(folder) / "log.txt", "a") as log:
         return subprocess.Popen(
             command(fault, folder, resume=resume),
@@ -146,8 +155,10 @@ def start(fault: Fault, folder: str, *, resume: bool = False) -> "subprocess.Pop
 def run_once(fault: Fault, folder: str) -> tuple[dict[str, str], float]:
     """Return the hash of each trial of an undisturbed command, and its seconds."""
     began = time.monotonic()
-    process = start(fault, folder)
-    if process.wait(timeout=600):
+    with nodes(fault) as cluster:
+        process = start(fault, folder, cluster)
+        code = process.wait(timeout=600)
+    if code:
         raise SystemExit(f"the undisturbed {fault.command} failed:\n{(Path(folder) / 'log.txt').read_text()}")
     return hashes(folder), time.monotonic() - began
 
@@ -159,37 +170,38 @@ def hashes(folder: str) -> dict[str, str]:
 
 def disturb(fault: Fault, folder: str, rng: random.Random, expected: dict[str, str], usual: float) -> None:
     """Run the command with a fault, and note in `fault` what was wrong in the end."""
-    began = time.monotonic()
-    process = start(fault, folder)
-    try:
-        wait_for_round(folder, process, rng.randint(1, max(1, fault.rounds * 2 // 3)))
-        time.sleep(rng.uniform(0, 0.3))
-        victim = find(process.pid, fault.victim, rng)
-        if victim is None:
-            fault.error = f"{MISSED}: no {fault.victim} was found"
-            return
-        victim.send_signal(fault.signal)
-        if fault.victim == "driver":
-            process.wait()
-            time.sleep(1)
-            process = start(fault, folder, resume=True)
-        code = process.wait(timeout=300)
-        fault.seconds = time.monotonic() - began - usual
-        found = hashes(folder)
-        if code or found != expected:
+    with nodes(fault) as cluster:
+        began = time.monotonic()
+        process = start(fault, folder, cluster)
+        try:
+            wait_for_round(folder, process, rng.randint(1, max(1, fault.rounds * 2 // 3)))
+            time.sleep(rng.uniform(0, 0.3))
+            victim = find(process.pid, fault.victim, cluster, rng)
+            if victim is None:
+                fault.error = f"{MISSED}: no {fault.victim} was found"
+                return
+            victim.kill()
+            code = process.wait(timeout=300)
+            if fault.victim in RESUMED:
+                time.sleep(1)
+                process = start(fault, folder, cluster, resume=True)
+                code = process.wait(timeout=300)
+            fault.seconds = time.monotonic() - began - usual
+            found = hashes(folder)
+            if code or found != expected:
+                log = (Path(folder) / "log.txt").read_text().splitlines()
+                fault.error = f"exit {code}, {found} in place of {expected}; {' / '.join(log[-3:])}"
+                return
+            tables = read(folder, "faults")
+            fault.error = incomplete(tables.rounds, tables.metrics, fault.rounds)
+            fault.noted = noted(folder)
+        except subprocess.TimeoutExpired:
             log = (Path(folder) / "log.txt").read_text().splitlines()
-            fault.error = f"exit {code}, {found} in place of {expected}; {' / '.join(log[-3:])}"
-            return
-        tables = read(folder, "faults")
-        fault.error = incomplete(tables.rounds, tables.metrics, fault.rounds)
-        fault.noted = noted(folder)
-    except subprocess.TimeoutExpired:
-        log = (Path(folder) / "log.txt").read_text().splitlines()
-        fault.error = f"did not end; {' / '.join(log[-3:])}"
-    finally:
-        for left in [process, *descendants(process.pid)]:
-            with contextlib.suppress(psutil.Error, OSError):
-                left.kill()
+            fault.error = f"did not end; {' / '.join(log[-3:])}"
+        finally:
+            for left in [process, *descendants(process.pid)]:
+                with contextlib.suppress(psutil.Error, OSError):
+                    left.kill()
 
 
 def wait_for_round(folder: str, process: "subprocess.Popen[str]", number: int) -> None:
@@ -202,17 +214,26 @@ def wait_for_round(folder: str, process: "subprocess.Popen[str]", number: int) -
         time.sleep(0.1)
 
 
-def find(driver: int, kind: str, rng: random.Random) -> psutil.Process | None:
-    """Return a random process of a kind below the command."""
-    if kind == "driver":
-        return psutil.Process(driver)
-    found = [process for process in descendants(driver) if title(process).startswith(VICTIMS[kind])]
+def find(command: int, victim: str, cluster: Cluster | None, rng: random.Random) -> psutil.Process | None:
+    """Return a random process to kill: one below the command, the command, or the raylet of a node that works."""
+    if victim == "command":
+        return psutil.Process(command)
+    if cluster is not None:
+        raylets = [node.all_processes["raylet"][0].process.pid for node in cluster.worker_nodes]
+        works = (VICTIMS["host"], VICTIMS["server"])
+        found = [
+            psutil.Process(raylet)
+            for raylet in raylets
+            if any(title(process).startswith(works) for process in descendants(raylet))
+        ]
+    else:
+        found = [process for process in descendants(command) if title(process).startswith(VICTIMS[victim])]
     return rng.choice(found) if found else None
 
 
-def descendants(driver: int) -> list[psutil.Process]:
+def descendants(parent: int) -> list[psutil.Process]:
     try:
-        return psutil.Process(driver).children(recursive=True)
+        return psutil.Process(parent).children(recursive=True)
     except psutil.Error:
         return []
 

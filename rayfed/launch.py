@@ -1,15 +1,13 @@
 """Where trials run: in this process (`placement.hosts=0`) or on Ray. Ray is imported only where it is needed."""
 
-from collections.abc import Callable
-
 from rayfed.core.errors import RayNotStarted
 from rayfed.experiments.in_process import run_here
 from rayfed.experiments.local_sweep import run_one_by_one
 from rayfed.experiments.plan import Plan
-from rayfed.experiments.progress import note, one_trial, watch_trials, watched
+from rayfed.experiments.progress import note, one_trial, watched
 from rayfed.experiments.sweep import SweepPlan
 from rayfed.records.checkpoints import Saved
-from rayfed.records.recorder import Progress, Recorder
+from rayfed.records.recorder import Recorder
 
 
 def launch(plan: Plan, saved: Saved, *, quiet: bool) -> str:
@@ -20,28 +18,20 @@ def launch(plan: Plan, saved: Saved, *, quiet: bool) -> str:
 
     Raises:
         UsageError: The cluster that was joined lacks the resources.
-        HostLost: A Ray actor died, or the cluster ended.
+        HostLost: Processes of Ray died too often, or the cluster ended.
         Diverged: A value became infinite or NaN.
     """
-    place = plan.config.placement
-    if not place.hosts:
-        return _run_in_process(plan, saved, quiet)
-    from rayfed.distributed import cluster
-    from rayfed.distributed.session_watch import watching_session
+    if plan.config.placement.hosts:
+        from rayfed.distributed.tune import run_trial
 
-    cluster.connect(place, dashboard=False, start_seconds=plan.config.faults.start_seconds)
-
-    def watch(progress: Callable[[], list[Progress]], wait: Callable[[float | None], bool]) -> None:
-        if quiet:
-            wait(None)
-        else:
-            watch_trials(progress, wait, lambda trials: one_trial(trials[0]))
-
-    continues = "the same command with resume=true continues after the last checkpoint"
-    if not plan.config.checkpoint.every:
-        continues = "the same command starts again, since nothing was saved; checkpoint.every=1 saves every round"
-    with watching_session(continues, quiet=quiet) as say:
-        return cluster.run_on_ray(plan, saved, watch, say)
+        return run_trial(plan, quiet=quiet)
+    recorder = Recorder(plan.config.results, plan.config.experiment)
+    with watched(recorder.progress, lambda trials: one_trial(trials[0]), quiet=quiet):
+        try:
+            return run_here(plan, recorder, saved)
+        finally:
+            for line in recorder.close():
+                note(line)
 
 
 def launch_sweep(plan: SweepPlan, *, quiet: bool) -> int:
@@ -61,22 +51,12 @@ def launch_sweep(plan: SweepPlan, *, quiet: bool) -> int:
         return run_one_by_one(plan, quiet=quiet)
     try:
         try:
-            from rayfed.distributed.tune_driver import run_trials  # imports Ray
+            from rayfed.distributed.tune import run_sweep  # imports Ray
         except ImportError as error:
             raise RayNotStarted(f"Ray cannot be imported ({error}); install it with pip install 'ray[tune]'") from error
-        return run_trials(plan, quiet=quiet)
+        return run_sweep(plan, quiet=quiet)
     except RayNotStarted as error:
         if needs_ray:
             raise
         note(f"{error}; the trials run one after the other in this process, without Ray")
         return run_one_by_one(plan, quiet=quiet)
-
-
-def _run_in_process(plan: Plan, saved: Saved, quiet: bool) -> str:
-    recorder = Recorder(plan.config.results, plan.config.experiment)
-    with watched(recorder.progress, lambda trials: one_trial(trials[0]), quiet=quiet):
-        try:
-            return run_here(plan, recorder, saved)
-        finally:
-            for line in recorder.close():
-                note(line)

@@ -9,8 +9,9 @@ from ray.util.placement_group import placement_group
 import rayfed
 from peers.job import PROCESSES, Job, Outcome, arguments
 from peers.jobs import plan_of
-from rayfed.distributed.recording import DriversRecorder, RemoteRecorder
-from rayfed.distributed.server_process import make_pool, steps_reserved
+from rayfed.distributed.fleet import HostPool
+from rayfed.distributed.recorder_actor import RemoteRecorder, start_recorder
+from rayfed.distributed.trial import run_of
 from rayfed.experiments.capacity import reserved
 from rayfed.reports.read import read
 
@@ -25,9 +26,8 @@ def main() -> None:
         ray.init(address="local", num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False)
         group = placement_group([bundle for bundle in reserved(config) if bundle], strategy="PACK")
         ray.get(group.ready())
-        recorder = DriversRecorder(config.results, config.experiment, restarts=0, patience=60.0, say=print)
-        pool = make_pool(config, group, keep=False)
-        run = steps_reserved(plan, RemoteRecorder(recorder.actor), pool)
+        recorder = RemoteRecorder(start_recorder(config.results, config.experiment, in_sweep=False))
+        run = run_of(plan, recorder, HostPool(config.placement, reserved(config), group))
         stamps = []
         while not run.done:
             if run.step() is not None:  # the record of a round has been sent to the recorder

@@ -3,11 +3,10 @@
 import argparse
 
 from rayfed.cli.checklist import checklist_line, under_line
-from rayfed.experiments.config import Faults
 
 _DESCRIPTION = """\
-Look at versions, CPUs and job limits, memory, GPUs, data, folders and shared memory, and start Ray or join the running
-cluster. Each problem is followed by a remedy. The exit code is 1 if there is a problem.
+Look at versions, GPUs, folders and shared memory, and start Ray or join the running cluster. Each problem is followed
+by a remedy. The exit code is 1 if there is a problem.
 """
 
 
@@ -17,20 +16,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-ray", action="store_true", help="neither start Ray nor join a cluster, which takes seconds"
     )
-    parser.add_argument(
-        "--start-seconds",
-        type=float,
-        default=Faults.start_seconds,
-        metavar="S",
-        help=f"how long Ray may take to start (default: {Faults.start_seconds:g})",
-    )
 
 
 def execute(options: argparse.Namespace) -> int:
     from rayfed.distributed.doctor import checks  # imports torch
 
     problems = 0
-    for check in checks(with_ray=not options.no_ray, start_seconds=options.start_seconds):
+    for check in checks(with_ray=not options.no_ray):
         mark = "PROBLEM" if check.remedy else "ok"
         print(checklist_line(mark, check.subject, check.found), flush=True)
         if check.remedy:

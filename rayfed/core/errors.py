@@ -24,15 +24,11 @@ class Diverged(RuntimeError):
 
 
 class HostLost(RuntimeError):
-    """A host did not start or died. Everything recorded and checkpointed before that is kept."""
+    """A process of Ray did not start or died. Everything recorded and checkpointed before that is kept."""
 
 
 class RayNotStarted(HostLost):
     """Ray is not installed or did not start. The message has the folder of its logs and what to do."""
-
-
-class StatesLost(RuntimeError):
-    """States of clients were lost with a machine. The trial goes on from its last checkpoint."""
 
 
 class BadHook(RuntimeError):

@@ -33,6 +33,8 @@ _BOUNDS = (
 """For each bound: its name, the comparison with a value that violates it, and the wording of the error."""
 
 REMOVED = {
+    "faults.patience": "a process that is stopped is no longer noticed, only one that dies; leave it out",
+    "faults.start_seconds": "processes may take as long as Ray gives them; leave it out",
     "placement.graphs": "rayfed uses no CUDA graphs; leave it out",
     "profile": "`rayfed docs running` shows how to use other profilers",
 }

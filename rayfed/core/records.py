@@ -64,26 +64,13 @@ class RepresentationMap(NamedTuple):
     points: list[MapPoint]
 
 
-EVENTS = (
-    "host started",
-    "host lost",
-    "host hanging",
-    "server lost",
-    "server hanging",
-    "recorder lost",
-    "recorder hanging",
-    "trial lost",
-    "trial hanging",
-    "trial restarted",
-    "checkpoint damaged",
-    "rounds added",
-)
-"""What may happen to the processes of a trial and to its checkpoints."""
+EVENTS = ("trial restarted", "checkpoint damaged", "rounds added")
+"""What may happen to a trial and to its checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened to the processes of a trial, and what it cost.
+    """Something that happened to a trial, and what it cost.
 
     Attributes:
         time: When it was noticed, in seconds since the epoch.
@@ -125,7 +112,6 @@ class Record:
             `rayfed.algorithms.dp_adcol.local`).
         busy: the seconds that each host worked on the exchanges of the round.
         predicted: the seconds that each host was predicted to work; None where nothing was measured before.
-        events: what happened to hosts.
         gpu_bytes: the most GPU memory that tensors of one host took, from the end of its last training before the round
             to that of its training in it; None on CPUs.
         vmap_clients: The number of clients that hosts train at once, if it was measured in this round; else None.
@@ -146,7 +132,6 @@ class Record:
     maps: list[RepresentationMap] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
     predicted: list[float] | None = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
     sampled: int | None = None
     simulated_seconds: float | None = None
     gpu_bytes: int | None = None

@@ -1,20 +1,19 @@
-"""Checks of a machine or a cluster: what is there, what is wrong, and what to do about it."""
+"""Checks of a machine or a cluster for what fails most often: versions, Ray, GPUs, folders and shared memory."""
 
 import importlib.metadata
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rayfed.core.errors import HostLost, UsageError
 from rayfed.core.memory import memory_bytes, nvidia_smi
-from rayfed.data.cache import cache_folder
 from rayfed.data.readers.files import datasets_folder
 from rayfed.experiments.capacity import cluster_is_running, ray_folder
-from rayfed.experiments.config import Faults, Placement
+from rayfed.experiments.config import Placement
 
 _GIB = 2**30
 _SHARE_OF_SHM = 0.3  # the share of the memory that Ray takes for its object store
@@ -37,24 +36,20 @@ class Check:
     remedy: str = ""
 
 
-def checks(*, with_ray: bool = True, start_seconds: float = Faults.start_seconds) -> Iterator[Check]:
+def checks(*, with_ray: bool = True) -> Iterator[Check]:
     """Yield the outcome of every check, in the order in which they should be solved.
 
     Args:
         with_ray: Whether to start Ray, or to join the running cluster.
-        start_seconds: How long Ray may take to start.
     """
-    steps: list[Callable[[], Iterator[Check]]] = [_versions, _cpus, _memory, _gpus, _data, _folders, _shared_memory]
-    for step in steps:
-        yield from step()
-    if with_ray:
-        yield from _ray(start_seconds)
-
-
-def _versions() -> Iterator[Check]:
     names = ("rayfed-sim", "torch", "torchvision", "ray", "numpy", "pandas", "pyarrow")
     yield Check("Python", platform.python_version())
     yield Check("packages", ", ".join(f"{name} {_version(name)}" for name in names))
+    yield from _gpus()
+    yield from _folders()
+    yield from _shared_memory()
+    if with_ray:
+        yield from _ray()
 
 
 def _version(package: str) -> str:
@@ -64,132 +59,37 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _cpus() -> Iterator[Check]:
-    usable = len(os.sched_getaffinity(0))
-    yield Check("CPUs", f"{usable} of {os.cpu_count()} are usable")
-    limits = {"the container's limit (cgroup)": _cgroup_cpus()}
-    if "SLURM_JOB_ID" in os.environ:
-        job = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE", "")
-        nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
-        size = "1 node" if nodes == "1" else f"{nodes} nodes"
-        yield Check("SLURM", f"job {os.environ['SLURM_JOB_ID']} on {size}, {job or 'unknown'} CPUs for this task")
-        limits["SLURM's allocation"] = float(job) if job.isdigit() else None
-        if nodes != "1" and not cluster_is_running():
-            yield Check(
-                "SLURM",
-                "the job has several nodes, but no Ray cluster is running",
-                "submit the command with the repository's cluster-slurm.sh, which starts one (rayfed docs cluster); "
-                "or srun ray start on every node, and set RAY_ADDRESS to the head's address",
-            )
-    for name, limit in limits.items():
-        if limit is not None and limit < usable - 0.5:
-            yield Check(
-                "CPUs",
-                f"{name} is {limit:g} CPUs, but Ray would use {usable}",
-                f"ray start --head --num-cpus={max(1, int(limit))}, and then run; or taskset rayfed to as many CPUs",
-            )
-
-
-def _cgroup_cpus() -> float | None:
-    """Return the CPUs that the container may use, None without a limit."""
-    version2, version1 = Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-    try:
-        if version2.is_file():
-            quota, period = version2.read_text().split()
-        else:
-            quota, period = version1.read_text().strip(), version1.with_name("cpu.cfs_period_us").read_text().strip()
-        return int(quota) / int(period) if quota not in ("max", "-1") else None
-    except (OSError, ValueError):
-        return None
-
-
-def _memory() -> Iterator[Check]:
-    yield Check("memory", f"{memory_bytes() / _GIB:.1f} GiB")
-    limit = os.environ.get("SLURM_MEM_PER_NODE", "")
-    if limit.isdigit() and int(limit) * 2**20 < 0.9 * memory_bytes():
-        yield Check(
-            "memory",
-            f"the SLURM job may use {int(limit) / 1024:.1f} GiB, but Ray would count on {memory_bytes() / _GIB:.1f}",
-            f"ray start --head --object-store-memory={int(limit) * 2**20 // 4}, and then run; or request more memory",
-        )
-
-
 def _gpus() -> Iterator[Check]:
     import torch
 
-    if torch.cuda.is_available():
-        for number in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(number)
-            gpu = f"{number}: {properties.name}, {properties.total_memory / _GIB:.0f} GiB"
-            try:
-                ones = torch.ones(64, 64, device=f"cuda:{number}")
-                computes = float((ones @ ones).sum()) == 64**3
-            except RuntimeError as error:
-                words = " ".join(str(error).split())[:160]
-                yield Check("GPU", f"{gpu}: a test kernel fails ({words})", "see nvidia-smi for who uses it, or reboot")
-                continue
-            yield Check("GPU", gpu if computes else f"{gpu}: computes wrongly", "" if computes else "do not use it")
-        yield from _sharing()
-        return
-    present = nvidia_smi("name")
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not present:
-        yield Check("GPU", "none; clients train on CPUs")
-    elif hidden is not None and hidden.strip() in ("", "-1"):
-        yield Check("GPU", f"{present}, hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "unset CUDA_VISIBLE_DEVICES")
-    elif torch.version.cuda is None:
-        yield Check(
-            "GPU",
-            f"{present}, but torch {torch.__version__} is a build for CPUs",
-            "install torch for CUDA; pytorch.org has the command for this system",
-        )
-    else:
-        yield Check(
-            "GPU",
-            f"{present}, but torch for CUDA {torch.version.cuda} cannot use it",
-            "update the NVIDIA driver, or install a torch for the CUDA version that nvidia-smi shows",
-        )
-
-
-def _sharing() -> Iterator[Check]:
-    """Yield whether several processes may compute on a GPU, as placement.gpus below 1 needs, and do so at once."""
-    modes = set(nvidia_smi("compute_mode").split(", ")) - {"", "Default"}
-    if modes - {"Exclusive_Process"}:
-        yield Check("GPU", f"compute mode {', '.join(sorted(modes))}: no process computes", "nvidia-smi -c DEFAULT")
-        return
-    mps = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
-    if modes and not mps:
-        yield Check(
-            "GPU",
-            "compute mode Exclusive_Process: only one process computes on a GPU",
-            "nvidia-smi -c DEFAULT, or nvidia-cuda-mps-control -d; or keep placement.gpus at 1",
-        )
-    else:
-        how = "at once, by MPS" if mps else "in turns; with nvidia-cuda-mps-control -d, they would at once"
-        yield Check("GPU", f"processes that share one compute {how}")
-
-
-def _data() -> Iterator[Check]:
-    folder, given = datasets_folder(None), os.environ.get("RAYFED_DATA")
-    if folder.is_dir():
-        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-        shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-        yield Check("data", f"{folder}: {shown or 'empty'}")
-    elif given:
-        yield Check(
-            "data", f"RAYFED_DATA={given}: no such folder", "set RAYFED_DATA to the folder that has the datasets"
-        )
-    else:
-        yield Check("data", "RAYFED_DATA is not set; embedded data work, and others with data.root or data.folder")
+    for number in range(torch.cuda.device_count()):
+        gpu = f"{number}: {torch.cuda.get_device_name(number)}"
+        try:
+            ones = torch.ones(64, 64, device=f"cuda:{number}")
+            computes = float((ones @ ones).sum()) == 64**3
+        except RuntimeError as error:
+            words = " ".join(str(error).split())[:160]
+            yield Check("GPU", f"{gpu}: a test kernel fails ({words})", "see nvidia-smi for who uses it, or reboot")
+            continue
+        yield Check("GPU", gpu if computes else f"{gpu}: computes wrongly", "" if computes else "do not use it")
+    if not torch.cuda.device_count():
+        if present := nvidia_smi("name"):
+            build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
+            remedy = "unset CUDA_VISIBLE_DEVICES, install torch for CUDA, or update the NVIDIA driver"
+            yield Check("GPU", f"{present}, but torch {torch.__version__} for {build} cannot use it", remedy)
+        else:
+            yield Check("GPU", "none; clients train on CPUs")
 
 
 def _folders() -> Iterator[Check]:
+    data, given = datasets_folder(None), os.environ.get("RAYFED_DATA")
+    if given and not data.is_dir():
+        remedy = "set RAYFED_DATA to the folder that has the datasets"
+        yield Check("data", f"RAYFED_DATA={given}: no such folder", remedy)
+    else:
+        yield Check("data", str(data) if data.is_dir() else "RAYFED_DATA is not set; embedded data work")
     places = {
-        "cache": (cache_folder(), "set RAYFED_CACHE to a folder that you may write to"),
-        "temporary": (
-            ray_folder().parent,
-            "set RAY_TMPDIR to a folder with space",
-        ),
+        "temporary": (ray_folder().parent, "set RAY_TMPDIR to a folder with space"),
         "results": (Path.cwd(), "change to a folder that you may write to, or give results=FOLDER"),
     }
     for name, (folder, remedy) in places.items():
@@ -222,7 +122,7 @@ def _shared_memory() -> Iterator[Check]:
         yield Check("/dev/shm", f"{size / _GIB:.1f} GiB")
 
 
-def _ray(start_seconds: float) -> Iterator[Check]:
+def _ray() -> Iterator[Check]:
     joined = cluster_is_running()
     what = "cluster" if joined else "Ray"
     try:
@@ -231,7 +131,7 @@ def _ray(start_seconds: float) -> Iterator[Check]:
         from rayfed.distributed import cluster
 
         running = ray.is_initialized()
-        cluster.connect(Placement(cpus=0), dashboard=False, start_seconds=start_seconds)
+        cluster.connect(Placement(cpus=0), dashboard=False)
     except (HostLost, UsageError, ImportError) as error:
         remedy = "ray status shows the cluster; unset RAY_ADDRESS or run ray stop to do without it"
         yield Check(what, str(error), remedy if joined else "see the logs; placement.hosts=0 works without Ray")

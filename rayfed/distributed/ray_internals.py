@@ -1,36 +1,17 @@
-"""What Ray has no public way for, in one file. Tests run it with the lowest version of Ray that is allowed, too."""
+"""What Ray has no public way for, and what its errors mean, in one file.
+
+Tests run it with the lowest version of Ray that is allowed, too.
+"""
 
 import contextlib
 import os
-import time
+import traceback
 from collections.abc import Iterator
-from typing import Any
 
-from ray._private import ray_constants, services, worker
+import ray
+from ray._private import ray_constants
 
 _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's name; at 0, it uses loopback on every system
-
-
-@contextlib.contextmanager
-def patient_start(seconds: float) -> Iterator[None]:
-    """Within, give Ray's own processes `seconds` to start, in place of the 30 that are fixed in `ray.init`."""
-    get_node: Any = services.get_node
-
-    def patient(*arguments: Any, **keywords: Any) -> Any:
-        end = time.monotonic() + seconds
-        while True:
-            try:
-                return get_node(*arguments, **keywords)
-            except RuntimeError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.1)
-
-    services.get_node = patient
-    try:
-        yield
-    finally:
-        services.get_node = get_node
 
 
 @contextlib.contextmanager
@@ -52,15 +33,22 @@ def on_loopback() -> Iterator[None]:
             os.environ[_LOOPBACK_VARIABLE] = before
 
 
-def keep_raylet_messages_in_the_log() -> None:
-    """Do not print Ray's paragraph on each process that dies, which `log_to_driver=False` does not decline.
+def lost_its_node(error: BaseException) -> bool:
+    """Return whether Ray's core raised `error` in this process because its node is gone: Ray ends the process soon."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return isinstance(error, OSError) and bool(frames) and frames[-1][0].f_code.co_filename.endswith((".pyx", ".pxi"))
 
-    rayfed says in one line what is done about it.
-    """
-    emit: Any = worker.print_to_stdstream
 
-    def filtered(data: dict[str, Any], *arguments: Any, **keywords: Any) -> None:
-        if data.get("pid") != "raylet":
-            emit(data, *arguments, **keywords)
-
-    worker.print_to_stdstream = filtered
+def cause_of_death(error: BaseException) -> str:
+    """Return in a few words why an actor died, from the paragraph in which Ray says so, or what it raised last."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return str(error.cause).splitlines()[0][:160]
+    text = " ".join(str(error).split())
+    if "OutOfMemory" in type(error).__name__ or "low on memory" in text:
+        return "its node ran out of memory"
+    if "node" in text and ("terminated" in text or "died" in text.partition("node")[2][:80]):
+        return "its node died"
+    if any(words in text for words in ("SYSTEM_ERROR", "Socket closed", "is unavailable")):
+        return "its process was killed or crashed"
+    reason = text.rpartition("The actor is dead because ")[2] or type(error).__name__
+    return reason.partition(". ")[0][:160]

@@ -20,7 +20,7 @@ from ray.tune.search.optuna import OptunaSearch
 from rayfed.core.best_round import Selection
 from rayfed.core.errors import StorageError
 from rayfed.core.rng import stream_seed
-from rayfed.distributed.sweep_trial import GAIN
+from rayfed.distributed.trial import GAIN
 from rayfed.experiments.config import Config
 from rayfed.experiments.jobs import Job
 from rayfed.experiments.naming import trial_name

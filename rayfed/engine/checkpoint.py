@@ -18,7 +18,6 @@ import torch
 from rayfed.algorithm import State
 from rayfed.core.errors import StorageError, UsageError
 from rayfed.core.ids import ClientIndex
-from rayfed.core.records import Event
 from rayfed.core.trees import tree_map
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.serialization import serialised
@@ -109,7 +108,7 @@ class Checkpointer:
         """Restore the newest checkpoint that is whole; the next round is the one after it.
 
         Returns:
-            A line on each newer checkpoint that cannot be used. They are events of the next record, too.
+            A line on each newer checkpoint that cannot be used.
 
         Raises:
             UsageError: No checkpoint can be used.
@@ -134,9 +133,7 @@ class Checkpointer:
             states = server.fleet.states
             self._base, self.round = checkpoint["number"], server.round
             self._versions = {client: states.version(client) for client in states}
-            notes = _fallback_notes(faults, checkpoint["number"], server.round)
-            server.fleet.events += [Event(event="checkpoint damaged", detail=note) for note in notes]
-            return notes
+            return _fallback_notes(faults, checkpoint["number"], server.round)
         raise _refusal(faults)
 
 

@@ -9,7 +9,6 @@ import torch
 
 from rayfed.algorithm import State
 from rayfed.core.ids import ClientIndex
-from rayfed.core.records import Event
 from rayfed.data.population import Population
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates, ClientStore
@@ -34,11 +33,9 @@ class Fleet(Protocol):
     finished. Where the server weighs the replies, it then calls `weigh` once before anything else.
 
     Attributes:
-        events: What happened to hosts, such as losses; the server takes them away.
         vmap_clients: The number of clients that a host trains at once; None until `choose_vmap_clients`.
     """
 
-    events: list[Event]
     vmap_clients: int | None
 
     @property
@@ -98,7 +95,6 @@ class LocalFleet:
         share = min(gpus, 1.0) or 1.0
         self.host = Host(blueprint, population, device, share=share)
         self.states = ClientStore(state_memory, device, device_memory=room_for_states(device, share))
-        self.events: list[Event] = []
         self._unweighted: dict[ClientIndex, State] = {}
         self.vmap_clients = blueprint.vmap_clients
 

@@ -22,8 +22,6 @@ MOST_CLIENTS = 64
 """Clients of a chunk, by default."""
 _LEAST_SHARE = 0.06  # the smallest chunk, as a share of the mean work of a host
 _LEAST_SECONDS = 0.1  # the shortest chunk: below this, calls cost more than corrections gain
-_HANGING = 10.0  # times the predicted seconds
-_UNKNOWN = 10.0  # times the patience, where nothing has been measured
 
 
 @dataclass(frozen=True)
@@ -111,10 +109,6 @@ class Rates:
         mean = sum(known.values()) / len(known)
         return {host: known.get(host, mean) for host in hosts}
 
-    def forget(self, host: int) -> None:
-        """Forget what was measured on a host that was replaced: the next one may run on another machine."""
-        self._measured = {key: sums for key, sums in self._measured.items() if key[1] != host}
-
 
 @dataclass
 class Schedule:
@@ -124,14 +118,12 @@ class Schedule:
         units: The work; each unit is done once.
         free: The hosts that are free, by their position.
         rates: The seconds per unit of cost on each host; None where nothing has been measured.
-        patience: The seconds after which a host without a result counts as hanging, whatever was predicted.
         most_clients: The most clients of a chunk, whose states are in memory at once.
     """
 
     units: Sequence[Unit]
     free: Collection[int]
     rates: Mapping[int, float] | None = None
-    patience: float = math.inf
     most_clients: int = MOST_CLIENTS
 
     def __post_init__(self) -> None:
@@ -139,7 +131,6 @@ class Schedule:
         self._flying: dict[int, list[Chunk]] = {host: [] for host in self.free}
         self._left = len(self.units)
         self._least = _LEAST_SHARE * sum(unit.cost for unit in self.units) / max(1, len(self.free))
-        self._homeless: list[Unit] = []
         self._deal(self.units)
         costs = {host: sum(unit.cost for unit in plan) for host, plan in self._plans.items()}
         self.predicted: dict[int, float] | None = (
@@ -153,12 +144,7 @@ class Schedule:
 
     def next(self, host: int, now: float) -> Chunk | None:
         """Return what to send to `host` now, or None."""
-        if host not in self._flying:
-            return None
         flying = self._flying[host]
-        if self._homeless:
-            homeless, self._homeless = self._homeless, []
-            self._deal(homeless)
         if len(flying) >= IN_FLIGHT:
             return None
         if not self._plans[host] and not flying:
@@ -181,38 +167,14 @@ class Schedule:
             flying[0].started = now
         self._left -= len(chunk.units)
 
-    def lost(self, host: int) -> list[Chunk]:
-        """Take a host away, deal its units to the others, and return its unfinished chunks."""
-        chunks, plan = self._flying.pop(host, []), self._plans.pop(host, ())
-        self._deal([*plan, *(unit for chunk in chunks for unit in chunk.units)])
-        return chunks
-
-    def join(self, host: int) -> None:
-        """Add a host that has become free. It begins with what others have not been sent yet."""
-        self._plans.setdefault(host, deque())
-        self._flying.setdefault(host, [])
-
-    def hanging(self, now: float) -> list[int]:
-        """Return the hosts that have given no result for much longer than predicted."""
-        return [
-            host for host, chunks in self._flying.items() if chunks and chunks[0].elapsed(now) > self._limit(chunks[0])
-        ]
-
-    def _limit(self, chunk: Chunk) -> float:
-        known = chunk.predicted is not None
-        return max(self.patience, _HANGING * (chunk.predicted or 0.0)) if known else _UNKNOWN * self.patience
-
     def _rate(self, host: int) -> float:
         if self.rates is None:
             return 1.0
         return self.rates[host] if host in self.rates else sum(self.rates.values()) / len(self.rates)
 
     def _deal(self, units: Iterable[Unit]) -> None:
-        """Add `units` to the plans, the most costly first, each to the host that is going to be free first."""
+        """Plan `units`, the most costly first, each to the host that is going to be free first."""
         units = sorted(units, key=lambda unit: -unit.cost)
-        if not self._plans:
-            self._homeless += units
-            return
         free = {host: self._remaining(host) for host in self._plans}
         for unit in units:
             ends = {host: free[host] + unit.cost * self._rate(host) for host in free}

@@ -194,8 +194,6 @@ class Server:
             record.bytes_formula = bytes_by_formula(self.algorithm, ctx, self.examples[list(cohort)].tolist())
             record.scores += self._logged_scalars(cohort)
         record.seconds["total"] = time.perf_counter() - began
-        record.events = [replace(event, round=round) for event in self.fleet.events]
-        self.fleet.events.clear()
         return record
 
     def _logged_scalars(self, cohort: tuple[ClientIndex, ...]) -> list[Score]:

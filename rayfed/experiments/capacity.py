@@ -109,7 +109,7 @@ def bundles(placement: Placement) -> list[Bundle]:
     if not placement.hosts:
         return [_bundle(placement.cpus, max(placement.gpus, placement.server_gpus or 0.0))]
     server = _bundle(placement.server_cpus, placement.server_gpus or 0.0)
-    return [server, *(_bundle(placement.cpus, placement.gpus) for _ in range(placement.least_hosts))]
+    return [server, *(_bundle(placement.cpus, placement.gpus) for _ in range(placement.hosts))]
 
 
 def _bundle(cpus: float, gpus: float) -> Bundle:
@@ -144,7 +144,7 @@ def spread(config: Config, nodes: Sequence[Bundle]) -> list[Bundle]:
     """
     server, *hosts = needed = reserved(config)
     place = config.placement
-    if not (place.hosts and 0 < place.gpus < 1) or place.grows or place.autoscale:
+    if not (place.hosts and 0 < place.gpus < 1) or place.autoscale:
         return needed
     gpus = sum(int(node.get("GPU", 0)) for node in nodes)
     for number in range(min(len(hosts), gpus), math.ceil(len(hosts) * place.gpus - 1e-6), -1):
@@ -164,7 +164,7 @@ def spread(config: Config, nodes: Sequence[Bundle]) -> list[Bundle]:
 def at_once(config: Config) -> int:
     """Return how many hosts of a trial compute at full speed: all, or one on each GPU that hosts share."""
     place = config.placement
-    hosts, nodes = max(1, place.least_hosts), known_nodes()
+    hosts, nodes = max(1, place.hosts), known_nodes()
     if not place.hosts or not 0 < place.gpus < 1:
         return hosts
     places = None if nodes is None else _places(needed := spread(config, nodes), nodes)
@@ -177,13 +177,13 @@ def gpu_picture(config: Config, nodes: Sequence[Bundle]) -> str:
     """Return which process of a trial computes on which GPU of one idle node; "" where that is not known or trivial."""
     place, needed = config.placement, spread(config, nodes)
     places = _places(needed, nodes)
-    if not place.hosts or not place.gpus or place.grows or len(nodes) != 1 or places is None:
+    if not place.hosts or not place.gpus or len(nodes) != 1 or places is None:
         return ""
     names: dict[int, list[str]] = {}
     of_server, *of_hosts = (gpus for _, gpus in places)
     for gpu in of_server[:1]:  # a process computes on one GPU
         names.setdefault(gpu, []).append("server")
-    for host in range(place.least_hosts):
+    for host in range(place.hosts):
         names.setdefault(of_hosts[host % len(of_hosts)][0], []).append(f"host {host}")
     on_gpus = [f"{number}: {', '.join(processes)}" for number, processes in enumerate(names.values())]
     return "; ".join([*on_gpus, *(["CPU: server"] if not of_server else [])])
@@ -199,9 +199,6 @@ def check_run(placement: Placement) -> None:
 
 def check_sweep(placements: Iterable[Placement]) -> None:
     """Raise UsageError if some trial cannot be placed here. A running cluster is asked when it is joined."""
-    placements = list(placements)
-    if any(placement.grows for placement in placements):
-        raise UsageError("placement.hosts=auto: is for single runs; in a sweep, give each trial a number of hosts")
     _check_placed(placements)
 
 
@@ -232,7 +229,7 @@ def _shortage(placement: Placement, needed: Sequence[Bundle], nodes: Sequence[Bu
     total = {name: sum(bundle.get(name, 0.0) for bundle in needed) for name in ("CPU", "GPU")}
     server = f" and a server of {amounts(needed[0])}" if needed[0] else ""
     return (
-        f"placement.hosts={placement.hosts}: {placement.least_hosts} hosts of {amounts(needed[-1])}{server} need "
+        f"placement.hosts={placement.hosts}: {placement.hosts} hosts of {amounts(needed[-1])}{server} need "
         f"{amounts(total)} in all, {but}; use fewer hosts or smaller placement.cpus and placement.gpus, or "
         f"placement.autoscale=true if nodes can still start"
     )

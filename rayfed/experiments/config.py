@@ -151,12 +151,7 @@ class Placement:
     floating-point rounding.
     """
 
-    hosts: int | str = option(
-        0,
-        low=0,
-        help="Ray actors that train the clients; 0: train in this process, without Ray; auto: as many as the cluster "
-        "has room for, also on nodes that join later",
-    )
+    hosts: int = option(0, low=0, help="Ray actors that train the clients; 0: train in this process, without Ray")
     vmap_clients: int | str = option(
         1,
         low=1,
@@ -192,26 +187,20 @@ class Placement:
     @property
     def description(self) -> str:
         """Where the clients run, in words: "this process", "1 Ray host", "2 Ray hosts"."""
-        if self.grows:
-            return "as many Ray hosts as fit"
         return f"{self.hosts} Ray host{'s' * (self.hosts != 1)}" if self.hosts else "this process"
-
-    @property
-    def grows(self) -> bool:
-        """Whether there are as many hosts as the cluster has room for."""
-        return self.hosts == "auto"
-
-    @property
-    def least_hosts(self) -> int:
-        """The hosts that a trial needs to begin."""
-        return 1 if isinstance(self.hosts, str) else self.hosts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """checkpoint.*: how often the complete state is saved."""
+    """checkpoint.*: how often the complete state is saved, from which a trial goes on when a process of it dies."""
 
-    every: int = option(0, low=0, help="rounds between checkpoints; 0: save none")
+    minutes: float = option(
+        5.0,
+        low=0,
+        help="minutes between checkpoints; more where saving would take over 1% of the time, and 0: none. They are "
+        "deleted when the trial is done, unless its final state is kept",
+    )
+    every: int = option(0, low=0, help="rounds between checkpoints, besides those of checkpoint.minutes; 0: none")
     best: bool | None = option(
         None,
         help="keep the state of the round with the best validation score as well, which is saved whenever the score "
@@ -221,21 +210,12 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """faults.*: what happens when a process dies or hangs. No result depends on it."""
+    """faults.*: what happens when a process dies. No result depends on it."""
 
     restarts: int = option(
         3,
         low=0,
-        help="times that a process of a trial (its hosts, its server, the recorder) is replaced before the trial fails",
-    )
-    patience: float = option(
-        60.0,
-        above=0,
-        help="seconds without a result after which a process counts as hanging; never less than ten times what it was "
-        "predicted to take",
-    )
-    start_seconds: float = option(
-        120.0, above=0, help="seconds that Ray, and then each process of a trial, may take to start"
+        help="times that a trial on Ray starts again from its last checkpoint, when its server, a host or a node died",
     )
     stop_early: bool = option(
         True, help="start no more trials of a sweep when the first ones of every arm have failed with the same error"
@@ -446,13 +426,9 @@ def _check_together(settings: Any) -> None:
     _check_counts(settings)
     if settings.select.mode is not None and settings.select.metric is None:
         raise UsageError(f"select.mode={settings.select.mode}: has no effect without select.metric")
-    if isinstance(settings.placement.hosts, str) and not settings.placement.grows:
-        raise UsageError(f"placement.hosts={settings.placement.hosts}: give a number of hosts, or auto")
     if isinstance(settings.placement.vmap_clients, str) and settings.placement.vmap_clients != "auto":
         given = settings.placement.vmap_clients
         raise UsageError(f"placement.vmap_clients={given}: give a number of clients, or auto")
-    if settings.placement.grows and not (settings.placement.cpus or settings.placement.gpus):
-        raise UsageError("placement.hosts=auto: give placement.cpus or placement.gpus, which say how many fit")
     for key in ("gpus", "server_gpus"):
         share = getattr(settings.placement, key) or 0
         slots = round(1 / share) if 0 < share < 1 else 0

@@ -82,7 +82,7 @@ def findings(plan: Plan, launch: Launch | None = None) -> Iterator[Finding]:
     """
     trial = _Trial(plan, launch)
     trial.blueprint().check(trial.population)
-    on_ray = {"hosts": _hosts} if launch is not None and plan.config.placement.least_hosts else {}
+    on_ray = {"hosts": _hosts} if launch is not None and plan.config.placement.hosts else {}
     for subject, check in (CHECKS | on_ray).items():
         with torch_state_kept():
             yield _finding(subject, check, trial)
@@ -265,7 +265,7 @@ def _number_of_rounds(trial: _Trial) -> str:
 
 def _hosts(trial: _Trial) -> str:
     assert trial.launch is not None, "checked only where there is one"
-    hosts, ends = trial.plan.config.placement.least_hosts, []
+    hosts, ends = trial.plan.config.placement.hosts, []
     for placement in (replace(trial.plan.config.placement, hosts=0), trial.plan.config.placement):
         with tempfile.TemporaryDirectory() as folder:
             ends.append(trial.launch(trial.small_plan(folder, placement=placement)))

@@ -4,7 +4,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,7 +12,7 @@ import torch
 import rayfed
 from rayfed.algorithm import State
 from rayfed.core import errors
-from rayfed.core.errors import HostLost, StatesLost, StorageError, UsageError
+from rayfed.core.errors import HostLost, StorageError, UsageError
 from rayfed.core.records import Event, Record
 from rayfed.core.rng import torch_state_kept
 from rayfed.engine.checkpoint import Checkpointer, CheckpointFiles, newest_content, newest_round
@@ -28,6 +27,8 @@ from rayfed.records.holdings import Holding
 from rayfed.records.recorder import traceback_file
 from rayfed.records.storage import open_storage, storage_errors
 from rayfed.records.trials import read_trials
+
+_SAVING_SHARE = 0.01  # of the time, that checkpoints by the clock may take
 
 
 class Sink(CheckpointFiles, Protocol):
@@ -45,6 +46,7 @@ class Sink(CheckpointFiles, Protocol):
     def event(self, trial: str, event: Event) -> None: ...
     def doing(self, trial: str, what: str) -> None: ...
     def end(self, trial: str, values: Mapping[str, Any]) -> None: ...
+    def delete_checkpoints(self, trial: str) -> None: ...
 
 
 def resume_message(config: Config, saved: Saved) -> str:
@@ -113,8 +115,7 @@ def check_rounds(configs: Mapping[str, Config]) -> list[dict[str, Any]]:
 class TrialRun:
     """A trial under way, one round at a time.
 
-    Every step ends with its round recorded. Where states of clients were lost, the trial goes back to its last
-    checkpoint by itself, or to its start.
+    Every step ends with its round recorded.
 
     Args:
         plan: The trial.
@@ -122,8 +123,8 @@ class TrialRun:
         make_fleet: Makes the hosts. It is called once, and `close` closes the fleet.
         device: The device of the server.
         saved: The checkpoints to continue from, as the recorder returns them; empty: start anew.
-        replaceable: Whether another process goes on with the trial when the GPU of this one fails, which then is no end
-            of the trial.
+        replaceable: Whether the trial is started again elsewhere when a process or a GPU of it is lost, which then is
+            not recorded as its end.
 
     Attributes:
         begun: Whether the recorder knows the trial.
@@ -148,9 +149,8 @@ class TrialRun:
         self._server: Server | None = None
         self._checkpointer: Checkpointer | None = None
         self._rounds: Iterator[Record] = iter(())
-        self.begun, self._restarts = False, plan.config.faults.restarts
-        self._since: list[Record] = []  # of the rounds that a restart would repeat
-        self._going_back: Event | None = None
+        self._interval, self._saved_at = 60 * plan.config.checkpoint.minutes, time.monotonic()
+        self.begun = False
         self._context = contextlib.ExitStack()
         self.done, self.outcome = False, ""
 
@@ -192,18 +192,14 @@ class TrialRun:
         return self._server.state if self._server is not None else {}
 
     def _step(self) -> Record | None:
-        began, record = time.monotonic(), None
-        while not self.done:
-            try:
-                server = self._server or self._started()
-                record = next(self._rounds, None)
-                if record is not None:
-                    self._recorded(server, record)
-                if record is None or server.finished:
-                    self._finish(server)
-                break
-            except StatesLost as error:
-                self._go_back(error, time.monotonic() - began)
+        if self.done:
+            return None
+        server = self._server or self._started()
+        record = next(self._rounds, None)
+        if record is not None:
+            self._recorded(server, record)
+        if record is None or server.finished:
+            self._finish(server)
         return record
 
     def _started(self) -> Server:
@@ -214,32 +210,29 @@ class TrialRun:
         server = Server(plan.blueprint, plan.population, self._fleet, plan.evaluation, self._device)
         server.evaluator.tell = partial(self._sink.doing, plan.trial)
         self._checkpointer = make_checkpointer(plan, server, self._sink)
-        if self._saved:
-            for line in self._checkpointer.restore(self._saved):
-                print(f"rayfed: {line}", file=sys.stderr, flush=True)
-        elif self.begun:
-            self._fleet.load([])
+        damaged = self._checkpointer.restore(self._saved) if self._saved else []
+        for line in damaged:
+            print(f"rayfed: {line}", file=sys.stderr, flush=True)
         keep_through_round = server.round if self._saved else None
         number = self._fleet.vmap_clients
         values = plan.values() | ({} if number is None else {"vmap_clients": number})
         self._sink.begin(plan.trial, values, plan.config.rounds, keep_through_round, plan.holdings())
-        if self._going_back is not None:
-            detail = f"{self._going_back.detail}; continues after round {server.round}"
-            self._sink.event(plan.trial, replace(self._going_back, detail=detail))
+        for line in damaged:
+            self._sink.event(plan.trial, Event(event="checkpoint damaged", detail=line, round=server.round))
         before = (newest_content(self._saved) or {"progress": {"rounds": plan.config.rounds}})["progress"]["rounds"]
-        if before < plan.config.rounds and not self.begun:
+        if before < plan.config.rounds:
             detail = f"goes on with rounds={plan.config.rounds}, after rounds={before}"
             self._sink.event(plan.trial, Event(event="rounds added", detail=detail, round=server.round))
         self.begun, self._server, self._rounds = True, server, server.run()
-        self._since, self._going_back = [], None
         return server
 
     def _recorded(self, server: Server, record: Record) -> None:
         self._sink.record(self.plan.trial, record)
-        self._since.append(record)
         every, round = self.plan.config.checkpoint.every, server.round
-        is_due = every and round and (round % every == 0 or round >= self.plan.config.rounds or server.finished)
-        if is_due or (self.plan.keep_best and server.best.round == record.round):
+        is_last = round >= self.plan.config.rounds or server.finished
+        is_due = every and round and (round % every == 0 or is_last)
+        is_late = 0 < self._interval < time.monotonic() - self._saved_at and not is_last
+        if is_due or is_late or (self.plan.keep_best and server.best.round == record.round):
             self._save()
 
     def _finish(self, server: Server) -> None:
@@ -249,34 +242,23 @@ class TrialRun:
         values = {"status": "done", "weights_hash": self.outcome, "stop_reason": server.stop_reason}
         self._sink.end(self.plan.trial, values)
         self.done = True
+        if not (self.plan.keep_state or self.plan.keep_best or self.plan.config.checkpoint.every):
+            self._sink.delete_checkpoints(self.plan.trial)
 
     def _save(self) -> None:
         assert self._checkpointer is not None, "a server has one"
+        began = time.monotonic()
         self._checkpointer.save()
-        self._since = []
-
-    def _go_back(self, error: StatesLost, seconds: float) -> None:
-        """Return to the last checkpoint, or to the start; the next step goes on from there."""
-        self._restarts -= 1
-        if self._restarts < 0:
-            raise HostLost(f"{error}; faults.restarts={self.plan.config.faults.restarts} allows no more") from error
-        self._going_back = Event(
-            event="trial restarted",
-            detail=str(error),
-            round=self.round,
-            redone=sum(record.cohort for record in self._since),
-            seconds=seconds + sum(record.seconds["total"] for record in self._since),
-        )
-        if self.begun:  # otherwise what it began from is still valid
-            self._saved = usable(self.plan.config, self._sink.saved(self.plan.trial))
-        self._server = None
+        self._saved_at = time.monotonic()
+        if self._interval:
+            self._interval = max(self._interval, (self._saved_at - began) / _SAVING_SHARE)
 
     def failed(self, error: BaseException) -> None:
         """Record the end of a trial that `error` ended. What was never started keeps the row of an earlier attempt."""
         plan = self.plan
         if isinstance(error, (UsageError, KeyboardInterrupt)) and not self.begun:
             return
-        if self._replaceable and breaks_device(error):
+        if self._replaceable and (isinstance(error, HostLost) or breaks_device(error)):
             return
         if isinstance(error, KeyboardInterrupt):
             if not self.done:
@@ -301,7 +283,7 @@ def run_trial(
 ) -> str:
     """Run `plan` from the start or from a checkpoint, and return a hash of the final state.
 
-    The last round is saved if checkpoint.every is above 0 or `plan.keep_state` is true.
+    The state after the last round is kept if checkpoint.every is above 0 or `plan.keep_state` is true.
 
     Args:
         plan, sink, make_fleet, device, saved, replaceable: See `TrialRun`.
@@ -336,6 +318,6 @@ def interrupted(round: int, saved: int | None) -> KeyboardInterrupt:
         saved: The round of the last checkpoint; None without any.
     """
     continues = "continues" if saved == round else f"continues after round {saved}, the last one saved"
-    restarts = "starts again, since nothing was saved; checkpoint.every=1 saves every round"
+    restarts = "starts again, since no checkpoint was due yet; checkpoint.every=1 saves every round"
     how = restarts if saved is None else f"with resume=true {continues}"
     return KeyboardInterrupt(f"interrupted after round {round}; the same command {how}")

@@ -1,17 +1,14 @@
 """The recorder, which keeps what trials produce: Parquet tables, checkpoints, and the progress of each trial.
 
 One recorder serves many trials. Without Ray it is called directly; with Ray it is an actor on the node where the
-command runs, so that all results arrive there, whichever node a trial runs on. Such an actor may die and be started
-again. It knows nothing then: the trials begin again, from the last round that is on disk, and send the later ones once
-more (see `rayfed.distributed.recording`).
+command runs, so that all results arrive there, whichever node a trial runs on.
 """
 
 import contextlib
 import math
-import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,24 +66,6 @@ def traceback_file(folder: str, experiment: str, trial: str) -> str:
     return f"{join(folder, experiment)}/{_TRACEBACKS}/{trial}.txt"
 
 
-class NotBegun(RuntimeError):
-    """The recorder does not know a trial, since it was started again after the trial began."""
-
-
-@dataclass
-class Sign:
-    """The last sign of life of the process that runs a trial.
-
-    Attributes:
-        process: Its process id and the id of its Ray node.
-        silent: The seconds since then.
-    """
-
-    trial: str
-    process: tuple[int, str]
-    silent: float = 0.0
-
-
 @dataclass
 class _Trial:
     """What the recorder knows of a trial.
@@ -97,9 +76,7 @@ class _Trial:
         began: When it began, on the clock `time.monotonic`; None before.
         recorded: When it began or recorded a round.
         work: Each round with its clients and its seconds.
-        events: What happened before it began.
-        lost_at: When its process was lost; None if it has begun again since.
-        sign: The process that runs it, and when that gave a sign of life.
+        lost: When its process was lost, and why; None if it has begun again since.
     """
 
     progress: Progress | None = None
@@ -108,17 +85,15 @@ class _Trial:
     began: float | None = None
     recorded: float = 0.0
     work: list[tuple[int, int, float]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    lost_at: float | None = None
-    sign: tuple[tuple[int, str], float] | None = None
+    lost: tuple[float, str] | None = None
 
     @property
     def goes_on(self) -> bool:
-        """Whether it has begun before in this command, or in that of a recorder that died."""
+        """Whether it has begun before in this command."""
         return self.progress is not None and (self.progress.status == "running" or self.progress.lost > 0)
 
     def begin(self, trial: str, values: Mapping[str, Any], rounds: int, done: int) -> list[Event]:
-        """Note that the trial begins after round `done`, and return what happened until then."""
+        """Note that the trial begins after round `done`, and return the event of its restart, if it is one."""
         now, before, goes_on = time.monotonic(), self.progress, self.goes_on
         progress = Progress(trial, rounds, round=done, rounds_done=min(done, rounds), first_round=done)
         if before is not None and goes_on:
@@ -131,12 +106,12 @@ class _Trial:
                 first_round=min(before.first_round, done) if before.rounds else done,
                 best_val=before.best_val if done else None,
             )
-        events, self.events = self.events, []
-        if self.lost_at is not None and before is not None:
-            events.append(self._restart_event(before.round, done, now - self.lost_at))
+        events = []
+        if self.lost is not None and before is not None:
+            events.append(self._restart_event(before.round, done, now - self.lost[0], self.lost[1]))
         self.work = [work for work in self.work if goes_on and work[0] <= done]
         progress.selection = Selection.of(values)
-        self.progress, self.lost_at, self.recorded = progress, None, now
+        self.progress, self.lost, self.recorded = progress, None, now
         if self.began is None or not goes_on:
             self.began = now - progress.seconds
         self.pace = Pace(rounds, int(values.get("evaluate", {}).get("every", 1)))
@@ -160,11 +135,12 @@ class _Trial:
         values = [v for v in (progress.best_val, progress.val) if v is not None and not math.isnan(v)]
         progress.best_val = max(values, key=progress.selection.gain, default=None)
 
-    def _restart_event(self, round: int, done: int, seconds: float) -> Event:
+    def _restart_event(self, round: int, done: int, seconds: float, cause: str) -> Event:
+        goes_on = f"continues after round {done}" if done else "starts again at round 1"
         repeated = [work for work in self.work if work[0] > done]
         return Event(
             event="trial restarted",
-            detail=f"continues after round {done}" if done else "starts again at round 1",
+            detail=f"{cause}; {goes_on}",
             round=round,
             redone=sum(clients for _, clients, _ in repeated),
             seconds=seconds + sum(seconds for *_, seconds in repeated),
@@ -236,12 +212,8 @@ class Recorder:
         )
         known.writer.add_events(known.begin(trial, values, rounds, keep_through_round or 0))
 
-    def record(self, trial: str, record: Record) -> int | None:
-        """Record a finished round, and return the last round that is on disk, or None.
-
-        Raises:
-            NotBegun: this recorder was started after the trial began.
-        """
+    def record(self, trial: str, record: Record) -> None:
+        """Record a finished round of a trial that has begun."""
         writer = self._writer(trial)
         with storage_errors(self._home.location):
             writer.add(record)
@@ -252,15 +224,11 @@ class Recorder:
                 write_map(self._home.child("maps"), trial, record.round, map)
         self._feed.record(trial, record)
         self._trials[trial].add(record)
-        return writer.written_round
 
     def event(self, trial: str, event: Event) -> None:
-        """Record something that happened to the processes of a trial, whether or not it has begun."""
-        if (writer := self._trials[trial].writer) is None:
-            self._trials[trial].events.append(event)
-        else:
-            with storage_errors(self._home.location):
-                writer.add_events([event])
+        """Record something that happened to a trial that has begun."""
+        with storage_errors(self._home.location):
+            self._writer(trial).add_events([event])
 
     def doing(self, trial: str, what: str) -> None:
         """Note for the progress line what the trial does after a round."""
@@ -268,11 +236,7 @@ class Recorder:
             progress.doing = what
 
     def begin_checkpoint(self, trial: str) -> int:
-        """Return the number of the next checkpoint, after everything that was recorded before is on disk.
-
-        Raises:
-            NotBegun: this recorder was started after the trial began.
-        """
+        """Return the number of the next checkpoint, after everything that was recorded before is on disk."""
         with storage_errors(self._home.location):
             self._writer(trial).flush(force=True)
             return self._checkpoints_of(trial).begin()
@@ -289,6 +253,11 @@ class Recorder:
         with storage_errors(self._home.location):
             self._checkpoints_of(trial).commit(number, base, header, parts)
 
+    def delete_checkpoints(self, trial: str) -> None:
+        """Delete all checkpoints of a trial that is done."""
+        with storage_errors(self._home.location):
+            self._checkpoints_of(trial).delete()
+
     def saved(self, trial: str) -> list[dict[str, Any]]:
         """Return the trial's checkpoints, newest first; see `CheckpointStore.saved`."""
         with storage_errors(self._home.location):
@@ -304,17 +273,8 @@ class Recorder:
         with storage_errors(self._home.location):
             return self._checkpoints_of(trial).read(parts)
 
-    def end(self, trial: str, values: Mapping[str, Any], *, begun: bool = False) -> None:
-        """End a trial; `values` has its status and other columns of `trials`.
-
-        Args:
-            begun: whether only a trial is ended that this recorder knows.
-
-        Raises:
-            NotBegun: with `begun`, this recorder was started after the trial began.
-        """
-        if begun:
-            self._writer(trial)
+    def end(self, trial: str, values: Mapping[str, Any]) -> None:
+        """End a trial; `values` has its status and other columns of `trials`."""
         with storage_errors(self._home.location):
             try:
                 writer, self._trials[trial].writer = self._trials[trial].writer, None
@@ -325,7 +285,6 @@ class Recorder:
 
     def _end(self, trial: str, values: Mapping[str, Any]) -> None:
         known = self._trials[trial]
-        known.sign = None
         progress = known.progress = known.progress or Progress(trial, 0)
         progress.status, progress.error = str(values["status"]), values.get("error")
         progress.doing = None
@@ -346,43 +305,19 @@ class Recorder:
         if trace := values.get("traceback"):
             with contextlib.suppress(OSError):  # on a full disk, for which the row has room set aside
                 self._home.child(_TRACEBACKS).write(f"{trial}.txt", trace.encode())
-        if known.events and "algorithm" in values:  # it never began
-            name, seed = str(values["algorithm"]["name"]), int(values["seed"])
-            TrialWriter(self.folder, self.experiment, trial, name, seed).add_events(known.events)
-            known.events = []
 
-    def lost(self, trial: str, event: Event) -> int:
-        """Note that the process of a trial was lost, and return how often that has happened."""
+    def lost(self, trial: str, cause: str) -> int:
+        """Note that a process of a trial was lost, and return how often that has happened."""
         known = self._trials[trial]
         progress = known.progress = known.progress or Progress(trial, 0)
         progress.lost += 1
-        known.lost_at, known.sign = time.monotonic(), None
-        self.event(trial, replace(event, round=progress.round))
+        known.lost = time.monotonic(), cause
         return progress.lost
 
-    def attempts(self, trial: str) -> tuple[int, bool]:
-        """Return how often the process of a trial was lost in this command, and whether the trial has begun in it."""
+    def has_begun(self, trial: str) -> bool:
+        """Return whether a trial has begun in this command."""
         progress = self._trials[trial].progress
-        return (0, False) if progress is None else (progress.lost, progress.rounds > 0)
-
-    def alive(self, trial: str, process: tuple[int, str]) -> None:
-        """Take a sign of life of the process that runs a trial."""
-        self._trials[trial].sign = process, time.monotonic()
-
-    def signs(self) -> list[Sign]:
-        """Return the last sign of life of each trial that runs."""
-        now = time.monotonic()
-        signs = {trial: known.sign for trial, known in list(self._trials.items())}
-        return [Sign(trial, sign[0], now - sign[1]) for trial, sign in signs.items() if sign is not None]
-
-    def adopt(self, trials: Iterable[Progress]) -> None:
-        """Take over what another recorder knew of the trials' progress before it died."""
-        for progress in trials:
-            known = self._trials[progress.trial]
-            if known.progress is None:
-                known.progress = progress
-            else:
-                known.progress.lost = max(known.progress.lost, progress.lost)
+        return progress is not None and progress.rounds > 0
 
     def close(self) -> list[str]:
         """Give up the claim to the trials, which have ended, and return a line on each tracker that failed."""
@@ -392,17 +327,13 @@ class Recorder:
             self._owner = None
         return lines
 
-    def pid(self) -> int:
-        """Return the id of the recorder's process."""
-        return os.getpid()
-
     def progress(self) -> list[Progress]:
         """Return the progress of all trials."""
         return [known.progress for known in list(self._trials.values()) if known.progress is not None]
 
     def _writer(self, trial: str) -> TrialWriter:
-        if (writer := self._trials[trial].writer) is None:
-            raise NotBegun(f"the recorder does not know {trial}")
+        writer = self._trials[trial].writer
+        assert writer is not None, "the trial has begun"
         return writer
 
     def _checkpoints_of(self, trial: str) -> CheckpointStore:

@@ -33,9 +33,6 @@ class TrialWriter:
             They are kept in any case if `keep_through_round` is given, also those of later rounds.
         segment_rows: rows of a Parquet file before the next one begins.
 
-    Attributes:
-        written_round: the last round that is on disk, or None.
-
     Raises:
         UsageError: a name of the experiment or the trial that cannot be the name of a file.
     """
@@ -64,17 +61,14 @@ class TrialWriter:
         }
         keep = _ALL_ROUNDS if keep_events or keep_through_round is not None else None
         self._events = _Segments(home.child("events"), trial, EVENTS_SCHEMA, keep_through_round=keep)
-        self.written_round = self._segments["rounds"].last_round
         self._waiting: dict[str, list[Record]] = {name: [] for name in TABLES}
         self._began = time.monotonic()
         self._spent = 0.0
 
     def add(self, record: Record) -> None:
-        """Add a round with its scores and events; it is on disk after the next `flush` that does not skip."""
+        """Add a round with its scores; it is on disk after the next `flush` that does not skip."""
         for waiting in self._waiting.values():
             waiting.append(record)
-        if record.events:
-            self.add_events(record.events)
 
     def add_events(self, events: Iterable[Event]) -> None:
         """Write events to disk at once; they are rare, and say why what should follow does not."""
@@ -99,8 +93,6 @@ class TrialWriter:
             if records and (rows := TABLES[name].rows(self._columns, records)).num_rows:
                 self._segments[name].append(rows)
             self._waiting[name] = []
-            if name == "rounds" and records:
-                self.written_round = records[-1].round
         self._spent += time.monotonic() - began
 
     def close(self) -> None:
@@ -123,8 +115,7 @@ class _Segments:
     the same late in a long run as early. A row never moves from one file to another, and no file is ever deleted. A
     reader who has just listed the folder therefore finds every file, and no row in two of them.
 
-    Rows of an earlier attempt are kept up to and including `keep_through_round` (None: none are kept). `last_round` is
-    the last round that was kept, or None.
+    Rows of an earlier attempt are kept up to and including `keep_through_round` (None: none are kept).
     """
 
     def __init__(
@@ -141,7 +132,6 @@ class _Segments:
         self._segment_rows = segment_rows
         self._index = 0
         self._current = schema.empty_table()
-        self.last_round: int | None = None
         for index, name in _existing(folder, trial):
             self._index = index
             self._current = self._trimmed(name, keep_through_round)
@@ -164,9 +154,6 @@ class _Segments:
             kept = table.filter(pc.less_equal(table["round"], keep_through_round))
         if kept.num_rows < table.num_rows:
             replace_parquet(kept, self._folder, name)
-        if kept.num_rows:
-            last = pc.max(kept["round"]).as_py()
-            self.last_round = last if self.last_round is None else max(last, self.last_round)
         return kept
 
 

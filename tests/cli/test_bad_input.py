@@ -90,9 +90,9 @@ BN = ("model={name: mlp, batch_norm: true}",)
         (["cohort=0"], "cohort=0: must be at least 1"),
         (["cohort=1.0"], "cohort=1.0: expected an integer, the number of clients; a share is cohort_share=1.0"),
         (["unseen_clients=1.5"], "unseen_clients=1.5: expected an integer"),
-        (["placement.hosts=many"], "placement.hosts=many: give a number of hosts, or auto"),
+        (["placement.hosts=auto"], "placement.hosts='auto': expected an integer, got str"),
+        (["faults.patience=5"], "faults.patience: was removed; a process that is stopped is no longer noticed"),
         (["placement.vmap_clients=all"], "placement.vmap_clients=all: give a number of clients, or auto"),
-        (["placement.hosts=auto", "placement.cpus=0"], "placement.hosts=auto: give placement.cpus or placement.gpus"),
         (["placement.gpus=0.6", "placement.hosts=12"], "placement.gpus=0.6: must be an integer or 1/k"),
         (["algorithm={name: dp_fedbn, epsilon: 1e-15}"], "algorithm.epsilon=1e-15: must be at least 1e-06"),
         # what the data say

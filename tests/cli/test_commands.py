@@ -151,9 +151,9 @@ class TestModules:
         [
             ("rayfed", {"torch", "numpy", "yaml", "pandas"}),
             ("rayfed.records.recorder", {"torch", "sklearn", "pandas", "matplotlib"}),
-            ("rayfed.distributed.recording", {"torch", "sklearn", "pandas", "matplotlib"}),
+            ("rayfed.distributed.recorder_actor", {"torch", "sklearn", "pandas", "matplotlib"}),
             ("rayfed.cli.report", {"torch", "sklearn", "matplotlib"}),
-            ("rayfed.distributed.ray_host", {"pandas", "pyarrow", "sklearn", "matplotlib"}),
+            ("rayfed.distributed.host_actor", {"pandas", "pyarrow", "sklearn", "matplotlib"}),
             ("rayfed.api", {"ray", "sklearn", "matplotlib", "sympy"}),
         ],
     )

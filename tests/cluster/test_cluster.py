@@ -261,26 +261,11 @@ class TestTrials:
         up.run("worker2", "pkill -9 -x raylet")
         out, err = sweep.communicate(timeout=600)
         assert sweep.returncode == 0, out[-3000:] + err[-3000:]
-        assert "it is started again from its last checkpoint" in err
+        assert "it starts again from its last checkpoint" in err
         trials = fetched(up, "lost").trials
         assert trials["status"].tolist() == ["done", "done"]
         events = read_events(up.path("laptop", "got"), "lost")["event"].tolist()
-        assert events == ["trial lost", "trial restarted"]
-
-    def test_a_node_that_joins_in_the_middle_takes_part(self, up):
-        up.run("worker2", "pkill -9 -x raylet", check=False)
-        wait_until(lambda: alive(up) == 2, 120)
-        auto = "placement.hosts=auto placement.cpus=1 placement.server_cpus=0"
-        values = {**OWN, "rounds": 150}
-        run = up.start_command("head", f"cd rayfed && rayfed run {values_of(values)} {auto} experiment=joined")
-        wait_until(lambda: list(up.path("head", "rayfed/results/joined/rounds").glob("*.parquet")), 120)
-        join = f"ray start --address={ADDRESSES['head']}:6379 --num-cpus=1 --object-store-memory=200000000"
-        up.run("worker2", f"export RAY_AUTH_MODE=token; {join}", check=False)  # unless `ray up`'s monitor was faster
-        out, err = run.communicate(timeout=300)
-        assert run.returncode == 0, out[-3000:] + err[-3000:]
-        hosts = fetched(up, "joined").rounds.sort_values("round")["busy_seconds"].map(len)
-        assert hosts.iloc[0] == 1
-        assert hosts.iloc[-1] > 1  # 3 where the monitor has started a node there, too
+        assert events == ["trial restarted"]
 
 
 class TestGrowth:

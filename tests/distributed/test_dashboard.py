@@ -9,8 +9,9 @@ import ray
 from helpers.ray_processes import actor_names, wait_until
 from helpers.ray_session import start_ray
 from rayfed.core.records import Record, Score
-from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.recording import DriversRecorder, RecorderProcess
+from rayfed.distributed.fleet import HostPool
+from rayfed.distributed.recorder_actor import RecorderProcess, RemoteRecorder, start_recorder
+from rayfed.experiments.config import Placement
 
 VALUES = {"algorithm": {"name": "fedavg"}, "seed": 0, "default_eval_point": "global", "selection_metric": "loss"}
 
@@ -40,8 +41,8 @@ def test_gauges_show_the_last_round_of_each_trial(monkeypatch, tmp_path):
             assert set(tags) == self.keys
             shown[self.name, *tags.values()] = value
 
-    monkeypatch.setattr("rayfed.distributed.gauges.Gauge", Shown)
-    monkeypatch.setattr("rayfed.distributed.recording.enter", lambda folder: None)  # which other tests would be left in
+    monkeypatch.setattr("rayfed.distributed.recorder_actor.Gauge", Shown)
+    monkeypatch.setattr("rayfed.distributed.recorder_actor.enter", lambda folder: None)  # it would stay for other tests
     recorder = RecorderProcess(str(tmp_path), "run", in_sweep=False, here=tmp_path, variables={})
     for trial in ("a", "b"):
         recorder.begin(trial, VALUES, 3, None)
@@ -61,11 +62,9 @@ def test_gauges_show_the_last_round_of_each_trial(monkeypatch, tmp_path):
 @pytest.mark.ray
 def test_the_processes_of_hosts_are_named_after_their_trial():
     start_ray()
-    pool = HostPool(cpus=0.1, gpus=0, group=None)
-    pool.name = "fedavg-seed0"
+    pool = HostPool(Placement(hosts=2, cpus=0.1), [{}, {}, {}], None, name="fedavg-seed0")
     try:
-        actors = [pool.actor(position) for position in range(2)]
-        ray.get([actor.__ray_ready__.remote() for actor in actors])
+        ray.get([actor.__ray_ready__.remote() for actor in pool.actors])
         assert {"fedavg-seed0 host 0", "fedavg-seed0 host 1"} <= actor_names("RayHost")
     finally:
         pool.close()
@@ -75,7 +74,7 @@ def test_the_processes_of_hosts_are_named_after_their_trial():
 @pytest.mark.slow
 def test_gauges_are_among_the_metrics_of_the_node(tmp_path):
     start_ray()
-    recorder = DriversRecorder(str(tmp_path), "run", restarts=0, patience=60, say=print)
+    recorder = RemoteRecorder(start_recorder(str(tmp_path), "run", in_sweep=False))
     try:
         ray.get(recorder.actor.begin.remote("a", VALUES, 3, None))
         ray.get(recorder.actor.record.remote("a", record(2, val=0.75)))

@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ def plain(monkeypatch, tmp_path):
     monkeypatch.delenv("TMPDIR", raising=False)
     monkeypatch.setenv("RAYFED_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "_cgroup_cpus", lambda: None)
     monkeypatch.setattr(doctor, "nvidia_smi", lambda field: "")
     monkeypatch.setattr(doctor, "cluster_is_running", lambda: False)
     usage = types.SimpleNamespace(total=100 * 2**30, used=10 * 2**30, free=90 * 2**30)
@@ -49,27 +47,6 @@ class TestProblems:
     def test_a_data_folder_that_does_not_exist(self, capsys, monkeypatch):
         monkeypatch.setenv("RAYFED_DATA", "/nowhere/data")
         self.one(capsys, "RAYFED_DATA=/nowhere/data: no such folder", "set RAYFED_DATA to the folder")
-
-    def test_a_container_with_fewer_cpus_than_it_seems(self, capsys, monkeypatch):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-        monkeypatch.setattr(doctor, "_cgroup_cpus", lambda: 2.0)
-        self.one(capsys, "(cgroup) is 2 CPUs, but Ray would use 8", "--num-cpus=2")
-
-    def test_a_slurm_job_with_fewer_cpus_than_the_node(self, capsys, monkeypatch):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-        monkeypatch.setenv("SLURM_JOB_ID", "12")
-        monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
-        self.one(capsys, "job 12 on 1 node, 4 CPUs", "SLURM's allocation is 4 CPUs, but Ray would use 8")
-
-    def test_a_slurm_job_with_less_memory_than_the_node(self, capsys, monkeypatch):
-        monkeypatch.setattr(doctor, "memory_bytes", lambda: 64 * 2**30)
-        monkeypatch.setenv("SLURM_MEM_PER_NODE", "8192")
-        self.one(capsys, "may use 8.0 GiB, but Ray would count on 64.0", "--object-store-memory=2147483648")
-
-    def test_several_nodes_without_a_cluster(self, capsys, monkeypatch):
-        monkeypatch.setenv("SLURM_JOB_ID", "12")
-        monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
-        self.one(capsys, "several nodes, but no Ray cluster is running", "cluster-slurm.sh", "srun ray start")
 
     def test_little_shared_memory(self, capsys, monkeypatch):
         sizes = {"/dev/shm": 64 * 2**20}
@@ -106,44 +83,22 @@ class TestProblems:
     def test_a_gpu_that_torch_cannot_use(self, capsys, monkeypatch):
         monkeypatch.setattr(doctor, "nvidia_smi", lambda field: "NVIDIA H100")
         monkeypatch.setattr(torch.version, "cuda", None)
-        self.one(capsys, "NVIDIA H100, but torch", "install torch for CUDA")
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        self.one(capsys, "hidden by CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES")
+        self.one(capsys, "NVIDIA H100, but torch", "for CPUs cannot use it", "install torch for CUDA")
 
 
 @pytest.fixture
-def gpu(monkeypatch, tmp_path):
-    """A GPU whose kernels run on the CPU; what `nvidia-smi` says of it by field."""
-    said = {"compute_mode": "Default"}
-    properties = types.SimpleNamespace(name="NVIDIA H100", total_memory=80 * 2**30)
+def gpu(monkeypatch):
+    """A GPU whose kernels run on the CPU."""
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda *size, device: ones(*size))
-    for name, value in {"is_available": True, "device_count": 1, "get_device_properties": properties}.items():
+    for name, value in {"device_count": 1, "get_device_name": "NVIDIA H100"}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *given, value=value: value)
-    monkeypatch.setattr(doctor, "nvidia_smi", lambda field: said.get(field, ""))
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "mps"))
-    return said
 
 
 class TestGPUs:
-    def test_one_that_processes_can_share(self, capsys, gpu, tmp_path):
+    def test_one_that_computes(self, capsys, gpu):
         assert main(["--no-ray"]) == 0
-        out = " ".join(capsys.readouterr().out.split())
-        assert "0: NVIDIA H100, 80 GiB" in out
-        assert "compute in turns; with nvidia-cuda-mps-control -d" in out
-        (tmp_path / "mps").mkdir()
-        (tmp_path / "mps" / "control").touch()
-        gpu["compute_mode"] = "Exclusive_Process"  # which MPS shares
-        assert main(["--no-ray"]) == 0
-        assert "at once, by MPS" in " ".join(capsys.readouterr().out.split())
-
-    @pytest.mark.parametrize(
-        ("mode", "remedy"), [("Exclusive_Process", "placement.gpus at 1"), ("Prohibited", "nvidia-smi -c DEFAULT")]
-    )
-    def test_one_that_they_cannot(self, capsys, gpu, mode, remedy):
-        gpu["compute_mode"] = mode
-        assert main(["--no-ray"]) == 1
-        assert remedy in " ".join(capsys.readouterr().out.split())
+        assert "0: NVIDIA H100" in capsys.readouterr().out
 
     def test_one_that_fails(self, capsys, gpu, monkeypatch):
         def ones(*size, device):
@@ -151,7 +106,7 @@ class TestGPUs:
 
         monkeypatch.setattr(torch, "ones", ones)
         assert main(["--no-ray"]) == 1
-        assert "0: NVIDIA H100, 80 GiB: a test kernel fails (CUDA error: no kernel image" in " ".join(
+        assert "0: NVIDIA H100: a test kernel fails (CUDA error: no kernel image" in " ".join(
             capsys.readouterr().out.split()
         )
 
@@ -174,12 +129,3 @@ class TestRay:
     def test_that_starts(self, capsys):
         main([])
         assert "ok       Ray         starts: " in capsys.readouterr().out
-
-
-def test_the_limit_of_a_container_is_read(monkeypatch, tmp_path):
-    monkeypatch.undo()
-    for text, limit in (("200000 100000\n", 2.0), ("max 100000\n", None), ("", None)):
-        (tmp_path / "cpu.max").write_text(text)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(doctor, "Path", lambda path: tmp_path / "cpu.max" if "cpu.max" in path else Path(path))
-            assert doctor._cgroup_cpus() == limit

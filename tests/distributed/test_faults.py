@@ -1,9 +1,12 @@
-"""Processes that are killed or stopped while a run or a sweep goes on: it ends as if nothing had happened."""
+"""Processes that are killed while a run or a sweep goes on: it ends as if nothing had happened, or resumes."""
 
 import contextlib
 import io
 import logging
+import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -15,10 +18,10 @@ import rayfed
 from helpers.commands import command
 from helpers.ray_processes import processes, send, wait_until
 from helpers.sleeping import write_sleeping
-from rayfed.distributed.private_session import start_here
+from rayfed.distributed.cluster import start_here
 from rayfed.reports.read import read, read_events
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 COMMON = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},
@@ -26,16 +29,16 @@ COMMON = {
     "local": {"batch_size": 8, "lr": 0.1},
     "algorithm.name": "sleeping_scaffold:Sleeping",
     "checkpoint.every": 5,
-    "rounds": 60,
+    "rounds": 30,
 }
+VALUES = [f"{key}={value}".replace("'", "") for key, value in COMMON.items()]
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     write_sleeping(folder, "sleeping_scaffold")
-    arguments = "\n".join(f"{key}: {value}" for key, value in COMMON.items())
-    (folder / "space.yaml").write_text(f"seeds: [0]\n{arguments}\n".replace("'", ""))
+    (folder / "space.yaml").write_text("seeds: [0]\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
@@ -47,7 +50,7 @@ def here(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(here):
-    return rayfed.run({**COMMON, "results": "undisturbed", "checkpoint.every": 0}).weights_hash
+    return rayfed.run({**COMMON, "results": "undisturbed", "checkpoint.every": 0}, keep_state=False).weights_hash
 
 
 def last_round(folder):
@@ -60,14 +63,14 @@ def last_round(folder):
 
 @contextlib.contextmanager
 def disturbed(folder, *faults):
-    """Send each (round, title, signal) of `faults` once that round is on disk."""
+    """Kill the process with each (round, title) of `faults` once that round is on disk."""
     errors = []
 
     def disturb():
         try:
-            for round, title, number in faults:
+            for round, title in faults:
                 wait_until(lambda round=round: last_round(folder) >= round)
-                send(title, number)
+                send(title, signal.SIGKILL)
         except Exception as error:
             errors.append(error)
 
@@ -78,90 +81,98 @@ def disturbed(folder, *faults):
     assert errors == []
 
 
+def ran(name, results, *arguments):
+    files = ["space.yaml"] if name == "sweep" else []
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = command(name)([*files, *VALUES, f"results={results}", *arguments])
+    assert "Traceback" not in err.getvalue()
+    return code, err.getvalue()
+
+
 def check_complete(folder, digest):
     tables = read(folder)
     (row,) = tables.trials.to_dict("records")
     assert (row["status"], row["weights_hash"]) == ("done", digest)
-    assert tables.rounds["round"].tolist() == list(range(1, 61))
+    assert tables.rounds["round"].tolist() == list(range(1, 31))
     counts = tables.metrics.groupby("round").size()
-    assert counts.index.tolist() == list(range(1, 61))
+    assert counts.index.tolist() == list(range(1, 31))
     assert counts.nunique() == 1
-    wait_until(lambda: not processes("SweepTrial") and not processes("_ServerActor"))
+    wait_until(lambda: not processes("ServerActor") and not processes("RayHost"))
 
 
-def swept(*arguments):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = command("sweep")(["space.yaml", *arguments])
-    return code, err.getvalue()
+def test_a_host_and_the_server_of_a_run(here, undisturbed):
+    with disturbed("run", (7, "RayHost"), (17, "ServerActor")):
+        code, said = ran("run", "run", "placement.hosts=1")
+    assert code == 0, said
+    check_complete("run", undisturbed)
+    assert "was lost (host 0 died: its process was killed or crashed); it starts again" in said
+    assert "was lost (its server: its process was killed or crashed); it starts again" in said
+    events = read_events("run")
+    assert events["event"].tolist() == ["trial restarted"] * 2
+    first, second = events.to_dict("records")
+    assert first["detail"].startswith("host 0 died: its process was killed or crashed; continues after round ")
+    saved = int(second["detail"].rpartition(" ")[2])
+    assert saved >= 15
+    assert second["redone"] == 2 * (second["round"] - saved)
+    assert second["seconds"] > 0
 
 
-class TestSweep:
-    def test_recorder_and_trial_killed(self, here, undisturbed):
-        faults = ((4, "Recorder", signal.SIGKILL), (23, "SweepTrial", signal.SIGKILL))
-        with disturbed("killed", *faults):
-            code, said = swept("results=killed")
-        assert code == 0, said
-        assert "Traceback" not in said
-        assert "note: the recorder was lost" in said
-        assert " was lost (its process was killed or crashed); it is started again" in said
-        check_complete("killed", undisturbed)
-        events = read_events("killed")
-        assert events["event"].tolist() == ["recorder lost", "trial lost", "trial restarted"]
-        restarted = events.iloc[-1]
-        saved = int(restarted["detail"].removeprefix("continues after round "))
-        assert saved >= 20
-        assert restarted["redone"] == 2 * (restarted["round"] - saved)
-        assert restarted["seconds"] > 0
-
-    def test_trial_stopped(self, here, undisturbed):
-        with disturbed("stopped", (7, "SweepTrial", signal.SIGSTOP)):
-            code, said = swept("results=stopped", "faults.patience=4")
-        assert code == 0, said
-        check_complete("stopped", undisturbed)
-        assert read_events("stopped")["event"].tolist() == ["trial hanging", "trial restarted"]
-
-    def test_lost_too_often(self, here):
-        with disturbed("failed", (7, "SweepTrial", signal.SIGKILL)):
-            code, said = swept("results=failed", "faults.restarts=0")
-        assert code == 1
-        assert "Traceback" not in said
-        (row,) = pd.read_parquet(Path("failed/run/trials")).to_dict("records")
-        cause = "lost (its process was killed or crashed); faults.restarts=0 allows no other start"
-        assert (row["status"], row["error"]) == ("failed", cause)
-        assert row["rounds_done"] >= 7
-        assert read_events("failed")["event"].tolist() == ["trial lost"]
+@pytest.mark.slow
+def test_the_server_of_a_trial_of_a_sweep(here, undisturbed):
+    with disturbed("swept", (7, "ServerActor")):
+        code, said = ran("sweep", "swept")
+    assert code == 0, said
+    check_complete("swept", undisturbed)
+    assert read_events("swept")["event"].tolist() == ["trial restarted"]
 
 
-class TestRun:
-    def ran(self, results, *arguments):
-        values = [f"{key}={value}".replace("'", "") for key, value in COMMON.items()]
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = command("run")([*values, f"results={results}", "placement.hosts=1", *arguments])
-        return code, err.getvalue()
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run", "sweep"])
+def test_lost_too_often(here, name):
+    results = f"failed_{name}"
+    with disturbed(results, (7, "ServerActor")):
+        code, said = ran(name, results, "faults.restarts=0", *(["placement.hosts=1"] if name == "run" else []))
+    assert code == 1
+    (row,) = pd.read_parquet(Path(results) / "run" / "trials").to_dict("records")
+    cause = "lost (its server: its process was killed or crashed); faults.restarts=0 allows no other start"
+    assert (row["status"], row["error"]) == ("failed", cause)
+    assert row["rounds_done"] >= 7
+    assert cause in said
 
-    def test_recorder_stopped_and_server_killed_and_stopped(self, here, undisturbed):
-        faults = (
-            (4, "Recorder", signal.SIGSTOP),
-            (17, "_ServerActor", signal.SIGKILL),
-            (32, "_ServerActor", signal.SIGSTOP),
-        )
-        with disturbed("served", *faults):
-            code, said = self.ran("served", "faults.patience=5")
-        assert code == 0, said
-        assert "Traceback" not in said
-        check_complete("served", undisturbed)
-        expected = ["recorder hanging", "server lost", "trial restarted", "server hanging", "trial restarted"]
-        assert read_events("served")["event"].tolist() == expected
 
-    def test_server_killed_too_often(self, here):
-        with disturbed("unserved", (7, "_ServerActor", signal.SIGKILL)):
-            code, said = self.ran("unserved", "faults.restarts=0")
-        assert code == 1
-        assert said.splitlines()[-1] == (
-            "rayfed: the server died (its process was killed or crashed), and faults.restarts=0 allows no other"
-        )
-        assert "Traceback" not in said
-        assert read("unserved").trials["status"].tolist() == ["failed"]
-        assert read_events("unserved")["event"].tolist() == ["server lost"]
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run", "sweep"])
+def test_without_its_recorder_a_command_ends_with_one_line_and_resumes(here, undisturbed, name):
+    results, hosts = f"unrecorded_{name}", ["placement.hosts=1"] if name == "run" else []
+    with disturbed(results, (7, "Recorder")):
+        code, said = ran(name, results, *hosts)
+    assert code == 1
+    assert said.splitlines()[-1] == (
+        "rayfed: the recorder died (its process was killed or crashed); what it had written is kept, and the same "
+        "command with resume=true continues"
+    )
+    code, said = ran(name, results, "resume=true", *hosts)
+    assert code == 0, said
+    check_complete(results, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run", "sweep"])
+def test_a_killed_command_resumes(here, undisturbed, name):
+    results, hosts = f"killed_{name}", ["placement.hosts=1"] if name == "run" else []
+    files = ["space.yaml"] if name == "sweep" else []
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rayfed", name, *files, *VALUES, f"results={results}", *hosts],
+        env=os.environ | {"PYTHONPATH": str(Path(rayfed.__file__).parents[1]), "RAY_ADDRESS": "local"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: last_round(results) >= 12, seconds=300)
+    finally:
+        process.kill()
+    wait_until(lambda: set(read(results).trials["status"]) == {"lost"})
+    code, said = ran(name, results, "resume=true", *hosts)
+    assert code == 0, said
+    check_complete(results, undisturbed)

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 import ray
-from ray.util.placement_group import remove_placement_group
+from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from helpers.ray_session import start_ray
 from rayfed.distributed import cluster
-from rayfed.distributed.server_process import make_pool
-from rayfed.distributed.sweep_trial import SweepTrial
+from rayfed.distributed.fleet import HostPool
+from rayfed.distributed.trial import ServerActor
 from rayfed.experiments.capacity import gpu_picture, known_nodes, servers_gpus
 from rayfed.experiments.config import Config
 
@@ -40,6 +40,12 @@ def started(group, gpus, bundle=0):
     return ray.remote(Probe).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=there).remote()
 
 
+def reserve(bundles):
+    group = placement_group([bundle for bundle in bundles if bundle], strategy="PACK")
+    ray.get(group.ready(), timeout=60)
+    return group
+
+
 def config_of(**tree):
     return Config.read({"placement": {"cpus": 0.25} | tree.pop("placement"), **tree})
 
@@ -56,12 +62,12 @@ def config_of(**tree):
 def test_hosts_and_server_are_where_the_dry_run_says(monkeypatch, name, placement, picture):
     config = config_of(algorithm={"name": name}, placement=placement)
     assert gpu_picture(config, known_nodes()) == picture
-    monkeypatch.setattr("rayfed.distributed.host_pool.RayHost", Probe)
-    group = cluster._reserved(config)
+    monkeypatch.setattr("rayfed.distributed.fleet.RayHost", Probe)
+    bundles = cluster.bundles_of_run(config)
+    group = reserve(bundles)
     try:
-        pool = make_pool(config, group, keep=True)
         probes = {"server": started(group, share)} if (share := servers_gpus(config)) else {}
-        probes |= {f"host {position}": pool.actor(position) for position in range(config.placement.least_hosts)}
+        probes |= {f"host {k}": actor for k, actor in enumerate(HostPool(config.placement, bundles, group).actors)}
         gpus = dict(zip(probes, ray.get([probe.gpus.remote() for probe in probes.values()]), strict=True))
     finally:
         remove_placement_group(group)
@@ -72,7 +78,7 @@ def test_hosts_and_server_are_where_the_dry_run_says(monkeypatch, name, placemen
 
 def test_two_trials_of_a_sweep_share_a_gpu():
     job = {"config": config_of(placement={"gpus": 0.5})}
-    groups = [SweepTrial.default_resource_request({"job": job})() for _ in range(2)]
+    groups = [ServerActor.default_resource_request({"job": job})() for _ in range(2)]
     try:
         first, second = ray.get([started(group, 0.5).gpus.remote() for group in groups])
         assert first == second
@@ -83,10 +89,9 @@ def test_two_trials_of_a_sweep_share_a_gpu():
 
 def test_gpus_that_others_use_are_left_to_them(monkeypatch):
     monkeypatch.setattr(cluster, "_SPREAD_SECONDS", 0.5)
-    other = cluster._reserved(config_of(placement={"hosts": 2, "gpus": 1}))
-    group = cluster._reserved(config_of(placement={"hosts": 4, "gpus": 0.5}))
+    other = reserve(cluster.bundles_of_run(config_of(placement={"hosts": 2, "gpus": 1})))
     try:
-        assert [bundle["GPU"] for bundle in group.bundle_specs] == [0.5] * 4
+        server, *hosts = cluster.bundles_of_run(config_of(placement={"hosts": 4, "gpus": 0.5}))
+        assert (server, [bundle["GPU"] for bundle in hosts]) == ({}, [0.5] * 4)
     finally:
-        for one in (group, other):
-            remove_placement_group(one)
+        remove_placement_group(other)

@@ -1,4 +1,4 @@
-"""Nodes that die in the middle of a run or a sweep, and nodes that join: two raylets on this machine stand for them."""
+"""Nodes that die in the middle of a run or a sweep: raylets on this machine stand for them."""
 
 import contextlib
 import io
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -20,8 +19,7 @@ import rayfed
 from helpers.commands import command
 from helpers.ray_processes import processes, wait_until
 from helpers.sleeping import write_sleeping
-from rayfed.distributed.cluster import _started_in_time
-from rayfed.distributed.private_session import protect_token
+from rayfed.distributed.cluster import protect_token
 from rayfed.reports.read import read, read_events
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -34,9 +32,9 @@ COMMON = {
     "checkpoint.every": 5,
     "rounds": 40,
 }
-# Ray may notice the end of the process before that of its node.
-CAUSE = re.compile(
-    r"lost \((its node died|its process was killed or crashed)\); faults.restarts=0 allows no other start"
+CAUSE = re.compile(  # Ray may notice the end of the process before that of its node
+    r"lost \(its server on .*: (its node died|its process was killed or crashed)\); "
+    r"faults.restarts=0 allows no other start"
 )
 VALUES = [f"{key}={value}".replace("'", "") for key, value in COMMON.items()]
 
@@ -74,10 +72,9 @@ def cluster(here, monkeypatch, cpus):
     protect_token()
     authentication = pytest.importorskip("ray._private.authentication.authentication_token_setup")
     authentication.enable_token_auth_by_default()
-    with _started_in_time(300):
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        yield cluster
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    yield cluster
     ray.shutdown()
     cluster.shutdown()
 
@@ -117,31 +114,13 @@ def raylet(node):
 
 def servers_raylet():
     """The process id of the raylet on whose node the server runs."""
-    (server,) = processes("_ServerActor")
+    (server,) = processes("ServerActor")
     return psutil.Process(server).ppid()
 
 
 def kill(node):
     """Kill a node's raylet, as the loss of a machine does; its processes end with it."""
     os.kill(raylet(node), signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def joining(ready, address, cpus):
-    """Let a node join, as `ray start` does on another machine, as soon as `ready()`."""
-    nodes = []
-    command = [str(Path(sys.prefix) / "bin/ray"), "start", "--address", address, "--num-cpus", str(cpus), "--block"]
-
-    def start():
-        nodes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-
-    try:
-        with once(ready, start):
-            yield
-    finally:
-        for node in nodes:
-            node.terminate()
-            node.wait()
 
 
 def ran(name, *arguments):
@@ -164,12 +143,13 @@ class TestSweep:
         with once(self.both_begun("swept"), lambda: kill(node)):
             code, said = ran("sweep", "results=swept")
         assert code == 0, said
-        assert "); it is started again from its last checkpoint" in said
+        assert "); it starts again from its last checkpoint" in said
         trials = read("swept").trials.sort_values("seed")
         assert trials["status"].tolist() == ["done", "done"]
         assert trials["weights_hash"].tolist() == undisturbed
-        assert read_events("swept")["event"].tolist() == ["trial lost", "trial restarted"]
-        assert "continues after round" in read_events("swept")["detail"].iloc[1]
+        (event,) = read_events("swept").to_dict("records")
+        assert event["event"] == "trial restarted"
+        assert "continues after round" in event["detail"]
 
     def test_without_restarts_it_has_failed(self, cluster, undisturbed):
         node = cluster.add_node(num_cpus=1)
@@ -185,85 +165,32 @@ class TestSweep:
 
 class TestRun:
     @pytest.mark.parametrize("cpus", [0])
-    def test_goes_back_to_its_checkpoint_where_states_are_lost(self, cluster, undisturbed):
-        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-        begun = lambda: max(last_rounds("back"), default=0) >= 8  # noqa: E731
+    @pytest.mark.parametrize("lost", ["server", "host"])
+    def test_goes_back_to_its_checkpoint(self, cluster, undisturbed, lost):
+        """Its hosts are on two nodes, and a third one has room."""
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
+        results = f"without_{lost}"
 
-        def lose_the_other_node():
-            kill(next(node for node in nodes if raylet(node) != servers_raylet()))
-
-        with once(begun, lose_the_other_node):
-            code, said = ran("run", "results=back", "placement.hosts=2")
-        assert code == 0, said
-        assert read("back").trials["weights_hash"].tolist() == undisturbed[:1]
-        events = read_events("back")
-        assert "host lost" in events["event"].tolist()
-        restarted = events[events["event"] == "trial restarted"].iloc[-1]
-        assert "lost with" in restarted["detail"]
-        assert "continues after round" in restarted["detail"]
-        assert read("back").rounds["round"].tolist() == list(range(1, 41))
-
-    @pytest.mark.parametrize("cpus", [0])
-    @pytest.mark.parametrize("server_cpus", [0, 1])
-    def test_its_server_goes_on_elsewhere(self, cluster, undisturbed, server_cpus):
-        sizes = (1 + server_cpus, 1)  # no node has room for what the other one held
-        nodes = [cluster.add_node(num_cpus=size) for size in sizes]
-        results = f"without_server_{server_cpus}"
-
-        def lose_the_servers_node():
-            kill(next(node for node in nodes if raylet(node) == servers_raylet()))
+        def lose():
+            hosts = {psutil.Process(host).ppid() for host in processes("RayHost")}
+            others = hosts - {servers_raylet()}
+            kill(next(node for node in nodes if raylet(node) in (others if lost == "host" else {servers_raylet()})))
 
         begun = lambda: max(last_rounds(results), default=0) >= 8  # noqa: E731
-        with once(begun, lose_the_servers_node):
-            code, said = ran("run", f"results={results}", "placement.hosts=2", f"placement.server_cpus={server_cpus}")
+        with once(begun, lose):
+            code, said = ran("run", f"results={results}", "placement.hosts=2")
         assert code == 0, said
-        assert "the server died" in said
+        assert "it starts again from its last checkpoint" in said
         assert read(results).trials["weights_hash"].tolist() == undisturbed[:1]
-        assert "server lost" in read_events(results)["event"].tolist()
+        assert set(read_events(results)["event"]) == {"trial restarted"}
         assert read(results).rounds["round"].tolist() == list(range(1, 41))
-
-    @pytest.mark.parametrize("cpus", [0])
-    @pytest.mark.parametrize("late", [0, 45])
-    def test_goes_on_where_its_only_node_is_lost(self, cluster, undisturbed, late):
-        """Another node has room already, or joins only after processes were allowed to start."""
-        nodes = [cluster.add_node(num_cpus=2) for _ in range(1 if late else 2)]
-        results, lost = f"without_node_{late}", []
-
-        def lose_the_node():
-            assert {psutil.Process(host).ppid() for host in processes("RayHost")} == {servers_raylet()}
-            kill(next(node for node in nodes if raylet(node) == servers_raylet()))
-            lost.append(time.monotonic())
-
-        begun = lambda: max(last_rounds(results), default=0) >= 8  # noqa: E731
-        late_enough = lambda: lost and time.monotonic() - lost[0] > late  # noqa: E731
-        joins = joining(late_enough, cluster.address, 2) if late else contextlib.nullcontext()
-        more = [f"results={results}", "placement.hosts=2", "faults.start_seconds=30", f"placement.autoscale={late > 0}"]
-        with once(begun, lose_the_node), joins:
-            code, said = ran("run", *more)
-        assert code == 0, said
-        assert read(results).trials["weights_hash"].tolist() == undisturbed[:1]
-        assert read(results).rounds["round"].tolist() == list(range(1, 41))
-
-    def test_takes_in_a_node_that_joins(self, cluster, undisturbed):
-        begun = lambda: max(last_rounds("grown"), default=0) >= 3  # noqa: E731
-        with joining(begun, cluster.address, 2):
-            code, said = ran("run", "results=grown", "placement.hosts=auto", "rounds=200")
-        assert code == 0, said
-        events = read_events("grown")
-        assert events["event"].tolist() == ["host started", "host started"]
-        alone = rayfed.run({**COMMON, "results": "alone", "checkpoint.every": 0, "rounds": 200}, keep_state=False)
-        tables = read("grown")
-        assert tables.trials["weights_hash"].tolist() == [alone.weights_hash]
-        busy = tables.rounds.sort_values("round")["busy_seconds"]
-        assert len([seconds for seconds in busy.iloc[0] if seconds]) == 1
-        assert len(busy.iloc[-1]) == 3  # of which some may be idle, where a round is short
 
 
 class TestCluster:
     """The head ends under a command of its own process, as after `ray stop`."""
 
     @pytest.mark.parametrize("name", ["run", "sweep"])
-    def test_the_command_ends_with_one_line_and_can_be_resumed(self, cluster, undisturbed, monkeypatch, name):
+    def test_the_command_ends_and_can_be_resumed(self, cluster, undisturbed, monkeypatch, name):
         results = f"headless_{name}"
         arguments = ["space.yaml", *VALUES] if name == "sweep" else [*VALUES, "placement.hosts=1", "placement.cpus=0.5"]
         process = subprocess.Popen(
@@ -281,14 +208,7 @@ class TestCluster:
             _, said = process.communicate(timeout=60)
         finally:
             process.kill()
-        assert process.returncode == 1, said
-        assert "Traceback" not in said
-        told = [line for line in said.splitlines() if line.startswith(("rayfed: ", "note: "))]
-        how = "continues after the last checkpoint" if name == "run" else "runs the trials that are left"
-        assert told == [
-            "rayfed: Ray has ended on this machine, as after ray stop; everything recorded before that is kept, and "
-            f"the same command with resume=true {how}"
-        ]
+        assert process.returncode != 0, said
         wait_until(lambda: set(read(results).trials["status"]) == {"lost"})  # its other processes end a little later
         ray.shutdown()
         monkeypatch.setenv("RAY_ADDRESS", "local")

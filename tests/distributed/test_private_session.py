@@ -8,8 +8,7 @@ import pytest
 import ray
 
 from helpers.ray_session import start_ray
-from rayfed.distributed.private_session import protect_token
-from rayfed.distributed.processes import log_folder
+from rayfed.distributed.cluster import log_folder, protect_token
 from rayfed.experiments.capacity import cluster_is_running, ray_folder
 
 

@@ -11,6 +11,7 @@ import random
 import re
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -29,13 +30,12 @@ from rayfed.algorithms import ALGORITHMS
 from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import Diverged, HostLost, UsageError
 from rayfed.core.registry import resolve
-from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.messages import pack, unpack
-from rayfed.distributed.ray_fleet import RayFleet, RayStates
+from rayfed.distributed.fleet import HostPool, RayFleet, RayStates
+from rayfed.distributed.host_actor import pack, unpack
 from rayfed.engine.fleet import LocalFleet
 from rayfed.engine.schedule import Schedule
 from rayfed.engine.server import Evaluation, Server
-from rayfed.experiments.config import Faults, Placement
+from rayfed.experiments.config import Placement
 
 pytestmark = pytest.mark.ray
 
@@ -45,7 +45,8 @@ class SharedFleet(RayFleet):
 
     def __init__(self, plan, population, pool, hosts, *, seed=None):
         self.random = None if seed is None else random.Random(seed)
-        super().__init__(plan, population, Placement(hosts=hosts), Faults(), device=torch.device("cpu"), pool=pool)
+        some = SimpleNamespace(actors=pool.actors[:hosts], gpus=pool.gpus[:hosts])
+        super().__init__(plan, population, device=torch.device("cpu"), pool=some)
 
     def _schedule(self, units, kind):
         schedule = super()._schedule(units, kind)
@@ -62,9 +63,6 @@ class RandomSchedule(Schedule):
     def _deal(self, units):
         units = list(units)
         self.random.shuffle(units)
-        if not self._plans:
-            self._homeless += units
-            return
         for unit in units:
             self._plans[self.random.choice(list(self._plans))].append(unit)
 
@@ -81,7 +79,7 @@ def session():
 
 @pytest.fixture(scope="module")
 def pool(session):
-    made = HostPool(cpus=0.0, gpus=0.0, group=None, keep=True)
+    made = HostPool(Placement(hosts=4, cpus=0.0), [{}] * 5, None)
     yield made
     made.close()
 
@@ -306,7 +304,7 @@ class TestThroughTheApi:
 
         expected, text = {
             "error": (ZeroDivisionError, "ZeroDivisionError: my own mistake"),
-            "death": (HostLost, "HostLost: all hosts are lost (host 0: "),
+            "death": (HostLost, "lost (host 0 died: "),
         }[kind]
         with pytest.raises(expected, match=re.escape(text.split(": ", 1)[-1])):
             run(1, loss=loss, **{"faults.restarts": 0})
@@ -314,3 +312,35 @@ class TestThroughTheApi:
         assert row["status"] == "failed"
         assert row["error"].startswith(text)
         assert "in loss" in row["traceback"] or kind != "error"
+
+
+class TestHostsThatAreLost:
+    """The fleet says which host was lost, and why; the trial then starts again from its last checkpoint."""
+
+    class Breaking(FedAvg):
+        kind: str
+
+        def finish(self, ctx, work, client, down, data):
+            if ray._private.worker.global_worker.mode == ray.WORKER_MODE and ctx.round == 2 and ctx.client == 3:
+                if self.kind == "death":
+                    os._exit(1)
+                raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
+            return super().finish(ctx, work, client, down, data)
+
+    @pytest.mark.parametrize(
+        ("kind", "words"),
+        [
+            ("death", "host 0 died: its process was killed or crashed"),
+            ("gpu", "host 0 failed: CUDA error: an illegal memory access was encountered"),
+        ],
+    )
+    def test_by_name(self, kind, words):
+        algorithm = self.Breaking()
+        object.__setattr__(algorithm, "kind", kind)
+        plan, pool = blueprint(algorithm, SIX, rounds=3), HostPool(Placement(hosts=1, cpus=0.0), [{}, {}], None)
+        try:
+            with pytest.raises(HostLost) as error:
+                outcome(plan, SIX, SharedFleet(plan, SIX, pool, 1))
+        finally:
+            pool.close()
+        assert str(error.value) == words

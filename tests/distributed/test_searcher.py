@@ -20,7 +20,7 @@ pytest.importorskip("optuna")
 pytest.importorskip("ray")
 from rayfed.distributed import searcher as searchers
 from rayfed.distributed.searcher import SweepSearcher
-from rayfed.distributed.sweep_trial import GAIN
+from rayfed.distributed.trial import GAIN
 
 QUICK = {
     "data": {"domains": ["plain", "font"], "per_domain": 60},

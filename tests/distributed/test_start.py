@@ -1,59 +1,56 @@
-"""What is said when Ray's processes start too slowly, and why an actor died. Without Ray."""
+"""What is said when Ray does not start, and why an actor died. Without Ray."""
 
 import socket
 import time
 
 import pytest
-from ray._private import services
 
 from rayfed.core.errors import HostLost, RayNotStarted
 from rayfed.distributed import cluster
-from rayfed.distributed.processes import cause_of_death, lost_its_node
+from rayfed.distributed.ray_internals import cause_of_death, lost_its_node
 from rayfed.experiments.config import Placement
 
 
-def not_yet(*arguments, **keywords):
-    raise RuntimeError("no node yet")
+def refuse(error):
+    def init(**options):
+        raise error
+
+    return init
 
 
-class TestSlowStart:
-    def test_ends_in_one_line_with_the_remedy(self, monkeypatch):
-        monkeypatch.setattr(services, "get_node", not_yet)
-        began = time.monotonic()
-        with pytest.raises(HostLost) as error, cluster._started_in_time(0.5):
-            services.get_node("address", "node")
-        assert 0.5 <= time.monotonic() - began < 10
-        (line,) = str(error.value).splitlines()
-        assert line.startswith("Ray did not start (no node yet); its logs are in /")
-        assert line.endswith("On a slow machine, give more than faults.start_seconds=0.5")
-        assert services.get_node is not_yet
+class TestRayThatDoesNotStart:
+    @pytest.fixture(autouse=True)
+    def alone(self, monkeypatch, tmp_path):
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
 
-    def test_a_folder_that_is_too_long_for_sockets_is_named(self, monkeypatch, tmp_path):
+    def test_ends_in_one_line(self, monkeypatch):
+        monkeypatch.setattr(cluster, "start_here", refuse(RuntimeError("no node yet")))
+        with pytest.raises(RayNotStarted, match=r"^Ray did not start \(no node yet\); its logs are in /.*/logs$"):
+            cluster.connect(Placement(hosts=1), dashboard=False)
+
+    def test_names_a_folder_that_is_too_long_for_sockets(self, monkeypatch, tmp_path):
         from ray._private.utils import validate_socket_filepath
 
-        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("x" * 60)))
-        with pytest.raises(RayNotStarted) as error, cluster._started_in_time(5):
-            validate_socket_filepath(f"{tmp_path}/{'x' * 60}/ray/session_2026-01-01_00-00-00_000000_1/sockets/raylet")
-        assert "x/ray are too long; set RAY_TMPDIR to a shorter folder" in str(error.value)
-        assert "start_seconds" not in str(error.value)
+        def init(**options):
+            validate_socket_filepath(f"{tmp_path}/{'x' * 90}/ray/session_2026-01-01_00-00-00_000000_1/sockets/raylet")
+
+        monkeypatch.setattr(cluster, "start_here", init)
+        with pytest.raises(RayNotStarted, match="are too long; set RAY_TMPDIR to a shorter folder"):
+            cluster.connect(Placement(hosts=1), dashboard=False)
 
     def test_a_cluster_that_cannot_be_joined_is_named(self, monkeypatch):
         """And is no reason to do without it, as a Ray that does not start here is."""
-        monkeypatch.setattr(services, "get_node", not_yet)
         monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-        with pytest.raises(HostLost) as error, cluster._started_in_time(0.1, joins="10.0.0.1:6379"):
-            services.get_node("address", "node")
+        monkeypatch.setattr(cluster, "_check_reachable", lambda: None)
+        monkeypatch.setattr(cluster.ray, "init", refuse(RuntimeError("no node yet")))
+        with pytest.raises(HostLost) as error:
+            cluster.connect(Placement(hosts=1), dashboard=False)
         assert not isinstance(error.value, RayNotStarted)
         assert str(error.value) == (
-            "the Ray cluster at 10.0.0.1:6379 cannot be joined within faults.start_seconds=0.1 (no node yet); check "
-            "the address, or unset RAY_ADDRESS to use this machine alone"
+            "the Ray cluster at 10.0.0.1:6379 cannot be joined (no node yet); check the address, or unset RAY_ADDRESS "
+            "to use this machine alone"
         )
-
-    def test_waits_for_a_node_that_comes_late(self, monkeypatch):
-        answers = iter([not_yet, not_yet, lambda: {"labels": {}}])
-        monkeypatch.setattr(services, "get_node", lambda *arguments: next(answers)())
-        with cluster._started_in_time(30.0):
-            assert services.get_node("address", "node") == {"labels": {}}
 
 
 class TestClusterThatDoesNotAnswer:

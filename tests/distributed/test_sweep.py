@@ -67,8 +67,8 @@ class BreakingServer(FedAvg):
 
 ray = sys.modules.get("ray")
 if ray is not None and ray._private.worker.global_worker.mode == ray.WORKER_MODE:  # Ray only counts the GPUs
-    import rayfed.distributed.server_process
-    rayfed.distributed.server_process.device_for = lambda gpus, model: torch.device("cpu")
+    import rayfed.distributed.trial
+    rayfed.distributed.trial.device_for = lambda gpus, model: torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Failing(FedAvg):
@@ -174,7 +174,7 @@ class TestSweep:
 
     def test_processes_are_named_after_their_first_trial_and_log_each(self, swept):
         trials = set(swept.trials["trial"])
-        assert 0 < len(actor_names("SweepTrial") & trials) < len(trials)
+        assert 0 < len(actor_names("ServerActor") & trials) < len(trials)
         logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path()).glob("worker-*.err")
         assert trials <= {line for log in logs for line in log.read_text().splitlines()}
 
@@ -237,7 +237,7 @@ def test_a_trial_that_breaks_the_gpu_takes_no_other_with_it(here, capsys):
     assert "sweep_mine.py" in trials["traceback"]["always"]
     assert trials["weights_hash"]["once"] == trials["weights_hash"]["never"]
     events = rayfed.read_events(here / "results", "broken")
-    assert events["event"].value_counts().to_dict() == {"trial lost": 3, "trial restarted": 2}
+    assert events["event"].value_counts().to_dict() == {"trial restarted": 2}
 
 
 @pytest.mark.slow
@@ -245,8 +245,9 @@ def test_a_server_that_breaks_its_gpu_is_started_again(here):
     values = {"algorithm.name": "sweep_mine:BreakingServer", "rounds": 3, "results": "server", "placement.hosts": 1}
     result = rayfed.run({**yaml.safe_load(COMMON), **values})
     assert result.weights_hash == single("fedavg", 0).weights_hash
-    (lost, *_) = rayfed.read_events("server").to_dict("records")
-    assert (lost["event"], lost["detail"]) == ("server lost", "CUDA error: device-side assert triggered")
+    (event,) = rayfed.read_events("server").to_dict("records")
+    restarted = "CUDA error: device-side assert triggered; starts again at round 1"
+    assert (event["event"], event["detail"]) == ("trial restarted", restarted)
 
 
 class TestEarlyStopping:

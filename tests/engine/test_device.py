@@ -14,7 +14,7 @@ from rayfed.algorithms.fedavg import FedAvg
 from rayfed.core.errors import UsageError
 from rayfed.core.rng import torch_state_kept
 from rayfed.core.user_files import error_line
-from rayfed.distributed.ray_host import RayHost
+from rayfed.distributed.host_actor import RayHost
 from rayfed.engine.device import CONTEXT_BYTES, _emptiest_gpu, breaks_device, device_for, peak_bytes, set_kernels
 from rayfed.engine.evaluation import Evaluation
 from rayfed.engine.fleet import LocalFleet

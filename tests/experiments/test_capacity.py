@@ -8,8 +8,6 @@ from rayfed.core.errors import UsageError
 from rayfed.experiments.capacity import (
     bundles,
     check_fits,
-    check_run,
-    check_sweep,
     fits,
     gpu_picture,
     reserved,
@@ -132,12 +130,6 @@ class TestMessage:
         text = refusal([node(2)], gpus=1)
         assert text.startswith("placement.gpus=1: the process needs 1 CPU and 1 GPU")
         assert "fewer hosts" not in text
-
-
-def test_auto_is_for_single_runs():
-    check_run(Placement(hosts="auto"))
-    with pytest.raises(UsageError, match=r"^placement.hosts=auto: is for single runs; in a sweep, give each trial"):
-        check_sweep([Placement(hosts=1), Placement(hosts="auto")])
 
 
 class TestSpreading:

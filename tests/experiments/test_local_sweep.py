@@ -143,12 +143,12 @@ class TestCommand:
 class TestRayThatDoesNotStart:
     @pytest.fixture
     def no_ray(self, monkeypatch):
-        def run_trials(plan, *, quiet):
+        def run_sweep(plan, *, quiet):
             raise RayNotStarted("Ray did not start (no space); its logs are in /tmp/x")
 
-        driver = types.ModuleType("rayfed.distributed.tune_driver")
-        driver.run_trials = run_trials
-        monkeypatch.setitem(sys.modules, "rayfed.distributed.tune_driver", driver)
+        driver = types.ModuleType("rayfed.distributed.tune")
+        driver.run_sweep = run_sweep
+        monkeypatch.setitem(sys.modules, "rayfed.distributed.tune", driver)
 
     def test_the_trials_run_here(self, here, no_ray, capsys):
         assert main(["space.yaml", "arms=[{}]", "search.max_concurrent=2"]) == 0

@@ -1,10 +1,12 @@
-"""A trial, step by step; and one that loses states of clients on its way."""
+"""A trial step by step, one that loses a host on its way, and checkpoints by the clock."""
 
 import importlib.metadata
+from dataclasses import replace
 
 import pytest
 
-from rayfed.core.errors import HostLost, StatesLost
+from rayfed.core.errors import HostLost
+from rayfed.engine.checkpoint import Checkpointer
 from rayfed.engine.fleet import LocalFleet
 from rayfed.experiments.config import Config
 from rayfed.experiments.plan import make_plan
@@ -21,28 +23,25 @@ VALUES = {
 }
 
 
-class LosingFleet(LocalFleet):
-    """Loses the states of all clients in the exchanges with these numbers."""
+def ran(folder, fleet_class=LocalFleet, recorder=None, **more):
+    """Run a trial and return its hash and its recorder."""
+    plan = make_plan(Config.read(VALUES, {"results": str(folder), **more}))
+    recorder = recorder or Recorder(plan.config.results, plan.config.experiment)
+    saved = recorder.saved(plan.trial)
+    fleet = fleet_class(plan.blueprint, plan.population)
+    return run_trial(plan, recorder, lambda: fleet, "cpu", saved=saved, replaceable=True), recorder
 
-    def __init__(self, plan, losses):
-        super().__init__(plan.blueprint, plan.population)
-        self.losses, self.exchanges = set(losses), 0
+
+class LosingFleet(LocalFleet):
+    """Loses a host in the exchange after the fifth."""
+
+    exchanges = 0
 
     def exchange(self, request, down, unicast):
         self.exchanges += 1
-        result = super().exchange(request, down, unicast)
-        if self.exchanges in self.losses:
-            self.states.clear()
-            raise StatesLost("the state of client 0 was lost with its machine")
-        return result
-
-
-def ran(folder, losses=(), **more):
-    """Run a trial; return its hash, its fleet, its tables and its events."""
-    plan = make_plan(Config.read(VALUES, {"results": str(folder), **more}))
-    fleet = LosingFleet(plan, losses)
-    digest = run_trial(plan, Recorder(plan.config.results, plan.config.experiment), lambda: fleet, "cpu")
-    return digest, fleet, read(folder), read_events(folder)
+        if self.exchanges == 6:
+            raise HostLost("host 0 died")
+        return super().exchange(request, down, unicast)
 
 
 @pytest.fixture(scope="module")
@@ -50,43 +49,88 @@ def undisturbed(tmp_path_factory):
     return ran(tmp_path_factory.mktemp("undisturbed"))[0]
 
 
-class TestStatesLost:
-    def check(self, tables, events):
-        (status,) = tables.trials["status"]
-        assert status == "done"
+class TestLostHost:
+    """Tune starts the trial again in another process, which knows only what the recorder has."""
+
+    def restarted(self, folder, **more):
+        recorder = Recorder(str(folder), "run")
+        with pytest.raises(HostLost):
+            ran(folder, LosingFleet, recorder, **more)
+        (progress,) = recorder.progress()
+        assert progress.status == "running"
+        recorder.lost(progress.trial, "host 0 died")
+        digest, _ = ran(folder, LocalFleet, recorder, **more)
+        tables = read(folder)
+        assert tables.trials["status"].tolist() == ["done"]
         assert tables.rounds["round"].tolist() == [1, 2, 3, 4, 5, 6]
         assert tables.metrics.groupby("round").size().nunique() == 1
-        assert set(events["event"]) == {"trial restarted"}
-        assert (events["seconds"] > 0).all()
+        (event,) = read_events(folder).to_dict("records")
+        return digest, event
 
-    def test_goes_on_after_its_last_checkpoint(self, tmp_path, undisturbed):
-        """Exchange 6 is lost, after round 5; the checkpoint is of round 4."""
-        digest, fleet, tables, events = ran(tmp_path, [6], **{"checkpoint.every": 2})
+    def test_goes_on_after_the_last_checkpoint(self, tmp_path, undisturbed):
+        digest, event = self.restarted(tmp_path, **{"checkpoint.every": 2})
         assert digest == undisturbed
-        assert fleet.exchanges == 8  # six rounds, and rounds 5 and 6 again
-        self.check(tables, events)
-        (event,) = events.to_dict("records")
-        assert event["detail"] == "the state of client 0 was lost with its machine; continues after round 4"
+        assert (event["event"], event["detail"]) == ("trial restarted", "host 0 died; continues after round 4")
         assert (event["round"], event["redone"]) == (5, 2)
 
     def test_starts_again_without_a_checkpoint(self, tmp_path, undisturbed):
-        digest, fleet, tables, events = ran(tmp_path, [3])
-        assert (digest, fleet.exchanges) == (undisturbed, 9)
-        self.check(tables, events)
-        assert events["redone"].tolist() == [4]
-
-    def test_several_times(self, tmp_path, undisturbed):
-        digest, _, tables, events = ran(tmp_path, [1, 4, 6], **{"checkpoint.every": 1})
+        digest, event = self.restarted(tmp_path)
         assert digest == undisturbed
-        self.check(tables, events)
-        assert len(events) == 3
+        assert (event["detail"], event["redone"]) == ("host 0 died; starts again at round 1", 10)
 
-    def test_too_often(self, tmp_path):
-        with pytest.raises(HostLost, match=r"lost with its machine; faults.restarts=1 allows no more"):
-            ran(tmp_path, [2, 3], **{"faults.restarts": 1})
-        (row,) = read(tmp_path).trials.to_dict("records")
-        assert row["status"] == "failed"
-        assert row["error"].endswith("faults.restarts=1 allows no more")
+
+KEPT = {"checkpoint.minutes": 4, "checkpoint.best": False}
+
+
+class Clock:
+    """A clock on which every round takes a minute, and a checkpoint `saving` seconds."""
+
+    def __init__(self, saving=0.0):
+        self.now, self.saving = 0.0, saving
+
+    def monotonic(self):
+        return self.now
+
+
+class TestCheckpointsByTheClock:
+    def saved_after(self, folder, monkeypatch, *, saving=0.0, keep_state=False, **more):
+        """Run six rounds of a minute, and return the rounds after which the state was saved, and the files left."""
+        plan = replace(make_plan(Config.read(VALUES, {"results": str(folder), **more})), keep_state=keep_state)
+        clock, rounds = Clock(saving), []
+        monkeypatch.setattr("rayfed.experiments.trial.time", clock)
+        save = Checkpointer.save
+
+        def timed(checkpointer):
+            save(checkpointer)
+            rounds.append(checkpointer.round)
+            clock.now += saving
+
+        monkeypatch.setattr(Checkpointer, "save", timed)
+        recorder = Recorder(str(folder), "run")
+        run = TrialRun(plan, recorder, lambda: LocalFleet(plan.blueprint, plan.population), "cpu")
+        while not run.done:
+            clock.now += 60
+            run.step()
+        run.close()
+        return rounds, recorder.saved(plan.trial)
+
+    def test_are_due_after_minutes_and_deleted_when_the_trial_is_done(self, tmp_path, monkeypatch):
+        rounds, left = self.saved_after(tmp_path, monkeypatch, **{"checkpoint.minutes": 1.5})
+        assert (rounds, left) == ([2, 4], [])
+
+    def test_are_rarer_where_saving_takes_long(self, tmp_path, monkeypatch):
+        rounds, _ = self.saved_after(tmp_path, monkeypatch, saving=2.0, **{"checkpoint.minutes": 0.5})
+        assert rounds == [1, 5]  # 2 s are 1% of 200 s
+
+    def test_of_a_state_that_is_kept_stay(self, tmp_path, monkeypatch):
+        rounds, left = self.saved_after(
+            tmp_path, monkeypatch, keep_state=True, **{"checkpoint.minutes": 4, "checkpoint.best": False}
+        )
+        assert rounds == [5, 6]
+        assert left[0]["content"]["round"] == 6
+
+    def test_can_be_switched_off(self, tmp_path, monkeypatch):
+        assert self.saved_after(tmp_path, monkeypatch, **{"checkpoint.minutes": 0}) == ([], [])
 
 
 def test_steps_are_rounds_and_the_last_one_ends_the_trial(tmp_path, undisturbed):

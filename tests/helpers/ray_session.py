@@ -4,7 +4,7 @@ import logging
 
 import ray
 
-from rayfed.distributed.private_session import start_here
+from rayfed.distributed.cluster import start_here
 
 
 def start_ray() -> None:

@@ -14,7 +14,7 @@ from rayfed.core.records import Event, Record
 from rayfed.experiments.config import Config
 from rayfed.experiments.naming import trial_name
 from rayfed.experiments.sources import from_arguments
-from rayfed.records.recorder import NotBegun, Recorder
+from rayfed.records.recorder import Recorder
 from rayfed.records.trials import claimed
 from rayfed.reports.read import read, read_events
 from rayfed.reports.render import render
@@ -138,48 +138,18 @@ def record(round, **more):
     return Record(stage="round", round=round, cohort=2, **more)
 
 
-class TestRecorderStartedAgain:
-    """Another object stands for the process after the first one has died."""
-
-    def test_it_does_not_know_the_trial(self, tmp_path):
-        recorder = Recorder(str(tmp_path), "run")
-        for call in (
-            lambda: recorder.record("a", record(1)),
-            lambda: recorder.end("a", {"status": "done"}, begun=True),
-        ):
-            with pytest.raises(NotBegun):
-                call()
-
-    def test_rounds_on_disk_stay_and_others_come_again(self, tmp_path):
-        first = begun(tmp_path)
-        on_disk = [first.record("a", record(round)) for round in (1, 2, 3)][-1]
-        known = first.progress()
-        del first
-        second = Recorder(str(tmp_path), "run")
-        second.adopt(known)
-        second.begin("a", VALUES, 3, on_disk)
-        for round in range((on_disk or 0) + 1, 4):
-            second.record("a", record(round))
-        second.end("a", {"status": "done"}, begun=True)
-        tables = read(tmp_path)
-        assert tables.rounds["round"].tolist() == [1, 2, 3]
-        assert tables.trials[["status", "rounds_done"]].values.tolist() == [["done", 3]]
-
-
 class TestEvents:
     def test_are_rows_with_the_trial(self, tmp_path):
         recorder = begun(tmp_path)
         before = time.time()
-        recorder.record(
-            "a", record(1, events=[Event(event="host lost", detail="host 1", round=1, redone=3, seconds=0.5)])
-        )
-        recorder.event("a", Event(event="server lost", round=1))
+        recorder.event("a", Event(event="trial restarted", detail="host 1", round=1, redone=3, seconds=0.5))
+        recorder.event("a", Event(event="rounds added", round=1))
         recorder.end("a", {"status": "done"})
         events = read_events(tmp_path)
         assert events.columns.tolist() == [
             *("experiment", "trial", "algorithm", "seed", "time", "event", "detail", "round", "redone", "seconds")
         ]
-        assert events["event"].tolist() == ["host lost", "server lost"]
+        assert events["event"].tolist() == ["trial restarted", "rounds added"]
         first = events.iloc[0]
         assert (first["trial"], first["algorithm"], first["seed"]) == ("a", "fedavg", 0)
         assert (first["detail"], first["round"], first["redone"], first["seconds"]) == ("host 1", 1, 3, 0.5)
@@ -189,33 +159,30 @@ class TestEvents:
         begun(tmp_path).end("a", {"status": "done"})
         assert read_events(tmp_path, "run").empty
 
-    def test_of_a_trial_that_never_began_are_written_at_its_end(self, tmp_path):
-        recorder = Recorder(str(tmp_path), "run")
-        assert recorder.lost("a", Event(event="trial lost", detail="killed")) == 1
-        assert recorder.attempts("a") == (1, False)
-        recorder.end("a", {**VALUES, "status": "failed", "error": "lost"})
-        assert read_events(tmp_path)["detail"].tolist() == ["killed"]
-
-    def test_stay_when_the_trial_starts_again(self, tmp_path):
+    def test_a_trial_that_was_lost_keeps_rows_through_its_checkpoint(self, tmp_path):
         recorder = begun(tmp_path)
+        assert not recorder.has_begun("b")
         for round in (1, 2):
             recorder.record("a", record(round, seconds=dict.fromkeys(record(1).seconds, 1.5)))
-        assert recorder.lost("a", Event(event="trial lost")) == 1
-        assert recorder.attempts("a") == (1, True)
+        assert recorder.lost("a", "host 1 died") == 1
+        assert recorder.has_begun("a")
         recorder.begin("a", VALUES, 3, 1)
+        for round in (2, 3):
+            recorder.record("a", record(round))
         recorder.end("a", {"status": "done"})
-        lost, again = read_events(tmp_path).to_dict("records")
-        assert (lost["event"], lost["round"]) == ("trial lost", 2)
-        assert (again["event"], again["detail"], again["redone"]) == ("trial restarted", "continues after round 1", 2)
+        (again,) = read_events(tmp_path).to_dict("records")
+        assert (again["event"], again["detail"]) == ("trial restarted", "host 1 died; continues after round 1")
+        assert (again["round"], again["redone"]) == (2, 2)
         assert again["seconds"] >= 1.5
+        assert read(tmp_path).rounds["round"].tolist() == [1, 2, 3]
 
     def test_a_new_run_drops_those_of_an_earlier_one(self, tmp_path):
         recorder = begun(tmp_path)
-        recorder.event("a", Event(event="host lost"))
+        recorder.event("a", Event(event="rounds added"))
         recorder.end("a", {"status": "failed", "error": "x"})
         begun(tmp_path).end("a", {"status": "done"})
         assert read_events(tmp_path).empty
 
     def test_an_unknown_event_is_refused(self, tmp_path):
-        with pytest.raises(ValueError, match="event 'nonsense': known are host started"):
+        with pytest.raises(ValueError, match="event 'nonsense': known are trial restarted"):
             begun(tmp_path).event("a", Event(event="nonsense"))

@@ -1,8 +1,8 @@
 """The hosts as long-lived Ray actors (`placement.hosts` above 0).
 
 Any host runs any client. What all clients receive goes into the object store once; the state of a client is an object
-there, which the server's process owns. So a host that dies takes nothing with it but the work under way, which other
-hosts do again, with the same result.
+there, which the server's process owns. A host that dies ends this attempt of the trial, which Tune starts again from
+its last checkpoint.
 """
 
 import dataclasses
@@ -13,17 +13,18 @@ from typing import Any
 
 import ray
 import torch
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.algorithm import Exchange, State
-from rayfed.core.errors import HostLost, StatesLost
+from rayfed.core.errors import HostLost
 from rayfed.core.ids import ClientIndex
 from rayfed.data.clients import SPLITS
 from rayfed.data.population import Population
-from rayfed.distributed.host_pool import HostPool
-from rayfed.distributed.hosts import LOOK_SECONDS, Hosts
-from rayfed.distributed.messages import Message, pack, unpack
-from rayfed.distributed.processes import cause_of_death
-from rayfed.distributed.ray_host import SMALL_BYTES, SentStates
+from rayfed.distributed.cluster import is_private, on_node
+from rayfed.distributed.host_actor import SMALL_BYTES, Message, RayHost, SentStates, pack, unpack
+from rayfed.distributed.ray_internals import cause_of_death
+from rayfed.distributed.user_modules import SentFiles
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.client_store import ClientStates
 from rayfed.engine.device import breaks_device
@@ -31,16 +32,64 @@ from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.metric_collection import Gradients
 from rayfed.engine.requests import ExchangeRequest, ExchangeResult, Request, Scored, ScoreRequest
 from rayfed.engine.schedule import MOST_CLIENTS, Chunk, Rates, Schedule, Unit
+from rayfed.engine.streamed import room_for
 from rayfed.engine.training import steps_of
-from rayfed.experiments.config import Faults, Placement
+from rayfed.experiments.config import Placement
 
 _MOST_SMALL = 1024  # clients of a chunk, if their states are small
 
-_LOST_HOST = (
-    ray.exceptions.RayActorError,
-    ray.exceptions.NodeDiedError,
-    ray.exceptions.LocalRayletDiedError,
-)
+
+def sendable(population: Population) -> Population:
+    """Return `population` for other processes.
+
+    Files go as paths. In a cluster they go as bytes, unless these would take more than a quarter of the memory: then
+    each machine must have the files.
+    """
+    if is_private() or population.nbytes() > room_for(None, "cpu"):
+        return population
+    return population.read()
+
+
+class HostPool:
+    """The processes of a trial's hosts. The next trial may use them again, since a process takes seconds to start.
+
+    Args:
+        placement: How many there are, and what each of them reserves.
+        bundles: What the trial reserved: the server's bundle, possibly empty, and those that the hosts share in turn.
+        group: The placement group with those of `bundles` that are not empty; None: hosts take what the cluster has.
+        files: What the processes are told about the user's files.
+        name: What Ray's dashboard calls the processes, with their positions.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        bundles: Sequence[Mapping[str, float]],
+        group: PlacementGroup | None,
+        files: SentFiles | None = None,
+        name: str = "",
+    ):
+        server, first_host, *_ = [*bundles, {}]
+        of_hosts = len(bundles) - 1
+        actor_class: Any = ray.remote(RayHost)
+        self.actors, self.gpus = [], []
+        for position in range(placement.hosts):
+            gpus = placement.gpus
+            if position == 0 and 0 < first_host.get("GPU", 0.0) < gpus:  # the server has got some of it
+                gpus = first_host["GPU"]
+            options: dict[str, Any] = {"num_cpus": placement.cpus, "num_gpus": gpus}
+            if group is not None:
+                bundle = (1 if server else 0) + position % of_hosts  # an empty bundle is not part of the group
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=bundle
+                )
+            self.actors.append(actor_class.options(**options).remote(files, f"{name} host {position}"))
+            self.gpus.append(gpus)
+
+    def close(self) -> None:
+        """Kill all processes."""
+        for actor in self.actors:
+            ray.kill(actor)
 
 
 class RayStates(ClientStates):
@@ -65,7 +114,7 @@ class RayStates(ClientStates):
         try:
             state: State = unpack(ray.get(kept) if isinstance(kept, ray.ObjectRef) else kept, self._device)
         except ray.exceptions.ObjectLostError as error:
-            raise StatesLost(f"the state of client {client} was lost with its machine") from error
+            raise HostLost(f"the state of client {client} was lost with its node") from error
         return state
 
     def version(self, client: ClientIndex) -> int:
@@ -92,28 +141,24 @@ class RayFleet:
     """Actors among which the clients of each exchange are dealt by predicted cost; see `rayfed.engine.schedule`.
 
     Args:
-        placement: What each host reserves, and how many there are.
-        faults: How many hosts that died or hang are replaced, and how long they may take.
+        blueprint, population: What the hosts simulate.
         device: The device of this process.
         pool: The processes.
 
     Raises:
-        HostLost: No actor started in time, or all died.
-        StatesLost: States of clients were lost with a machine.
+        HostLost: From every method: a host died.
     """
 
     def __init__(
         self,
         blueprint: Blueprint,
         population: Population,
-        placement: Placement,
-        faults: Faults,
         *,
         device: torch.device,
         pool: HostPool,
     ):
         self.device, self._blueprint, self._population = device, blueprint, population
-        self._pool, self._patience = pool, faults.patience
+        self._actors = pool.actors
         self._ctx = blueprint.context(population, "cpu")  # to predict how many steps clients take
         self._examples = blueprint.training_examples(population)
         self._states = RayStates(device)
@@ -123,9 +168,15 @@ class RayFleet:
         self._number = 0  # that of the last call to all hosts
         self._unweighted: dict[ClientIndex, Any] = {}
         self._bytes_to_hosts = self._bytes_from_hosts = 0
-        self.hosts = Hosts(blueprint, population, placement, faults, pool)
-        self.events = self.hosts.events
         self.vmap_clients = blueprint.vmap_clients
+        arguments = ray.put(blueprint), ray.put(sendable(population))
+        starting = [
+            actor.take_up.remote(*arguments, gpus, min(gpus, 1.0) or 1 / len(self._actors), position)
+            for position, (actor, gpus) in enumerate(zip(self._actors, pool.gpus, strict=True))
+        ]
+        self._names = [f"host {position}" for position in range(len(starting))]
+        for position, call in enumerate(starting):
+            self._names[position] += on_node(self._result(call, position))
 
     @property
     def states(self) -> RayStates:
@@ -133,7 +184,7 @@ class RayFleet:
         return self._states
 
     def choose_vmap_clients(self, request: Request, down: State, unicast: Mapping[ClientIndex, State]) -> None:
-        request = dataclasses.replace(request, vmap_clients=-(-request.vmap_clients // len(self.hosts.handles)))
+        request = dataclasses.replace(request, vmap_clients=-(-request.vmap_clients // len(self._actors)))
         call = self._clients_call("fastest_width", request, down, unicast)
         (self.vmap_clients,) = self._results([Unit(request.clients)], "measure", call)
 
@@ -178,8 +229,8 @@ class RayFleet:
             if len(small) == len(clients):
                 self._small.add(kind)
         self._states.commit(new_states, number)
-        for handle in self.hosts.handles:
-            result.busy.setdefault(handle.position, 0.0)
+        for position in range(len(self._actors)):
+            result.busy.setdefault(position, 0.0)
         result.predicted = schedule.predicted
         return result
 
@@ -229,7 +280,7 @@ class RayFleet:
         return taken
 
     def close(self) -> None:
-        self.hosts.close()
+        """Release nothing: the processes are those of the pool."""
 
     # Messages, whose bytes are counted
 
@@ -316,76 +367,43 @@ class RayFleet:
         return call
 
     def _schedule(self, units: Sequence[Unit], kind: Hashable) -> Schedule:
-        self.hosts.look_for_nodes()
         self._rates.begin(kind)
-        live = [handle.position for handle in self.hosts.live]
-        rates = self._rates.of(kind, range(len(self.hosts.handles)))
-        most = _MOST_SMALL if kind in self._small else MOST_CLIENTS
-        return Schedule(units, live, rates, self._patience, most)
+        hosts = range(len(self._actors))
+        return Schedule(units, hosts, self._rates.of(kind, hosts), _MOST_SMALL if kind in self._small else MOST_CLIENTS)
 
     def _dispatch(
         self, schedule: Schedule, kind: Hashable, call: Callable[[Any, Chunk], list[Any]]
     ) -> Iterator[tuple[Chunk, Any, list[Any]]]:
         """Send chunks to hosts and yield each chunk with its result and the references of its other return values."""
         calls: dict[Any, tuple[Chunk, list[Any]]] = {}
+        while not schedule.finished:
+            for position, actor in enumerate(self._actors):
+                while (chunk := schedule.next(position, time.monotonic())) is not None:
+                    first, *others = call(actor, chunk)
+                    calls[first] = chunk, others
+            for reference in ray.wait(list(calls), num_returns=1)[0]:
+                chunk, others = calls.pop(reference)
+                result = self._result(reference, chunk.host)
+                now = time.monotonic()
+                self._rates.measured(kind, chunk.host, chunk.cost, chunk.elapsed(now))
+                schedule.done(chunk, now)
+                yield chunk, result, others
+
+    def _result(self, call: Any, position: int) -> Any:
+        """Return the result of a call of the host at `position`, or raise what the host raised.
+
+        Raises:
+            HostLost: The host is gone, or its GPU does not compute any more.
+        """
         try:
-            while not schedule.finished:
-                for handle in self.hosts.live:
-                    while (chunk := schedule.next(handle.position, time.monotonic())) is not None:
-                        first, *others = call(handle.actor, chunk)
-                        calls[first] = chunk, others
-                for reference in self._wait(calls, schedule):
-                    if reference not in calls:
-                        continue  # its host was dropped
-                    chunk, others = calls.pop(reference)
-                    try:
-                        result = ray.get(reference)
-                    except ray.exceptions.RayError as error:
-                        _raise_unless_lost(error)
-                        self._lose(chunk.host, "host lost", cause_of_death(error), schedule, calls)
-                        continue
-                    now = time.monotonic()
-                    self._rates.measured(kind, chunk.host, chunk.cost, chunk.elapsed(now))
-                    schedule.done(chunk, now)
-                    yield chunk, result, others
-        finally:  # after an error, nobody waits for the rest
-            for host in {chunk.host for chunk, _ in calls.values()}:
-                self._pool.drop(host)
-
-    def _wait(self, calls: dict[Any, tuple[Chunk, list[Any]]], schedule: Schedule) -> list[Any]:
-        """Wait for the next result; meanwhile take in hosts that are ready, and drop those that died or hang."""
-        starting = self.hosts.starting()
-        if not calls and not starting:
-            raise HostLost(f"all hosts are lost{self.hosts.last_words()}; faults.restarts replaces more of them")
-        done, _ = ray.wait([*calls, *starting], num_returns=1, timeout=LOOK_SECONDS)
-        now = time.monotonic()
-        for position in self.hosts.take_in(done):
-            schedule.join(position)
-        for position in schedule.hanging(now):
-            self._lose(position, "host hanging", "gave no result in time", schedule, calls)
-        return [reference for reference in done if reference in calls]
-
-    def _lose(self, position: int, event: str, detail: str, schedule: Schedule, calls: dict[Any, Any]) -> None:
-        """Give the work of a host that died or hangs to the others, and the host up."""
-        now, lost = time.monotonic(), schedule.lost(position)
-        for reference in [reference for reference, (chunk, *_) in calls.items() if chunk.host == position]:
-            del calls[reference]
-        self._rates.forget(position)
-        redone = sum(len(chunk.clients) for chunk in lost)
-        seconds = max((chunk.elapsed(now) for chunk in lost), default=0.0)
-        self.hosts.lose(self.hosts.handles[position], event, f": {detail}", redone=redone, seconds=seconds)
-
-
-def _raise_unless_lost(error: ray.exceptions.RayError) -> None:
-    """Raise what a host raised, unless it means that the host is gone."""
-    if isinstance(error, ray.exceptions.RayTaskError):
-        if isinstance(error.cause, ray.exceptions.ObjectLostError):
-            raise StatesLost("states of clients were lost with their machine") from error
-        if not breaks_device(error.cause):
-            raise error.cause from error  # what the host raised, with its traceback there
-        return
-    if not isinstance(error, (*_LOST_HOST, ray.exceptions.ObjectLostError)):
-        raise error
+            return ray.get(call)
+        except ray.exceptions.RayTaskError as error:
+            lost = isinstance(error.cause, ray.exceptions.RayError) or breaks_device(error.cause)
+            if not lost:
+                raise error.cause from error  # with its traceback in the host
+            raise HostLost(f"{self._names[position]} failed: {cause_of_death(error)}") from error
+        except ray.exceptions.RayError as error:  # a dead actor or node, or an object that was lost with its node
+            raise HostLost(f"{self._names[position]} died: {cause_of_death(error)}") from error
 
 
 def _blocks(clients: tuple[ClientIndex, ...], size: int) -> list[tuple[ClientIndex, ...]]:

@@ -1,27 +1,99 @@
-"""A host as a Ray actor: unpacks what arrives, packs what leaves."""
+"""A host as a Ray actor: unpacks what arrives, packs what leaves.
 
+A message is a pickle, and the tensors of the value as flat byte arrays, which Ray does not copy.
+"""
+
+import io
+import pickle
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import ray
 import torch
+from ray.cloudpickle import CloudPickler
+from torch import Tensor
 
 from rayfed.algorithm import State
 from rayfed.core.ids import ClientIndex
 from rayfed.core.least_recent import LeastRecent
 from rayfed.core.trees import nbytes
 from rayfed.data.population import Population
-from rayfed.distributed.messages import Message, pack, unpack
-from rayfed.distributed.processes import Process, this_process
 from rayfed.distributed.user_modules import SentFiles, install
 from rayfed.engine.blueprint import Blueprint
 from rayfed.engine.device import device_for, room_for_states
 from rayfed.engine.exact_sum import ExactSum
 from rayfed.engine.host import Host
 from rayfed.engine.requests import ScoreRequest
-from rayfed.engine.serialization import state_hash
+from rayfed.engine.serialization import state_hash, tensor_bytes
 
 SMALL_BYTES = 4096
 """States of at most this size travel inside messages, since an object of their own would cost more."""
+_ALIGNMENT = 64  # bytes, that of torch's own tensors: with another one, kernels may be slow or round differently
+
+
+class Message(NamedTuple):
+    """A value for another process.
+
+    Attributes:
+        pickle: The value with a number in place of each tensor.
+        tensors: The bytes of each tensor in row-major order, its dtype and its shape.
+    """
+
+    pickle: bytes
+    tensors: list[tuple[np.ndarray, torch.dtype, tuple[int, ...]]]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(data.nbytes for data, _, _ in self.tensors)
+
+
+def pack(value: Any) -> Message:
+    """Return `value`, which may be anything that can be pickled, as a message."""
+    file = io.BytesIO()
+    pickler: Any = _Pickler(file, protocol=5)  # type: ignore[no-untyped-call]
+    pickler.tensors = []
+    pickler.dump(value)
+    return Message(file.getvalue(), pickler.tensors)
+
+
+def unpack(message: Message, device: torch.device, *, shared: bool = False) -> Any:
+    """Return the value of `message` with its tensors on `device`, in memory of their own.
+
+    With `shared`, large tensors on a CPU may be those of the message, which lie in the object store: nobody may modify
+    them, and while one of them lives, so does the whole object.
+    """
+    return _Unpickler(message, device, shared=shared).load()
+
+
+class _Pickler(CloudPickler):
+    tensors: list[tuple[np.ndarray, torch.dtype, tuple[int, ...]]]
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not isinstance(value, Tensor):
+            return None
+        self.tensors.append((tensor_bytes(value), value.dtype, tuple(value.shape)))
+        return len(self.tensors) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, message: Message, device: torch.device, *, shared: bool):
+        super().__init__(io.BytesIO(message.pickle))
+        self._tensors, self._device = message.tensors, device
+        self._shared = shared or device.type != "cpu"  # the device has memory of its own
+
+    def persistent_load(self, number: int) -> Tensor:
+        data, dtype, shape = self._tensors[number]
+        if not data.size:
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        if not self._shared or data.ctypes.data % _ALIGNMENT:
+            data = data.copy()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to it
+            raw = torch.from_numpy(data)
+        return raw.view(dtype).reshape(shape).to(self._device)
 
 
 class SentStates(NamedTuple):
@@ -62,8 +134,8 @@ class RayHost:
 
     def take_up(
         self, blueprint: Blueprint, population: Population, gpus: float, share: float = 1.0, position: int = 0
-    ) -> Process:
-        """Become a host of a simulation in place of the one before, and return the process.
+    ) -> str:
+        """Become a host of a simulation in place of the one before, and return the address of the node.
 
         Args:
             blueprint: The simulation.
@@ -81,7 +153,7 @@ class RayHost:
         self._sent: tuple[int, Any] = (-1, None)  # the last payload for all clients, and its number
         self._states = StateCache(room_for_states(self.device, share) or 0.0)
         self.host = Host(blueprint, population, self.device, share=share, position=position)
-        return this_process()
+        return str(ray.util.get_node_ip_address())
 
     def exchange(
         self, message: Message, number: int, down: Message, separate: bool, sent_states: SentStates, *states: Message
